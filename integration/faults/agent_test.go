@@ -25,8 +25,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// nodeAPI serves a Kubernetes API that streams two nodes to every watch. The route to the second node's podCIDRs leads through the
-// first address of the test's link.
+// nodeAPI starts a Kubernetes API server that streams two Node objects to every watch. The gateway of the route to the second node's
+// podCIDRs is the first address of the test's link.
 func nodeAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	type object = map[string]any
@@ -60,8 +60,8 @@ type agentLab struct {
 
 const agentConflist = `{"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}, {"type": "podlace-portmap"}]}`
 
-// reset removes everything that the agent wrote, and leaves the configuration of another network.
-func (l agentLab) reset() {
+// resetNode removes everything that the agent wrote. resetNode keeps the configuration of another network.
+func (l agentLab) resetNode() {
 	l.Helper()
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
@@ -71,8 +71,8 @@ func (l agentLab) reset() {
 		os.MkdirAll(l.dir+"/net.d", 0o755), os.WriteFile(l.dir+"/net.d/05-other.conflist", []byte("{}"), 0o600))
 }
 
-// start starts the agent with additional environment variables. out receives its output.
-func (l agentLab) start(out *bytes.Buffer, env ...string) *exec.Cmd {
+// startAgent starts the agent with additional environment variables, and writes the agent's output to out.
+func (l agentLab) startAgent(out *bytes.Buffer, env ...string) *exec.Cmd {
 	l.Helper()
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), "podlace-node"), "run", "--node-name", "n1", "--config", l.dir+"/config.json",
 		"--kubeconfig", l.kubeconfig, "--plugins", l.dir+"/plugins", "--http", "")
@@ -81,8 +81,8 @@ func (l agentLab) start(out *bytes.Buffer, env ...string) *exec.Cmd {
 	return cmd
 }
 
-// route reports whether the route to the other node exists.
-func (l agentLab) route() bool {
+// hasRoute reports whether the route to the other node exists.
+func (l agentLab) hasRoute() bool {
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
 	defer host.Close()
@@ -91,8 +91,8 @@ func (l agentLab) route() bool {
 	return len(routes) == 2
 }
 
-// judge checks the order of the agent's steps: each file or route exists only if its prerequisites exist, and no file is incomplete.
-func (l agentLab) judge(when string) {
+// checkOrder checks the order of the agent's steps: the prerequisites of each existing file or route exist, and no file is incomplete.
+func (l agentLab) checkOrder(when string) {
 	l.Helper()
 	whole := 0
 	for from, to := range map[string]string{"bridge": "podlace-bridge", "portmap": "podlace-portmap", "loopback": "loopback"} {
@@ -106,7 +106,7 @@ func (l agentLab) judge(when string) {
 		}
 	}
 	node, err := os.ReadFile("/run/podlace/node.json")
-	if err == nil && (!json.Valid(node) || !l.route()) {
+	if err == nil && (!json.Valid(node) || !l.hasRoute()) {
 		l.Errorf("%s: node.json (%s) exists before the routes", when, node)
 	}
 	conflist, confErr := os.ReadFile(filepath.Join(l.dir, "net.d/10-podlace.conflist"))
@@ -129,7 +129,7 @@ func (l agentLab) judge(when string) {
 	}
 }
 
-// connectNode gives the node an address on a link. The link disappears with the pod.
+// connectNode gives the node an address on a link to a pod. The kernel deletes the link together with the pod's namespace.
 func connectNode(t *testing.T, pod *sandbox.Pod) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -169,7 +169,7 @@ func TestAgentKilled(t *testing.T) {
 	ready := func(env ...string) {
 		t.Helper()
 		var out bytes.Buffer
-		cmd := l.start(&out, env...)
+		cmd := l.startAgent(&out, env...)
 		for until := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 			status, _ := os.ReadFile("/run/podlace/node-status.json")
 			if bytes.Contains(status, []byte(`"ready": true`)) {
@@ -178,11 +178,11 @@ func TestAgentKilled(t *testing.T) {
 				t.Fatalf("not ready within a minute: %s\n%s", status, out.String())
 			}
 		}
-		l.judge("when it is ready")
+		l.checkOrder("when it is ready")
 		kerneltest.Must(t, cmd.Process.Signal(os.Interrupt), cmd.Wait())
-		l.judge("after its end")
+		l.checkOrder("after its end")
 	}
-	l.reset()
+	l.resetNode()
 	ready("PODLACE_FAULT_MOMENTS=" + trace)
 	moments, err := os.ReadFile(trace)
 	kerneltest.Must(t, err)
@@ -191,19 +191,19 @@ func TestAgentKilled(t *testing.T) {
 		t.Fatalf("%d moments:\n%s", count, moments)
 	}
 	for n := 1; n <= count; n++ {
-		l.reset()
+		l.resetNode()
 		var out bytes.Buffer
-		cmd := l.start(&out, "PODLACE_RUN_AT="+strconv.Itoa(n)+" kill -KILL $PPID")
+		cmd := l.startAgent(&out, "PODLACE_RUN_AT="+strconv.Itoa(n)+" kill -KILL $PPID")
 		timer := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
 		if !timer.Stop() {
 			continue // this start had fewer moments than the traced one
 		}
-		l.judge(fmt.Sprint("killed at moment ", n))
+		l.checkOrder(fmt.Sprint("killed at moment ", n))
 		_ = os.Remove("/run/podlace/node-status.json")
 		ready()
 	}
 	t.Logf("figures: killed at %d moments", count)
-	l.reset()
+	l.resetNode()
 	kerneltest.Must(t, os.RemoveAll("/run/podlace"))
 }

@@ -19,11 +19,12 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// bootID is the file by which a plugin distinguishes boots.
+// bootID is the file with the kernel's boot ID, which plugins use to distinguish boots.
 const bootID = "/proc/sys/kernel/random/boot_id"
 
-// reboot removes the kernel's state and /run, as a reboot does. Leases stay. Another boot ID is mounted over the kernel's.
-func reboot(t *testing.T, pods ...*sandbox.Pod) {
+// rebootNode emulates a reboot: it removes the kernel's state and /run, and keeps the leases. A new boot ID is mounted over the file of the
+// kernel.
+func rebootNode(t *testing.T, pods ...*sandbox.Pod) {
 	t.Helper()
 	harness.Program(t, "nft")
 	for _, pod := range pods {
@@ -46,7 +47,7 @@ func reboot(t *testing.T, pods ...*sandbox.Pod) {
 	})
 }
 
-// TestFaultBoot reboots the node, or moves its clock.
+// TestFaultBoot reboots the node, or changes its clock.
 func TestFaultBoot(t *testing.T) {
 	t.Run("F-27 reboot with pods", testReboot)
 	t.Run("F-27 leases of an earlier boot are given again, those of this one never", testRebootFull)
@@ -56,7 +57,8 @@ func TestFaultBoot(t *testing.T) {
 	t.Run("F-29 clocks jump", testClocks)
 }
 
-// testReboot sends the DELs after the boot with an empty netns, or not at all. New pods get other addresses.
+// testReboot reboots the node. The runtime then sends DEL with an empty netns for one pod, and sends no DEL for the other pod. New pods get
+// other addresses than the pods of the earlier boot.
 func testReboot(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
@@ -64,7 +66,7 @@ func testReboot(t *testing.T) {
 	s.Must(t, "ADD", harness.Attachment(gone, "gone", harness.Capabilities()))
 	s.Must(t, "ADD", harness.Attachment(forgotten, "forgotten", nil))
 	before := leaseFiles("chain")
-	reboot(t, gone, forgotten, s.stays)
+	rebootNode(t, gone, forgotten, s.stays)
 	pod := harness.NewPod(t, "new")
 	rt := harness.Attachment(pod, "new", harness.Capabilities())
 	for _, address := range harness.Addresses(t, s.Must(t, "ADD", rt)) {
@@ -94,7 +96,7 @@ func testReboot(t *testing.T) {
 	s.Report(t)
 }
 
-// testRebootFull fills a pool with leases whose DEL never comes, and reboots. New pods get addresses.
+// testRebootFull fills a pool with leases of pods that never get a DEL, and reboots the node. New pods then get addresses.
 func testRebootFull(t *testing.T) {
 	conf := modelConf().With("name", "full", "bridge", "full0")
 	y := harness.Tally{}
@@ -107,7 +109,7 @@ func testRebootFull(t *testing.T) {
 		_, pod := add(fmt.Sprintf("old-%d", i))
 		pods = append(pods, pod)
 	}
-	reboot(t, pods...)
+	rebootNode(t, pods...)
 	live := map[string]string{}
 	for i := range 5 {
 		id := fmt.Sprintf("new-%d", i)
@@ -133,27 +135,28 @@ func testRebootFull(t *testing.T) {
 	y.Report(t)
 }
 
-// testRebootMidway cuts the power at a point of a verb. After the boot, the runtime's DELs leave nothing.
+// testRebootMidway reboots the node while a verb runs, as a power failure does. The runtime then sends DEL, and no state of the pod
+// remains.
 func testRebootMidway(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
-	points, _ := s.measure(t, verb)
+	points, _ := s.measureVerb(t, verb)
 	s.Must(t, "DEL", harness.Attachment(s.stays, "stays", nil))
 	for at := 1; at <= points; at += harness.Some(points/6+1, 1) {
 		s.Points++
-		pod, err := sandbox.NewPod(victim)
+		pod, err := sandbox.NewPod(victimID)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if verb == "DEL" {
-			s.Must(t, "ADD", harness.Attachment(pod, victim, harness.Capabilities()))
+			s.Must(t, "ADD", harness.Attachment(pod, victimID, harness.Capabilities()))
 		}
-		e, err := s.killed(kill{verb: verb, at: at, policy: "all"})
+		e, err := s.runKilled(killCase{verb: verb, at: at, policy: "all"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Run(fmt.Sprint(at), func(t *testing.T) { // the subtest ends the simulated boot
-			reboot(t, pod)
-			if err := s.delWithoutNetns(harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+			rebootNode(t, pod)
+			if err := s.delWithoutNetns(harness.Attachment(pod, victimID, harness.Capabilities())); err != nil {
 				t.Errorf("DEL after the boot: %v", err)
 			}
 			if left := leaseFiles("chain"); len(left) > 0 {
@@ -161,7 +164,7 @@ func testRebootMidway(t *testing.T, verb string) {
 				t.Errorf("%s: leases %q remain", e.where, left)
 			}
 			s.Next++
-			if err := s.again(); err != nil {
+			if err := s.attachAgain(); err != nil {
 				s.NextFailed++
 				t.Errorf("%s: %v", e.where, err)
 			}
@@ -170,26 +173,27 @@ func testRebootMidway(t *testing.T, verb string) {
 	s.Report(t)
 }
 
-// testClocks creates a pod at one wall-clock time and deletes it at another. The times of its files jump as well.
+// testClocks attaches a pod and detaches it after a large change of the wall clock. The modification times of the state files change by the
+// same amount.
 func testClocks(t *testing.T) {
 	unshare := harness.Program(t, "unshare")
 	s := newSweep(t, "nftables")
 	const decade = 10 * 365 * 24 * 3600
 	later := []string{unshare, "--time", "--boottime", fmt.Sprint(decade), "--monotonic", fmt.Sprint(decade), "--fork"}
-	s.try(t, "time namespace", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
-		if err := s.wrapped("ADD", "bridge", rt, later...); err != nil {
+	s.tryCase(t, "time namespace", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		if err := s.doWrapped("ADD", "bridge", rt, later...); err != nil {
 			return err
 		}
 		_, err := s.Do("CHECK", rt, nil)
-		return errors.Join(err, s.wrapped("DEL", "bridge", rt, later...))
+		return errors.Join(err, s.doWrapped("DEL", "bridge", rt, later...))
 	})
 	for title, jump := range harness.InOrder(map[string]time.Duration{"ten years back": -decade * time.Second,
 		"ten years ahead": decade * time.Second}) {
-		s.try(t, "files "+title, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		s.tryCase(t, "files "+title, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if _, err := s.Do("ADD", rt, nil); err != nil {
 				return err
 			}
-			err := errors.Join(touch("/run/podlace", time.Now().Add(jump)), touch("/var/lib/cni/networks/.podlace", time.Now().Add(jump)))
+			err := errors.Join(setTimes("/run/podlace", time.Now().Add(jump)), setTimes("/var/lib/cni/networks/.podlace", time.Now().Add(jump)))
 			_, check := s.Do("CHECK", rt, nil)
 			_, del := s.Do("DEL", rt, nil)
 			return errors.Join(err, check, del)
@@ -198,8 +202,8 @@ func testClocks(t *testing.T) {
 	s.Report(t)
 }
 
-// touch sets the modification time of everything below a folder.
-func touch(dir string, when time.Time) error {
+// setTimes sets the modification time of everything below a folder.
+func setTimes(dir string, when time.Time) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || strings.HasPrefix(entry.Name(), ".tmp-") {
 			return err

@@ -16,14 +16,14 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultBridge changes the bridge of running pods, as other programs do.
+// TestFaultBridge changes or deletes the bridge of running pods, as other programs do.
 func TestFaultBridge(t *testing.T) {
 	t.Run("F-23 bridge deleted beneath pods with traffic", testBridgeDeleted)
 	t.Run("F-23 bridge deleted at any point of another ADD", func(t *testing.T) {
 		s := newSweep(t, "nftables")
-		s.everywhere(t, "ADD", "ip link del chain0", func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		s.atEveryPoint(t, "ADD", "ip link del chain0", func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			_, err := s.Do("DEL", rt, nil)
-			return errors.Join(err, pod.Close(), s.again())
+			return errors.Join(err, pod.Close(), s.attachAgain())
 		})
 	})
 	t.Run("F-24 bridge and ports changed", testBridgeChanged)
@@ -31,7 +31,8 @@ func TestFaultBridge(t *testing.T) {
 	t.Run("F-26 sysctls reset", testSysctlsReset)
 }
 
-// testBridgeDeleted deletes the bridge. CHECK reports it, and the next ADD restores all pods with their hostPort connections.
+// testBridgeDeleted deletes the bridge. CHECK reports the missing bridge, and the next ADD restores the connections and hostPorts of all
+// pods.
 func testBridgeDeleted(t *testing.T) {
 	s := newSweep(t, "nftables")
 	web, client := harness.NewPod(t, "web"), harness.NewPod(t, "client")
@@ -68,8 +69,8 @@ func testBridgeDeleted(t *testing.T) {
 	s.Report(t)
 }
 
-// testBridgeChanged changes the bridge. CHECK reports each difference. The next ADD repairs what all pods share, or fails and leaves
-// nothing. No other pod loses its connection.
+// testBridgeChanged changes the bridge. CHECK reports each difference. The next ADD either repairs the settings that all pods share, or
+// fails and leaves no state. The other pods keep their connections.
 func testBridgeChanged(t *testing.T) {
 	s := newSweep(t, "nftables")
 	result, err := s.Do("ADD", harness.Attachment(harness.NewPod(t, "one"), "one", nil), nil)
@@ -77,7 +78,7 @@ func testBridgeChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Must(t, "DEL", harness.Attachment(&sandbox.Pod{}, "one", nil))
-	port := hostSide(t, result)
+	port := hostVethOf(t, result)
 	for title, c := range harness.InOrder(map[string]struct {
 		breaks, mends string // mends restores what the next ADD does not repair
 		told          bool   // CHECK reports the difference
@@ -135,8 +136,8 @@ func testBridgeChanged(t *testing.T) {
 	s.Report(t)
 }
 
-// testMACPolicy protects against udev (MACAddressPolicy=persistent): udev replaces the MAC of a new link whose addr_assign_type says
-// that the kernel chose it. Podlace sets the MACs of the bridge and of the port at creation.
+// testMACPolicy: with MACAddressPolicy=persistent, udev replaces the MAC of a new link if addr_assign_type shows that the kernel chose this
+// MAC. Podlace therefore sets the MACs of the bridge and of the port when it creates them.
 func testMACPolicy(t *testing.T) {
 	s := newSweep(t, "nftables")
 	result, err := s.Do("ADD", harness.Attachment(harness.NewPod(t, "one"), "one", nil), nil)
@@ -147,7 +148,7 @@ func testMACPolicy(t *testing.T) {
 	if _, err := os.Stat("/sys/class/net/chain0"); err != nil {
 		t.Skip("SKIPPED: /sys of this network namespace cannot be mounted")
 	}
-	for _, link := range []string{"chain0", hostSide(t, result)} {
+	for _, link := range []string{"chain0", hostVethOf(t, result)} {
 		s.Points++
 		const set = "3" // NET_ADDR_SET, include/uapi/linux/netdevice.h
 		if kind, err := os.ReadFile("/sys/class/net/" + link + "/addr_assign_type"); err != nil || strings.TrimSpace(string(kind)) != set {
@@ -157,15 +158,15 @@ func testMACPolicy(t *testing.T) {
 	s.Report(t)
 }
 
-// testSysctlsReset runs sysctl --system, which restores the distribution's values. The next ADD sets the values that pods need.
+// testSysctlsReset emulates `sysctl --system`, which sets the distribution's values. The next ADD sets the sysctls that pods need.
 func testSysctlsReset(t *testing.T) {
 	s := newSweep(t, "nftables")
 	wanted := map[string]string{
 		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv6/conf/chain0/accept_ra": "0", "ipv4/conf/chain0/route_localnet": "2",
 		"ipv6/conf/chain0/disable_ipv6": "0",
 	}
-	pod := harness.NewPod(t, victim)
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	pod := harness.NewPod(t, victimID)
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	for path, value := range harness.InOrder(wanted) {
 		s.Points++
 		harness.Shell(t, fmt.Sprintf("echo %s >/proc/sys/net/%s", map[string]string{"0": "1", "1": "0", "2": "0"}[value], path))
@@ -182,7 +183,7 @@ func testSysctlsReset(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultDAD makes duplicate address detection find a neighbour, or disables IPv6.
+// TestFaultDAD attaches pods while duplicate address detection finds a neighbour with the same address, or while IPv6 is disabled.
 func TestFaultDAD(t *testing.T) {
 	t.Run("F-30 IPv6 address used by a neighbour", func(t *testing.T) {
 		conf := modelConf().With("name", "dad", "bridge", "dad0", "enabledad", true, "ipam.ranges",
@@ -207,7 +208,7 @@ func TestFaultDAD(t *testing.T) {
 	})
 	t.Run("F-30 IPv6 switched off in new namespaces", func(t *testing.T) {
 		s := newSweep(t, "nftables")
-		s.try(t, "ADD", func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		s.tryCase(t, "ADD", func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if err := pod.Do(func() error {
 				return os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0o644)
 			}); err != nil {

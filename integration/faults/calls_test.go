@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// wrapExec starts one plugin of a chain through a wrapper program, and the other plugins directly.
+// wrapExec starts one plugin of a chain through a wrapper program, and starts the other plugins directly.
 type wrapExec struct {
 	invoke.DefaultExec
 	plugin string
@@ -52,8 +52,8 @@ func (e *wrapExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	return nil, failed
 }
 
-// wrapped runs a verb of the chain with one plugin started through a wrapper program.
-func (s *sweep) wrapped(verb, plugin string, rt *libcni.RuntimeConf, wrap ...string) error {
+// doWrapped runs a verb of the chain and starts one plugin through a wrapper program.
+func (s *killSweep) doWrapped(verb, plugin string, rt *libcni.RuntimeConf, wrap ...string) error {
 	e := &wrapExec{plugin: plugin, wrap: wrap}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
 	if err == nil {
@@ -65,8 +65,8 @@ func (s *sweep) wrapped(verb, plugin string, rt *libcni.RuntimeConf, wrap ...str
 	return err
 }
 
-// failures returns the errors of each system call that a node in trouble can produce.
-func failures() map[string][]string {
+// callFailures returns for each system call the errors that can occur on a broken node.
+func callFailures() map[string][]string {
 	return map[string][]string{
 		"openat": {"EMFILE", "ENFILE", "EIO", "EACCES"}, "read": {"EIO", "EINTR"}, "write": {"EIO", "ENOSPC", "EINTR"},
 		"linkat": {"EIO", "EDQUOT"}, "renameat": {"EIO", "ENOSPC"}, "unlinkat": {"EIO", "EBUSY"}, "mkdirat": {"ENOSPC"},
@@ -76,8 +76,9 @@ func failures() map[string][]string {
 	}
 }
 
-// kills returns the system calls that change the node, take or release a lock, or write the answer. Each is replaced by SIGKILL.
-func kills() map[string][]string {
+// killedCalls returns the system calls that change the node, take or release a lock, or write the answer. The test sends SIGKILL to the
+// program in place of each of these calls.
+func killedCalls() map[string][]string {
 	kills := map[string][]string{}
 	for _, call := range []string{"openat", "write", "pwrite64", "linkat", "renameat", "unlinkat", "mkdirat", "utimensat", "fcntl", "flock",
 		"sendto", "sendmsg", "setns", "exit_group"} {
@@ -86,19 +87,20 @@ func kills() map[string][]string {
 	return kills
 }
 
-// sigkill stands in the place of an error name.
+// sigkill stands in the place of an error name. It means that a signal kills the program at the call.
 const sigkill = "SIGKILL"
 
-// TestFaultCalls makes system calls of the real programs fail, or kills the program at the call.
+// TestFaultCalls lets single system calls of the real programs fail, or kills the program at a call.
 func TestFaultCalls(t *testing.T) {
 	for _, verb := range []string{"ADD", "DEL"} {
-		t.Run("F-11 any system call of "+verb+" fails", func(t *testing.T) { failCalls(t, verb, failures(), 9, 4) })
+		t.Run("F-11 any system call of "+verb+" fails", func(t *testing.T) { failCalls(t, verb, callFailures(), 9, 4) })
 	}
-	t.Run("F-01 SIGKILL at any system call of ADD", func(t *testing.T) { failCalls(t, "ADD", kills(), 5, 1) })
-	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", kills(), 5, 1) })
+	t.Run("F-01 SIGKILL at any system call of ADD", func(t *testing.T) { failCalls(t, "ADD", killedCalls(), 5, 1) })
+	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 5, 1) })
 }
 
-// failCalls tests every one-th kind of failure, from system call number first on. FAULTS=all tests all kinds and calls.
+// failCalls tests a sample of the kinds of failure. The first number is the stride of the sample, and the second number is the first system
+// call that fails. FAULTS=all tests all kinds and calls.
 func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
 	t.Helper()
 	strace := harness.Program(t, "strace")
@@ -117,8 +119,9 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 	s.Report(t)
 }
 
-// failCall fails each system call of one kind in turn, or every step-th call, until the program makes no further call of that kind.
-func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
+// failCall runs the verb once for each system call of one kind, and lets this call fail. failCall ends when the program makes no further
+// call of this kind. In a sampled run only some of these calls fail.
+func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")
 	step := harness.Some(27, 1)
@@ -127,7 +130,8 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string,
 	}
 	for when := first; when < 1000; when += step {
 		injected := true
-		s.try(t, fmt.Sprintf("%s of %s: %s number %d: %s", verb, plugin, call, when, errno), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		title := fmt.Sprintf("%s of %s: %s number %d: %s", verb, plugin, call, when, errno)
+		s.tryCase(t, title, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if verb == "DEL" {
 				if _, err := s.Do("ADD", rt, nil); err != nil {
 					return fmt.Errorf("ADD before: %w", err)
@@ -137,10 +141,10 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string,
 			if errno == sigkill {
 				fault = "signal=" + errno
 			}
-			err := s.wrapped(verb, plugin, rt, strace, "-f", "-q", "-y", "-o", trace, "-e", "trace="+call,
+			err := s.doWrapped(verb, plugin, rt, strace, "-f", "-q", "-y", "-o", trace, "-e", "trace="+call,
 				"-e", fmt.Sprintf("inject=%s:%s:when=%d", call, fault, when))
 			log, _ := os.ReadFile(trace)
-			hits := hits(string(log))
+			hits := failedCalls(string(log))
 			injected = len(hits) > 0
 			switch {
 			case slices.ContainsFunc(hits, preventsAnswer) || injected && errno == sigkill:
@@ -163,9 +167,9 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string,
 	}
 }
 
-// hits returns the system calls that strace made fail, one for each thread. A call that strace split over two lines is joined with its
-// first line, because "<... write resumed>" names no file.
-func hits(log string) (hits []string) {
+// failedCalls returns the failed system calls from the output of strace, one for each thread. If strace prints a call in two lines,
+// failedCalls joins the lines, because the second line ("<... write resumed>") names no file.
+func failedCalls(log string) (hits []string) {
 	began := map[string]string{}
 	for line := range strings.Lines(log) {
 		line = strings.TrimSpace(line)
@@ -184,8 +188,8 @@ func hits(log string) (hits []string) {
 	return hits
 }
 
-// preventsAnswer reports whether a program cannot answer after this failure: a failure of stdout, of the Go runtime's setup of the
-// standard streams before main, or of the calls that wake the runtime's threads.
+// preventsAnswer reports whether a program cannot answer after this failure. The failed call then had one of three purposes: to write to
+// stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go runtime.
 func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }
@@ -198,7 +202,7 @@ func TestFaultLimits(t *testing.T) {
 		for _, plugin := range plugins {
 			for n := 3; n < 24; n += harness.Some(6, 1) {
 				// With fewer than 8 files the Go runtime cannot create its poller, and exits without an answer.
-				s.limited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
+				s.addLimited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
 			}
 		}
 		s.Report(t)
@@ -207,8 +211,8 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for kib := 2000; kib < 2_000_000; kib += kib*harness.Some(16, 1)/8 + 1 {
-				// The Go runtime exits without an answer if it lacks memory.
-				s.limited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
+				// Without enough memory the Go runtime exits without an answer.
+				s.addLimited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
 			}
 		}
 		s.Report(t)
@@ -218,18 +222,19 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for _, less := range []string{"-net_admin", "-sys_admin", "-dac_override", "-all"} {
-				s.limited(t, plugin, true, setpriv, "--inh-caps="+less, "--bounding-set="+less)
+				s.addLimited(t, plugin, true, setpriv, "--inh-caps="+less, "--bounding-set="+less)
 			}
 		}
 		s.Report(t)
 	})
 }
 
-// limited runs ADD of a plugin under a limit. The answer is a result or an error with a code. DEL without the limit leaves nothing.
-func (s *sweep) limited(t *testing.T, plugin string, answers bool, wrap ...string) {
+// addLimited runs ADD of a plugin under a resource limit. If the plugin must answer, ADD returns a result or an error with a code. A DEL
+// without the limit must then remove everything.
+func (s *killSweep) addLimited(t *testing.T, plugin string, answers bool, wrap ...string) {
 	t.Helper()
-	s.try(t, plugin+" under "+strings.Join(wrap, " "), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
-		err := s.wrapped("ADD", plugin, rt, wrap...)
+	s.tryCase(t, plugin+" under "+strings.Join(wrap, " "), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		err := s.doWrapped("ADD", plugin, rt, wrap...)
 		if err == nil {
 			_, err = s.Do("CHECK", rt, nil)
 		} else if answers {

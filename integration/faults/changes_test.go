@@ -10,152 +10,153 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// tolerates reports whether a failure of the change is only logged and the call succeeds. Stale UDP connections expire by themselves.
-// Without nftables, the iptables backend does without 127.0.0.1. The next address to assign is only a preference. The index is rebuilt
-// from the leases if it could not be written; only ADD reports that, and releases its leases. The note of a finished DEL in a record
-// is optional as well.
-func (c call) tolerates(change string) bool {
+// toleratesFailure reports whether the call only logs a failure of the change and still succeeds. The kernel removes stale UDP connections
+// after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file with the next address
+// to assign is only a hint. A missing index is rebuilt from the leases. If a verb cannot write the index, only ADD fails, and ADD then
+// releases its leases. The mark of a finished DEL in a record is optional.
+func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
 		return true
 	case c.verb != "ADD" && (strings.Contains(change, "/.podlace/") || strings.HasPrefix(change, "write /run/podlace/")):
 		return true
 	}
-	// Only other programs read this file. It does not prevent the restoration of a VF.
+	// Only other programs read this file. A failed removal of this file does not prevent the restoration of a VF.
 	if strings.HasPrefix(change, "remove /var/run/k8s.cni.cncf.io/devinfo/cni/") {
 		return true
 	}
 	return c.conf["backend"] == "iptables" && change == "nft add table podlace_hostport"
 }
 
-// forEachChange runs test for each change of a successful call, as a subtest with the change's name.
-func (w world) forEachChange(c call, changes []string, test func(w world, n int)) {
+// forEachChange runs the given test once for each change of a successful call. The change is the name of the subtest.
+func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w faultWorld, n int)) {
 	w.Helper()
 	if len(changes) == 0 && c.plugin != "bandwidth" { // its devices disappear with the bridge's link
 		w.Errorf("%s %s makes no change that could fail", c.plugin, c.verb)
 	}
 	for i, op := range changes {
-		w.Run(fmt.Sprintf("%s %s %d %s", c.plugin, c.verb, i+1, op), func(t *testing.T) { test(w.in(t), i+1) })
+		w.Run(fmt.Sprintf("%s %s %d %s", c.plugin, c.verb, i+1, op), func(t *testing.T) { test(w.inSubtest(t), i+1) })
 	}
 }
 
-// fault runs a call in which change n fails. failed is false if the call tolerates the failure.
-func (w world) fault(c call, n int) (failed bool) {
+// runFault runs a call in which change number n fails. The result is false if the call tolerates the failure.
+func (w faultWorld) runFault(c pluginCall, n int) (failed bool) {
 	w.Helper()
-	o := c.run(w, n)
+	o := c.runFailing(w, n)
 	if o.exit == 0 {
-		if len(o.changes) < n || !c.tolerates(o.changes[n-1]) {
+		if len(o.changes) < n || !c.toleratesFailure(o.changes[n-1]) {
 			w.Errorf("the injected fault was not reported: %q", o.changes)
 		}
 		return false
 	}
-	o.refused(w, c, n)
+	o.checkRefused(w, c, n)
 	return true
 }
 
 // changesOf returns the changes that a plugin's ADD makes.
-func (w world) changesOf(i int) []string {
+func (w faultWorld) changesOf(i int) []string {
 	w.Helper()
-	changes := w.call(i, "ADD", w.add(i)).ok(w).changes
-	w.del(i + 1)
+	changes := w.callOf(i, "ADD", w.addChain(i)).mustRun(w).changes
+	w.delChain(i + 1)
 	return changes
 }
 
-// TestAdd (C-39, F-11, F-31, F-32): a failed ADD leaves everything as before, without any DEL, and the next ADD works.
+// TestAdd (C-39, F-11, F-31, F-32): after a failed ADD the node is as before, without any DEL, and the next ADD works.
 func TestAdd(t *testing.T) {
-	forEachChain(t, func(w world) {
+	forEachChain(t, func(w faultWorld) {
 		for i := range w.chain {
 			changes := w.changesOf(i)
-			add := w.call(i, "ADD", w.add(i))
+			add := w.callOf(i, "ADD", w.addChain(i))
 			before := w.take()
-			w.forEachChange(add, changes, func(w world, n int) {
-				if w.fault(add, n) {
-					w.same(before)
+			w.forEachChange(add, changes, func(w faultWorld, n int) {
+				if w.runFault(add, n) {
+					w.checkSame(before)
 				} else {
-					w.call(i, "DEL", nil).ok(w)
+					w.callOf(i, "DEL", nil).mustRun(w)
 				}
 			})
-			result := add.ok(w).stdout
-			w.call(i, "CHECK", result).ok(w)
-			w.del(i + 1)
-			w.same(w.base)
+			result := add.mustRun(w).stdout
+			w.callOf(i, "CHECK", result).mustRun(w)
+			w.delChain(i + 1)
+			w.checkSame(w.base)
 		}
 	})
 }
 
-// TestAddAfterFault (F-11) looks for leftovers of a failed ADD that no oracle sees but that would hinder the next ADD. TestFirst does
-// the same for the whole chain.
+// TestAddAfterFault (F-11) looks for leftovers of a failed ADD that the snapshots do not contain. Such leftovers could make the next ADD
+// fail. TestFirst covers the same fault for the whole chain.
 func TestAddAfterFault(t *testing.T) {
-	forEachShortChain(t, func(w world) {
+	forEachShortChain(t, func(w faultWorld) {
 		for i := range w.chain {
 			changes := w.changesOf(i)
-			add := w.call(i, "ADD", w.add(i))
-			w.forEachChange(add, changes, func(w world, n int) {
-				w.fault(add, n)
-				w.call(i, "DEL", nil).ok(w)
-				result := add.ok(w).stdout
-				w.call(i, "CHECK", result).ok(w)
-				w.call(i, "DEL", nil).ok(w)
+			add := w.callOf(i, "ADD", w.addChain(i))
+			w.forEachChange(add, changes, func(w faultWorld, n int) {
+				w.runFault(add, n)
+				w.callOf(i, "DEL", nil).mustRun(w)
+				result := add.mustRun(w).stdout
+				w.callOf(i, "CHECK", result).mustRun(w)
+				w.callOf(i, "DEL", nil).mustRun(w)
 			})
-			w.del(i + 1)
-			w.same(w.base)
+			w.delChain(i + 1)
+			w.checkSame(w.base)
 		}
 	})
 }
 
-// TestDel (C-53, F-11, F-31): after a failed DEL the next DEL finishes, and runtimes take no error for success.
+// TestDel (C-53, F-11, F-31): the DEL after a failed DEL finishes. The error text of a failed DEL contains no phrase that a runtime
+// interprets as success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
-// TestGC (F-11) does the same for GC. GC deletes the pod because the list of valid attachments lacks it.
+// TestGC (F-11): the GC after a failed GC finishes. The list of valid attachments lacks the pod, so GC deletes the pod's state.
 func TestGC(t *testing.T) { testRemoval(t, "GC") }
 
 func testRemoval(t *testing.T, verb string) {
-	forEachChain(t, func(w world) {
+	forEachChain(t, func(w faultWorld) {
 		for i, s := range w.chain {
 			if s.plugin == "loopback" && verb == "GC" {
 				continue // the plugin keeps no state
 			}
 			w.addCollectable(i + 1)
-			c := w.call(i, verb, nil)
-			changes := c.ok(w).changes
-			w.del(i + 1)
-			w.same(w.base)
-			w.forEachChange(c, changes, func(w world, n int) {
+			c := w.callOf(i, verb, nil)
+			changes := c.mustRun(w).changes
+			w.delChain(i + 1)
+			w.checkSame(w.base)
+			w.forEachChange(c, changes, func(w faultWorld, n int) {
 				w.addCollectable(i + 1)
-				w.fault(c, n)
-				c.ok(w)
+				w.runFault(c, n)
+				c.mustRun(w)
 				if s.plugin == "sriov" { // sriov needs nothing more from host-local; the next pod rebuilds the index
-					w.add(1)
-					w.del(1)
+					w.addChain(1)
+					w.delChain(1)
 				}
-				w.del(i) // the preceding plugins
-				w.same(w.base)
+				w.delChain(i) // the preceding plugins
+				w.checkSame(w.base)
 			})
 		}
 	})
 }
 
-// addCollectable runs add and makes the new files old enough for GC.
-func (w world) addCollectable(n int) {
+// addCollectable runs ADD and makes the new files old enough for GC.
+func (w faultWorld) addCollectable(n int) {
 	w.Helper()
-	w.add(n)
+	w.addChain(n)
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
 		w.Fatal(err)
 	}
 }
 
-// TestNoChange (C-68, C-72): CHECK and STATUS change nothing.
+// TestNoChange (C-68, C-72): CHECK and STATUS make no change on the node.
 func TestNoChange(t *testing.T) {
-	forEachChain(t, func(w world) {
-		result := w.add(len(w.chain))
+	forEachChain(t, func(w faultWorld) {
+		result := w.addChain(len(w.chain))
 		for i := range w.chain {
 			for _, verb := range []string{"CHECK", "STATUS"} {
-				if o := w.call(i, verb, result).ok(w); len(o.changes) > 0 {
+				if o := w.callOf(i, verb, result).mustRun(w); len(o.changes) > 0 {
 					w.Errorf("%s %s makes changes: %q", w.chain[i].plugin, verb, o.changes)
 				}
 			}
 		}
-		w.del(len(w.chain))
-		w.same(w.base)
+		w.delChain(len(w.chain))
+		w.checkSame(w.base)
 	})
 }

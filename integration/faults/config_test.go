@@ -23,7 +23,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultConfig changes the configuration between ADD and DEL.
+// TestFaultConfig runs DEL with a configuration that differs from the configuration of ADD, or attaches pods to a pool that is exhausted or
+// has changed.
 func TestFaultConfig(t *testing.T) {
 	t.Run("F-41 DEL again and after edits", testDelAfterEdit)
 	t.Run("F-47 address pool exhausted", testExhausted)
@@ -53,7 +54,7 @@ func testDelAfterEdit(t *testing.T) {
 		"another version":       func(o object) { o["cniVersion"] = "0.4.0" },
 		"bridge alone":          func(o object) { o["plugins"] = o["plugins"].([]any)[:1] },
 	}) {
-		s.try(t, title, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		s.tryCase(t, title, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if _, err := s.Do("ADD", rt, nil); err != nil {
 				return err
 			}
@@ -72,7 +73,7 @@ func testDelAfterEdit(t *testing.T) {
 				errs = append(errs, err)
 			}
 			if title == "bridge alone" { // the runtime no longer knows portmap, and calls GC later
-				errs = append(errs, s.follow(kill{then: thenCollect, at: 1}, nil, rt))
+				errs = append(errs, s.followUp(killCase{then: thenCollect, at: 1}, nil, rt))
 			}
 			return errors.Join(errs...)
 		})
@@ -80,7 +81,8 @@ func testDelAfterEdit(t *testing.T) {
 	s.Report(t)
 }
 
-// testExhausted fills the pool. The error says how many addresses the pool has, STATUS still succeeds, and the first DEL makes room.
+// testExhausted attaches a pod when the pool has no free address. The error contains the number of addresses in the pool, STATUS still
+// succeeds, and an ADD after the first DEL succeeds.
 func testExhausted(t *testing.T) {
 	conf := modelConf().With("name", "full")
 	y := harness.Tally{Points: 1}
@@ -115,7 +117,8 @@ func testExhausted(t *testing.T) {
 	y.Report(t)
 }
 
-// testRangeMoved moves the range. Pods of the old range keep their addresses, and no pod of the new range gets one of them.
+// testRangeMoved changes the range of a network with running pods. Pods with addresses of the old range keep them, and no pod of the new
+// range gets one of these addresses.
 func testRangeMoved(t *testing.T) {
 	s := newSweep(t, "nftables")
 	ranged := func(from, to string) object {
@@ -157,15 +160,15 @@ func testRangeMoved(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultRecords damages records. DEL works from the record.
+// TestFaultRecords damages records and lock files, because DEL relies on records.
 func TestFaultRecords(t *testing.T) {
 	t.Run("F-05 records cut, changed, replaced", testDamagedRecords)
 	t.Run("F-07 lock file of the network removed", testLockFileRemoved)
 	t.Run("F-08 lock of the attachment held by a process that stands still", testLockHeld)
 }
 
-// damages returns ways in which a small file can be damaged.
-func damages(random *rand.Rand, data []byte) []byte {
+// damageRandomly returns the content of a small file after a random kind of damage.
+func damageRandomly(random *rand.Rand, data []byte) []byte {
 	data = bytes.Clone(data)
 	switch random.IntN(6) {
 	case 0:
@@ -187,26 +190,26 @@ func damages(random *rand.Rand, data []byte) []byte {
 	return data
 }
 
-// testDamagedRecords damages records of a pod. Its DEL and GC answer with a result or a coded error. DEL with the cached result leaves
-// no link and no address, and other pods are unaffected.
+// testDamagedRecords damages the records of a pod. DEL and GC of this pod return a result or an error with a code. DEL with the cached
+// result removes the links and addresses of the pod, and other pods are unaffected.
 func testDamagedRecords(t *testing.T) {
 	s := newSweep(t, "nftables")
 	random := kerneltest.Random(t)
-	pod := harness.NewPod(t, victim)
+	pod := harness.NewPod(t, victimID)
 	other := harness.NewPod(t, "other")
 	for i := range harness.Some(15, 1000) {
 		s.Points++
-		rt := harness.Attachment(pod, victim, nil)
+		rt := harness.Attachment(pod, victimID, nil)
 		result, err := s.Do("ADD", rt, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		path := recordOf(t, victim)
+		path := recordOf(t, victimID)
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		damaged := damages(random, data)
+		damaged := damageRandomly(random, data)
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
@@ -236,10 +239,10 @@ func testDamagedRecords(t *testing.T) {
 			s.Leaks++
 			t.Errorf("record %.300q: leases %q", damaged, left)
 		}
-		if _, err := exec.Command("ip", "link", "show", hostSide(t, result)).Output(); err == nil {
+		if _, err := exec.Command("ip", "link", "show", hostVethOf(t, result)).Output(); err == nil {
 			s.Leaks++
 			t.Errorf("record %.300q: the link remains", damaged)
-			harness.Shell(t, "ip link del "+hostSide(t, result))
+			harness.Shell(t, "ip link del "+hostVethOf(t, result))
 		}
 		if _, err := os.Stat(path); err == nil {
 			s.Leaks++
@@ -262,7 +265,8 @@ func recordOf(t testing.TB, id string) string {
 	return ""
 }
 
-// testLockFileRemoved adds and deletes pods while another program removes lock files all the time. Addresses stay unique.
+// testLockFileRemoved attaches and detaches pods while another program repeatedly removes the lock files. No two pods have the same
+// address.
 func testLockFileRemoved(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -279,7 +283,7 @@ func testLockFileRemoved(t *testing.T) {
 		}
 	}()
 	for range harness.Some(2, 20) {
-		s.crowd(t, harness.Some(10, 50))
+		s.attachCrowd(t, harness.Some(10, 50))
 	}
 	close(stop)
 	<-done
@@ -290,15 +294,16 @@ func testLockFileRemoved(t *testing.T) {
 	s.Report(t)
 }
 
-// testLockHeld stops a process that holds the lock of an attachment. It blocks only that attachment, and only until the deadline.
+// testLockHeld stops a process that holds the lock of an attachment. The stopped process blocks only this attachment, and each verb of the
+// attachment fails after its deadline.
 func testLockHeld(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
-	pod := harness.NewPod(t, victim)
+	pod := harness.NewPod(t, victimID)
 	conf := harness.RawObject(t, string(s.conflist))["plugins"].([]any)[0].(map[string]any)
 	conf["name"], conf["cniVersion"] = "chain", "1.1.0"
-	add := harness.NewCall("ADD", "bridge", pod, victim, conf)
-	dir, release := stall(t, add)
+	add := harness.NewCall("ADD", "bridge", pod, victimID, conf)
+	dir, release := stallADD(t, add)
 	add.Run(t).Refused(t, harness.CodeTryAgain)
 	other := harness.NewPod(t, "other")
 	s.Must(t, "ADD", harness.Attachment(other, "other", nil))
@@ -314,8 +319,9 @@ func testLockHeld(t *testing.T) {
 	s.Report(t)
 }
 
-// stall starts an ADD whose private IPAM plugin never answers, and stops the ADD's process. The returned function kills it.
-func stall(t *testing.T, add harness.Call) (dir string, release func()) {
+// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD. The returned function kills the stopped
+// process.
+func stallADD(t *testing.T, add harness.Call) (dir string, release func()) {
 	t.Helper()
 	dir = t.TempDir()
 	started := filepath.Join(dir, "started")

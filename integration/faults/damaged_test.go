@@ -23,39 +23,39 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// damage is a way to make a record unreadable, with a part of the reason that Podlace reports.
-type damage struct {
+// recordDamage makes a record unreadable. The field reason is a part of the text that Podlace reports.
+type recordDamage struct {
 	of     func(path string, data []byte) error
 	reason string
 }
 
-// overwritten returns a damage that changes the content.
-func overwritten(f func(data []byte) []byte) func(path string, data []byte) error {
+// overwriteWith returns a function that changes the content of a record.
+func overwriteWith(f func(data []byte) []byte) func(path string, data []byte) error {
 	return func(path string, data []byte) error { return os.WriteFile(path, f(data), 0o600) }
 }
 
-var unreadable = map[string]damage{
-	"torn":   {overwritten(func(data []byte) []byte { return data[:len(data)/2] }), "unexpected end of JSON input"},
-	"empty":  {overwritten(func([]byte) []byte { return nil }), "it is empty"},
-	"zeroed": {overwritten(func(data []byte) []byte { return make([]byte, len(data)) }), "invalid character"},
-	"of a newer one": {overwritten(func(data []byte) []byte {
+var unreadable = map[string]recordDamage{
+	"torn":   {overwriteWith(func(data []byte) []byte { return data[:len(data)/2] }), "unexpected end of JSON input"},
+	"empty":  {overwriteWith(func([]byte) []byte { return nil }), "it is empty"},
+	"zeroed": {overwriteWith(func(data []byte) []byte { return make([]byte, len(data)) }), "invalid character"},
+	"of a newer one": {overwriteWith(func(data []byte) []byte {
 		return bytes.Replace(data, []byte(`"format":1`), []byte(`"format":2`), 1)
 	}), "its format is 2"},
-	"of another pod": {overwritten(func(data []byte) []byte {
-		return bytes.ReplaceAll(data, []byte(`"containerID":"`+victim), []byte(`"containerID":"ghost`))
+	"of another pod": {overwriteWith(func(data []byte) []byte {
+		return bytes.ReplaceAll(data, []byte(`"containerID":"`+victimID), []byte(`"containerID":"ghost`))
 	}), "it belongs to another attachment"},
 	"a FIFO": {func(path string, _ []byte) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) }, "not a regular file"},
 }
 
-// listed is an attachment as podlace ls -o json prints it.
-type listed struct {
+// listedAttachment is an attachment in the output of `podlace ls -o json`.
+type listedAttachment struct {
 	ContainerID string
 	State       string
 	Damaged     []struct{ Record, Reason string }
 }
 
-// podlace runs a command of the podlace command line.
-func podlace(args ...string) (status int, stdout, stderr string) {
+// runPodlace runs the podlace command line.
+func runPodlace(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), args...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -63,16 +63,16 @@ func podlace(args ...string) (status int, stdout, stderr string) {
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
-func ls() (status int, list []listed, stderr string, err error) {
-	status, stdout, stderr := podlace("ls", "-o", "json")
+func ls() (status int, list []listedAttachment, stderr string, err error) {
+	status, stdout, stderr := runPodlace("ls", "-o", "json")
 	return status, list, stderr, json.Unmarshal([]byte(stdout), &list)
 }
 
-// TestFaultUnreadable (F-05) makes each record of a pod unreadable. The commands ls, limits and reload name the record with the
-// reason. DEL, and GC of a pod that is gone, leave no record of any plugin, and ls no longer shows the pod.
+// TestFaultUnreadable (F-05) makes each record of a pod unreadable in turn. The commands ls, limits and reload print the path of the record
+// with the reason. After DEL, or after GC of a pod that is gone, no plugin has a record of the pod and ls does not show the pod.
 func TestFaultUnreadable(t *testing.T) {
 	s := newSweep(t, "nftables")
-	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+	hash := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
 	stride := harness.Some(5, 1)
 	n := kerneltest.Random(t).IntN(stride)
 	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
@@ -82,7 +82,7 @@ func TestFaultUnreadable(t *testing.T) {
 				if n++; n%stride != 0 {
 					continue
 				}
-				s.try(t, fmt.Sprintf("record of %s %s, then %s", plugin, what, then), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+				s.tryCase(t, fmt.Sprintf("record of %s %s, then %s", plugin, what, then), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 					if _, err := s.Do("ADD", rt, nil); err != nil {
 						return err
 					}
@@ -90,7 +90,7 @@ func TestFaultUnreadable(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					return errors.Join(d.of(path, data), checkUnreadableNamed(path, d.reason), s.follow(kill{then: then, at: 2}, pod, rt),
+					return errors.Join(d.of(path, data), checkUnreadableNamed(path, d.reason), s.followUp(killCase{then: then, at: 2}, pod, rt),
 						s.checkGCNames(then, path, d.reason), checkNothingLeft(hash))
 				})
 			}
@@ -99,18 +99,18 @@ func TestFaultUnreadable(t *testing.T) {
 	s.Report(t)
 }
 
-// checkUnreadableNamed checks that each command that reads records names the unreadable one.
+// checkUnreadableNamed checks that each command that reads records prints the path of the unreadable record.
 func checkUnreadableNamed(path, reason string) error {
 	status, list, stderr, err := ls()
 	if status != 2 || !strings.Contains(stderr, path) || !strings.Contains(stderr, reason) {
 		err = errors.Join(err, fmt.Errorf("ls: status %d, %q", status, stderr))
 	}
-	if i := slices.IndexFunc(list, func(l listed) bool { return len(l.Damaged) > 0 }); i < 0 || list[i].ContainerID != victim ||
+	if i := slices.IndexFunc(list, func(l listedAttachment) bool { return len(l.Damaged) > 0 }); i < 0 || list[i].ContainerID != victimID ||
 		list[i].Damaged[0].Record != path || !strings.Contains(list[i].Damaged[0].Reason, reason) {
 		err = errors.Join(err, fmt.Errorf("ls -o json: %+v", list))
 	}
 	for _, command := range []string{"reload", "limits"} {
-		if status, _, stderr := podlace(command); status != 2 || !strings.Contains(stderr, path) || !strings.Contains(stderr, reason) {
+		if status, _, stderr := runPodlace(command); status != 2 || !strings.Contains(stderr, path) || !strings.Contains(stderr, reason) {
 			err = errors.Join(err, fmt.Errorf("%s: status %d, %q", command, status, stderr))
 		}
 	}
@@ -118,7 +118,7 @@ func checkUnreadableNamed(path, reason string) error {
 }
 
 // checkGCNames checks that GC logs the unreadable record that it removes.
-func (s *sweep) checkGCNames(then, path, reason string) error {
+func (s *killSweep) checkGCNames(then, path, reason string) error {
 	if reason == unreadable["of another pod"].reason && strings.Contains(path, "/bandwidth-") {
 		return nil // GC of bridge finds the record through the link, and removes both
 	}
@@ -147,16 +147,16 @@ func checkNothingLeft(hash string) error {
 	return errors.Join(err, lsErr)
 }
 
-// TestFaultNewer writes records of a newer version. GC keeps such a record while the runtime lists its pod, so a downgrade with a
-// later upgrade loses nothing.
+// TestFaultNewer replaces records by records of a newer format. GC keeps these records while the runtime lists their pod, so a downgrade
+// and a later upgrade lose no state.
 func TestFaultNewer(t *testing.T) {
 	s := newSweep(t, "nftables")
-	pod := harness.NewPod(t, victim)
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	pod := harness.NewPod(t, victimID)
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	s.Must(t, "ADD", rt)
 	former := map[string][]byte{}
 	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
-		path := "/run/podlace/chain/" + plugin + "-" + attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+		path := "/run/podlace/chain/" + plugin + "-" + attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -170,7 +170,7 @@ func TestFaultNewer(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := harness.Watch(t, pod)
-	if err := s.collect(victim); err != nil {
+	if err := s.collectOthers(victimID); err != nil {
 		t.Fatal(err)
 	}
 	s.Must(t, "STATUS", nil)

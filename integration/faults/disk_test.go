@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// small mounts a small file system over a state folder. The folder's name selects the content.
-func small(t *testing.T, dir, options string) {
+// mountSmall mounts a small file system over a state folder. The name of the folder determines its initial content.
+func mountSmall(t *testing.T, dir, options string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -35,8 +35,8 @@ func small(t *testing.T, dir, options string) {
 	})
 }
 
-// fill takes the remaining blocks or inodes of a file system. The returned function frees them.
-func fill(dir string, inodes bool) (free func() error, err error) {
+// fillDisk uses all remaining blocks or inodes of a file system. The returned function frees the blocks or inodes again.
+func fillDisk(dir string, inodes bool) (free func() error, err error) {
 	ballast := filepath.Join(dir, ".ballast")
 	free = func() error { return os.RemoveAll(ballast) }
 	if err := os.Mkdir(ballast, 0o700); err != nil {
@@ -62,23 +62,23 @@ func TestFaultDisk(t *testing.T) {
 	for dir, what := range harness.InOrder(map[string]string{"/run/podlace": "records", "/var/lib/cni": "leases"}) {
 		for limit, options := range harness.InOrder(map[string]string{"space": "size=256k", "inodes": "nr_inodes=64"}) {
 			t.Run("F-09 no "+limit+" for the "+what, func(t *testing.T) {
-				small(t, dir, options)
+				mountSmall(t, dir, options)
 				testFull(t, dir, limit == "inodes")
 			})
 		}
 		t.Run("F-10 "+what+" become read-only", func(t *testing.T) {
-			small(t, dir, "size=256k")
+			mountSmall(t, dir, "size=256k")
 			testReadOnly(t, dir)
 		})
 	}
 }
 
-// testFull fills the disk. ADD fails with a coded error and leaves nothing; DEL and GC work.
+// testFull fills the disk. ADD fails with a coded error and leaves no state. DEL and GC succeed on the full disk.
 func testFull(t *testing.T, dir string, inodes bool) {
 	s := newSweep(t, "nftables")
 	for room, refused := 0, true; refused; room++ {
-		s.try(t, fmt.Sprintf("ADD with room for %d", room), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
-			free, err := fill(dir, inodes)
+		s.tryCase(t, fmt.Sprintf("ADD with room for %d", room), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+			free, err := fillDisk(dir, inodes)
 			if err != nil {
 				return err
 			}
@@ -95,13 +95,13 @@ func testFull(t *testing.T, dir string, inodes bool) {
 		})
 	}
 	for _, verb := range []string{"DEL", "GC"} {
-		s.try(t, verb, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		s.tryCase(t, verb, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if _, err := s.Do("ADD", rt, nil); err != nil {
 				return err
 			}
-			free, err := fill(dir, inodes)
+			free, err := fillDisk(dir, inodes)
 			if err == nil {
-				err = s.follow(kill{then: map[string]string{"DEL": thenDel, "GC": thenCollect}[verb], at: 1}, nil, rt)
+				err = s.followUp(killCase{then: map[string]string{"DEL": thenDel, "GC": thenCollect}[verb], at: 1}, nil, rt)
 			}
 			return errors.Join(err, free())
 		})
@@ -109,12 +109,12 @@ func testFull(t *testing.T, dir string, inodes bool) {
 	s.Report(t)
 }
 
-// testReadOnly makes the disk read-only. ADD fails with a coded error. DEL removes what it can and reports the rest. Both work once
-// the disk is writable again.
+// testReadOnly makes the disk read-only. ADD fails with a coded error. DEL removes what it can and reports the rest in its error. ADD and
+// DEL succeed once the disk is writable again.
 func testReadOnly(t *testing.T, dir string) {
 	s := newSweep(t, "nftables")
 	remount := func(flags uintptr) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|flags, "") }
-	s.try(t, "ADD", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+	s.tryCase(t, "ADD", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 		if err := remount(unix.MS_RDONLY); err != nil {
 			return err
 		}
@@ -127,7 +127,7 @@ func testReadOnly(t *testing.T, dir string) {
 		return errors.Join(err, remount(0))
 	})
 	for _, verb := range []string{"DEL", "GC"} {
-		s.try(t, verb, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		s.tryCase(t, verb, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			result, err := s.Do("ADD", rt, nil)
 			if err == nil {
 				err = errors.Join(kerneltest.Age(harness.StateDirs()...), remount(unix.MS_RDONLY)) // GC keeps recent records
@@ -135,7 +135,7 @@ func testReadOnly(t *testing.T, dir string) {
 			if err != nil {
 				return err
 			}
-			remove := func() error { return s.collect() }
+			remove := func() error { return s.collectOthers() }
 			if verb == "DEL" {
 				remove = func() error { _, err := s.Do("DEL", rt, nil); return err }
 			}
@@ -146,7 +146,7 @@ func testReadOnly(t *testing.T, dir string) {
 			} else if errors.As(err, &doc) || verb == "GC" { // libcni joins the errors of a GC
 				err = nil
 			}
-			if _, gone := net.InterfaceByName(hostSide(t, result)); gone == nil && dir != "/run/podlace" {
+			if _, gone := net.InterfaceByName(hostVethOf(t, result)); gone == nil && dir != "/run/podlace" {
 				err = errors.Join(err, errors.New("the link is left"))
 			}
 			return errors.Join(err, remount(0), remove())

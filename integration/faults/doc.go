@@ -2,13 +2,13 @@
 
 // Package faults injects every fault that can happen on a node, and looks for leaked state.
 //
-//   - TestAdd, TestDel, TestGC, TestFirst and TestLimits let each change of the system fail once. The error must be one document with a
-//     code, a failed ADD must restore everything, and after a failed DEL or GC the next one must finish.
-//   - TestLives injects faults at random while pods with VFs come and go.
-//   - TestSoak injects faults, flushes and losses of records at random on a node with many pods; make soak runs it for a long time.
-//   - TestRuntimes emulates on the same node how containerd and CRI-O behave when their calls fail or are killed.
+//   - TestAdd, TestDel, TestGC, TestFirst and TestLimits let each change of the system fail once. A failed call prints one error document
+//     with a code. A failed ADD restores everything. After a failed DEL or GC, the next DEL or GC finishes.
+//   - TestLives injects random faults while pods with VFs start and end.
+//   - TestSoak injects random faults, flushes and losses of records on a node with many pods. `make soak` runs it for a long time.
+//   - TestRuntimes emulates how containerd and CRI-O react to failed and killed calls, on the same node as TestSoak.
 //   - TestSweep* kill the chain between any two changes.
 //   - TestFault* and TestXTables inject the remaining faults.
 //
-// FAULTS=all visits every point instead of a sample.
+// The tests visit a sample of the points. With FAULTS=all they visit every point.
 package faults

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// faultExec starts the plugins of a chain and runs a shell command at one of their moments. A moment is a change or a step between
-// changes (pkg/fault). Moments are counted over the whole chain.
+// faultExec starts the plugins of a chain and runs a shell command at one moment. A moment is a change, or a step between two changes (see
+// package fault). The moments are numbered consecutively across all plugins of the chain.
 type faultExec struct {
 	invoke.DefaultExec
 	at  int    // 0: count the moments only
@@ -35,9 +35,9 @@ type faultExec struct {
 	where   string
 }
 
-// killing returns the command that sends a signal. The policy "self" signals the child that the plugin waits for, or else the plugin;
-// "root" signals the plugin; "all" signals both.
-func killing(policy string, signal syscall.Signal) string {
+// killCommand returns the shell command that sends a signal. The policy "self" signals the child that the plugin waits for, or the plugin
+// if it has no child. "root" signals the plugin, and "all" signals both.
+func killCommand(policy string, signal syscall.Signal) string {
 	return fmt.Sprintf("kill -%d ", signal) + map[string]string{"self": "${CHILD:-$PPID}", "root": "$PPID", "all": "$CHILD $PPID"}[policy]
 }
 

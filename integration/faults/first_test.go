@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// wipe restores a node on which no pod was ever attached.
-func (w world) wipe() {
+// wipeNode resets the node to its state before the first pod.
+func (w faultWorld) wipeNode() {
 	w.Helper()
 	host, err := kernel.Host()
 	if err != nil {
@@ -43,48 +43,48 @@ func (w world) wipe() {
 	}
 }
 
-// shared matches the state that the first pod creates for all pods. A failed ADD may leave it.
-func shared() *regexp.Regexp {
+// sharedState matches the state that the first pod creates for all pods. The state of the first pod may remain after a failed ADD.
+func sharedState() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (nft |order of nft |iptables |sysctl |folder |neighbour |link ft-|(address|route|qdisc|forwarding entry) .* dev ft-|` +
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
-// TestFirst (F-11) fails each change of a node's first pod, including the changes that create shared state. Nothing of the pod
-// remains, and the second ADD creates the missing shared state.
+// TestFirst (F-11) lets each change of the first pod of a node fail, including the changes that create shared state. No state that belongs
+// only to this pod remains, and the second ADD creates the missing shared state.
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
 			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
 				t.Skip("SKIPPED: iptables is not installed")
 			}
-			w := world{T: t, chain: fullChain(backend)[:2], pod: kerneltest.NewPod(t)}
-			w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(), Ignore: shared()}
-			defer w.wipe()
+			w := faultWorld{T: t, chain: fullChain(backend)[:2], pod: kerneltest.NewPod(t)}
+			w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(), Ignore: sharedState()}
+			defer w.wipeNode()
 			for i := range w.chain {
-				w.wipe()
+				w.wipeNode()
 				changes := w.changesOf(i)
-				w.forEachChange(w.call(i, "ADD", nil), changes, func(w world, n int) {
-					w.wipe()
-					add := w.call(i, "ADD", w.add(i))
+				w.forEachChange(w.callOf(i, "ADD", nil), changes, func(w faultWorld, n int) {
+					w.wipeNode()
+					add := w.callOf(i, "ADD", w.addChain(i))
 					before := w.take()
-					if w.fault(add, n) {
-						w.same(before)
+					if w.runFault(add, n) {
+						w.checkSame(before)
 					} else {
-						w.call(i, "DEL", nil).ok(w)
+						w.callOf(i, "DEL", nil).mustRun(w)
 					}
-					result := add.ok(w).stdout
-					w.call(i, "CHECK", result).ok(w)
-					w.pinned(i)
-					w.del(i + 1)
+					result := add.mustRun(w).stdout
+					w.callOf(i, "CHECK", result).mustRun(w)
+					w.checkMTU(i)
+					w.delChain(i + 1)
 				})
 			}
 		})
 	}
 }
 
-// pinned checks that a plugin's bridge, if it has one, still has its original MTU, even if the fault hit the change that fixes the
-// MTU.
-func (w world) pinned(plugin int) {
+// checkMTU checks that the bridge of a plugin still has its original MTU, even if the change that fixes the MTU failed. checkMTU is a no-op
+// for a plugin without a bridge.
+func (w faultWorld) checkMTU(plugin int) {
 	w.Helper()
 	name, ok := w.chain[plugin].conf["bridge"].(string)
 	if !ok {

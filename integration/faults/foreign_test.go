@@ -18,21 +18,21 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// foreignLinks are commands that create a link with a given name, as another program would.
+// foreignLinks contains commands that create a link with a given name, as another program would do.
 var foreignLinks = map[string]string{
 	"veth":   "ip link add %s type veth peer name foreign1",
 	"bridge": "ip link add %s type bridge",
 	"port":   "ip link add %s type veth peer name foreign1 && ip link set %[1]s master chain0 up",
 }
 
-// foreignNames returns the link names that Podlace computes for the victim.
+// foreignNames returns the link names that Podlace uses for the victim.
 func foreignNames() map[string]string {
-	key := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}
+	key := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}
 	return map[string]string{"host side": key.HostVeth(), "device of the egress limit": "bwp" + key.ReferenceHash()[:12]}
 }
 
-// ip runs an ip command.
-func ip(line string, args ...any) error {
+// runShell runs an `ip` command line in a shell.
+func runShell(line string, args ...any) error {
 	line = fmt.Sprintf(line, args...)
 	if out, err := exec.Command("/bin/sh", "-ec", line).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", line, err, out)
@@ -40,7 +40,7 @@ func ip(line string, args ...any) error {
 	return nil
 }
 
-// TestFaultForeignLink (F-18): another program has created a link with one of Podlace's names. ADD fails, and neither that ADD nor the
+// TestFaultForeignLink (F-18): another program has created a link with a name that Podlace needs. ADD fails. Neither this ADD nor a
 // following DEL or GC changes the link.
 func TestFaultForeignLink(t *testing.T) {
 	harness.Program(t, "ip")
@@ -48,8 +48,9 @@ func TestFaultForeignLink(t *testing.T) {
 	for of, name := range harness.InOrder(foreignNames()) {
 		for kind, command := range harness.InOrder(foreignLinks) {
 			for _, then := range []string{thenDel, thenEmptied, thenCollect} {
-				s.try(t, fmt.Sprintf("a %s with the name of the %s, then %s", kind, of, then), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
-					if err := ip(command, name); err != nil {
+				title := fmt.Sprintf("a %s with the name of the %s, then %s", kind, of, then)
+				s.tryCase(t, title, func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+					if err := runShell(command, name); err != nil {
 						return err
 					}
 					made, err := net.InterfaceByName(name)
@@ -60,11 +61,11 @@ func TestFaultForeignLink(t *testing.T) {
 					if add == nil {
 						err = errors.New("ADD succeeded")
 					}
-					err = errors.Join(err, harness.Coded(add), s.follow(kill{then: then, at: 2}, pod, rt))
+					err = errors.Join(err, harness.Coded(add), s.followUp(killCase{then: then, at: 2}, pod, rt))
 					if now, gone := net.InterfaceByName(name); gone != nil || now.Index != made.Index {
 						return errors.Join(err, fmt.Errorf("the foreign link is gone after %w", add))
 					}
-					return errors.Join(err, ip("ip link del %s", name))
+					return errors.Join(err, runShell("ip link del %s", name))
 				})
 			}
 		}
@@ -72,13 +73,13 @@ func TestFaultForeignLink(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultLinkExchanged: another program renames or deletes the host side of a running pod, and gives the old name to its own link.
-// DEL removes only the pod's links, even without records.
+// TestFaultLinkExchanged: another program renames or deletes the host-side veth of a running pod, and gives its name to a foreign link. DEL
+// removes only the pod's links, even if the pod has no records.
 func TestFaultLinkExchanged(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")
 	name := foreignNames()["host side"]
-	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+	hash := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
 	for what, command := range harness.InOrder(map[string]string{
 		"renamed":              "ip link set %[1]s down; ip link set %[1]s name moved1; ip link set moved1 up",
 		"renamed and replaced": "ip link set %[1]s down; ip link set %[1]s name moved1; ip link add %[1]s type bridge",
@@ -88,11 +89,11 @@ func TestFaultLinkExchanged(t *testing.T) {
 		"renamed, then a veth": "ip link set %[1]s down; ip link set %[1]s name moved1; ip link add %[1]s type veth peer name foreign1",
 	}) {
 		for _, lost := range []bool{false, true} {
-			s.try(t, fmt.Sprintf("host side %s, records lost %t", what, lost), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+			s.tryCase(t, fmt.Sprintf("host side %s, records lost %t", what, lost), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 				if _, err := s.Do("ADD", rt, nil); err != nil {
 					return err
 				}
-				if err := ip(command, name); err != nil {
+				if err := runShell(command, name); err != nil {
 					return err
 				}
 				made, none := net.InterfaceByName(name)
@@ -107,7 +108,7 @@ func TestFaultLinkExchanged(t *testing.T) {
 				}
 				_, err := s.Do("DEL", rt, nil)
 				if _, left := net.InterfaceByName("moved1"); left == nil {
-					err = errors.Join(err, errors.New("the host side remains under its new name"), ip("ip link del moved1"))
+					err = errors.Join(err, errors.New("the host side remains under its new name"), runShell("ip link del moved1"))
 				}
 				if none != nil {
 					return err
@@ -115,7 +116,7 @@ func TestFaultLinkExchanged(t *testing.T) {
 				if now, gone := net.InterfaceByName(name); gone != nil || now.Index != made.Index {
 					return errors.Join(err, errors.New("the foreign link is gone"))
 				}
-				return errors.Join(err, ip("ip link del %s", name))
+				return errors.Join(err, runShell("ip link del %s", name))
 			})
 		}
 	}

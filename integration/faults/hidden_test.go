@@ -14,35 +14,36 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// hidden are characters that a terminal interprets or does not show: controls, direction changes, invisible, private and unassigned
-// characters.
-const hidden = "\x00\x1b[2J\x7f\u0080\u009b31m\u00ad\u200b\u200e\u2028\u2029\u202e\u2066\ufeff\ue000\uffff\U000e0001\U0010ffff"
+// hiddenText contains characters that a terminal interprets or does not show: controls, direction changes, invisible, private and
+// unassigned characters.
+const hiddenText = "\x00\x1b[2J\x7f\u0080\u009b31m\u00ad\u200b\u200e\u2028\u2029\u202e\u2066\ufeff\ue000\uffff\U000e0001\U0010ffff"
 
-// TestHiddenCharacters puts such characters into names of pods and files. Commands print none of them, and JSON output preserves them.
+// TestHiddenCharacters puts hidden characters into names of pods and files. The commands print no hidden character, and the JSON output
+// preserves all hidden characters.
 func TestHiddenCharacters(t *testing.T) {
 	const dir = "/run/podlace/hidden"
 	key := attachment.Key{Network: "hidden", ContainerID: "a", IfName: "eth0"}
 	record, err := json.Marshal(map[string]any{"format": 1, "network": "hidden", "containerID": "a", "ifname": "eth0", "plugin": "bridge",
-		"pod": "shop/" + hidden, "netns": "/run/netns/" + hidden, "state": map[string]any{"bridge": hidden}})
+		"pod": "shop/" + hiddenText, "netns": "/run/netns/" + hiddenText, "state": map[string]any{"bridge": hiddenText}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := strings.ReplaceAll(hidden, "\x00", "")
+	name := strings.ReplaceAll(hiddenText, "\x00", "")
 	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(dir+"/bridge-"+key.Hash(), record, 0o600),
-		os.WriteFile(dir+"/"+name, []byte(hidden), 0o600)); err != nil {
+		os.WriteFile(dir+"/"+name, []byte(hiddenText), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	for _, line := range []string{"ls", "ls -o json", "ls --network " + hidden, "limits", "limits -o json", "reload", "gc",
-		"gc -o json", "rollback", hidden, "ls --" + hidden, "sriov reset " + hidden} {
-		_, stdout, stderr := podlace(strings.Split(strings.ReplaceAll(line, "\x00", ""), " ")...)
+	for _, line := range []string{"ls", "ls -o json", "ls --network " + hiddenText, "limits", "limits -o json", "reload", "gc",
+		"gc -o json", "rollback", hiddenText, "ls --" + hiddenText, "sriov reset " + hiddenText} {
+		_, stdout, stderr := runPodlace(strings.Split(strings.ReplaceAll(line, "\x00", ""), " ")...)
 		for _, text := range []string{stdout, stderr} {
 			if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }); i >= 0 {
 				t.Errorf("podlace %q prints %q", line, text[i:])
 			}
 		}
 	}
-	_, stdout, stderr := podlace("ls", "-o", "json")
+	_, stdout, stderr := runPodlace("ls", "-o", "json")
 	var list []struct {
 		Pod, Netns string
 		Damaged    []struct{ Record string }
@@ -50,7 +51,7 @@ func TestHiddenCharacters(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &list); err != nil {
 		t.Fatalf("%v: %s%s", err, stdout, stderr)
 	}
-	for _, want := range []string{"shop/" + hidden, "/run/netns/" + hidden, dir + "/" + name} {
+	for _, want := range []string{"shop/" + hiddenText, "/run/netns/" + hiddenText, dir + "/" + name} {
 		if !slices.ContainsFunc(list, func(l struct {
 			Pod, Netns string
 			Damaged    []struct{ Record string }

@@ -19,36 +19,36 @@ import (
 
 type object = harness.Object
 
-// step is one plugin of a chain with its configuration.
-type step struct {
+// chainStep is one plugin of a chain with its configuration.
+type chainStep struct {
 	plugin string
 	conf   object
 }
 
-// call is one plugin called once.
-type call struct {
-	step
+// pluginCall is one call of one plugin.
+type pluginCall struct {
+	chainStep
 	verb string
 	pod  *sandbox.Pod
 	prev json.RawMessage
 }
 
-// outcome is the output of a call, its changes in order, and its moments. Every change is also a moment.
-type outcome struct {
+// callOutcome contains the output of a call, its changes in order, and its moments. Each change counts as a moment.
+type callOutcome struct {
 	exit    int
 	stdout  []byte
 	changes []string
 	moments []string
 }
 
-// run calls the plugin and makes change number failAt fail; 0 means no fault.
-func (c call) run(t testing.TB, failAt int) outcome {
+// runFailing calls the plugin. The change with the given number fails; 0 means no fault.
+func (c pluginCall) runFailing(t testing.TB, failAt int) callOutcome {
 	t.Helper()
-	return c.with(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))
+	return c.runWith(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))
 }
 
-// with calls the plugin with an environment variable that injects a fault. exit is -1 if the process was killed.
-func (c call) with(t testing.TB, fault string) outcome {
+// runWith calls the plugin with an environment variable that injects a fault. The exit code is -1 if the process was killed.
+func (c pluginCall) runWith(t testing.TB, fault string) callOutcome {
 	t.Helper()
 	conf := c.conf
 	switch {
@@ -72,15 +72,16 @@ func (c call) with(t testing.TB, fault string) outcome {
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	o := outcome{exit: cmd.ProcessState.ExitCode(), stdout: stdout.Bytes(), changes: traced(trace), moments: traced(trace + ".moments")}
+	o := callOutcome{exit: cmd.ProcessState.ExitCode(), stdout: stdout.Bytes(), changes: tracedLines(trace),
+		moments: tracedLines(trace + ".moments")}
 	if strings.Contains(stderr.String(), "goroutine ") {
 		t.Errorf("%s %s: %s", c.plugin, c.verb, stderr.String())
 	}
 	return o
 }
 
-// traced returns the lines of a trace file.
-func traced(file string) (ops []string) {
+// tracedLines returns the lines of a trace file.
+func tracedLines(file string) (ops []string) {
 	text, _ := os.ReadFile(file) // the file does not exist if nothing was changed
 	for line := range strings.Lines(string(text)) {
 		_, op, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -89,18 +90,18 @@ func traced(file string) (ops []string) {
 	return ops
 }
 
-// ok runs the call without a fault and fails the test unless the call succeeds.
-func (c call) ok(t testing.TB) outcome {
+// mustRun runs the call without a fault, and fails the test unless the call succeeds.
+func (c pluginCall) mustRun(t testing.TB) callOutcome {
 	t.Helper()
-	o := c.run(t, 0)
+	o := c.runFailing(t, 0)
 	if o.exit != 0 {
 		t.Fatalf("%s %s: exit %d: %s", c.plugin, c.verb, o.exit, o.stdout)
 	}
 	return o
 }
 
-// refused checks that the call printed one error document that names the fault.
-func (o outcome) refused(t testing.TB, c call, failAt int) {
+// checkRefused checks that the call printed one error document that names the fault.
+func (o callOutcome) checkRefused(t testing.TB, c pluginCall, failAt int) {
 	t.Helper()
 	var doc struct {
 		CNIVersion string `json:"cniVersion"`

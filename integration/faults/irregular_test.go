@@ -24,8 +24,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// irregular are the file types that can stand at the path of a regular file.
-var irregular = map[string]func(path string) error{
+// irregularFiles creates the file types that can be at the path of a regular file.
+var irregularFiles = map[string]func(path string) error{
 	"FIFO":          func(path string) error { return unix.Mkfifo(path, 0o600) },
 	"folder":        func(path string) error { return os.MkdirAll(filepath.Join(path, "more"), 0o700) },
 	"link":          func(path string) error { return os.Symlink("/run/podlace-elsewhere/file", path) },
@@ -42,8 +42,8 @@ var irregular = map[string]func(path string) error{
 	},
 }
 
-// elsewhere creates the targets of the symbolic links. untouched checks that nothing was written to them.
-func elsewhere(t *testing.T) (untouched func() error) {
+// makeTargets creates the targets of the symbolic links. The returned function checks that no plugin wrote to these targets.
+func makeTargets(t *testing.T) (untouched func() error) {
 	t.Helper()
 	const dir = "/run/podlace-elsewhere"
 	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(dir+"/file", []byte("precious"), 0o600),
@@ -63,13 +63,13 @@ func elsewhere(t *testing.T) (untouched func() error) {
 	}
 }
 
-// places returns the victim's files and the files that pods share, each also with its temporary name for atomic writes.
-func places(t *testing.T, s *sweep) (own, shared []string) {
+// filePaths returns the paths of the victim's files and of the shared files, and the paths of their temporary files for atomic writes.
+func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 	t.Helper()
-	pod := harness.NewPod(t, victim)
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	pod := harness.NewPod(t, victimID)
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	s.Must(t, "ADD", rt)
-	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+	hash := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
 	for _, dir := range []string{"/run/podlace", "/var/lib/cni/networks"} {
 		if err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if err != nil || e.IsDir() {
@@ -77,7 +77,7 @@ func places(t *testing.T, s *sweep) (own, shared []string) {
 			}
 			data, err := os.ReadFile(path)
 			switch of := string(data); {
-			case strings.HasSuffix(path, hash), strings.HasPrefix(of, victim+"\r\n"):
+			case strings.HasSuffix(path, hash), strings.HasPrefix(of, victimID+"\r\n"):
 				own = append(own, path)
 			case strings.Contains(path, "/torn/"), strings.HasPrefix(of, "stays\r\n"), strings.Contains(of, `"containerID":"stays"`):
 			default:
@@ -104,81 +104,82 @@ func withTemporary(paths []string) []string {
 	return paths
 }
 
-// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each of Podlace's files. No verb or command blocks
-// forever. A refused verb works once the object is removed, and nothing remains.
+// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. If
+// a verb fails, the verb succeeds once the object is removed. No state remains.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")
-	untouched := elsewhere(t)
-	own, shared := places(t, s)
+	untouched := makeTargets(t)
+	own, shared := filePaths(t, s)
 	if len(own) < 10 || len(shared) < 20 {
 		t.Fatalf("found only %d files of a pod and %d of all pods: %q %q", len(own), len(shared), own, shared)
 	}
 	stride := harness.Some(23, 1)
 	n := kerneltest.Random(t).IntN(stride)
 	for _, path := range slices.Concat(own, shared) {
-		for kind, place := range harness.InOrder(irregular) {
-			if kind == "device" && !devices() {
+		for kind, place := range harness.InOrder(irregularFiles) {
+			if kind == "device" && !canMakeDevices() {
 				continue // only root of the initial user namespace can create them
 			}
-			// A FIFO at a record's temporary name can block an open for ever. Every run tests this case.
+			// A plugin could block forever if it opens a FIFO at the temporary path of a record. Each run tests this case.
 			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {
 				continue
 			}
 			c := irregularCase{s, path, place, slices.Contains(own, path)}
-			s.try(t, fmt.Sprintf("a %s at %s", kind, path), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
-				return errors.Join(c.run(rt), untouched())
+			s.tryCase(t, fmt.Sprintf("a %s at %s", kind, path), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+				return errors.Join(c.runCase(rt), untouched())
 			})
 		}
 	}
 	s.Report(t)
 }
 
-// devices reports whether this test may create device files.
-func devices() bool {
+// canMakeDevices reports whether this test may create device files.
+func canMakeDevices() bool {
 	path := "/run/podlace-elsewhere/device"
 	defer os.Remove(path)
-	return irregular["device"](path) == nil
+	return irregularFiles["device"](path) == nil
 }
 
 // irregularCase is one irregular object at one path.
 type irregularCase struct {
-	s     *sweep
+	s     *killSweep
 	path  string
 	place func(path string) error
 	own   bool // the file belongs to one pod
 }
 
-// run attaches a pod before the object replaces the file, and a second pod while the object exists.
-func (c irregularCase) run(rt *libcni.RuntimeConf) error {
+// runCase attaches a pod before the object replaces the file, and a second pod while the object exists.
+func (c irregularCase) runCase(rt *libcni.RuntimeConf) error {
 	if _, err := c.s.Do("ADD", rt, nil); err != nil {
 		return err
 	}
-	restore, err := c.put()
+	restore, err := c.putObject()
 	errs := []error{err}
 	if err == nil {
-		errs = append(errs, c.look(rt), c.end(rt, restore))
+		errs = append(errs, c.runReaders(rt), c.endAttachment(rt, restore))
 	}
-	if restore, err = c.put(); err != nil {
+	if restore, err = c.putObject(); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	_, err = c.s.Do("ADD", rt, nil)
 	if err = harness.Coded(err); err != nil {
 		err = fmt.Errorf("ADD: %w", err)
 	}
-	return errors.Join(append(errs, err, c.end(rt, restore))...)
+	return errors.Join(append(errs, err, c.endAttachment(rt, restore))...)
 }
 
-// aside is the folder to which host-local moves damaged files for the administrator.
-const aside = "/var/lib/cni/networks/.podlace/chain/torn"
+// tornFolder is the folder to which host-local moves damaged files for the administrator.
+const tornFolder = "/var/lib/cni/networks/.podlace/chain/torn"
 
-// put replaces the file with the object. restore removes the object, also from aside, and restores a shared file.
-func (c irregularCase) put() (restore func() error, err error) {
+// putObject replaces the file with the object. The returned function removes the object from the path and from tornFolder, and restores a
+// shared file.
+func (c irregularCase) putObject() (restore func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(c.path), 0o700); err != nil {
 		return nil, err
 	}
 	former, unread := os.ReadFile(c.path)
 	restore = func() error {
-		if err := os.RemoveAll(aside); err != nil {
+		if err := os.RemoveAll(tornFolder); err != nil {
 			return err
 		}
 		if info, err := os.Lstat(c.path); err == nil && info.Mode().IsRegular() {
@@ -192,8 +193,8 @@ func (c irregularCase) put() (restore func() error, err error) {
 	return restore, errors.Join(os.RemoveAll(c.path), c.place(c.path))
 }
 
-// look runs all verbs and commands that only read or restore.
-func (c irregularCase) look(rt *libcni.RuntimeConf) error {
+// runReaders runs all verbs and commands that only read or restore state.
+func (c irregularCase) runReaders(rt *libcni.RuntimeConf) error {
 	var errs []error
 	valid := []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}, {ContainerID: rt.ContainerID, IfName: rt.IfName}}
 	for _, verb := range []string{"CHECK", "STATUS", "GC"} {
@@ -214,8 +215,8 @@ func (c irregularCase) look(rt *libcni.RuntimeConf) error {
 	return errors.Join(errs...)
 }
 
-// end deletes the attachment. A DEL that fails must succeed once the object is gone.
-func (c irregularCase) end(rt *libcni.RuntimeConf, restore func() error) error {
+// endAttachment runs DEL of the attachment. If DEL fails, a second DEL must succeed once the object is gone.
+func (c irregularCase) endAttachment(rt *libcni.RuntimeConf, restore func() error) error {
 	_, err := c.s.Do("DEL", rt, nil)
 	if err = harness.Coded(err); err != nil {
 		err = fmt.Errorf("DEL: %w", err)

@@ -17,15 +17,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// try runs one case: act does something to a pod and cleans up as a runtime does. Then nothing may remain, the permanent pod must be
-// unchanged, and the next ADD and DEL of the container must work.
-func (s *sweep) try(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
+// tryCase runs one case. The given function makes changes to a pod and cleans up as a runtime does. Afterwards no state of the pod may
+// remain, the permanent pod must be unchanged, and the next ADD and DEL of the container must work.
+func (s *killSweep) tryCase(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	s.Points++
 	err := s.tryAct(act)
 	if err == nil {
 		s.Next++
-		if err = s.again(); err != nil {
+		if err = s.attachAgain(); err != nil {
 			s.NextFailed++
 		}
 	}
@@ -37,8 +37,8 @@ func (s *sweep) try(t *testing.T, title string, act func(pod *sandbox.Pod, rt *l
 	}
 }
 
-func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) error {
-	pod, err := sandbox.NewPod(victim)
+func (s *killSweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) error {
+	pod, err := sandbox.NewPod(victimID)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error)
 	if err != nil {
 		return err
 	}
-	if err := act(pod, harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+	if err := act(pod, harness.Attachment(pod, victimID, harness.Capabilities())); err != nil {
 		return err
 	}
 	if err := pod.Close(); err != nil {
@@ -64,43 +64,44 @@ func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error)
 	return err
 }
 
-// onlyIndexRebuilt reports whether the difference is only that the index was rebuilt from the leases, which do not name the pods.
+// onlyIndexRebuilt reports whether the only difference is an index that was rebuilt from the leases. The leases do not contain the names of
+// the pods.
 func onlyIndexRebuilt(difference string) bool {
 	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
 }
 
-// delWithoutNetns sends DEL for a pod that has lost its namespace.
-func (s *sweep) delWithoutNetns(rt *libcni.RuntimeConf) error {
+// delWithoutNetns runs DEL for a pod that has lost its namespace.
+func (s *killSweep) delWithoutNetns(rt *libcni.RuntimeConf) error {
 	rt.NetNS = ""
 	_, err := s.Do("DEL", rt, nil)
 	return err
 }
 
-// paused runs a verb of the chain, and a shell command at the verb's point number at.
-func (s *sweep) paused(verb string, at int, command string) (*faultExec, error) {
+// doPaused runs a verb of the chain, and runs a shell command at the given point of the verb.
+func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, error) {
 	e := &faultExec{at: at, run: command, dir: s.dir}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
 	if err != nil {
 		return nil, err
 	}
-	_, err = n.Do(verb, harness.Attachment(&sandbox.Pod{Path: "/run/netns/" + victim}, victim, harness.Capabilities()), nil)
+	_, err = n.Do(verb, harness.Attachment(&sandbox.Pod{Path: "/run/netns/" + victimID}, victimID, harness.Capabilities()), nil)
 	return e, err
 }
 
-// everywhere runs a shell command at every point of a verb, or at a sample of the points, and then calls after. Both the verb and
-// after may fail, but only with a coded error.
-func (s *sweep) everywhere(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
+// atEveryPoint runs a verb once for each point, or for a sample of the points, and runs a shell command at this point. After each run of
+// the verb, atEveryPoint calls the given function. The verb and this function may fail, but only with a coded error.
+func (s *killSweep) atEveryPoint(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
-	points, _ := s.measure(t, verb)
+	points, _ := s.measureVerb(t, verb)
 	stride := harness.Some(points/6+1, 1)
 	for at := 1; at <= points; at += stride {
-		s.try(t, fmt.Sprintf("%s at point %d", verb, at), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		s.tryCase(t, fmt.Sprintf("%s at point %d", verb, at), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if verb == "DEL" {
 				if _, err := s.Do("ADD", rt, nil); err != nil {
 					return fmt.Errorf("ADD before: %w", err)
 				}
 			}
-			e, err := s.paused(verb, at, command)
+			e, err := s.doPaused(verb, at, command)
 			if err := harness.Coded(err); err != nil {
 				return err
 			}
@@ -113,7 +114,7 @@ func (s *sweep) everywhere(t *testing.T, verb, command string, after func(pod *s
 	s.Report(t)
 }
 
-// leaseFiles returns the addresses that are leased in a network.
+// leaseFiles returns the leased addresses of a network.
 func leaseFiles(network string) (list []string) {
 	entries, _ := os.ReadDir("/var/lib/cni/networks/" + network)
 	for _, e := range entries {
@@ -126,8 +127,8 @@ func leaseFiles(network string) (list []string) {
 
 func sorted(list []string) []string { slices.Sort(list); return list }
 
-// hostSide returns the name of a pod's host side from the result.
-func hostSide(t testing.TB, result types.Result) string {
+// hostVethOf returns the name of the pod's host-side veth in the result.
+func hostVethOf(t testing.TB, result types.Result) string {
 	t.Helper()
 	interfaces, _ := harness.RawObject(t, string(harness.Encode(result)))["interfaces"].([]any)
 	for _, i := range interfaces {

@@ -18,8 +18,8 @@ import (
 // limitsBudget is the maximum duration of the sampled sweep of one bandwidth verb.
 const limitsBudget = 1500 * time.Millisecond
 
-// limitsSweep kills only bandwidth. The pod keeps running, and no main plugin deletes the link afterwards. So the sweep sees
-// everything that bandwidth leaves, and any damage interrupts the pod's traffic.
+// limitsSweep kills only the bandwidth plugin. The pod keeps running, and no main plugin deletes its link afterwards. The sweep therefore
+// finds everything that bandwidth leaves, and notices any damage that interrupts the pod's traffic.
 type limitsSweep struct {
 	*harness.Alone
 	verb     string
@@ -30,22 +30,24 @@ type limitsSweep struct {
 	harness.Tally
 }
 
-// limit returns rates of the given Mbit/s.
-func limit(ingress, egress int) harness.Rates { return harness.Rates{Ingress: ingress, Egress: egress} }
+// mbitRates returns rates from numbers in Mbit/s.
+func mbitRates(ingress, egress int) harness.Rates {
+	return harness.Rates{Ingress: ingress, Egress: egress}
+}
 
-// TestSweepLimits visits a sample of the points. FAULTS=all visits all of them with each of the follow-ups.
+// TestSweepLimits kills bandwidth at a sample of the points. With FAULTS=all it visits all points, each with all follow-ups.
 func TestSweepLimits(t *testing.T) {
 	for _, c := range []struct {
 		title, verb string
 		old, new    harness.Rates
 	}{
-		{"F-01 SIGKILL at each change of bandwidth beside a living pod, first ADD", "ADD", harness.Rates{}, limit(20, 40)},
-		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD with other rates", "ADD", limit(20, 40), limit(50, 10)},
-		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD without ingress", "ADD", limit(20, 40), limit(0, 30)},
-		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD without egress", "ADD", limit(20, 40), limit(30, 0)},
-		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD without both", "ADD", limit(20, 40), harness.Rates{}},
-		{"F-02 SIGKILL at each change of bandwidth beside a living pod, DEL", "DEL", limit(20, 40), harness.Rates{}},
-		{"F-02 SIGKILL at each change of bandwidth beside a living pod, GC", "GC", limit(20, 40), harness.Rates{}},
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, first ADD", "ADD", harness.Rates{}, mbitRates(20, 40)},
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD with other rates", "ADD", mbitRates(20, 40), mbitRates(50, 10)},
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD without ingress", "ADD", mbitRates(20, 40), mbitRates(0, 30)},
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD without egress", "ADD", mbitRates(20, 40), mbitRates(30, 0)},
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD without both", "ADD", mbitRates(20, 40), harness.Rates{}},
+		{"F-02 SIGKILL at each change of bandwidth beside a living pod, DEL", "DEL", mbitRates(20, 40), harness.Rates{}},
+		{"F-02 SIGKILL at each change of bandwidth beside a living pod, GC", "GC", mbitRates(20, 40), harness.Rates{}},
 	} {
 		t.Run(c.title, func(t *testing.T) {
 			s := &limitsSweep{Alone: harness.NewAlone(t), verb: c.verb, old: c.old, new: c.new, dir: t.TempDir()}
@@ -58,7 +60,7 @@ func TestSweepLimits(t *testing.T) {
 
 func (s *limitsSweep) sweep(t *testing.T) {
 	start := time.Now()
-	all, _, err := s.one(0, thenDel)
+	all, _, err := s.tryPoint(0, thenDel)
 	if err != nil {
 		t.Fatalf("%s without a kill: %v", s.verb, err)
 	}
@@ -72,10 +74,10 @@ func (s *limitsSweep) sweep(t *testing.T) {
 	for i := 0; i < cases; i += stride {
 		at, then := i/len(follow)+1, follow[i%len(follow)]
 		s.Points++
-		e, ended, err := s.one(at, then)
+		e, ended, err := s.tryPoint(at, then)
 		if err == nil && ended {
 			s.Next++
-			if err = s.again(); err != nil {
+			if err = s.attachAgain(); err != nil {
 				s.NextFailed++
 			}
 		}
@@ -91,25 +93,25 @@ func (s *limitsSweep) sweep(t *testing.T) {
 	}
 }
 
-// one kills the verb, checks the pod, does the runtime's follow-up, and looks for leaked state. ended reports whether the follow-up
-// was complete.
-func (s *limitsSweep) one(at int, then string) (e *faultExec, ended bool, err error) {
-	e = &faultExec{at: at, run: killing("root", syscall.SIGKILL), dir: s.dir}
+// tryPoint kills the verb, checks the pod, does the runtime's follow-up, and looks for leaked state. The second result reports whether the
+// case ended without an error.
+func (s *limitsSweep) tryPoint(at int, then string) (e *faultExec, ended bool, err error) {
+	e = &faultExec{at: at, run: killCommand("root", syscall.SIGKILL), dir: s.dir}
 	if s.old != (harness.Rates{}) {
 		if err := s.Call("ADD", s.old).Do(); err != nil {
 			return e, false, fmt.Errorf("ADD before: %w", err)
 		}
 	}
-	if err := errors.Join(kerneltest.Age(harness.StateDirs()...), s.killed(e)); err != nil {
+	if err := errors.Join(kerneltest.Age(harness.StateDirs()...), s.runKilled(e)); err != nil {
 		return e, false, err
 	}
 	if e.reached {
 		s.kills++
 	}
-	if err := errors.Join(s.bounded(), s.Passes()); err != nil {
+	if err := errors.Join(s.checkBounded(), s.Passes()); err != nil {
 		return e, false, fmt.Errorf("after the kill: %w", err)
 	}
-	if err := s.follow(then); err != nil {
+	if err := s.followUp(then); err != nil {
 		return e, false, err
 	}
 	if err := s.Passes(); err != nil {
@@ -123,8 +125,8 @@ func (s *limitsSweep) one(at int, then string) (e *faultExec, ended bool, err er
 	return e, err == nil, err
 }
 
-// killed runs the verb with e, which kills it.
-func (s *limitsSweep) killed(e *faultExec) error {
+// runKilled runs the verb and kills the plugin at the point of the given faultExec.
+func (s *limitsSweep) runKilled(e *faultExec) error {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.CallLimit)
 	defer cancel()
 	c := s.Call(s.verb, s.new)
@@ -142,8 +144,8 @@ func (s *limitsSweep) killed(e *faultExec) error {
 	return err
 }
 
-// bounded checks that each direction has the old or the new limit, and is not unlimited if both are limits.
-func (s *limitsSweep) bounded() error {
+// checkBounded checks that each direction has the old or the new limit. A direction with an old and a new limit must not be unlimited.
+func (s *limitsSweep) checkBounded() error {
 	got, err := s.InEffect()
 	if err != nil {
 		return err
@@ -159,12 +161,12 @@ func (s *limitsSweep) bounded() error {
 	return err
 }
 
-// follow does the runtime's follow-up to the kill, up to a DEL or GC.
-func (s *limitsSweep) follow(then string) error {
+// followUp makes the calls that a runtime makes after the kill. The last call is DEL or GC.
+func (s *limitsSweep) followUp(then string) error {
 	del := s.Call("DEL", s.new)
 	switch then {
 	case thenAdd:
-		if err := s.limited(s.new); err != nil {
+		if err := s.addLimited(s.new); err != nil {
 			return fmt.Errorf("ADD again: %w", err)
 		}
 	case thenEmptied:
@@ -178,8 +180,8 @@ func (s *limitsSweep) follow(then string) error {
 	return del.Do()
 }
 
-// limited runs an ADD that must succeed, and compares the limits.
-func (s *limitsSweep) limited(want harness.Rates) error {
+// addLimited runs an ADD that must succeed, and compares the limits in effect with the wanted limits.
+func (s *limitsSweep) addLimited(want harness.Rates) error {
 	if err := s.Call("ADD", want).Do(); err != nil {
 		return err
 	}
@@ -190,10 +192,10 @@ func (s *limitsSweep) limited(want harness.Rates) error {
 	return errors.Join(err, s.Passes(), s.Call("CHECK", want).Do())
 }
 
-// again attaches and detaches the same container once more.
-func (s *limitsSweep) again() error {
-	want := limit(30, 60)
-	err := errors.Join(s.limited(want), s.Call("DEL", want).Do())
+// attachAgain attaches and detaches the same container once more.
+func (s *limitsSweep) attachAgain() error {
+	want := mbitRates(30, 60)
+	err := errors.Join(s.addLimited(want), s.Call("DEL", want).Do())
 	if err != nil {
 		return fmt.Errorf("next ADD and DEL: %w", err)
 	}

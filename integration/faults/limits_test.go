@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// limits runs podlace limits for the pod and makes change number failAt fail; 0 means no fault.
-func (w world) limits(failAt int, flags ...string) (changes []string, out string, err error) {
+// runLimits runs `podlace limits` for the pod. The change with the given number fails; 0 means no fault.
+func (w faultWorld) runLimits(failAt int, flags ...string) (changes []string, out string, err error) {
 	w.Helper()
 	trace := filepath.Join(w.TempDir(), "trace")
 	args := append([]string{"limits", "shop/web-0", "--interval", "10ms"}, flags...)
@@ -27,24 +27,24 @@ func (w world) limits(failAt int, flags ...string) (changes []string, out string
 	return strings.Split(strings.TrimSpace(string(ops)), "\n"), string(text), err
 }
 
-// TestLimits fails each change of a change of limits. The command reports the fault and restores the old limits, and CHECK succeeds
-// with the runtime's limits.
+// TestLimits runs `podlace limits` once for each of its changes, and lets this change fail. The command reports the fault and restores the
+// old limits. CHECK then succeeds with the limits of the runtime.
 func TestLimits(t *testing.T) {
 	w := newWorld(t, fullChain("nftables")[2:])
-	result := w.add(1)
+	result := w.addChain(1)
 	otherMAC := regexp.MustCompile(`^host: link bwp\w+ changed: mac \S+ -> \S+$`) // of a recreated ifb device
 	before := w.take()
 	for _, flags := range [][]string{{"--ingress", "5M", "--egress", "6M"}, {"--ingress", "none"}, {"--egress", "none"},
 		{"--ingress", "none", "--egress", "none"}} {
-		changes, out, err := w.limits(0, flags...)
+		changes, out, err := w.runLimits(0, flags...)
 		if err != nil || len(changes) < 3 {
 			t.Fatalf("%q: %v, %s, %q", flags, err, out, changes)
 		}
-		w.add(1)
+		w.addChain(1)
 		for i, op := range changes {
 			w.Run(fmt.Sprint(strings.Join(flags, " "), " ", op), func(t *testing.T) {
-				w := w.in(t)
-				_, out, err := w.limits(i+1, flags...)
+				w := w.inSubtest(t)
+				_, out, err := w.runLimits(i+1, flags...)
 				if err == nil || !strings.Contains(out, "the limits of pod shop/web-0 are unchanged: ") ||
 					!strings.Contains(out, fmt.Sprintf("injected fault at change %d ", i+1)) {
 					t.Errorf("%v, %s", err, out)
@@ -54,10 +54,10 @@ func TestLimits(t *testing.T) {
 						t.Error(line)
 					}
 				}
-				w.call(0, "CHECK", result).ok(t)
+				w.callOf(0, "CHECK", result).mustRun(t)
 			})
 		}
 	}
-	w.del(1)
-	w.same(w.base)
+	w.delChain(1)
+	w.checkSame(w.base)
 }

@@ -25,52 +25,53 @@ const (
 	faulty    = 20 // one of this many calls fails at a change, and one is killed
 )
 
-// lives is a node on which pods with VFs come and go. Its runtime sends one DEL after a failed ADD, and repeats a DEL only after a
-// successful ADD.
-type lives struct {
+// vfNode is a node on which pods with VFs start and end. The emulated runtime sends one DEL after a failed ADD. The emulated runtime
+// repeats a failed DEL only for a pod whose ADD succeeded.
+type vfNode struct {
 	*testing.T
 	random  *rand.Rand
 	card    *card.Card
 	host    *kernel.Node
 	golden  []string
-	running []*life // index: VF
-	late    []*life // their DEL comes late, perhaps when another pod has the VF
-	usual   map[string]outcome
+	running []*podLife // index: VF
+	late    []*podLife // their DEL comes late, perhaps when another pod has the VF
+	usual   map[string]callOutcome
 
 	number, failed, killed int
 	dirty, after, refused  int // after: pods that got a VF before its restoration
 }
 
-// life is one pod.
-type life struct {
+// podLife is the life of one pod.
+type podLife struct {
 	pod  *sandbox.Pod
-	step step
+	step chainStep
 	vf   int
 	name string // interface name
 	prev []byte
 	end  string
 }
 
-// TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, with FAULTS=all a thousand. Every twentieth call fails at a random change,
-// and every twentieth is killed there. DELs are repeated, late, without a namespace, after the namespace's end, or missing. Each pod
-// finds its VF with the administrator's settings, and so does the node at the end. kerneltest.Random draws the cases.
+// TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, or a thousand with FAULTS=all. On average, one of twenty calls fails at a random
+// change, and one of twenty calls is killed at a random change. A pod gets a usual DEL, a repeated DEL, a late DEL, a DEL without a
+// namespace, a DEL after the end of the namespace, or no DEL. Each pod starts with a VF that has the administrator's settings. At the end
+// the VFs on the node have the same settings again.
 func TestLives(t *testing.T) {
 	l := newLives(t)
 	total := harness.Some(100, 1000)
 	for l.number < total && l.dirty < 10 && !t.Failed() {
-		l.begin()
+		l.beginLife()
 		if live := l.live(); len(live) == vfsOfCard || len(live) > 0 && l.random.IntN(3) > 0 {
-			l.finish(live[l.random.IntN(len(live))])
+			l.finishLife(live[l.random.IntN(len(live))])
 		}
-		l.late = slices.DeleteFunc(l.late, func(of *life) bool {
+		l.late = slices.DeleteFunc(l.late, func(of *podLife) bool {
 			return l.random.IntN(3) == 0 && l.delLate(of)
 		})
 	}
 	for _, of := range l.live() {
 		of.end = "DEL"
-		l.finish(of)
+		l.finishLife(of)
 	}
-	l.collect()
+	l.collectAll()
 	fmt.Fprintf(t.Output(), "%d lives, %d calls failed by injection, %d killed, %d pods got a VF before its restoration; %d dirty VFs\n",
 		l.number, l.failed, l.killed, l.after, l.dirty)
 	fmt.Fprintf(t.Output(), "figures: points=%d leaks=%d duplicates=0 next=%d failed=%d\n", l.failed+l.killed, l.dirty, l.after, l.refused)
@@ -79,27 +80,27 @@ func TestLives(t *testing.T) {
 	}
 }
 
-func newLives(t *testing.T) *lives {
+func newLives(t *testing.T) *vfNode {
 	t.Helper()
 	host, err := kernel.Host()
 	if err := errors.Join(err, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(host.Close)
-	l := &lives{T: t, random: kerneltest.Random(t), card: card.New(t, 0), host: host, running: make([]*life, vfsOfCard),
-		usual: map[string]outcome{}}
+	l := &vfNode{T: t, random: kerneltest.Random(t), card: card.New(t, 0), host: host, running: make([]*podLife, vfsOfCard),
+		usual: map[string]callOutcome{}}
 	for i := range vfsOfCard {
-		l.golden = append(l.golden, l.home(i))
+		l.golden = append(l.golden, l.describeVF(i))
 	}
 	return l
 }
 
-func (l *lives) live() []*life {
-	return slices.DeleteFunc(slices.Clone(l.running), func(of *life) bool { return of == nil })
+func (l *vfNode) live() []*podLife {
+	return slices.DeleteFunc(slices.Clone(l.running), func(of *podLife) bool { return of == nil })
 }
 
-// home describes the VF on the node; "" while the node has no VF with its name.
-func (l *lives) home(vf int) string {
+// describeVF describes the VF on the node. The result is "" while no link on the node has the VF's name.
+func (l *vfNode) describeVF(vf int) string {
 	l.Helper()
 	link, ok, err := l.host.Link(card.Name(vf))
 	if err != nil {
@@ -108,17 +109,17 @@ func (l *lives) home(vf int) string {
 	if !ok || link.Name != card.Name(vf) { // a pod gave this name to another link
 		return ""
 	}
-	return fmt.Sprintf("%s %q up %t %s", link.Name, link.AltNames, link.Up, nature(link))
+	return fmt.Sprintf("%s %q up %t %s", link.Name, link.AltNames, link.Up, describeSettings(link))
 }
 
-// nature describes the settings that a pod finds as well.
-func nature(link kernel.Link) string {
+// describeSettings describes those settings of the VF that a pod can see.
+func describeSettings(link kernel.Link) string {
 	return fmt.Sprintf("mac %s mtu %d promisc %t allmulti %t alias %q", link.MAC, link.MTU, link.Promis, link.AllMulti, link.Alias)
 }
 
-// call runs a verb with or without a fault. ok is false if it failed. Without a fault of this or an earlier life, a failure is a test
-// error.
-func (l *lives) call(of *life, verb string, mayFault bool) (stdout []byte, ok bool) {
+// callPlugin runs a verb with or without a fault. The second result is false if the verb failed. The test fails if no injected fault
+// explains this failure.
+func (l *vfNode) callPlugin(of *podLife, verb string, mayFault bool) (stdout []byte, ok bool) {
 	l.Helper()
 	kind := fmt.Sprint(verb, of.step.conf["ipam"] != nil, of.name)
 	fault := "NO=1"
@@ -133,8 +134,8 @@ func (l *lives) call(of *life, verb string, mayFault bool) (stdout []byte, ok bo
 	if verb == "ADD" {
 		l.card.Allocate(of.vf)
 	}
-	c := call{step: of.step, verb: verb, pod: of.pod, prev: of.prev}
-	o := c.with(l, fault)
+	c := pluginCall{chainStep: of.step, verb: verb, pod: of.pod, prev: of.prev}
+	o := c.runWith(l, fault)
 	card.Tell(l)
 	switch {
 	case o.exit < 0:
@@ -150,15 +151,15 @@ func (l *lives) call(of *life, verb string, mayFault bool) (stdout []byte, ok bo
 	return o.stdout, o.exit == 0
 }
 
-// begin schedules a pod to a VF without a pod, and runs its ADD.
-func (l *lives) begin() {
+// beginLife schedules a pod to a free VF and runs the pod's ADD.
+func (l *vfNode) beginLife() {
 	l.Helper()
 	free := slices.DeleteFunc([]int{0, 1, 2, 3}, func(i int) bool { return l.running[i] != nil })
 	if len(free) == 0 {
 		return
 	}
 	l.number++
-	of := &life{pod: kerneltest.NewPod(l.T), vf: free[l.random.IntN(len(free))], name: "eth0"}
+	of := &podLife{pod: kerneltest.NewPod(l.T), vf: free[l.random.IntN(len(free))], name: "eth0"}
 	conf := object{"cniVersion": "1.1.0", "name": "lives", "type": "sriov", "resources": []any{card.Resource}}
 	if l.random.IntN(2) == 0 {
 		of.name, of.prev = "net1", fmt.Appendf(nil, `{"cniVersion":"1.1.0","interfaces":[{"name":"lo","sandbox":%q}]}`, of.pod.Path)
@@ -169,28 +170,28 @@ func (l *lives) begin() {
 	if l.random.IntN(2) == 0 {
 		conf = conf.With("ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.84.0.0/24"}}}})
 	}
-	of.step = step{"sriov", conf}
+	of.step = chainStep{"sriov", conf}
 	of.end = []string{"DEL", "DEL twice", "gone first", "no netns", "late", "never"}[l.random.IntN(6)]
-	if l.home(of.vf) != l.golden[of.vf] {
+	if l.describeVF(of.vf) != l.golden[of.vf] {
 		l.after++
 	}
-	if _, ok := l.call(of, "ADD", true); !ok {
+	if _, ok := l.callPlugin(of, "ADD", true); !ok {
 		if l.random.IntN(10) > 0 {
-			l.call(of, "DEL", true)
+			l.callPlugin(of, "DEL", true)
 		}
-		l.close(of)
+		l.closeNetns(of)
 		return
 	}
 	l.running[of.vf] = of
-	l.found(of)
+	l.checkAndChange(of)
 }
 
-// found checks that a pod's VF has the expected settings, and then changes them as a tenant can.
-func (l *lives) found(of *life) {
+// checkAndChange checks that a pod's VF has the expected settings. Then it changes settings that a tenant can change.
+func (l *vfNode) checkAndChange(of *podLife) {
 	l.Helper()
-	l.inside(of, func(pod *kernel.NS, link kernel.Link) error {
+	l.withInterface(of, func(pod *kernel.NS, link kernel.Link) error {
 		want := strings.SplitAfter(l.golden[of.vf], " up false ")
-		got := nature(link)
+		got := describeSettings(link)
 		if of.step.conf["mtu"] != nil {
 			want[1] = fmt.Sprintf("mac %s mtu 1300 promisc false allmulti false alias \"\"", of.step.conf["mac"])
 		}
@@ -206,8 +207,8 @@ func (l *lives) found(of *life) {
 	})
 }
 
-// inside calls f with the pod's interface, if the pod has one.
-func (l *lives) inside(of *life, f func(*kernel.NS, kernel.Link) error) {
+// withInterface calls f with the pod's interface, if the pod has an interface.
+func (l *vfNode) withInterface(of *podLife, f func(*kernel.NS, kernel.Link) error) {
 	l.Helper()
 	netns, err := os.Open(of.pod.Path)
 	if err != nil {
@@ -228,11 +229,11 @@ func (l *lives) inside(of *life, f func(*kernel.NS, kernel.Link) error) {
 	}
 }
 
-// close ends a pod's namespace. A VF in it returns to the node.
-func (l *lives) close(of *life) {
+// closeNetns ends a pod's namespace. A VF in the namespace returns to the node.
+func (l *vfNode) closeNetns(of *podLife) {
 	l.Helper()
 	in := false
-	l.inside(of, func(*kernel.NS, kernel.Link) error { in = true; return nil })
+	l.withInterface(of, func(*kernel.NS, kernel.Link) error { in = true; return nil })
 	if in {
 		card.Leave(l, of.pod.Path, of.name)
 	}
@@ -241,13 +242,13 @@ func (l *lives) close(of *life) {
 	}
 }
 
-// finish ends a pod that was attached.
-func (l *lives) finish(of *life) {
+// finishLife ends a pod that was attached.
+func (l *vfNode) finishLife(of *podLife) {
 	l.Helper()
 	l.running[of.vf] = nil
 	switch of.end {
 	case "never", "late", "gone first":
-		l.close(of)
+		l.closeNetns(of)
 	}
 	switch of.end {
 	case "never":
@@ -257,60 +258,60 @@ func (l *lives) finish(of *life) {
 		return
 	case "no netns":
 		of.pod.Path = "" // the following calls get no namespace; close finds the path again
-		defer func() { of.pod.Path = filepath.Join("/run/netns", of.pod.Name); l.close(of) }()
+		defer func() { of.pod.Path = filepath.Join("/run/netns", of.pod.Name); l.closeNetns(of) }()
 	case "DEL", "DEL twice":
-		defer l.close(of)
+		defer l.closeNetns(of)
 	}
 	l.delUntilDone(of)
 	if of.end == "DEL twice" {
 		l.delUntilDone(of)
 	}
-	if got := l.home(of.vf); got != l.golden[of.vf] {
+	if got := l.describeVF(of.vf); got != l.golden[of.vf] {
 		l.dirty++
 		l.Errorf("life %d, %s, left VF %d as %q, want %s", l.number, of.end, of.vf, got, l.golden[of.vf])
 	}
 }
 
-// delUntilDone repeats DEL until it succeeds, as the kubelet does.
-func (l *lives) delUntilDone(of *life) {
+// delUntilDone retries DEL until DEL succeeds, as the kubelet does.
+func (l *vfNode) delUntilDone(of *podLife) {
 	l.Helper()
 	for again := range 3 {
-		if _, ok := l.call(of, "DEL", again < 2); ok {
+		if _, ok := l.callPlugin(of, "DEL", again < 2); ok {
 			return
 		}
 	}
 }
 
-// delLate sends a DEL after the VF was given to another pod, or while it still is.
-func (l *lives) delLate(of *life) bool {
+// delLate sends a late DEL. The VF may already belong to another pod, or may have belonged to another pod in the meantime.
+func (l *vfNode) delLate(of *podLife) bool {
 	l.Helper()
 	l.delUntilDone(of)
 	if now := l.running[of.vf]; now != nil {
-		l.inside(now, func(_ *kernel.NS, link kernel.Link) error {
+		l.withInterface(now, func(_ *kernel.NS, link kernel.Link) error {
 			if !link.Up {
 				return fmt.Errorf("the DEL of %s took %s from %s", of.pod.Name, link.Name, now.pod.Name)
 			}
 			return nil
 		})
-		if l.home(of.vf) != "" {
+		if l.describeVF(of.vf) != "" {
 			l.Errorf("the DEL of %s took VF %d from %s", of.pod.Name, of.vf, now.pod.Name)
 		}
 	}
 	return true
 }
 
-// collect runs GC without valid attachments, as at a node's reconciliation. Afterwards nothing remains of any pod.
-func (l *lives) collect() {
+// collectAll runs GC with an empty list of valid attachments. No state of any pod remains afterwards.
+func (l *vfNode) collectAll() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
 		l.Fatal(err)
 	}
-	gc := &life{pod: kerneltest.NewPod(l.T),
-		step: step{"sriov", object{"cniVersion": "1.1.0", "name": "lives", "type": "sriov", "resources": []any{card.Resource},
+	gc := &podLife{pod: kerneltest.NewPod(l.T),
+		step: chainStep{"sriov", object{"cniVersion": "1.1.0", "name": "lives", "type": "sriov", "resources": []any{card.Resource},
 			"ipam": object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.84.0.0/24"}}}}}}}
-	l.call(gc, "GC", false)
+	l.callPlugin(gc, "GC", false)
 	for i, want := range l.golden {
-		if got := l.home(i); got != want {
+		if got := l.describeVF(i); got != want {
 			l.dirty++
 			l.Errorf("at the end VF %d is %q, want %s", i, got, want)
 		}

@@ -10,7 +10,7 @@ import (
 	attachments "github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestFaultLostRecord (F-05) deletes or truncates each record of a pod with ports and limits. DEL then leaves nothing of the pod.
+// TestFaultLostRecord (F-05) deletes or truncates each record of a pod with ports and limits. No state of the pod remains after DEL.
 func TestFaultLostRecord(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -23,10 +23,10 @@ func TestFaultLostRecord(t *testing.T) {
 					"empty": func(path string) error { return os.Truncate(path, 0) },
 				}) {
 					s.Points++
-					pod := harness.NewPod(t, victim)
-					rt := harness.Attachment(pod, victim, harness.Capabilities())
+					pod := harness.NewPod(t, victimID)
+					rt := harness.Attachment(pod, victimID, harness.Capabilities())
 					s.Must(t, "ADD", rt)
-					hash := attachments.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+					hash := attachments.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
 					if err := lose("/run/podlace/chain/" + plugin + "-" + hash); err != nil {
 						t.Fatal(err)
 					}

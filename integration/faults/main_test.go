@@ -10,5 +10,5 @@ import (
 
 func TestMain(m *testing.M) {
 	soakFlags()
-	harness.Main(m, harness.Faulty, routes)
+	harness.Main(m, harness.Faulty, buildRoutesTest)
 }

@@ -20,12 +20,12 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// actors is the number of containers of the model. The pool has more addresses.
-const actors = 4
+// actorCount is the number of containers of the model. The pool has more addresses than containers.
+const actorCount = 4
 
-// model runs random verbs of several containers in parallel, and compares the plugins' answers with the resulting state, which it
-// reads without Podlace's code.
-type model struct {
+// verbModel runs random verbs of several containers in parallel. The model compares the plugins' answers with the resulting state, and
+// reads this state without code of Podlace.
+type verbModel struct {
 	t        *testing.T
 	random   *rand.Rand
 	pods     []*sandbox.Pod
@@ -33,8 +33,8 @@ type model struct {
 	harness.Tally
 }
 
-// move is one verb of a round and its answer.
-type move struct {
+// verbMove is one verb of a round and its answer.
+type verbMove struct {
 	verb  string
 	actor int
 	keeps []bool // the valid attachments of a GC
@@ -45,11 +45,11 @@ func modelConf() object {
 	return harness.BridgeConf().With("name", "model", "bridge", "model0", "ipam.ranges", []any{[]any{object{"subnet": "10.197.7.0/29"}}})
 }
 
-// TestFaultInterleaving draws the same verbs, containers and delays in every run; see kerneltest.Random.
+// TestFaultInterleaving uses the same verbs, containers and delays in every run, because the seed is fixed (see kerneltest.Random).
 func TestFaultInterleaving(t *testing.T) {
 	t.Run("F-13 ADD, DEL and GC of the same and other containers interleave at random", func(t *testing.T) {
-		m := &model{t: t, random: kerneltest.Random(t), attached: make([]bool, actors)}
-		for i := range actors {
+		m := &verbModel{t: t, random: kerneltest.Random(t), attached: make([]bool, actorCount)}
+		for i := range actorCount {
 			m.pods = append(m.pods, harness.NewPod(t, fmt.Sprintf("actor-%d", i)))
 		}
 		warm := harness.NewPod(t, "warm")
@@ -59,17 +59,17 @@ func TestFaultInterleaving(t *testing.T) {
 		before := harness.Watch(t, m.pods...)
 		for round := 0; round < harness.Some(60, 1000) && !t.Failed(); round++ {
 			m.Points++
-			m.round(round)
+			m.runRound(round)
 		}
 		for i := range m.pods {
-			m.call(move{verb: "DEL", actor: i}).Run(t).OK(t)
+			m.call(verbMove{verb: "DEL", actor: i}).Run(t).OK(t)
 		}
 		before.Clean(t, "DEL of all")
 		m.Report(t)
 	})
 }
 
-func (m *model) call(s move) harness.Call {
+func (m *verbModel) call(s verbMove) harness.Call {
 	pod := m.pods[s.actor]
 	conf := modelConf()
 	if s.verb == "GC" {
@@ -84,19 +84,19 @@ func (m *model) call(s move) harness.Call {
 	return harness.NewCall(s.verb, "bridge", pod, pod.Name, conf)
 }
 
-// round starts a few verbs at almost the same time and waits for all of them.
-func (m *model) round(number int) {
+// runRound starts a few verbs at almost the same time and waits for all of them.
+func (m *verbModel) runRound(number int) {
 	if m.random.IntN(2) == 0 {
 		if err := kerneltest.Age(harness.StateDirs()...); err != nil { // GC keeps recent attachments
 			m.t.Error(err)
 		}
 	}
-	steps := make([]move, 1+m.random.IntN(5))
+	steps := make([]verbMove, 1+m.random.IntN(5))
 	var wait sync.WaitGroup
 	for i := range steps {
-		steps[i] = move{verb: []string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC"}[m.random.IntN(6)], actor: m.random.IntN(actors)}
-		for j := range actors {
-			// The runtime lists its attachments as valid, and sometimes omits one.
+		steps[i] = verbMove{verb: []string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC"}[m.random.IntN(6)], actor: m.random.IntN(actorCount)}
+		for j := range actorCount {
+			// The GC of a runtime lists the attachments as valid, and sometimes omits one of them.
 			steps[i].keeps = append(steps[i].keeps, m.attached[j] && m.random.IntN(6) > 0)
 		}
 		c, delay := m.call(steps[i]), time.Duration(m.random.IntN(20))*time.Millisecond
@@ -111,8 +111,8 @@ func (m *model) round(number int) {
 	wait.Wait()
 	seen := map[string]int{}
 	var leased []string
-	for actor := range actors {
-		address := m.judge(number, actor, steps)
+	for actor := range actorCount {
+		address := m.checkActor(number, actor, steps)
 		if m.attached[actor] = address != ""; address == "" {
 			continue
 		}
@@ -129,8 +129,8 @@ func (m *model) round(number int) {
 	}
 }
 
-// judge compares the answers about one actor with its state. It returns the address of an attached actor.
-func (m *model) judge(number, actor int, steps []move) string {
+// checkActor compares the answers about one actor with the actor's state. checkActor returns the address of an attached actor.
+func (m *verbModel) checkActor(number, actor int, steps []verbMove) string {
 	adds, removals, may := []string{}, 0, 0
 	for _, s := range steps {
 		mine := s.actor == actor
@@ -147,13 +147,13 @@ func (m *model) judge(number, actor int, steps []move) string {
 			adds = append(adds, harness.Addresses(m.t, harness.RawObject(m.t, s.out.Stdout))[0])
 		case mine:
 			s.out.Refused(m.t, harness.CodeTaken)
-			rivals := slices.DeleteFunc(slices.Clone(steps), func(o move) bool { return o.actor != actor || o.verb != "ADD" })
+			rivals := slices.DeleteFunc(slices.Clone(steps), func(o verbMove) bool { return o.actor != actor || o.verb != "ADD" })
 			if !m.attached[actor] && len(rivals) < 2 {
 				m.t.Errorf("round %d: ADD of %d was refused without a reason: %s", number, actor, s.out.Stdout)
 			}
 		}
 	}
-	address := m.state(number, actor)
+	address := m.checkState(number, actor)
 	switch most := removals + may + 1; {
 	case len(adds) > most || m.attached[actor] && len(adds) > removals+may:
 		m.t.Errorf("round %d: %d ADDs of %d succeeded, with %d removals", number, len(adds), actor, removals+may)
@@ -167,8 +167,8 @@ func (m *model) judge(number, actor int, steps []move) string {
 	return address
 }
 
-// state checks that an actor is attached completely or not at all.
-func (m *model) state(number, actor int) (address string) {
+// checkState checks that an actor is either attached completely or not attached at all.
+func (m *verbModel) checkState(number, actor int) (address string) {
 	pod := m.pods[actor]
 	err := pod.Do(func() error {
 		link, err := net.InterfaceByName("eth0")

@@ -18,21 +18,21 @@ import (
 
 // TestFaultNetns changes pod namespaces as runtimes and administrators do.
 func TestFaultNetns(t *testing.T) {
-	const vanish = "umount -l /run/netns/" + victim + " && rm /run/netns/" + victim
+	const vanish = "umount -l /run/netns/" + victimID + " && rm /run/netns/" + victimID
 	for _, verb := range []string{"ADD", "DEL"} {
 		t.Run("F-15 netns vanishes at any point of "+verb, func(t *testing.T) {
 			s := newSweep(t, "nftables")
-			s.everywhere(t, verb, vanish, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error { return s.delWithoutNetns(rt) })
+			s.atEveryPoint(t, verb, vanish, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error { return s.delWithoutNetns(rt) })
 		})
 	}
 	t.Run("F-16 netns path leads to another pod by now", testReusedPath)
 	t.Run("F-17 netns path is no namespace", testOddPath)
 }
 
-// testReusedPath deletes a pod whose namespace path now belongs to another pod.
+// testReusedPath runs DEL for a pod whose namespace path now belongs to another pod.
 func testReusedPath(t *testing.T) {
 	s := newSweep(t, "nftables")
-	s.try(t, "DEL", func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+	s.tryCase(t, "DEL", func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 		_, err := s.Do("ADD", rt, nil)
 		if err == nil {
 			err = errors.Join(unix.Unmount(pod.Path, unix.MNT_DETACH), unix.Mount(s.stays.Path, pod.Path, "", unix.MS_BIND, ""))
@@ -47,7 +47,7 @@ func testReusedPath(t *testing.T) {
 	s.Report(t)
 }
 
-// testOddPath deletes a pod whose namespace path is each kind of file.
+// testOddPath runs DEL with a path that is not a namespace, once for each kind of file.
 func testOddPath(t *testing.T) {
 	s := newSweep(t, "nftables")
 	target := filepath.Join(t.TempDir(), "x")
@@ -62,7 +62,7 @@ func testOddPath(t *testing.T) {
 		"the namespace of the node": func(path string) error { return os.Symlink("/proc/self/ns/net", path) },
 		"nothing":                   func(string) error { return nil },
 	}) {
-		s.try(t, title, func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		s.tryCase(t, title, func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if _, err := s.Do("ADD", rt, nil); err != nil {
 				return err
 			}

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultRace runs verbs in parallel, and in sequence without a pause.
+// TestFaultRace runs verbs in parallel and runs verbs in sequence without a pause.
 func TestFaultRace(t *testing.T) {
 	t.Run("F-12 parallel ADDs, then parallel DELs", testParallel)
 	t.Run("F-14 the first ADDs of a node race", func(t *testing.T) { testFirstRace(t, "nftables", harness.Some(8, 100)) })
@@ -28,8 +28,8 @@ func TestFaultRace(t *testing.T) {
 	t.Run("F-42 other programs churn links", testChurn)
 }
 
-// crowd attaches n pods in parallel, checks that their addresses differ, and detaches them in parallel.
-func (s *sweep) crowd(t *testing.T, n int) {
+// attachCrowd attaches n pods in parallel, checks that their addresses differ, and detaches the pods in parallel.
+func (s *killSweep) attachCrowd(t *testing.T, n int) {
 	t.Helper()
 	pods, results := make([]*sandbox.Pod, n), make([]object, n)
 	for i := range pods {
@@ -44,7 +44,7 @@ func (s *sweep) crowd(t *testing.T, n int) {
 				caps["portMappings"] = []any{object{"hostPort": 10000 + i, "containerPort": 80, "protocol": "tcp"}}
 				rt := harness.Attachment(pod, pod.Name, caps)
 				result, err := s.Do(verb, rt, nil)
-				for tries := 0; busy(err) && tries < 20; tries++ { // runtimes retry as well on a slow machine
+				for tries := 0; isLockTimeout(err) && tries < 20; tries++ { // runtimes retry as well on a slow machine
 					t.Logf("again: %v", err)
 					s.Must(t, "DEL", rt)
 					result, err = s.Do(verb, rt, nil)
@@ -76,22 +76,22 @@ func (s *sweep) crowd(t *testing.T, n int) {
 	each("DEL")
 }
 
-// busy reports whether the error is a timeout for a lock.
-func busy(err error) bool {
+// isLockTimeout reports whether the error is a timeout for a lock.
+func isLockTimeout(err error) bool {
 	var doc *types.Error
 	return errors.As(err, &doc) && doc.Code == plugin.CodeTryAgain
 }
 
 func testParallel(t *testing.T) {
 	s := newSweep(t, "nftables")
-	s.crowd(t, 2)
+	s.attachCrowd(t, 2)
 	before := harness.Watch(t, s.stays)
-	s.crowd(t, harness.Some(24, 200))
+	s.attachCrowd(t, harness.Some(24, 200))
 	before.Clean(t, "parallel ADDs and DELs")
 	s.Report(t)
 }
 
-// testFirstRace runs parallel ADDs on a node without bridge, tables and folders.
+// testFirstRace runs parallel ADDs on a node that has no bridge, tables and folders of Podlace.
 func testFirstRace(t *testing.T, backend string, pods int) {
 	harness.Program(t, "nft")
 	if backend == "iptables" {
@@ -101,7 +101,7 @@ func testFirstRace(t *testing.T, backend string, pods int) {
 	s.Must(t, "DEL", harness.Attachment(s.stays, "stays", nil))
 	for range harness.Some(2, 100) {
 		harness.Shell(t, "ip link del chain0; nft flush ruleset; rm -rf /run/podlace /var/lib/cni/networks")
-		s.crowd(t, pods)
+		s.attachCrowd(t, pods)
 		if left := leaseFiles("chain"); len(left) > 0 {
 			s.Leaks++
 			t.Errorf("leases are left: %q", left)
@@ -110,18 +110,18 @@ func testFirstRace(t *testing.T, backend string, pods int) {
 	s.Report(t)
 }
 
-// testTightLoop repeats ADD and DEL of one container. The kernel removes namespaces in the background, while each ADD uses the same
-// link names.
+// testTightLoop repeats ADD and DEL of one container. Each ADD uses the same link names while the kernel still removes the previous
+// namespace in the background.
 func testTightLoop(t *testing.T) {
 	s := newSweep(t, "nftables")
 	before := harness.Watch(t, s.stays)
 	for i := range harness.Some(20, 1000) {
 		s.Points++
-		pod, err := sandbox.NewPod(victim)
+		pod, err := sandbox.NewPod(victimID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rt := harness.Attachment(pod, victim, harness.Capabilities())
+		rt := harness.Attachment(pod, victimID, harness.Capabilities())
 		s.Must(t, "ADD", rt)
 		if i%2 == 0 {
 			s.Must(t, "DEL", rt)
@@ -134,13 +134,13 @@ func testTightLoop(t *testing.T) {
 			s.Must(t, "DEL", rt)
 			continue
 		}
-		if pod, err = sandbox.NewPod(victim); err != nil { // without DEL: the pod is lost and its container ID is used again
+		if pod, err = sandbox.NewPod(victimID); err != nil { // without DEL: the pod is lost and its container ID is used again
 			t.Fatal(err)
 		}
-		if err := s.untilGone(t, harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+		if err := s.retryADD(t, harness.Attachment(pod, victimID, harness.Capabilities())); err != nil {
 			t.Fatal(err)
 		}
-		s.Must(t, "DEL", harness.Attachment(pod, victim, nil))
+		s.Must(t, "DEL", harness.Attachment(pod, victimID, nil))
 		if err := pod.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -149,9 +149,9 @@ func testTightLoop(t *testing.T) {
 	s.Report(t)
 }
 
-// untilGone retries ADD for a container whose last namespace was removed without a DEL. ADD fails until the kernel has removed the
-// link.
-func (s *sweep) untilGone(t *testing.T, rt *libcni.RuntimeConf) error {
+// retryADD retries ADD for a container whose last namespace was removed without a DEL. ADD fails until the kernel has removed the link of
+// this namespace.
+func (s *killSweep) retryADD(t *testing.T, rt *libcni.RuntimeConf) error {
 	t.Helper()
 	for range 1000 {
 		_, err := s.Do("ADD", rt, nil)
@@ -162,7 +162,7 @@ func (s *sweep) untilGone(t *testing.T, rt *libcni.RuntimeConf) error {
 	return errors.New("the kernel does not remove the link of a deleted namespace")
 }
 
-// testNameTaken creates a foreign link with the name of the host side.
+// testNameTaken creates a foreign link with the name of the pod's host-side veth.
 func testNameTaken(t *testing.T) {
 	s := newSweep(t, "nftables")
 	pod := harness.NewPod(t, "taken")
@@ -171,7 +171,7 @@ func testNameTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	host := hostSide(t, result)
+	host := hostVethOf(t, result)
 	s.Must(t, "DEL", rt)
 	before := harness.Watch(t, pod)
 	harness.Shell(t, "ip link add "+host+" type veth peer name other0")
@@ -189,7 +189,7 @@ func testNameTaken(t *testing.T) {
 	s.Report(t)
 }
 
-// testChurn has other programs interrupt every dump of links.
+// testChurn runs verbs while other programs create and delete links. These changes interrupt every dump of the links.
 func testChurn(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop := make(chan struct{})
@@ -203,14 +203,14 @@ func testChurn(t *testing.T) {
 					return
 				default:
 				}
-				// The loop only causes changes. Neither result matters.
+				// The loop only produces changes of links. The results of both commands do not matter.
 				_ = exec.Command("ip", "link", "add", name, "type", "veth", "peer", "name", name+"p").Run()
 				_ = exec.Command("ip", "link", "del", name).Run()
 			}
 		})
 	}
-	pod := harness.NewPod(t, victim)
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	pod := harness.NewPod(t, victimID)
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	for range harness.Some(8, 1000) {
 		s.Points++
 		for _, verb := range []string{"ADD", "CHECK", "DEL"} {

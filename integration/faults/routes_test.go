@@ -12,19 +12,19 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// routesTest is the test binary of pkg/noderoutes with faults.
+// routesTest is the name of the test binary of pkg/noderoutes with injected faults.
 const routesTest = "noderoutes.test"
 
-// routes builds routesTest into harness.FaultDir.
-func routes(dir string) error {
+// buildRoutesTest builds routesTest into harness.FaultDir.
+func buildRoutesTest(dir string) error {
 	cmd := exec.Command("go", "test", "-c", "-buildvcs=false", "-tags=podlace_fault", "-o", filepath.Join(dir, "fault", routesTest),
 		"../../pkg/noderoutes")
 	cmd.Stderr = os.Stderr
 	return cmd.Run()
 }
 
-// TestFaultRoutes creates, changes and removes the routes to other nodes with a fault at each change. A retry then has the result of a
-// run without the fault.
+// TestFaultRoutes creates, changes and removes the routes to other nodes, and lets each change fail once. A retry after the fault has the
+// same result as a run without the fault.
 func TestFaultRoutes(t *testing.T) {
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), routesTest), "-test.run=^TestFaultRoutes$", "-test.v")
 	cmd.Dir = t.TempDir()

@@ -16,10 +16,11 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRuntimes runs pods on the node of TestSoak under an emulated containerd and an emulated CRI-O, forty each or with FAULTS=all a
-// thousand each. Each runtime performs its failure sequences in an order that the seed decides. Nothing remains of any pod that ended.
+// TestRuntimes runs pods on the node of TestSoak under an emulated containerd and an emulated CRI-O. Each emulated runtime runs forty pods,
+// or a thousand with FAULTS=all. The seed determines the order in which a runtime performs its failure sequences. No state of ended pods
+// remains.
 func TestRuntimes(t *testing.T) {
-	for name, kinds := range harness.InOrder(map[string][]kind{"containerd": containerdHabits(), "CRI-O": crioHabits()}) {
+	for name, kinds := range harness.InOrder(map[string][]stepKind{"containerd": containerdHabits(), "CRI-O": crioHabits()}) {
 		t.Run(name, func(t *testing.T) {
 			s := newSoak(t, flagOf[uint64]("seed"), 10)
 			s.audits = 200
@@ -28,69 +29,71 @@ func TestRuntimes(t *testing.T) {
 			fmt.Fprintf(t.Output(), "seed %d\n", s.seed)
 			before := harness.Watch(t)
 			for round := 0; s.lives < harness.Some(40, 1000); round++ {
-				s.round(round, kinds, 0)
+				s.runRound(round, kinds, 0)
 				if t.Failed() {
 					return
 				}
 			}
-			s.audit()
-			s.end(before)
-			s.report(kinds, true)
+			s.auditNode()
+			s.endSoak(before)
+			s.printCounts(kinds, true)
 			fmt.Fprintf(t.Output(), "figures: points=%d leaks=0 duplicates=0 next=%d failed=0\n", s.killed, s.lives)
 		})
 	}
 }
 
-// containerdHabits returns containerd's sequences. It sends one DEL after a failed ADD, and the kubelet creates another sandbox. It
-// repeats DEL until one succeeds, and then sends one more. It sends STATUS every five seconds, and never CHECK or GC.
-func containerdHabits() []kind {
-	return []kind{
-		{"RunPodSandbox", 2, (*soak).stepAdd},
-		{"storm of RunPodSandbox", 1, func(s *soak) bool { return s.storm(6) }},
-		{"RunPodSandbox twice at once", 1, (*soak).stepAddsAtOnce},
-		{"RunPodSandbox killed at its deadline", 3, func(s *soak) bool { return s.retried(s.atPoint("ADD")) }},
-		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.atRandomTime()) }},
-		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.randomFailure()) }},
-		{"StopPodSandbox", 1, (*soak).stepDel},
-		{"StopPodSandbox and RemovePodSandbox", 3, (*soak).stepDelTwice},
-		{"StopPodSandbox twice at once", 1, (*soak).stepDelsAtOnce},
-		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soak).stepDelBeforeEnd},
-		{"StopPodSandbox killed at its deadline", 2, func(s *soak) bool { return s.repeatDel(s.atPoint("DEL")) }},
-		{"StopPodSandbox that fails", 1, func(s *soak) bool { return s.repeatDel(s.randomFailure()) }},
-		{"RemovePodSandbox without a namespace", 2, (*soak).stepDelGone},
-		{"StopPodSandbox without libcni's cache", 1, (*soak).stepDelUncached},
-		{"StopPodSandbox without records", 1, (*soak).stepDelUnrecorded},
-		{"Status", 3, func(s *soak) bool { return s.stepRestore("STATUS", s.status) }},
-		{"restart", 1, (*soak).stepRestartContainerd},
+// containerdHabits returns the failure sequences of containerd. After a failed ADD containerd sends one DEL, and the kubelet creates
+// another sandbox. Containerd retries DEL until DEL succeeds, and then sends one more DEL. Containerd sends STATUS every five seconds, and
+// never CHECK or GC.
+func containerdHabits() []stepKind {
+	return []stepKind{
+		{"RunPodSandbox", 2, (*soakRun).stepAdd},
+		{"storm of RunPodSandbox", 1, func(s *soakRun) bool { return s.startStorm(6) }},
+		{"RunPodSandbox twice at once", 1, (*soakRun).stepAddsAtOnce},
+		{"RunPodSandbox killed at its deadline", 3, func(s *soakRun) bool { return s.retryKilled(s.atPoint("ADD")) }},
+		{"RunPodSandbox killed some time", 2, func(s *soakRun) bool { return s.retryKilled(s.atRandomTime()) }},
+		{"RunPodSandbox that fails", 1, func(s *soakRun) bool { return s.retryKilled(s.randomFailure()) }},
+		{"StopPodSandbox", 1, (*soakRun).stepDel},
+		{"StopPodSandbox and RemovePodSandbox", 3, (*soakRun).stepDelTwice},
+		{"StopPodSandbox twice at once", 1, (*soakRun).stepDelsAtOnce},
+		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soakRun).stepDelBeforeEnd},
+		{"StopPodSandbox killed at its deadline", 2, func(s *soakRun) bool { return s.repeatDel(s.atPoint("DEL")) }},
+		{"StopPodSandbox that fails", 1, func(s *soakRun) bool { return s.repeatDel(s.randomFailure()) }},
+		{"RemovePodSandbox without a namespace", 2, (*soakRun).stepDelGone},
+		{"StopPodSandbox without libcni's cache", 1, (*soakRun).stepDelUncached},
+		{"StopPodSandbox without records", 1, (*soakRun).stepDelUnrecorded},
+		{"Status", 3, func(s *soakRun) bool { return s.stepRestore("STATUS", s.runStatus) }},
+		{"restart", 1, (*soakRun).stepRestartContainerd},
 	}
 }
 
-// crioHabits returns CRI-O's sequences. It sends CHECK right after ADD. It sends one DEL, deletes the namespace and libcni's result
-// even if the DEL fails. At its start it sends STATUS twice, GC with all pods, and CHECK of each pod.
-func crioHabits() []kind {
-	return []kind{
-		{"RunPodSandbox", 3, (*soak).stepAddAndCheck},
-		{"storm of RunPodSandbox", 1, func(s *soak) bool { return s.storm(6) }},
-		{"RunPodSandbox killed at its deadline", 3, func(s *soak) bool { return s.retried(s.atPoint("ADD")) }},
-		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.atRandomTime()) }},
-		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.randomFailure()) }},
-		{"StopPodSandbox", 4, (*soak).stepDel},
-		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soak).stepDelBeforeEnd},
-		{"StopPodSandbox killed", 2, func(s *soak) bool { return s.forgotten(s.atPoint("DEL")) }},
-		{"StopPodSandbox that fails", 2, func(s *soak) bool { return s.forgotten(s.randomFailure()) }},
-		{"StopPodSandbox without records", 1, (*soak).stepDelUnrecorded},
-		{"Status", 3, func(s *soak) bool { return s.stepRestore("STATUS", s.status) }},
-		{"restart", 2, (*soak).stepRestartCRIO},
-		{"restart without state", 1, (*soak).stepRestartWithoutState},
+// crioHabits returns the failure sequences of CRI-O. CRI-O sends CHECK right after ADD. At the end of a pod CRI-O sends one DEL. CRI-O then
+// deletes the namespace and libcni's cached result, even if DEL failed. At its start CRI-O sends STATUS twice, GC with all pods, and CHECK
+// of each pod.
+func crioHabits() []stepKind {
+	return []stepKind{
+		{"RunPodSandbox", 3, (*soakRun).stepAddAndCheck},
+		{"storm of RunPodSandbox", 1, func(s *soakRun) bool { return s.startStorm(6) }},
+		{"RunPodSandbox killed at its deadline", 3, func(s *soakRun) bool { return s.retryKilled(s.atPoint("ADD")) }},
+		{"RunPodSandbox killed some time", 2, func(s *soakRun) bool { return s.retryKilled(s.atRandomTime()) }},
+		{"RunPodSandbox that fails", 1, func(s *soakRun) bool { return s.retryKilled(s.randomFailure()) }},
+		{"StopPodSandbox", 4, (*soakRun).stepDel},
+		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soakRun).stepDelBeforeEnd},
+		{"StopPodSandbox killed", 2, func(s *soakRun) bool { return s.forgetKilled(s.atPoint("DEL")) }},
+		{"StopPodSandbox that fails", 2, func(s *soakRun) bool { return s.forgetKilled(s.randomFailure()) }},
+		{"StopPodSandbox without records", 1, (*soakRun).stepDelUnrecorded},
+		{"Status", 3, func(s *soakRun) bool { return s.stepRestore("STATUS", s.runStatus) }},
+		{"restart", 2, (*soakRun).stepRestartCRIO},
+		{"restart without state", 1, (*soakRun).stepRestartWithoutState},
 	}
 }
 
-// storm starts n pods in parallel and kills the first ADD of every second one, as the kubelet does after a restart of the node.
-func (s *soak) storm(n int) bool {
-	var list []*actor
-	kills := map[*actor]murder{}
+// startStorm starts n pods in parallel and kills the first ADD of every second pod, as the kubelet does after a restart of the node.
+func (s *soakRun) startStorm(n int) bool {
+	var list []*podSlot
+	kills := map[*podSlot]faultyRun{}
 	for range n {
-		a := s.free()
+		a := s.randomFree()
 		if a == nil {
 			break
 		}
@@ -99,13 +102,13 @@ func (s *soak) storm(n int) bool {
 		}
 	}
 	killed := make([]bool, len(s.actors))
-	s.each(list, func(a *actor) {
+	s.forEachPod(list, func(a *podSlot) {
 		if m, ok := kills[a]; ok {
-			_, _ = a.network.do("ADD", a.rt, m.exec)
+			_, _ = a.network.doVerb("ADD", a.rt, m.exec)
 			killed[a.slot] = m.killed()
 			s.mustDel(a)
 		}
-		s.add(a)
+		s.addPod(a)
 	})
 	for _, hit := range killed {
 		if hit {
@@ -115,45 +118,46 @@ func (s *soak) storm(n int) bool {
 	return len(list) > 2
 }
 
-// retried kills an ADD, and then runs DEL and ADD of the pod's next sandbox with the same ports.
-func (s *soak) retried(m murder) bool {
-	a := s.free()
+// retryKilled kills an ADD. Afterwards it runs DEL of the pod, and ADD of the pod's next sandbox with the same ports.
+func (s *soakRun) retryKilled(m faultyRun) bool {
+	a := s.randomFree()
 	if a == nil {
 		return false
 	}
-	s.commit(m, "ADD", a)
-	s.del(a)
-	s.begin(a)
-	s.add(a)
+	s.runFaulty(m, "ADD", a)
+	s.delPod(a)
+	s.beginPod(a)
+	s.addPod(a)
 	return true
 }
 
-// repeatDel kills a DEL, and repeats it until it succeeds.
-func (s *soak) repeatDel(m murder) bool {
-	a := s.some(nil)
+// repeatDel kills a DEL and retries DEL until it succeeds.
+func (s *soakRun) repeatDel(m faultyRun) bool {
+	a := s.randomPod(nil)
 	if a == nil {
 		return false
 	}
-	s.commit(m, "DEL", a)
+	s.runFaulty(m, "DEL", a)
 	s.mustDel(a)
-	s.del(a)
+	s.delPod(a)
 	return true
 }
 
-// forgotten kills a DEL, and never repeats it.
-func (s *soak) forgotten(m murder) bool {
-	a := s.some(nil)
+// forgetKilled kills a DEL and never retries it.
+func (s *soakRun) forgetKilled(m faultyRun) bool {
+	a := s.randomPod(nil)
 	if a == nil {
 		return false
 	}
-	s.commit(m, "DEL", a)
-	s.uncache(a)
-	s.abandon(a)
+	s.runFaulty(m, "DEL", a)
+	s.dropCache(a)
+	s.abandonPod(a)
 	return true
 }
 
-// failing implements the interface by which libcni starts plugins. In one plugin of the chain it makes one change fail.
-type failing struct {
+// failingExec implements invoke.Exec, the interface with which libcni starts plugins. failingExec lets one change of one plugin in the
+// chain fail.
+type failingExec struct {
 	invoke.DefaultExec
 	plugin, at int // plugin's index in the chain, and the change's number
 	started    int
@@ -161,7 +165,7 @@ type failing struct {
 }
 
 // ExecPlugin starts one plugin for libcni.
-func (f *failing) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+func (f *failingExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	if f.started++; f.started-1 == f.plugin {
 		environ = append(environ, fmt.Sprint("PODLACE_FAIL_AT=", f.at))
 	}
@@ -171,81 +175,81 @@ func (f *failing) ExecPlugin(ctx context.Context, path string, stdin []byte, env
 	return stdout, err
 }
 
-// randomFailure draws a change that fails.
-func (s *soak) randomFailure() murder {
-	f := &failing{plugin: s.random.IntN(3), at: 1 + s.random.IntN(8)}
-	s.says("change %d of plugin %d", f.at, f.plugin)
-	return murder{f, func() bool { return f.failed }}
+// randomFailure chooses a random change that fails.
+func (s *soakRun) randomFailure() faultyRun {
+	f := &failingExec{plugin: s.random.IntN(3), at: 1 + s.random.IntN(8)}
+	s.addTitle("change %d of plugin %d", f.at, f.plugin)
+	return faultyRun{f, func() bool { return f.failed }}
 }
 
-// stepDelUnrecorded runs a DEL after another program deleted the pod's records.
-func (s *soak) stepDelUnrecorded() bool {
-	a := s.some(nil)
+// stepDelUnrecorded runs DEL after another program has deleted the pod's records.
+func (s *soakRun) stepDelUnrecorded() bool {
+	a := s.randomPod(nil)
 	if a == nil {
 		return false
 	}
-	for _, plugin := range a.plugins() {
+	for _, plugin := range a.recordPlugins() {
 		harness.Shell(s, "rm "+a.record(plugin))
 	}
 	if s.random.IntN(2) == 0 {
-		s.uncache(a)
+		s.dropCache(a)
 	}
-	s.del(a)
+	s.delPod(a)
 	return true
 }
 
-func (s *soak) stepAddAndCheck() bool {
-	a := s.free()
+func (s *soakRun) stepAddAndCheck() bool {
+	a := s.randomFree()
 	if a != nil {
-		s.add(a)
-		s.check(a)
+		s.addPod(a)
+		s.checkPod(a)
 	}
 	return a != nil
 }
 
-// stepRestartContainerd restarts containerd during an ADD. Containerd knows that it has to delete that pod.
-func (s *soak) stepRestartContainerd() bool {
-	a := s.free()
+// stepRestartContainerd restarts containerd during an ADD. After its restart containerd deletes this pod.
+func (s *soakRun) stepRestartContainerd() bool {
+	a := s.randomFree()
 	if a == nil {
 		return false
 	}
-	s.commit(s.atRandomTime(), "ADD", a)
-	s.del(a)
-	return s.stepRestore("STATUS", s.status)
+	s.runFaulty(s.atRandomTime(), "ADD", a)
+	s.delPod(a)
+	return s.stepRestore("STATUS", s.runStatus)
 }
 
 // stepRestartCRIO runs the verbs of CRI-O's start: STATUS twice, GC, and CHECK of each pod.
-func (s *soak) stepRestartCRIO() bool {
+func (s *soakRun) stepRestartCRIO() bool {
 	if s.random.IntN(2) == 0 {
-		s.says("after a flush")
+		s.addTitle("after a flush")
 		s.flush()
 	}
-	for _, do := range []func() error{s.status, s.status, s.collect} {
+	for _, do := range []func() error{s.runStatus, s.runStatus, s.collectAll} {
 		if err := do(); err != nil {
 			s.Error(err)
 		}
 	}
 	s.flushed, s.parts = false, false
-	s.each(s.live(), func(a *actor) { s.check(a) })
+	s.forEachPod(s.livePods(), func(a *podSlot) { s.checkPod(a) })
 	return true
 }
 
-// stepRestartWithoutState starts a CRI-O that lost its store while its pods run: GC gets an empty list of valid attachments.
-func (s *soak) stepRestartWithoutState() bool {
-	live := s.live()
+// stepRestartWithoutState starts a CRI-O that has lost its store while its pods run. GC then gets an empty list of valid attachments.
+func (s *soakRun) stepRestartWithoutState() bool {
+	live := s.livePods()
 	if len(live) == 0 {
 		return false
 	}
 	for _, a := range live {
-		s.uncache(a)
+		s.dropCache(a)
 		_ = a.speaker.Close()
 		a.speaker = nil
 	}
-	s.settle()
-	s.owned(nil)
+	s.settleNode()
+	s.checkOwned(nil)
 	for _, a := range live {
-		s.close(a)
+		s.closePod(a)
 	}
-	s.fill()
+	s.fillNode()
 	return true
 }

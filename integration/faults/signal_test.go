@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultSignal checks that a plugin that gets a signal completes or undoes its work.
+// TestFaultSignal sends signals to plugins. Each plugin completes its work or undoes it.
 func TestFaultSignal(t *testing.T) {
 	for _, verb := range []string{"ADD", "DEL"} {
 		t.Run("F-46 SIGTERM, SIGINT, SIGHUP at any point of "+verb, func(t *testing.T) { signalEverywhere(t, verb) })
@@ -24,20 +24,21 @@ func TestFaultSignal(t *testing.T) {
 	t.Run("F-46 SIGPIPE: the result is not read", testBrokenPipe)
 }
 
-// signalEverywhere sends each signal at each point. An ADD succeeds or leaves nothing, without a DEL. A DEL finishes.
+// signalEverywhere runs a verb once for each signal and each point, and sends the signal at this point. An ADD either succeeds or leaves no
+// state; a failed ADD needs no DEL. A DEL finishes.
 func signalEverywhere(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
-	points, _ := s.measure(t, verb)
+	points, _ := s.measureVerb(t, verb)
 	undone := 0
 	for at := 1; at <= points; at += harness.Some(points/7+1, 1) {
 		for _, signal := range harness.Some(signals()[at%3:at%3+1], signals()) {
-			s.try(t, fmt.Sprintf("%v at point %d of %s", signal, at, verb), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+			s.tryCase(t, fmt.Sprintf("%v at point %d of %s", signal, at, verb), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 				if verb == "DEL" {
 					if _, err := s.Do("ADD", rt, nil); err != nil {
 						return err
 					}
 				}
-				e := &faultExec{at: at, run: killing("root", signal), dir: s.dir}
+				e := &faultExec{at: at, run: killCommand("root", signal), dir: s.dir}
 				n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
 				if err != nil {
 					return err
@@ -65,7 +66,7 @@ func signals() []syscall.Signal {
 	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 }
 
-// testBrokenPipe checks that an ADD leaves nothing if its result or error cannot be written.
+// testBrokenPipe checks that ADD leaves no state if ADD cannot write its result or error.
 func testBrokenPipe(t *testing.T) {
 	y := harness.Tally{}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {

@@ -15,73 +15,73 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// audit restores the node by its documented means, and then checks the whole node.
-func (s *soak) audit() {
+// auditNode restores the node with the documented commands and then checks the whole node.
+func (s *soakRun) auditNode() {
 	s.Helper()
 	if s.Failed() {
 		return
 	}
-	s.owned(s.orphans)
-	s.settle()
+	s.checkOwned(s.orphans)
+	s.settleNode()
 	s.recreateIncomplete()
-	s.owned(nil)
-	s.elements()
+	s.checkOwned(nil)
+	s.checkElements()
 	s.checkLimits()
-	s.each(s.live(), s.reachable)
-	s.neighbours()
-	s.measured()
+	s.forEachPod(s.livePods(), s.checkTraffic)
+	s.checkNeighbours()
+	s.measureLimits()
 	if s.Failed() {
 		s.Logf("at the audit after step %d", s.step)
 	}
 }
 
-// settle restores flushed rules, and collects pods without a DEL.
-func (s *soak) settle() {
+// settleNode restores flushed rules and collects the pods that got no DEL.
+func (s *soakRun) settleNode() {
 	s.Helper()
 	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
 		s.Fatal(err)
 	}
-	if err := s.collect(); err != nil {
+	if err := s.collectAll(); err != nil {
 		s.Errorf("GC: %v", err)
 	}
-	if err := s.reload(); err != nil {
+	if err := s.runReload(); err != nil {
 		s.Error(err)
 	}
 	s.flushed, s.parts = false, false
 	clear(s.orphans)
 }
 
-// recreateIncomplete runs CHECK of all pods. A pod may have lost a record and then, by a flush, state that only the record names.
-// Its CHECK fails, as at a restart of CRI-O, and the kubelet recreates the pod.
-func (s *soak) recreateIncomplete() {
+// recreateIncomplete runs CHECK of all pods. A pod may lack state, because it has lost a record and a later flush removed state that only
+// this record names. CHECK of this pod fails, as at a restart of CRI-O, and the kubelet recreates the pod.
+func (s *soakRun) recreateIncomplete() {
 	s.Helper()
-	live := s.live()
+	live := s.livePods()
 	whole := make([]bool, len(s.actors))
-	s.each(live, func(a *actor) { whole[a.slot] = s.check(a) })
+	s.forEachPod(live, func(a *podSlot) { whole[a.slot] = s.checkPod(a) })
 	for _, a := range live {
 		if whole[a.slot] {
 			continue
 		}
 		s.remade++
-		s.del(a)
-		s.begin(a)
-		s.add(a)
+		s.delPod(a)
+		s.beginPod(a)
+		s.addPod(a)
 	}
 }
 
-// owned checks that every name, address and key on the node belongs to a live pod or to one of the orphans, which a later GC collects.
-// After GC, a rule leads to every chain of the iptables backend.
-func (s *soak) owned(orphans map[string]bool) {
+// checkOwned checks that every name, address and key on the node belongs to a live pod or to an orphan. A later GC collects the orphans.
+// Each chain of the iptables backend must have a rule that jumps to it after GC.
+func (s *soakRun) checkOwned(orphans map[string]bool) {
 	s.Helper()
-	known := s.identities()
+	known := s.knownIdentities()
 	maps.Copy(known, orphans)
-	for _, path := range s.paths() { // after a killed ADD only the lease names the addresses
+	for _, path := range s.statePaths() { // after a killed ADD only the lease names the addresses
 		lease, err := os.ReadFile(path)
 		if container, _, ok := strings.Cut(string(lease), "\r\n"); err == nil && ok && orphans[container] {
 			known[filepath.Base(path)] = true
 		}
 	}
-	all := s.inventory()
+	all := s.nodeInventory()
 	for _, chain := range regexp.MustCompile(`(?m)^:(CNI-(?:DN-|SN-)?[0-9a-f]{8,}) `).FindAllStringSubmatch(all, -1) {
 		if orphans == nil && !strings.Contains(all, " -j "+chain[1]+"\n") {
 			s.Errorf("no rule leads to the chain %s", chain[1])
@@ -92,7 +92,7 @@ func (s *soak) owned(orphans map[string]bool) {
 		if of := recorded.FindStringSubmatch(line); of != nil && orphans[of[1]] {
 			continue // a killed DEL releases the addresses before it removes the record
 		}
-		for _, group := range identity().FindAllStringSubmatch(line, -1) {
+		for _, group := range identityPattern().FindAllStringSubmatch(line, -1) {
 			word := group[slices.IndexFunc(group[1:], func(part string) bool { return part != "" })+1]
 			if !known[word] {
 				known[word] = true // report each word once
@@ -100,19 +100,19 @@ func (s *soak) owned(orphans map[string]bool) {
 			}
 		}
 	}
-	s.files(known)
-	s.processes()
+	s.checkFiles(known)
+	s.checkProcesses()
 }
 
-// identity matches identifiers of pods: veth pairs and their ifb devices, key hashes in comments of elements, in record names and in
-// the names of users of 127.0.0.1, container IDs, and addresses.
-func identity() *regexp.Regexp {
+// identityPattern matches the identifiers of pods: container IDs, addresses, names of veths and ifb devices, and key hashes in element
+// comments and file names.
+func identityPattern() *regexp.Regexp {
 	return regexp.MustCompile(`\b(veth[0-9a-f]{11}|bwp[0-9a-f]+)\b|comment "([0-9a-f]{16})\b|(?:bridge|portmap|bandwidth)-([0-9a-f]{16})\b` +
 		`|localhost/\S+/([0-9a-f]{16})\b|\b(soak-\d+-\d+)\b|\b(10\.9[12]\.0\.\d+|fd9[12]::[0-9a-f]*)(?:\b|$)`)
 }
 
-// identities returns the words that identity may find.
-func (s *soak) identities() map[string]bool {
+// knownIdentities returns the identifiers of all live pods and the addresses of the networks.
+func (s *soakRun) knownIdentities() map[string]bool {
 	s.Helper()
 	known := map[string]bool{"soak-lan": true}
 	for _, n := range s.networks {
@@ -120,23 +120,23 @@ func (s *soak) identities() map[string]bool {
 			known[word] = true
 		}
 	}
-	for _, a := range s.live() {
-		for _, word := range append(a.names(), a.ips...) {
+	for _, a := range s.livePods() {
+		for _, word := range append(a.podNames(), a.ips...) {
 			known[word] = true
 		}
 	}
 	return known
 }
 
-// inventory returns the node's links, routes and rules, and the files below the state folders with their contents. It omits released
-// addresses, which host-local records on purpose.
-func (s *soak) inventory() string {
+// nodeInventory returns the node's links, routes and rules, and the files of the state folders with their contents. The inventory omits
+// released addresses, because host-local keeps them on purpose.
+func (s *soakRun) nodeInventory() string {
 	s.Helper()
 	out := harness.Shell(s, "ip -o link; ip -o -6 route; ip -o -4 route; nft list ruleset; iptables-save; ip6tables-save")
-	for _, path := range s.paths() {
+	for _, path := range s.statePaths() {
 		out += path + "\n"
 		name := strings.TrimPrefix(filepath.Base(path), ".tmp-")
-		if name == "released" || strings.HasPrefix(name, "last_reserved_ip.") || slices.Contains(s.unreadable(), path) {
+		if name == "released" || strings.HasPrefix(name, "last_reserved_ip.") || slices.Contains(s.unreadableRecords(), path) {
 			continue
 		}
 		if content, err := os.ReadFile(path); err == nil {
@@ -153,8 +153,8 @@ func printable(r rune) rune {
 	return r
 }
 
-// paths returns the files below the state folders.
-func (s *soak) paths() (list []string) {
+// statePaths returns the files below the state folders.
+func (s *soakRun) statePaths() (list []string) {
 	for _, dir := range harness.StateDirs() {
 		_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if err == nil && !e.IsDir() {
@@ -166,13 +166,13 @@ func (s *soak) paths() (list []string) {
 	return list
 }
 
-// files checks that docs/STATE.md names every file, and that the records and leases are exactly those of the live pods.
-func (s *soak) files(known map[string]bool) {
+// checkFiles checks that docs/STATE.md names every file. The records and leases must be exactly those of the live pods.
+func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)
 	found := map[string]bool{}
-	for _, path := range s.paths() {
-		// A killed verb leaves a temporary file. The next writer of the file replaces it.
+	for _, path := range s.statePaths() {
+		// A killed verb can leave a temporary file. The next writer of the same file replaces the temporary file.
 		name, temporary := strings.CutPrefix(filepath.Base(path), ".tmp-")
 		path := filepath.Join(filepath.Dir(path), name)
 		hash := name[strings.LastIndex(name, "-")+1:]
@@ -184,13 +184,13 @@ func (s *soak) files(known map[string]bool) {
 			s.Errorf("the file %s belongs to no live pod, network or lock", path)
 		}
 	}
-	for _, a := range s.live() {
+	for _, a := range s.livePods() {
 		for _, ip := range a.ips {
 			if path := "/var/lib/cni/networks/" + a.network.name + "/" + ip; !found[path] {
 				s.Errorf("%s has no lease %s", a, path)
 			}
 		}
-		for _, plugin := range a.plugins() {
+		for _, plugin := range a.recordPlugins() {
 			if path := a.record(plugin); !found[path] && !slices.Contains(a.lost, plugin) {
 				s.Errorf("%s has no record %s", a, path)
 			}
@@ -198,8 +198,8 @@ func (s *soak) files(known map[string]bool) {
 	}
 }
 
-// processes checks that no plugin of this node is running. The test recognises them by its mounts.
-func (s *soak) processes() {
+// checkProcesses checks that no plugin of this node is running. The check recognises plugins of this node by their mount namespace.
+func (s *soakRun) checkProcesses() {
 	s.Helper()
 	here, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -216,27 +216,27 @@ func (s *soak) processes() {
 }
 
 // checkLimits compares the qdiscs of each pod with its requested limits.
-func (s *soak) checkLimits() {
+func (s *soakRun) checkLimits() {
 	s.Helper()
-	for _, a := range s.live() {
+	for _, a := range s.livePods() {
 		if got, device, err := harness.LimitsOf(a.key().HostVeth()); err != nil || got != a.limits || (device != "") != (got.Egress > 0) {
 			s.Errorf("%s has the limits %+v by %q, %v; want %+v", a, got, device, err, a.limits)
 		}
 	}
-	want := s.count(func(a *actor) bool { return a.limits.Egress > 0 })
+	want := s.count(func(a *podSlot) bool { return a.limits.Egress > 0 })
 	if got := strings.Count(harness.Shell(s, "ip -o link show type ifb"), "bwp"); got != want {
 		s.Errorf("%d ifb devices, want %d, one for each pod with an egress limit", got, want)
 	}
 }
 
-func (s *soak) count(fits func(*actor) bool) int {
-	return len(slices.DeleteFunc(s.live(), func(a *actor) bool { return !fits(a) }))
+func (s *soakRun) count(fits func(*podSlot) bool) int {
+	return len(slices.DeleteFunc(s.livePods(), func(a *podSlot) bool { return !fits(a) }))
 }
 
-// elements checks that the maps of hostPorts have one element for each port and pod.
-func (s *soak) elements() {
+// checkElements checks that the maps of hostPorts have one element for each port and pod.
+func (s *soakRun) checkElements() {
 	s.Helper()
-	want := 2 * s.count(func(a *actor) bool { return a.ports && a.network.backend == "nftables" }) // TCP and UDP
+	want := 2 * s.count(func(a *podSlot) bool { return a.ports && a.network.backend == "nftables" }) // TCP and UDP
 	for _, set := range []string{"map inet podlace_hostport ports4", "map inet podlace_hostport ports6", "set inet podlace_hostport snat4",
 		"set inet podlace_hostport snat6"} {
 		if got := strings.Count(harness.Shell(s, "nft list "+set), "comment"); got != want {

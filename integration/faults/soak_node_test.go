@@ -43,8 +43,8 @@ func newSoakNetwork(t *testing.T, i int, backend string) *soakNetwork {
 	return n
 }
 
-// do runs a verb of the chain with the programs of bin/, or with exec if it is not nil.
-func (n *soakNetwork) do(verb string, rt *libcni.RuntimeConf, exec invoke.Exec, valid ...types.GCAttachment) (types.Result, error) {
+// doVerb runs a verb of the chain. doVerb starts the programs of bin/, or uses exec if exec is not nil.
+func (n *soakNetwork) doVerb(verb string, rt *libcni.RuntimeConf, exec invoke.Exec, valid ...types.GCAttachment) (types.Result, error) {
 	network, err := harness.OpenNetwork(n.conflist, n.cache, exec)
 	if err != nil {
 		return nil, err
@@ -52,17 +52,17 @@ func (n *soakNetwork) do(verb string, rt *libcni.RuntimeConf, exec invoke.Exec, 
 	return network.Do(verb, rt, valid)
 }
 
-// traits are the features that a pod requests.
-type traits struct {
+// podTraits contains the features that a pod requests.
+type podTraits struct {
 	ports  bool
 	limits harness.Rates
 }
 
-// actor is a slot in which pods live one after another. Each of these pods has the slot's hostPort, if the slot has one.
-type actor struct {
+// podSlot is a slot of the node that contains one pod after another. If a slot has a hostPort, all pods of the slot have this hostPort.
+type podSlot struct {
 	slot, lives int
 	network     *soakNetwork
-	traits
+	podTraits
 	pod     *sandbox.Pod // nil while the slot is empty
 	rt      *libcni.RuntimeConf
 	ips     []string
@@ -70,26 +70,26 @@ type actor struct {
 	lost    []string         // plugins whose records of the pod are lost
 }
 
-func (a *actor) String() string { return a.rt.ContainerID }
+func (a *podSlot) String() string { return a.rt.ContainerID }
 
-func (a *actor) port() string { return fmt.Sprint(20000 + a.slot) }
+func (a *podSlot) port() string { return fmt.Sprint(20000 + a.slot) }
 
-func (a *actor) key() attachments.Key {
+func (a *podSlot) key() attachments.Key {
 	return attachments.Key{Network: a.network.name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}
 }
 
-// names returns the words that identify the pod on the node: its container ID, its links, and the hash of its key.
-func (a *actor) names() []string {
+// podNames returns the words that identify the pod on the node: its container ID, its links, and the hash of its key.
+func (a *podSlot) podNames() []string {
 	key := a.key()
 	return []string{a.rt.ContainerID, key.HostVeth(), key.Hash(), "bwp" + key.ReferenceHash()[:12]}
 }
 
-func (a *actor) record(plugin string) string {
+func (a *podSlot) record(plugin string) string {
 	return filepath.Join("/run/podlace", a.network.name, plugin+"-"+a.key().Hash())
 }
 
-// plugins returns the plugins that keep a record of the pod.
-func (a *actor) plugins() []string {
+// recordPlugins returns the plugins that have a record of the pod.
+func (a *podSlot) recordPlugins() []string {
 	list := []string{"bridge"}
 	if a.ports {
 		list = append(list, "portmap")
@@ -100,42 +100,42 @@ func (a *actor) plugins() []string {
 	return list
 }
 
-// live returns the attached pods.
-func (s *soak) live() []*actor {
-	return slices.DeleteFunc(slices.Clone(s.actors), func(a *actor) bool { return a.speaker == nil })
+// livePods returns the attached pods.
+func (s *soakRun) livePods() []*podSlot {
+	return slices.DeleteFunc(slices.Clone(s.actors), func(a *podSlot) bool { return a.speaker == nil })
 }
 
-// some draws an attached pod that fits; nil if there is none.
-func (s *soak) some(fits func(*actor) bool) *actor {
-	list := slices.DeleteFunc(s.live(), func(a *actor) bool { return fits != nil && !fits(a) })
+// randomPod chooses a random attached pod that the given function accepts; the result is nil if no such pod exists.
+func (s *soakRun) randomPod(fits func(*podSlot) bool) *podSlot {
+	list := slices.DeleteFunc(s.livePods(), func(a *podSlot) bool { return fits != nil && !fits(a) })
 	if len(list) == 0 {
 		return nil
 	}
 	a := list[s.random.IntN(len(list))]
-	s.says("%s", a)
+	s.addTitle("%s", a)
 	return a
 }
 
-// free draws an empty slot and creates a pod in it; nil if there is none.
-func (s *soak) free() *actor {
-	list := slices.DeleteFunc(slices.Clone(s.actors), func(a *actor) bool { return a.pod != nil })
+// randomFree chooses a random empty slot and creates a pod in it; nil means that no slot is empty.
+func (s *soakRun) randomFree() *podSlot {
+	list := slices.DeleteFunc(slices.Clone(s.actors), func(a *podSlot) bool { return a.pod != nil })
 	if len(list) == 0 {
 		return nil
 	}
 	a := list[s.random.IntN(len(list))]
 	s.drawTraits(a)
-	s.begin(a)
-	s.says("%s", a)
+	s.beginPod(a)
+	s.addTitle("%s", a)
 	return a
 }
 
-func (s *soak) drawTraits(a *actor) {
-	rates := []harness.Rates{{}, {}, limit(40, 20), limit(0, 50), limit(100, 0), limit(200, 80)}
-	a.traits = traits{ports: s.random.IntN(4) > 0, limits: rates[s.random.IntN(len(rates))]}
+func (s *soakRun) drawTraits(a *podSlot) {
+	rates := []harness.Rates{{}, {}, mbitRates(40, 20), mbitRates(0, 50), mbitRates(100, 0), mbitRates(200, 80)}
+	a.podTraits = podTraits{ports: s.random.IntN(4) > 0, limits: rates[s.random.IntN(len(rates))]}
 }
 
-// begin creates the next pod of a slot.
-func (s *soak) begin(a *actor) {
+// beginPod creates the next pod of a slot.
+func (s *soakRun) beginPod(a *podSlot) {
 	s.Helper()
 	s.lives++
 	a.lives++
@@ -157,15 +157,15 @@ func (s *soak) begin(a *actor) {
 		caps["bandwidth"] = limits
 	}
 	a.pod, a.rt, a.ips, a.lost = pod, harness.Named(pod, caps), nil, nil
-	for _, word := range a.names() {
+	for _, word := range a.podNames() {
 		s.past[word] = pod.Name
 	}
 }
 
-// add attaches the pod of a slot, and starts its server.
-func (s *soak) add(a *actor) {
+// addPod attaches the pod of a slot and starts a server in it.
+func (s *soakRun) addPod(a *podSlot) {
 	s.Helper()
-	result, err := a.network.do("ADD", a.rt, nil)
+	result, err := a.network.doVerb("ADD", a.rt, nil)
 	if err != nil {
 		s.Errorf("ADD of %s: %v", a, err)
 		return
@@ -173,7 +173,7 @@ func (s *soak) add(a *actor) {
 	s.attached(a, result)
 }
 
-func (s *soak) attached(a *actor, result types.Result) {
+func (s *soakRun) attached(a *podSlot, result types.Result) {
 	s.Helper()
 	a.ips = harness.Addresses(s, harness.RawObject(s, string(harness.Encode(result))))
 	var err error
@@ -182,32 +182,32 @@ func (s *soak) attached(a *actor, result types.Result) {
 	}
 }
 
-// del detaches the pod of a slot, and removes the pod.
-func (s *soak) del(a *actor) {
+// delPod detaches the pod of a slot and removes the pod.
+func (s *soakRun) delPod(a *podSlot) {
 	s.Helper()
 	s.mustDel(a)
-	s.close(a)
+	s.closePod(a)
 }
 
 // mustDel runs a DEL that must succeed.
-func (s *soak) mustDel(a *actor) {
+func (s *soakRun) mustDel(a *podSlot) {
 	s.Helper()
-	if _, err := a.network.do("DEL", a.rt, nil); err != nil {
+	if _, err := a.network.doVerb("DEL", a.rt, nil); err != nil {
 		s.Errorf("DEL of %s: %v", a, err)
 	}
 }
 
-// abandon removes the namespace of a pod whose DEL never comes or has failed.
-func (s *soak) abandon(a *actor) {
+// abandonPod removes the namespace of a pod that gets no DEL or whose DEL failed.
+func (s *soakRun) abandonPod(a *podSlot) {
 	s.Helper()
-	for _, word := range append(a.names(), a.ips...) {
+	for _, word := range append(a.podNames(), a.ips...) {
 		s.orphans[word] = true
 	}
-	s.close(a)
+	s.closePod(a)
 }
 
-// close removes the namespace of a pod.
-func (s *soak) close(a *actor) {
+// closePod removes the namespace of a pod.
+func (s *soakRun) closePod(a *podSlot) {
 	s.Helper()
 	if a.pod == nil {
 		return
@@ -221,22 +221,22 @@ func (s *soak) close(a *actor) {
 	a.pod, a.speaker = nil, nil
 }
 
-// fill attaches pods, four in parallel, up to the required number.
-func (s *soak) fill() {
+// fillNode attaches pods, four in parallel, until the node has the required number.
+func (s *soakRun) fillNode() {
 	s.Helper()
-	var list []*actor
-	for len(s.live())+len(list) < s.pods {
-		a := s.free()
+	var list []*podSlot
+	for len(s.livePods())+len(list) < s.pods {
+		a := s.randomFree()
 		if a == nil {
 			break
 		}
 		list = append(list, a)
 	}
-	s.each(list, s.add)
+	s.forEachPod(list, s.addPod)
 }
 
-// each calls f for each of the pods, four in parallel.
-func (s *soak) each(list []*actor, f func(*actor)) {
+// forEachPod calls f for each of the pods, four in parallel.
+func (s *soakRun) forEachPod(list []*podSlot, f func(*podSlot)) {
 	var wait sync.WaitGroup
 	tickets := make(chan struct{}, 4)
 	for _, a := range list {
@@ -246,36 +246,36 @@ func (s *soak) each(list []*actor, f func(*actor)) {
 	wait.Wait()
 }
 
-// collect runs GC of all networks with the live pods as valid attachments.
-func (s *soak) collect() error {
+// collectAll runs GC of all networks with the live pods as valid attachments.
+func (s *soakRun) collectAll() error {
 	var errs []error
 	for _, n := range s.networks {
 		var valid []types.GCAttachment
-		for _, a := range s.live() {
+		for _, a := range s.livePods() {
 			if a.network == n {
 				valid = append(valid, types.GCAttachment{ContainerID: a.rt.ContainerID, IfName: a.rt.IfName})
 			}
 		}
-		_, err := n.do("GC", nil, nil, valid...)
+		_, err := n.doVerb("GC", nil, nil, valid...)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// status runs STATUS of all networks.
-func (s *soak) status() error {
+// runStatus runs STATUS of all networks.
+func (s *soakRun) runStatus() error {
 	var errs []error
 	for _, n := range s.networks {
-		_, err := n.do("STATUS", nil, nil)
+		_, err := n.doVerb("STATUS", nil, nil)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// reload runs podlace reload, which names unreadable records.
-func (s *soak) reload() error {
+// runReload runs `podlace reload`. An error about truncated records is expected.
+func (s *soakRun) runReload() error {
 	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "reload").CombinedOutput()
-	if err != nil && strings.Contains(string(out), " cannot be read") && len(s.unreadable()) > 0 {
+	if err != nil && strings.Contains(string(out), " cannot be read") && len(s.unreadableRecords()) > 0 {
 		return nil
 	}
 	if err != nil {
@@ -284,9 +284,9 @@ func (s *soak) reload() error {
 	return err
 }
 
-// unreadable returns the truncated records.
-func (s *soak) unreadable() (paths []string) {
-	for _, a := range s.live() {
+// unreadableRecords returns the paths of the truncated records.
+func (s *soakRun) unreadableRecords() (paths []string) {
+	for _, a := range s.livePods() {
 		for _, plugin := range a.lost {
 			if _, err := os.Stat(a.record(plugin)); err == nil {
 				paths = append(paths, a.record(plugin))

@@ -21,75 +21,75 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// soakKinds are the verbs, kills and restorations that can happen to the node.
-func soakKinds() []kind {
-	return append([]kind{
-		{"ADD", 4, (*soak).stepAdd},
-		{"ADD again", 1, (*soak).stepAddAgain},
-		{"ADDs at once", 1, (*soak).stepAddsAtOnce},
-		{"DEL", 2, (*soak).stepDel},
-		{"DEL twice", 1, (*soak).stepDelTwice},
-		{"DELs at once", 1, (*soak).stepDelsAtOnce},
-		{"DEL after the namespace", 1, (*soak).stepDelGone},
-		{"DEL without cache", 1, (*soak).stepDelUncached},
-		{"DEL before the end of ADD", 2, (*soak).stepDelBeforeEnd},
-		{"no DEL", 2, (*soak).stepNoDel},
-		{"CHECK", 4, (*soak).stepCheck},
-		{"GC", 2, func(s *soak) bool { return s.stepRestore("GC", s.collect) }},
-		{"STATUS", 3, func(s *soak) bool { return s.stepRestore("STATUS", s.status) }},
-		{"reload", 2, func(s *soak) bool { return s.stepRestore("reload", s.reload) }},
-		{"ADD killed at a point", 4, func(s *soak) bool { return s.stepKillAdd(s.atPoint("ADD")) }},
-		{"ADD killed some time", 2, func(s *soak) bool { return s.stepKillAdd(s.atRandomTime()) }},
-		{"DEL killed at a point", 3, func(s *soak) bool { return s.stepKillDel(s.atPoint("DEL")) }},
-		{"DEL killed some time", 2, func(s *soak) bool { return s.stepKillDel(s.atRandomTime()) }},
-		{"GC killed", 1, func(s *soak) bool { return s.stepKillRestore("GC") }},
-		{"STATUS killed", 1, func(s *soak) bool { return s.stepKillRestore("STATUS") }},
-		{"reload killed", 1, func(s *soak) bool { return s.stepKillRestore("reload") }},
+// soakKinds returns the steps of a soak: verbs, kills and restorations.
+func soakKinds() []stepKind {
+	return append([]stepKind{
+		{"ADD", 4, (*soakRun).stepAdd},
+		{"ADD again", 1, (*soakRun).stepAddAgain},
+		{"ADDs at once", 1, (*soakRun).stepAddsAtOnce},
+		{"DEL", 2, (*soakRun).stepDel},
+		{"DEL twice", 1, (*soakRun).stepDelTwice},
+		{"DELs at once", 1, (*soakRun).stepDelsAtOnce},
+		{"DEL after the namespace", 1, (*soakRun).stepDelGone},
+		{"DEL without cache", 1, (*soakRun).stepDelUncached},
+		{"DEL before the end of ADD", 2, (*soakRun).stepDelBeforeEnd},
+		{"no DEL", 2, (*soakRun).stepNoDel},
+		{"CHECK", 4, (*soakRun).stepCheck},
+		{"GC", 2, func(s *soakRun) bool { return s.stepRestore("GC", s.collectAll) }},
+		{"STATUS", 3, func(s *soakRun) bool { return s.stepRestore("STATUS", s.runStatus) }},
+		{"reload", 2, func(s *soakRun) bool { return s.stepRestore("reload", s.runReload) }},
+		{"ADD killed at a point", 4, func(s *soakRun) bool { return s.stepKillAdd(s.atPoint("ADD")) }},
+		{"ADD killed some time", 2, func(s *soakRun) bool { return s.stepKillAdd(s.atRandomTime()) }},
+		{"DEL killed at a point", 3, func(s *soakRun) bool { return s.stepKillDel(s.atPoint("DEL")) }},
+		{"DEL killed some time", 2, func(s *soakRun) bool { return s.stepKillDel(s.atRandomTime()) }},
+		{"GC killed", 1, func(s *soakRun) bool { return s.stepKillRestore("GC") }},
+		{"STATUS killed", 1, func(s *soakRun) bool { return s.stepKillRestore("STATUS") }},
+		{"reload killed", 1, func(s *soakRun) bool { return s.stepKillRestore("reload") }},
 	}, lossKinds()...)
 }
 
-func (s *soak) stepAdd() bool {
-	a := s.free()
+func (s *soakRun) stepAdd() bool {
+	a := s.randomFree()
 	if a != nil {
-		s.add(a)
+		s.addPod(a)
 	}
 	return a != nil
 }
 
-// stepAddAgain runs ADD of an attached pod. It must fail and change nothing of the pod.
-func (s *soak) stepAddAgain() bool {
-	a := s.some(func(a *actor) bool { return len(a.lost) == 0 })
+// stepAddAgain runs ADD of a pod that is already attached. This ADD must fail and must not change the pod.
+func (s *soakRun) stepAddAgain() bool {
+	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {
 		return false
 	}
-	_, err := a.network.do("ADD", a.rt, nil)
+	_, err := a.network.doVerb("ADD", a.rt, nil)
 	var refused *types.Error
 	if !errors.As(err, &refused) || refused.Code != harness.CodeTaken {
 		s.Errorf("ADD of %s, which is attached: %v", a, err)
 	}
 	if !s.flushed && !s.parts {
-		s.reachable(a)
+		s.checkTraffic(a)
 	}
 	return true
 }
 
-// stepAddsAtOnce runs two parallel ADDs for each of several pods. One of the two attaches the pod, and the other fails.
-func (s *soak) stepAddsAtOnce() bool {
-	var list []*actor
+// stepAddsAtOnce runs two parallel ADDs for each of several pods. For each pod one ADD succeeds and the other ADD fails.
+func (s *soakRun) stepAddsAtOnce() bool {
+	var list []*podSlot
 	for range 3 {
-		if a := s.free(); a != nil {
+		if a := s.randomFree(); a != nil {
 			list = append(list, a)
 		}
 	}
-	s.each(list, s.addTwice)
+	s.forEachPod(list, s.addTwice)
 	return len(list) > 1
 }
 
-func (s *soak) addTwice(a *actor) {
+func (s *soakRun) addTwice(a *podSlot) {
 	results, errs := make([]types.Result, 2), make([]error, 2)
 	var wait sync.WaitGroup
 	for i := range results {
-		wait.Go(func() { results[i], errs[i] = a.network.do("ADD", a.rt, nil) })
+		wait.Go(func() { results[i], errs[i] = a.network.doVerb("ADD", a.rt, nil) })
 	}
 	wait.Wait()
 	won := 0
@@ -101,41 +101,41 @@ func (s *soak) addTwice(a *actor) {
 		s.Errorf("two parallel ADDs of %s: %v and %v", a, errs[0], errs[1])
 		return
 	}
-	// libcni keeps the result of the last successful ADD, and nothing of a failed one.
+	// libcni caches the result of the last successful ADD, and caches nothing of a failed ADD.
 	s.attached(a, results[won])
 }
 
-func (s *soak) stepDel() bool {
-	a := s.some(nil)
+func (s *soakRun) stepDel() bool {
+	a := s.randomPod(nil)
 	if a != nil {
-		s.del(a)
+		s.delPod(a)
 	}
 	return a != nil
 }
 
-func (s *soak) stepDelTwice() bool {
-	a := s.some(nil)
+func (s *soakRun) stepDelTwice() bool {
+	a := s.randomPod(nil)
 	if a != nil {
 		s.mustDel(a)
-		s.del(a)
+		s.delPod(a)
 	}
 	return a != nil
 }
 
-func (s *soak) stepDelsAtOnce() bool {
-	a := s.some(nil)
+func (s *soakRun) stepDelsAtOnce() bool {
+	a := s.randomPod(nil)
 	if a != nil {
-		s.each([]*actor{a, a}, s.mustDel)
-		s.close(a)
+		s.forEachPod([]*podSlot{a, a}, s.mustDel)
+		s.closePod(a)
 	}
 	return a != nil
 }
 
-// stepDelGone runs a DEL after a reboot of the pod's machine, or after another program unmounted the namespace.
-func (s *soak) stepDelGone() bool {
-	a := s.some(nil)
+// stepDelGone runs DEL for a pod whose namespace is gone. DEL gets either the old path of the namespace or no path.
+func (s *soakRun) stepDelGone() bool {
+	a := s.randomPod(nil)
 	if a != nil {
-		s.close(a)
+		s.closePod(a)
 		if s.random.IntN(2) == 0 {
 			a.rt.NetNS = ""
 		}
@@ -144,68 +144,70 @@ func (s *soak) stepDelGone() bool {
 	return a != nil
 }
 
-func (s *soak) stepDelUncached() bool {
-	a := s.some(nil)
+func (s *soakRun) stepDelUncached() bool {
+	a := s.randomPod(nil)
 	if a != nil {
-		s.uncache(a)
-		s.del(a)
+		s.dropCache(a)
+		s.delPod(a)
 	}
 	return a != nil
 }
 
-// uncache removes libcni's cached result of a pod, so that DEL comes without prevResult.
-func (s *soak) uncache(a *actor) {
+// dropCache removes libcni's cached result of a pod, so that libcni sends DEL without prevResult.
+func (s *soakRun) dropCache(a *podSlot) {
 	s.Helper()
 	if err := ignoreMissing(os.Remove(filepath.Join(a.network.cache, "results", a.network.name+"-"+a.rt.ContainerID+"-eth0"))); err != nil {
 		s.Fatal(err)
 	}
 }
 
-// stepDelBeforeEnd runs DEL during ADD, as for a pod that is deleted while it starts, and then DEL again.
-func (s *soak) stepDelBeforeEnd() bool {
-	a := s.free()
+// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD it runs DEL again.
+func (s *soakRun) stepDelBeforeEnd() bool {
+	a := s.randomFree()
 	if a == nil {
 		return false
 	}
 	pause := time.Duration(s.random.IntN(40_000)) * time.Microsecond
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		if _, err := a.network.do("ADD", a.rt, nil); harness.Coded(err) != nil {
+		if _, err := a.network.doVerb("ADD", a.rt, nil); harness.Coded(err) != nil {
 			s.Errorf("ADD of %s: %v", a, err)
 		}
 	})
 	time.Sleep(pause) // the pause only mixes the order; no check depends on it
 	s.mustDel(a)
 	wait.Wait()
-	s.del(a)
+	s.delPod(a)
 	return true
 }
 
-// stepNoDel ends a pod without a DEL. GC, or an ADD that needs the resources, removes what remains of it on the node.
-func (s *soak) stepNoDel() bool {
-	a := s.some(func(a *actor) bool { return len(a.lost) == 0 })
+// stepNoDel ends a pod without a DEL. The state of the pod stays on the node until GC removes it, or until an ADD that needs the resources
+// removes it.
+func (s *soakRun) stepNoDel() bool {
+	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {
 		return false
 	}
 	if s.random.IntN(2) == 0 {
-		s.uncache(a)
+		s.dropCache(a)
 	}
-	s.abandon(a)
+	s.abandonPod(a)
 	return true
 }
 
-func (s *soak) stepCheck() bool {
-	a := s.some(nil)
+func (s *soakRun) stepCheck() bool {
+	a := s.randomPod(nil)
 	if a != nil {
-		s.check(a)
+		s.checkPod(a)
 	}
 	return a != nil
 }
 
-// check runs CHECK. It fails the test if CHECK fails although nothing of the pod is lost. It reports whether everything is present.
-func (s *soak) check(a *actor) bool {
+// checkPod runs CHECK of a pod. The test fails if CHECK fails although the pod has lost no record. The result reports whether CHECK
+// succeeded.
+func (s *soakRun) checkPod(a *podSlot) bool {
 	s.Helper()
-	_, err := a.network.do("CHECK", a.rt, nil)
+	_, err := a.network.doVerb("CHECK", a.rt, nil)
 	if err := harness.Coded(err); err != nil {
 		s.Error(err)
 	}
@@ -215,8 +217,8 @@ func (s *soak) check(a *actor) bool {
 	return err == nil
 }
 
-// stepRestore runs a verb of the whole node. Afterwards some pods have recovered everything that was lost.
-func (s *soak) stepRestore(verb string, do func() error) bool {
+// stepRestore runs a command that restores lost state on the whole node. Afterwards the state of some pods is complete again.
+func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	if err := do(); err != nil {
 		s.Errorf("%s: %v", verb, err)
 	}
@@ -225,15 +227,15 @@ func (s *soak) stepRestore(verb string, do func() error) bool {
 		s.parts = false
 	}
 	for range 2 {
-		if a := s.some(func(a *actor) bool { return len(a.lost) == 0 }); a != nil && !s.parts {
-			s.check(a)
-			s.reachable(a)
+		if a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 }); a != nil && !s.parts {
+			s.checkPod(a)
+			s.checkTraffic(a)
 		}
 	}
 	return true
 }
 
-// timedKill starts the plugins of bin/, and kills one of them a given time after its start.
+// timedKill starts the programs of bin/, and kills one of them at a given time after its start.
 type timedKill struct {
 	invoke.DefaultExec
 	plugin  int // index in the chain
@@ -264,33 +266,33 @@ func (k *timedKill) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	return nil, failed
 }
 
-// murder is a verb of a chain in which a plugin is killed or fails otherwise.
-type murder struct {
+// faultyRun is a run of a chain in which one plugin is killed or fails.
+type faultyRun struct {
 	exec   invoke.Exec
 	killed func() bool
 }
 
-// momentsOf returns the approximate number of moments of the verbs for a pod with ports and limits.
+// momentsOf returns the approximate number of moments of a verb for a pod with ports and limits.
 func momentsOf(verb string) int { return map[string]int{"ADD": 75, "DEL": 25}[verb] }
 
-// atPoint kills at a point of pkg/fault.
-func (s *soak) atPoint(verb string) murder {
+// atPoint returns a run that is killed at a random moment of package fault.
+func (s *soakRun) atPoint(verb string) faultyRun {
 	policy := []string{"self", "root", "all"}[s.random.IntN(3)]
-	e := &faultExec{at: 1 + s.random.IntN(momentsOf(verb)), run: killing(policy, syscall.SIGKILL), dir: s.dir}
-	s.says("%d (%s)", e.at, policy)
-	return murder{e, func() bool { return e.reached }}
+	e := &faultExec{at: 1 + s.random.IntN(momentsOf(verb)), run: killCommand(policy, syscall.SIGKILL), dir: s.dir}
+	s.addTitle("%d (%s)", e.at, policy)
+	return faultyRun{e, func() bool { return e.reached }}
 }
 
-// atRandomTime kills a program of bin/ at a random time after its start.
-func (s *soak) atRandomTime() murder {
+// atRandomTime returns a run in which a program of bin/ is killed at a random time after its start.
+func (s *soakRun) atRandomTime() faultyRun {
 	k := &timedKill{plugin: s.random.IntN(3), after: time.Duration(s.random.IntN(25_000)) * time.Microsecond}
-	return murder{k, func() bool { return k.killed }}
+	return faultyRun{k, func() bool { return k.killed }}
 }
 
-// commit runs the verb with the kill, and counts the kill.
-func (s *soak) commit(m murder, verb string, a *actor) {
+// runFaulty runs the verb with the fault and counts the kill.
+func (s *soakRun) runFaulty(m faultyRun, verb string, a *podSlot) {
 	s.Helper()
-	_, err := a.network.do(verb, a.rt, m.exec)
+	_, err := a.network.doVerb(verb, a.rt, m.exec)
 	if m.killed() {
 		s.killed++
 	} else if err != nil {
@@ -298,48 +300,48 @@ func (s *soak) commit(m murder, verb string, a *actor) {
 	}
 }
 
-// stepKillAdd kills an ADD. The runtime then sends DEL, or retries after DEL, or forgets the pod.
-func (s *soak) stepKillAdd(m murder) bool {
-	a := s.free()
+// stepKillAdd kills an ADD. The emulated runtime then sends DEL, or sends DEL and retries ADD, or never calls a plugin for the pod again.
+func (s *soakRun) stepKillAdd(m faultyRun) bool {
+	a := s.randomFree()
 	if a == nil {
 		return false
 	}
-	s.commit(m, "ADD", a)
+	s.runFaulty(m, "ADD", a)
 	switch then := s.random.IntN(4); then {
 	case 0:
-		s.says("then nothing")
-		s.abandon(a)
+		s.addTitle("then nothing")
+		s.abandonPod(a)
 	case 1:
-		s.says("then DEL and ADD")
+		s.addTitle("then DEL and ADD")
 		s.mustDel(a)
-		s.add(a)
+		s.addPod(a)
 	default:
-		s.del(a)
+		s.delPod(a)
 	}
 	return true
 }
 
-// stepKillDel kills a DEL. The runtime repeats it, or forgets the pod.
-func (s *soak) stepKillDel(m murder) bool {
-	a := s.some(func(a *actor) bool { return len(a.lost) == 0 })
+// stepKillDel kills a DEL. The emulated runtime retries DEL, or never calls a plugin for the pod again.
+func (s *soakRun) stepKillDel(m faultyRun) bool {
+	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {
 		return false
 	}
-	s.commit(m, "DEL", a)
+	s.runFaulty(m, "DEL", a)
 	if s.random.IntN(3) == 0 {
-		s.says("then nothing")
-		s.abandon(a)
+		s.addTitle("then nothing")
+		s.abandonPod(a)
 		return true
 	}
-	s.del(a)
+	s.delPod(a)
 	return true
 }
 
 // stepKillRestore kills a verb while it restores flushed rules.
-func (s *soak) stepKillRestore(verb string) bool {
+func (s *soakRun) stepKillRestore(verb string) bool {
 	s.flush()
 	at := 1 + s.random.IntN(12)
-	s.says("at %d", at)
+	s.addTitle("at %d", at)
 	if verb == "reload" {
 		cmd := exec.Command(filepath.Join(harness.FaultDir(), "podlace"), "reload")
 		cmd.Env = append(os.Environ(), fmt.Sprintf("PODLACE_RUN_AT=%d kill -KILL $PPID", at))
@@ -349,14 +351,14 @@ func (s *soak) stepKillRestore(verb string) bool {
 		return true
 	}
 	for _, n := range s.networks {
-		e := &faultExec{at: at, run: killing("root", syscall.SIGKILL), dir: s.dir}
+		e := &faultExec{at: at, run: killCommand("root", syscall.SIGKILL), dir: s.dir}
 		var valid []types.GCAttachment
-		for _, a := range s.live() {
+		for _, a := range s.livePods() {
 			if a.network == n {
 				valid = append(valid, types.GCAttachment{ContainerID: a.rt.ContainerID, IfName: a.rt.IfName})
 			}
 		}
-		if _, err := n.do(verb, nil, e, valid...); err != nil && !e.reached {
+		if _, err := n.doVerb(verb, nil, e, valid...); err != nil && !e.reached {
 			s.Errorf("%s fails although it was not killed: %v", verb, err)
 		}
 		if e.reached {

@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// tail is the number of last steps that a failed soak prints.
-const tail = 15
+// tailSteps is the number of last steps that a failed soak prints.
+const tailSteps = 15
 
 // soakFlags declares the flags of TestSoak.
 func soakFlags() {
@@ -36,23 +36,24 @@ func soakFlags() {
 
 func flagOf[T any](name string) T { return flag.Lookup(name).Value.(flag.Getter).Get().(T) }
 
-// kind is one kind of step. A round performs each kind a fixed number of times. do returns false if no pod was suitable.
-type kind struct {
+// stepKind is one kind of step. A round performs each kind a fixed number of times. The function of a step returns false if no pod was
+// suitable.
+type stepKind struct {
 	name  string
 	times int
-	do    func(*soak) bool
+	do    func(*soakRun) bool
 }
 
-// soak is a node with the pods of two networks. Steps happen to it in an order that the seed decides. The random decisions of a step
-// depend on the seed and the step's number. The steps' knowledge of the node depends on the previous steps only, never on their
-// duration.
-type soak struct {
+// soakRun is a node with the pods of two networks. The seed determines the order of the steps. The random decisions of a step depend only
+// on the seed and the number of the step. A step uses data of the previous steps, but never their duration. A soak is therefore
+// reproducible.
+type soakRun struct {
 	*testing.T
 	seed     uint64
 	random   *rand.Rand // source of the current step or round
 	networks []*soakNetwork
 	lan      *sandbox.Pod
-	actors   []*actor
+	actors   []*podSlot
 	pods     int // number of pods at the start of a round
 	audits   int // number of steps between two audits
 	dir      string
@@ -72,9 +73,9 @@ type soak struct {
 	remade  int               // number of pods whose CHECK failed after the loss of a record
 }
 
-// TestSoak runs pods on a node with antiSpoof, both families, limits, hostPorts and both backends. Verbs, kills, flushes and losses of
-// records happen at random. At every audit, all state of the node belongs to a live pod, and the traffic, hostPorts and limits of
-// every live pod work. At the end the node is as it was before the first pod.
+// TestSoak runs pods on a node with antiSpoof, both families, limits, hostPorts and both backends. The steps are verbs, kills, flushes and
+// losses of records in random order. At every audit, all state of the node belongs to a live pod. The traffic, hostPorts and limits of
+// every live pod work. At the end the node is in the same state as before the first pod.
 func TestSoak(t *testing.T) {
 	steps, pods, audits := flagOf[int]("steps"), flagOf[int]("pods"), flagOf[int]("audit")
 	if steps < 0 || pods < 1 || pods > 240 || audits < 1 {
@@ -86,20 +87,20 @@ func TestSoak(t *testing.T) {
 	fmt.Fprintf(t.Output(), "seed %d\n", s.seed)
 	before := harness.Watch(t)
 	for round := 0; round == 0 || steps == 0 && time.Now().Before(until) || s.step < steps; round++ {
-		s.round(round, soakKinds(), steps)
+		s.runRound(round, soakKinds(), steps)
 		if t.Failed() {
 			return
 		}
 	}
-	s.audit()
-	s.end(before)
-	s.report(soakKinds(), steps == 0)
+	s.auditNode()
+	s.endSoak(before)
+	s.printCounts(soakKinds(), steps == 0)
 	if s.killed < s.step/40 {
 		t.Errorf("%d steps with only %d kills", s.step, s.killed)
 	}
 }
 
-func newSoak(t *testing.T, seed uint64, pods int) *soak {
+func newSoak(t *testing.T, seed uint64, pods int) *soakRun {
 	t.Helper()
 	for _, program := range []string{"nft", "tc", "iptables", "ip6tables", "iptables-save"} {
 		harness.Program(t, program)
@@ -108,13 +109,13 @@ func newSoak(t *testing.T, seed uint64, pods int) *soak {
 	if err := errors.Join(kerneltest.FlushNFT(), os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni")); err != nil {
 		t.Fatal(err)
 	}
-	s := &soak{T: t, seed: seed, pods: pods, dir: t.TempDir(), done: map[string]int{}, past: map[string]string{},
+	s := &soakRun{T: t, seed: seed, pods: pods, dir: t.TempDir(), done: map[string]int{}, past: map[string]string{},
 		orphans: map[string]bool{}, order: fnv.New32a(), lan: harness.NewLAN(t)}
 	for i, backend := range []string{"nftables", "iptables"} {
 		s.networks = append(s.networks, newSoakNetwork(t, i, backend))
 	}
 	for slot := range pods + 8 {
-		s.actors = append(s.actors, &actor{slot: slot, network: s.networks[map[bool]int{true: 1}[slot%8 == 7]]})
+		s.actors = append(s.actors, &podSlot{slot: slot, network: s.networks[map[bool]int{true: 1}[slot%8 == 7]]})
 	}
 	server, err := harness.ServeClientAddress(s.lan, 7000)
 	if err != nil {
@@ -128,55 +129,55 @@ func newSoak(t *testing.T, seed uint64, pods int) *soak {
 	t.Cleanup(func() { _ = node.Close() })
 	t.Cleanup(func() {
 		for _, a := range s.actors {
-			s.close(a)
+			s.closePod(a)
 		}
 	})
-	s.warm()
+	s.warmUp()
 	return s
 }
 
-// warm attaches and detaches one pod of each network, which creates the shared state.
-func (s *soak) warm() {
+// warmUp attaches and detaches one pod of each network, which creates the shared state.
+func (s *soakRun) warmUp() {
 	s.Helper()
 	for i := range s.networks {
-		a := &actor{slot: len(s.actors) + i, network: s.networks[i], traits: traits{ports: true, limits: limit(100, 100)}}
-		s.begin(a)
-		s.add(a)
-		s.del(a)
+		a := &podSlot{slot: len(s.actors) + i, network: s.networks[i], podTraits: podTraits{ports: true, limits: mbitRates(100, 100)}}
+		s.beginPod(a)
+		s.addPod(a)
+		s.delPod(a)
 	}
 	s.lives -= len(s.networks)
 }
 
-// replay returns the command that repeats the same steps.
-func (s *soak) replay() string {
+// replayCommand returns the command that repeats the same steps.
+func (s *soakRun) replayCommand() string {
 	if s.again != "" {
 		return s.again
 	}
 	return fmt.Sprintf("run the same steps again: make soak ARGS='-seed %d -steps %d -pods %d -audit %d'", s.seed, s.step, s.pods, s.audits)
 }
 
-// draw creates a random source that depends only on the seed and a number.
-func (s *soak) draw(stream, number int) {
+// setRandom sets a random source that depends only on the seed, a stream and a number.
+func (s *soakRun) setRandom(stream, number int) {
 	s.random = rand.New(rand.NewPCG(s.seed, uint64(stream)<<32|uint64(number)))
 }
 
-// round fills the node with pods, and performs the steps of all kinds in a random order. It stops at step number limit; 0 means no
-// limit.
-func (s *soak) round(number int, kinds []kind, limit int) {
+// runRound fills the node with pods, and performs the steps of all kinds in a random order. If the limit is not 0, runRound stops after the
+// step with this number.
+func (s *soakRun) runRound(number int, kinds []stepKind, limit int) {
 	s.Helper()
-	s.draw(1, number)
-	var deck []kind
+	s.setRandom(1, number)
+	var deck []stepKind
 	for _, k := range kinds {
-		deck = append(deck, slices.Repeat([]kind{k}, k.times)...)
+		deck = append(deck, slices.Repeat([]stepKind{k}, k.times)...)
 	}
 	s.random.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
-	s.fill()
+	s.fillNode()
 	for _, k := range deck {
 		if s.Failed() || limit > 0 && s.step == limit {
 			break
 		}
 		s.step++
-		s.draw(2, s.step)
+		s.setRandom(2, s.step)
 		s.title = k.name
 		if k.do(s) {
 			s.done[k.name]++
@@ -184,37 +185,37 @@ func (s *soak) round(number int, kinds []kind, limit int) {
 			s.title += ", to no pod"
 		}
 		fmt.Fprintln(s.order, s.title)
-		s.last = append(s.last[max(0, len(s.last)-tail+1):], fmt.Sprintf("%d %s", s.step, s.title))
+		s.last = append(s.last[max(0, len(s.last)-tailSteps+1):], fmt.Sprintf("%d %s", s.step, s.title))
 		if !s.Failed() && s.step%s.audits == 0 {
-			s.audit()
+			s.auditNode()
 		}
 	}
 	if s.Failed() {
 		s.Logf("the last steps:\n\t%s", strings.Join(s.last, "\n\t"))
-		s.Log(s.replay())
+		s.Log(s.replayCommand())
 	}
 }
 
-// says adds a text to the title of the step.
-func (s *soak) says(format string, args ...any) { s.title += " " + fmt.Sprintf(format, args...) }
+// addTitle adds a text to the title of the step.
+func (s *soakRun) addTitle(format string, args ...any) { s.title += " " + fmt.Sprintf(format, args...) }
 
-// end removes all pods, and checks that the node is as before the first pod.
-func (s *soak) end(before *harness.Oracle) {
+// endSoak removes all pods, and checks that the node is in the same state as before the first pod.
+func (s *soakRun) endSoak(before *harness.Oracle) {
 	s.Helper()
-	s.draw(3, 0)
-	for _, a := range s.live() {
-		s.del(a)
+	s.setRandom(3, 0)
+	for _, a := range s.livePods() {
+		s.delPod(a)
 	}
-	s.owned(s.orphans)
-	s.settle()
-	s.owned(nil)
-	s.warm()
-	s.settle()
+	s.checkOwned(s.orphans)
+	s.settleNode()
+	s.checkOwned(nil)
+	s.warmUp()
+	s.settleNode()
 	before.Clean(s, "the end of all pods")
 }
 
-// report prints how often each kind of step was performed. A kind that never happened is an error.
-func (s *soak) report(kinds []kind, all bool) {
+// printCounts prints the number of performed steps of each kind. On request, the test fails if a kind was never performed.
+func (s *soakRun) printCounts(kinds []stepKind, all bool) {
 	s.Helper()
 	var counts []string
 	for _, k := range kinds {
@@ -226,7 +227,7 @@ func (s *soak) report(kinds []kind, all bool) {
 	fmt.Fprintf(s.Output(), "%d steps (order %08x), %d lives, %d plugins killed, %d pods recreated; %s\n", s.step, s.order.Sum32(), s.lives, s.killed,
 		s.remade, strings.Join(counts, ", "))
 	if s.Failed() {
-		s.Log(s.replay())
+		s.Log(s.replayCommand())
 	}
 }
 

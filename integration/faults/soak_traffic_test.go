@@ -12,15 +12,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// attempts is the number of tries of a probe. A machine under load may lose a packet.
-const attempts = 3
+// probeAttempts is the number of tries of a probe. A probe needs several tries, because a machine under load may lose a packet.
+const probeAttempts = 3
 
-// asks checks that the server with a given name answers.
-func (s *soak) asks(from *sandbox.Pod, protocol, address, port, want string) {
+// checkServer checks that a client gets the expected server name.
+func (s *soakRun) checkServer(from *sandbox.Pod, protocol, address, port, want string) {
 	s.Helper()
 	var got string
 	var err error
-	for range attempts {
+	for range probeAttempts {
 		if got, err = harness.Ask(from, protocol, net.JoinHostPort(address, port), harness.TrafficLimit); err == nil {
 			break
 		}
@@ -30,38 +30,38 @@ func (s *soak) asks(from *sandbox.Pod, protocol, address, port, want string) {
 	}
 }
 
-// reachable checks all of a pod's permitted traffic, except that to its neighbours.
-func (s *soak) reachable(a *actor) {
+// checkTraffic checks all permitted traffic of a pod, except the traffic to pods on the same bridge.
+func (s *soakRun) checkTraffic(a *podSlot) {
 	s.Helper()
 	outside := [2]string{harness.LANV4, harness.LANV6}
 	node := [2]string{harness.NodeV4, harness.NodeV6}
 	gateway := [2]string{a.network.gateway4, a.network.gateway6}
 	for family, ip := range a.ips {
-		s.asks(nil, "tcp", ip, "80", a.pod.Name)
-		s.asks(nil, "udp", ip, "80", a.pod.Name)
-		s.asks(a.pod, "tcp", outside[family], "7000", node[family]) // through masquerade
-		s.asks(a.pod, "udp", gateway[family], "7001", "host")
-		if other := s.elsewhere(a); other != nil {
-			s.asks(a.pod, "tcp", other.ips[family], "80", other.pod.Name)
+		s.checkServer(nil, "tcp", ip, "80", a.pod.Name)
+		s.checkServer(nil, "udp", ip, "80", a.pod.Name)
+		s.checkServer(a.pod, "tcp", outside[family], "7000", node[family]) // through masquerade
+		s.checkServer(a.pod, "udp", gateway[family], "7001", "host")
+		if other := s.podElsewhere(a); other != nil {
+			s.checkServer(a.pod, "tcp", other.ips[family], "80", other.pod.Name)
 		}
 		if !a.ports {
 			continue
 		}
 		for _, protocol := range []string{"tcp", "udp"} {
-			s.asks(nil, protocol, node[family], a.port(), a.pod.Name)
-			s.asks(s.lan, protocol, node[family], a.port(), a.pod.Name)
+			s.checkServer(nil, protocol, node[family], a.port(), a.pod.Name)
+			s.checkServer(s.lan, protocol, node[family], a.port(), a.pod.Name)
 			if family == 0 {
-				s.asks(nil, protocol, "127.0.0.1", a.port(), a.pod.Name)
+				s.checkServer(nil, protocol, "127.0.0.1", a.port(), a.pod.Name)
 			}
 		}
 	}
 }
 
-// elsewhere returns a pod of the other network, or nil if there is none. The path to it leads through the node, so it needs no
-// additional neighbour entry.
-func (s *soak) elsewhere(a *actor) *actor {
-	var list []*actor
-	for _, other := range s.live() {
+// podElsewhere returns a pod of the other network, or nil if no pod is suitable. The node routes the traffic to this pod, so the traffic
+// needs no additional neighbour entry.
+func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
+	var list []*podSlot
+	for _, other := range s.livePods() {
 		if other.network != a.network && len(other.lost) == 0 { // a pod that lost a record may lack state that only the record names
 			list = append(list, other)
 		}
@@ -72,26 +72,26 @@ func (s *soak) elsewhere(a *actor) *actor {
 	return list[a.slot%len(list)]
 }
 
-// neighbours checks the traffic between some pods of one bridge. All network namespaces of a machine share the neighbour table of
-// 1,024 entries, so the test does not connect every pair of pods.
-func (s *soak) neighbours() {
+// checkNeighbours checks the traffic between some pods of one bridge. The check does not include every pair, because all network namespaces
+// of a machine share one neighbour table of 1,024 entries.
+func (s *soakRun) checkNeighbours() {
 	s.Helper()
-	live := s.live()
+	live := s.livePods()
 	for range min(12, len(live)) {
 		a, b := live[s.random.IntN(len(live))], live[s.random.IntN(len(live))]
 		if a == b || a.network != b.network {
 			continue
 		}
 		for _, ip := range b.ips {
-			s.asks(a.pod, "tcp", ip, "80", b.pod.Name)
+			s.checkServer(a.pod, "tcp", ip, "80", b.pod.Name)
 		}
 	}
 }
 
-// measured checks that a pod's limits are effective.
-func (s *soak) measured() {
+// measureLimits checks by measurement that a pod's limits are effective.
+func (s *soakRun) measureLimits() {
 	s.Helper()
-	a := s.some(limited)
+	a := s.randomPod(limited)
 	if a == nil {
 		return
 	}

@@ -24,11 +24,11 @@ import (
 // sweepBudget is the maximum duration of the sampled sweep of one verb.
 const sweepBudget = 6 * time.Second
 
-// victim is the container ID of the pod whose ADD or DEL is killed.
-const victim = "sweep-victim"
+// victimID is the container ID of the pod whose ADD or DEL is killed.
+const victimID = "sweep-victim"
 
-// sweep kills a chain at every point, or at a sample of the points. After each kill it does one of the follow-ups of a runtime.
-type sweep struct {
+// killSweep kills a chain at every point, or at a sample of the points. After each kill the sweep does what a runtime would do next.
+type killSweep struct {
 	*harness.Network // the chain, without kills
 	conflist         []byte
 	cacheDir         string
@@ -38,22 +38,22 @@ type sweep struct {
 	bridge           int          // number of points of ADD of the bridge, the first plugin
 	kills            int
 	failures         int
-	// files are unreadable in some cases
+	// In some cases the files of the pod are unreadable.
 	unreadable bool
 	collected  string // log of the last GC
 
 	harness.Tally
 }
 
-// kill is one case: the point, the killed process, and the runtime's follow-up.
-type kill struct {
+// killCase is one case of a sweep: the point, the killed process, and the runtime's follow-up.
+type killCase struct {
 	verb   string
 	at     int
 	policy string
 	then   string
 }
 
-// Follow-ups of a runtime after a kill.
+// The constants are the follow-ups of a runtime after a kill.
 const (
 	thenDel     = "DEL"
 	thenEmptied = "DEL with empty netns"
@@ -61,7 +61,7 @@ const (
 	thenAdd     = "ADD again"
 )
 
-// TestSweepAdd and TestSweepDel are short enough for every run. FAULTS=all visits every case.
+// TestSweepAdd and TestSweepDel visit a sample of the cases, so that every run can include them. With FAULTS=all they visit every case.
 func TestSweepAdd(t *testing.T) { sweepBoth(t, "ADD", "F-01 SIGKILL at each change of ADD") }
 
 func TestSweepDel(t *testing.T) { sweepBoth(t, "DEL", "F-02 SIGKILL at each change of DEL") }
@@ -75,9 +75,9 @@ func sweepBoth(t *testing.T, verb, title string) {
 	}
 }
 
-func newSweep(t *testing.T, backend string) *sweep {
+func newSweep(t *testing.T, backend string) *killSweep {
 	t.Helper()
-	s := &sweep{conflist: harness.ChainOf(t, "1.1.0", backend), cacheDir: t.TempDir(), dir: t.TempDir()}
+	s := &killSweep{conflist: harness.ChainOf(t, "1.1.0", backend), cacheDir: t.TempDir(), dir: t.TempDir()}
 	var err error
 	if s.Network, err = harness.OpenNetwork(s.conflist, s.cacheDir, nil); err != nil {
 		t.Fatal(err)
@@ -86,54 +86,54 @@ func newSweep(t *testing.T, backend string) *sweep {
 	limits := map[string]any{"bandwidth": harness.Capabilities()["bandwidth"]}
 	s.taken = harness.Addresses(t, s.Must(t, "ADD", harness.Attachment(s.stays, "stays", limits)))
 	t.Cleanup(func() { s.Must(t, "DEL", harness.Attachment(s.stays, "stays", nil)) })
-	s.settle(t)
+	s.settleNode(t)
 	return s
 }
 
-// settle makes the permanent pod old enough for GC, and changes the time of the lease folder so that the index is rebuilt before the
-// first case. It also creates the state that the first pod with a port shares with later pods.
-func (s *sweep) settle(t *testing.T) {
+// settleNode makes the permanent pod old enough for GC. settleNode changes the time of the lease folder, so that the index is rebuilt
+// before the first case. settleNode creates the state that the first pod with a port shares with later pods.
+func (s *killSweep) settleNode(t *testing.T) {
 	t.Helper()
 	file := "/var/lib/cni/networks/chain/touched"
 	if err := errors.Join(kerneltest.Age(harness.StateDirs()...), os.WriteFile(file, nil, 0o600), os.Remove(file)); err != nil {
 		t.Fatal(err)
 	}
-	pod := harness.NewPod(t, victim)
-	s.Must(t, "ADD", harness.Attachment(pod, victim, harness.Capabilities()))
-	s.Must(t, "DEL", harness.Attachment(pod, victim, harness.Capabilities()))
+	pod := harness.NewPod(t, victimID)
+	s.Must(t, "ADD", harness.Attachment(pod, victimID, harness.Capabilities()))
+	s.Must(t, "DEL", harness.Attachment(pod, victimID, harness.Capabilities()))
 	if err := pod.Close(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// killed returns the chain's exec with a kill.
-func (s *sweep) killed(k kill) (*faultExec, error) {
-	e := &faultExec{at: k.at, run: killing(k.policy, syscall.SIGKILL), dir: s.dir}
+// runKilled runs the verb of the chain with a kill.
+func (s *killSweep) runKilled(k killCase) (*faultExec, error) {
+	e := &faultExec{at: k.at, run: killCommand(k.policy, syscall.SIGKILL), dir: s.dir}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
 	if err != nil {
 		return nil, err
 	}
-	pod := &sandbox.Pod{Path: "/run/netns/" + victim}
-	_, err = n.Do(k.verb, harness.Attachment(pod, victim, harness.Capabilities()), nil)
+	pod := &sandbox.Pod{Path: "/run/netns/" + victimID}
+	_, err = n.Do(k.verb, harness.Attachment(pod, victimID, harness.Capabilities()), nil)
 	if e.reached {
 		err = nil
 	}
 	return e, err
 }
 
-func (s *sweep) sweep(t *testing.T, verb string) {
-	points, cost := s.measure(t, verb)
+func (s *killSweep) sweep(t *testing.T, verb string) {
+	points, cost := s.measureVerb(t, verb)
 	cases := casesOf(verb, points)
 	stride := 1
 	if !harness.Exhaustive() {
-		// Consecutive cases differ in their follow-up. A stride that neither 2 nor 3 divides therefore reaches all follow-ups.
+		// Consecutive cases have different follow-ups. A stride that is divisible by neither 2 nor 3 therefore reaches all follow-ups.
 		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}
 	}
 	visited := 0
 	for i := 0; i < len(cases); i += stride {
-		s.one(t, cases[i])
+		s.runCase(t, cases[i])
 		visited++
 	}
 	t.Logf("%s: %d points, %d of %d cases (every %d.), %d kills, %d failed", verb, points, visited, len(cases), stride, s.kills, s.failures)
@@ -144,14 +144,15 @@ func (s *sweep) sweep(t *testing.T, verb string) {
 	}
 }
 
-// measure runs one ADD and one DEL without a kill. One case takes about twice as long as both together.
-func (s *sweep) measure(t *testing.T, verb string) (int, time.Duration) {
+// measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points of the verb and the duration of one case.
+// The duration of one case is about twice the duration of this ADD and DEL.
+func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) {
 	t.Helper()
 	points := 0
 	start := time.Now()
-	pod := harness.NewPod(t, victim)
+	pod := harness.NewPod(t, victimID)
 	for _, v := range []string{"ADD", "DEL"} {
-		e, err := s.killed(kill{verb: v, policy: "self"})
+		e, err := s.runKilled(killCase{verb: v, policy: "self"})
 		if err != nil {
 			t.Fatalf("%s without a kill: %v", v, err)
 		}
@@ -171,29 +172,30 @@ func (s *sweep) measure(t *testing.T, verb string) (int, time.Duration) {
 	return points, 2 * time.Since(start)
 }
 
-// casesOf pairs every point with every follow-up. The policies alternate.
-func casesOf(verb string, points int) []kill {
+// casesOf pairs every point with every follow-up. The policies alternate from case to case.
+func casesOf(verb string, points int) []killCase {
 	policies := []string{"self", "root", "all"}
 	follow := []string{thenDel, thenEmptied, thenCollect}
 	if verb == "ADD" {
 		follow = append(follow, thenAdd)
 	}
-	var cases []kill
+	var cases []killCase
 	for at := 1; at <= points; at++ {
 		for _, then := range follow {
-			cases = append(cases, kill{verb: verb, at: at, policy: policies[(at+len(cases))%3], then: then})
+			cases = append(cases, killCase{verb: verb, at: at, policy: policies[(at+len(cases))%3], then: then})
 		}
 	}
 	return cases
 }
 
-// one kills the verb, does the case's follow-up, and looks for leaked state. Then ADD and DEL of the same container must work.
-func (s *sweep) one(t *testing.T, k kill) {
+// runCase kills the verb, does the follow-up of the case, and looks for leaked state. ADD and DEL of the same container must work
+// afterwards.
+func (s *killSweep) runCase(t *testing.T, k killCase) {
 	t.Helper()
 	where, err := s.tryOne(k)
 	if err == nil {
 		s.Next++
-		if err = s.again(); err != nil {
+		if err = s.attachAgain(); err != nil {
 			s.NextFailed++
 		}
 	}
@@ -203,8 +205,8 @@ func (s *sweep) one(t *testing.T, k kill) {
 	}
 }
 
-func (s *sweep) tryOne(k kill) (where string, err error) {
-	pod, err := sandbox.NewPod(victim)
+func (s *killSweep) tryOne(k killCase) (where string, err error) {
+	pod, err := sandbox.NewPod(victimID)
 	if err != nil {
 		return "", err
 	}
@@ -213,20 +215,20 @@ func (s *sweep) tryOne(k kill) (where string, err error) {
 	if err != nil {
 		return "", err
 	}
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	if k.verb == "DEL" {
 		if _, err := s.Do("ADD", rt, nil); err != nil {
 			return "", fmt.Errorf("ADD before: %w", err)
 		}
 	}
-	e, err := s.killed(k)
+	e, err := s.runKilled(k)
 	if err != nil {
 		return "", fmt.Errorf("no kill, but: %w", err)
 	}
 	if e.reached {
 		s.kills++
 	}
-	if err := s.follow(k, pod, rt); err != nil {
+	if err := s.followUp(k, pod, rt); err != nil {
 		_, _ = s.Do("DEL", rt, nil) // separate the next case from this failure
 		return e.where, err
 	}
@@ -238,8 +240,8 @@ func (s *sweep) tryOne(k kill) (where string, err error) {
 	return e.where, err
 }
 
-// follow does the runtime's follow-up to the kill.
-func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+// followUp does what the runtime does after the kill.
+func (s *killSweep) followUp(k killCase, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	switch k.then {
 	case thenAdd:
 		if err := s.addAgain(rt); err != nil {
@@ -259,14 +261,14 @@ func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 		if err := kerneltest.Age(harness.StateDirs()...); err != nil {
 			return err
 		}
-		return s.collect()
+		return s.collectOthers()
 	}
 	_, err := s.Do("DEL", rt, nil)
 	return err
 }
 
-// collect runs GC with an empty cache, because libcni sends DEL for every cached attachment.
-func (s *sweep) collect(alive ...string) error {
+// collectOthers runs GC with an empty cache, because libcni would first send DEL for every cached attachment.
+func (s *killSweep) collectOthers(alive ...string) error {
 	n, err := harness.OpenNetwork(s.conflist, s.dir+"/none", nil)
 	if err == nil {
 		valid := []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}}
@@ -279,8 +281,9 @@ func (s *sweep) collect(alive ...string) error {
 	return err
 }
 
-// addAgain retries ADD without a DEL. The retry must fail only if the bridge had finished, as its record says.
-func (s *sweep) addAgain(rt *libcni.RuntimeConf) error {
+// addAgain retries ADD without a DEL. The retry may fail only if the record of the bridge plugin shows that the plugin had finished before
+// the kill.
+func (s *killSweep) addAgain(rt *libcni.RuntimeConf) error {
 	records, err := attachments.RecordsOf(attachments.Key{Network: "chain", ContainerID: rt.ContainerID, IfName: rt.IfName}, "bridge")
 	if err != nil {
 		return err
@@ -308,14 +311,14 @@ func (s *sweep) addAgain(rt *libcni.RuntimeConf) error {
 	return fmt.Errorf("ADD again: %w", err)
 }
 
-// again attaches and detaches the same container once more.
-func (s *sweep) again() error {
-	pod, err := sandbox.NewPod(victim)
+// attachAgain attaches and detaches the same container once more.
+func (s *killSweep) attachAgain() error {
+	pod, err := sandbox.NewPod(victimID)
 	if err != nil {
 		return err
 	}
 	defer pod.Close()
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	result, err := s.Do("ADD", rt, nil)
 	if err != nil {
 		return fmt.Errorf("next ADD: %w", err)

@@ -20,13 +20,13 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// chain is a list of plugins that are called in order, each with the previous plugin's result.
-type chain []step
+// pluginChain is a list of plugins. Each plugin gets the result of the previous plugin.
+type pluginChain []chainStep
 
-// fullChain returns the chain of a normal node with the given backend.
-func fullChain(backend string) chain {
+// fullChain returns the chain of a usual node with the given backend.
+func fullChain(backend string) pluginChain {
 	common := object{"cniVersion": "1.1.0", "name": "fault-" + backend}
-	return chain{
+	return pluginChain{
 		{"bridge", common.With("type", "bridge", "bridge", "ft-"+backend[:3], "isGateway", true, "ipMasq", true, "ipMasqBackend", backend,
 			"hairpinMode", true,
 			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.80.0.0/24"}}, []any{object{"subnet": "fd00:80::/64"}}},
@@ -38,10 +38,10 @@ func fullChain(backend string) chain {
 	}
 }
 
-// alone returns the chains of one plugin: host-local as foreign main plugins call it, and loopback.
-func alone() map[string]chain {
+// singleChains returns chains that consist of only one plugin. host-local gets the configuration that a main plugin would pass.
+func singleChains() map[string]pluginChain {
 	common := object{"cniVersion": "1.1.0", "name": "alone"}
-	return map[string]chain{
+	return map[string]pluginChain{
 		"host-local": {{"host-local", common.With("type", "bridge", "ipam",
 			object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.81.0.0/24"}},
 				[]any{object{"subnet": "fd00:81::/64"}}}})}},
@@ -58,46 +58,46 @@ func alone() map[string]chain {
 	}
 }
 
-// world is a node on which a chain has run before, and a pod.
-type world struct {
+// faultWorld contains a pod on a node on which the chain has already run for another pod.
+type faultWorld struct {
 	*testing.T
-	chain chain
+	chain pluginChain
 	pod   *sandbox.Pod
 	prev  []byte // result of a foreign main plugin
 	opt   sandbox.Options
 	base  *sandbox.Snapshot // snapshot before the pod's first ADD
 }
 
-// newWorld runs the whole chain for another pod first, so the bridge and the tables that all pods share exist. If the chain begins
-// with a chained plugin, a foreign main plugin connects the pods.
-func newWorld(t *testing.T, c chain) world {
+// newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain begins with a chained
+// plugin, connectPod connects the pods as a main plugin of another project does.
+func newWorld(t *testing.T, c pluginChain) faultWorld {
 	t.Helper()
 	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and notes it
 		kubelet := t.TempDir()
 		if err := os.Mkdir(filepath.Join(kubelet, "pod-resources"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		c = chain{{c[0].plugin, c[0].conf.With("kubeletDir", kubelet)}}
+		c = pluginChain{{c[0].plugin, c[0].conf.With("kubeletDir", kubelet)}}
 	}
-	first := world{T: t, chain: c, pod: kerneltest.NewPod(t)}
-	w := world{T: t, chain: c, pod: kerneltest.NewPod(t)}
+	first := faultWorld{T: t, chain: c, pod: kerneltest.NewPod(t)}
+	w := faultWorld{T: t, chain: c, pod: kerneltest.NewPod(t)}
 	if p := c[0].plugin; p == "sriov" {
 		card.New(t, map[bool]int{true: 2, false: 1}[c[0].conf["mac"] == nil])
 	}
 	if p := c[0].plugin; p == "portmap" || p == "bandwidth" || p == "sriov" && c[0].conf["mac"] != nil {
-		first.prev, w.prev = connect(t, first.pod, 1), connect(t, w.pod, 2)
+		first.prev, w.prev = connectPod(t, first.pod, 1), connectPod(t, w.pod, 2)
 	}
-	first.add(len(c))
-	first.del(len(c))
+	first.addChain(len(c))
+	first.delChain(len(c))
 	w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
-		// the kernel sets this address when lo is first up
+		// The kernel sets the address of lo when lo is first set up.
 		Ignore: regexp.MustCompile(`^host: file .*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$|: address 127\.0\.0\.1/8 dev lo$`)}
 	w.base = w.take()
 	return w
 }
 
-// connect gives a pod a veth pair with an address, as the ptp plugin does, and returns the result.
-func connect(t *testing.T, pod *sandbox.Pod, n int) []byte {
+// connectPod gives a pod a veth pair with an address, as the ptp plugin does, and returns the result.
+func connectPod(t *testing.T, pod *sandbox.Pod, n int) []byte {
 	t.Helper()
 	netns, err := os.Open(pod.Path)
 	if err != nil {
@@ -131,7 +131,7 @@ func connect(t *testing.T, pod *sandbox.Pod, n int) []byte {
 			t.Fatal(err)
 		}
 	}
-	// Portmap's settings on a pod's link disappear with the link, and not before.
+	// The settings of portmap on a pod's link exist exactly as long as the link exists.
 	if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + name + "/route_localnet", Value: "1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func connect(t *testing.T, pod *sandbox.Pod, n int) []byte {
 		name, pod.Path, n)
 }
 
-func (w world) take() *sandbox.Snapshot {
+func (w faultWorld) take() *sandbox.Snapshot {
 	w.Helper()
 	s, err := sandbox.Take(w.opt)
 	if err != nil {
@@ -148,43 +148,43 @@ func (w world) take() *sandbox.Snapshot {
 	return s
 }
 
-// in returns the world for a subtest.
-func (w world) in(t *testing.T) world {
+// inSubtest returns the world for a subtest.
+func (w faultWorld) inSubtest(t *testing.T) faultWorld {
 	w.T = t
 	return w
 }
 
-// same checks that the state equals before.
-func (w world) same(before *sandbox.Snapshot) {
+// checkSame checks that the state of the node equals a former state.
+func (w faultWorld) checkSame(before *sandbox.Snapshot) {
 	w.Helper()
 	kerneltest.NoLeak(w.T, before, w.opt)
 }
 
-// call returns a call of plugin number i of the chain.
-func (w world) call(i int, verb string, prev []byte) call {
-	return call{step: w.chain[i], verb: verb, pod: w.pod, prev: prev}
+// callOf returns a call of plugin number i of the chain.
+func (w faultWorld) callOf(i int, verb string, prev []byte) pluginCall {
+	return pluginCall{chainStep: w.chain[i], verb: verb, pod: w.pod, prev: prev}
 }
 
-// add runs ADD of the first n plugins and returns the last result.
-func (w world) add(n int) (prev []byte) {
+// addChain runs ADD of the first n plugins and returns the last result.
+func (w faultWorld) addChain(n int) (prev []byte) {
 	w.Helper()
 	prev = w.prev
 	for i := range n {
-		prev = w.call(i, "ADD", prev).ok(w.T).stdout
+		prev = w.callOf(i, "ADD", prev).mustRun(w.T).stdout
 	}
 	return prev
 }
 
-// del runs DEL of the first n plugins in reverse order.
-func (w world) del(n int) {
+// delChain runs DEL of the first n plugins in reverse order.
+func (w faultWorld) delChain(n int) {
 	w.Helper()
 	for i := n - 1; i >= 0; i-- {
-		w.call(i, "DEL", nil).ok(w.T)
+		w.callOf(i, "DEL", nil).mustRun(w.T)
 	}
 }
 
-// forEachChain runs a test with the chain on both backends, and with each plugin that works alone.
-func forEachChain(t *testing.T, test func(world)) {
+// forEachChain runs a test with the full chain on both backends, and with each chain of one plugin.
+func forEachChain(t *testing.T, test func(faultWorld)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
 			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
@@ -196,11 +196,11 @@ func forEachChain(t *testing.T, test func(world)) {
 	forEachShortChain(t, test)
 }
 
-// forEachShortChain runs a test with the chained plugins behind a foreign main plugin, and with each plugin that works alone.
-func forEachShortChain(t *testing.T, test func(world)) {
+// forEachShortChain runs a test with the chained plugins after a main plugin of another project, and with each chain of one plugin.
+func forEachShortChain(t *testing.T, test func(faultWorld)) {
 	foreign := fullChain("nftables")[1:]
 	t.Run("foreign", func(t *testing.T) { test(newWorld(t, foreign)) })
-	for name, c := range alone() {
+	for name, c := range singleChains() {
 		t.Run(name, func(t *testing.T) { test(newWorld(t, c)) })
 	}
 }

@@ -19,18 +19,18 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Legacy tables stay loaded in a namespace after the first access, so these tests come last in this folder.
+// The legacy tables of a namespace stay loaded after the first access. These tests therefore come last in this folder.
 
-// TestXTables: iptables exists as two programs, and other programs use it at the same time.
+// TestXTables: the node has both iptables programs (legacy and nft), and other programs use iptables at the same time.
 func TestXTables(t *testing.T) {
 	t.Run("F-20 iptables and backend changed between ADD and DEL", testFlavours)
 	t.Run("F-22 xtables lock held, iptables-legacy", testXTablesLock)
 	t.Run("F-22 xtables lock held, iptables-nft", testXTablesLockNFT)
 }
 
-// alternatives returns a function that makes iptables "legacy" or "nft" in this test's mount namespace, as update-alternatives(1)
+// switchIPTables returns a function that selects iptables-legacy or iptables-nft in this test's mount namespace, as update-alternatives(1)
 // does.
-func alternatives(t *testing.T) (choose func(flavour string)) {
+func switchIPTables(t *testing.T) (choose func(flavour string)) {
 	t.Helper()
 	harness.Program(t, "iptables-legacy")
 	harness.Program(t, "iptables-nft")
@@ -57,9 +57,9 @@ func alternatives(t *testing.T) (choose func(flavour string)) {
 	}
 }
 
-// testFlavours changes iptables and the backend between ADD and DEL. DEL leaves nothing.
+// testFlavours changes the iptables program and the backend between ADD and DEL. Nothing remains after DEL.
 func testFlavours(t *testing.T) {
-	choose := alternatives(t)
+	choose := switchIPTables(t)
 	s := newSweep(t, "nftables")
 	iptables, err := harness.OpenNetwork(harness.ChainOf(t, "1.1.0", "iptables"), s.cacheDir, nil)
 	if err != nil {
@@ -76,21 +76,21 @@ func testFlavours(t *testing.T) {
 		n.Must(t, "ADD", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 		n.Must(t, "DEL", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 	}
-	// A reload removes the rules that networks without pods still have.
-	if err := meanwhile(t, nft.Network, "reload"); err != nil {
+	// Networks without pods still have rules, and a reload removes them.
+	if err := doMeanwhile(t, nft.Network, "reload"); err != nil {
 		t.Fatal(err)
 	}
-	s.settle(t)
+	s.settleNode(t)
 	for _, x := range []struct{ add, del node }{{legacy, nft}, {nft, legacy}, {legacy, tables}, {nft, tables}, {tables, legacy}} {
 		for _, between := range []string{"nothing", "STATUS", "ADD", "reload"} {
 			title := fmt.Sprintf("ADD with %s %s, %s, DEL with %s %s", x.add.backend, x.add.flavour, between, x.del.backend, x.del.flavour)
-			s.try(t, title, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+			s.tryCase(t, title, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 				choose(x.add.flavour)
 				if _, err := x.add.Do("ADD", rt, nil); err != nil {
 					return err
 				}
 				choose(x.del.flavour)
-				if err := meanwhile(t, x.del.Network, between); err != nil {
+				if err := doMeanwhile(t, x.del.Network, between); err != nil {
 					return fmt.Errorf("%s: %w", between, err)
 				}
 				if between == "reload" && x.add.backend == x.del.backend {
@@ -107,8 +107,9 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// meanwhile runs a verb of the whole node between ADD and DEL of a pod. The verb may write the rules of all pods again.
-func meanwhile(t *testing.T, n *harness.Network, what string) error {
+// doMeanwhile runs STATUS, reload, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The verb may
+// write the rules of all pods again.
+func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {
 	case "STATUS":
@@ -130,8 +131,8 @@ func meanwhile(t *testing.T, n *harness.Network, what string) error {
 // xtablesLock is the lock file of iptables-legacy.
 const xtablesLock = "/run/xtables.lock"
 
-// onlyPortmap returns a sweep of a chain in which only portmap uses iptables.
-func onlyPortmap(t *testing.T) *sweep {
+// onlyPortmap returns a sweep of a chain in which portmap is the only plugin that uses iptables.
+func onlyPortmap(t *testing.T) *killSweep {
 	t.Helper()
 	s := newSweep(t, "nftables")
 	conflist := bytes.Replace(s.conflist, []byte(`"backend":"nftables"`), []byte(`"backend":"iptables"`), 1)
@@ -139,14 +140,14 @@ func onlyPortmap(t *testing.T) *sweep {
 	if s.Network, err = harness.OpenNetwork(conflist, s.cacheDir, nil); err != nil {
 		t.Fatal(err)
 	}
-	s.settle(t)
+	s.settleNode(t)
 	return s
 }
 
-// testXTablesLock holds the xtables lock in another program. ADD and DEL wait for a limited time and then return code 11 (try again
-// later). The failed ADD leaves nothing, so its DEL needs no lock and does not wait.
+// testXTablesLock runs verbs while another program holds the xtables lock. ADD and DEL wait for a limited time, and then return code 11
+// (try again later). The failed ADD leaves no state. The DEL after the failed ADD therefore needs no lock and does not wait.
 func testXTablesLock(t *testing.T) {
-	choose := alternatives(t)
+	choose := switchIPTables(t)
 	choose("legacy")
 	defer choose("nft")
 	s := onlyPortmap(t)
@@ -158,13 +159,13 @@ func testXTablesLock(t *testing.T) {
 		}
 		return nil
 	}
-	s.try(t, "lock held in ADD", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+	s.tryCase(t, "lock held in ADD", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 		defer harness.HoldLock(t, xtablesLock)()
 		err := locked("ADD", rt)
 		_, err2 := s.Do("DEL", rt, nil)
 		return errors.Join(err, err2)
 	})
-	s.try(t, "lock held in DEL", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+	s.tryCase(t, "lock held in DEL", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 		_, err := s.Do("ADD", rt, nil)
 		free := harness.HoldLock(t, xtablesLock)
 		err = errors.Join(err, locked("DEL", rt))
@@ -175,12 +176,13 @@ func testXTablesLock(t *testing.T) {
 	s.Report(t)
 }
 
-// testXTablesLockNFT holds the xtables lock. iptables-nft never takes this lock, so the verbs succeed.
+// testXTablesLockNFT runs verbs while another program holds the xtables lock. The verbs succeed, because iptables-nft never takes this
+// lock.
 func testXTablesLockNFT(t *testing.T) {
-	alternatives(t)("nft")
+	switchIPTables(t)("nft")
 	s := onlyPortmap(t)
 	defer harness.HoldLock(t, xtablesLock)()
-	s.try(t, "lock held", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+	s.tryCase(t, "lock held", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 		_, err := s.Do("ADD", rt, nil)
 		_, err2 := s.Do("CHECK", rt, nil)
 		_, err3 := s.Do("DEL", rt, nil)

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestBadEnvMissing omits each required variable, and each pair of them.
+// TestBadEnvMissing omits each required variable alone, and each pair of required variables.
 func TestBadEnvMissing(t *testing.T) {
 	required := map[string][]string{
 		"ADD":   {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"},
@@ -53,7 +53,7 @@ func mustNameMissing(t *testing.T, f *harness.Fixture, c harness.Call, missing, 
 // TestBadEnvOptional omits variables that the specification does not require.
 func TestBadEnvOptional(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
-		lives(t, f, "ADD and DEL without CNI_PATH", plugin, func(c harness.Call) harness.Call { return c.With("CNI_PATH", "", "CNI_ARGS", "") })
+		runLife(t, f, "ADD and DEL without CNI_PATH", plugin, func(c harness.Call) harness.Call { return c.With("CNI_PATH", "", "CNI_ARGS", "") })
 		f.Good("STATUS", plugin).With("CNI_PATH", "", "CNI_ARGS", "").Run(t).OK(t)
 		f.Good("VERSION", plugin).With("CNI_PATH", "", "CNI_ARGS", "", "CNI_CONTAINERID", "", "CNI_IFNAME", "", "CNI_NETNS", "").Run(t).OK(t)
 	})
@@ -125,7 +125,7 @@ func TestGoodNames(t *testing.T) {
 	}
 }
 
-// badNamespaces returns paths that are not a pod's network namespace.
+// badNamespaces returns paths that are not the network namespace of a pod.
 func badNamespaces(t *testing.T) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
@@ -152,8 +152,7 @@ func TestBadEnvNetns(t *testing.T) {
 	})
 }
 
-// TestBadEnvNetnsDel attaches a pod, and deletes it with a path that is no longer a namespace. DEL treats such a path like an empty
-// one.
+// TestBadEnvNetnsDel attaches a pod and then runs DEL with a path that is no longer a namespace. DEL treats this path as an empty path.
 func TestBadEnvNetnsDel(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for kind, path := range harness.InOrder(badNamespaces(t)) {
@@ -170,7 +169,7 @@ func TestBadEnvNetnsDel(t *testing.T) {
 	})
 }
 
-// TestBadEnvNetnsOverride allows the plugin's own namespace if the caller sets the override.
+// TestBadEnvNetnsOverride passes the node's own namespace. The plugin accepts this namespace only if the caller sets the override variable.
 func TestBadEnvNetnsOverride(t *testing.T) {
 	harness.Need(t, "loopback")
 	node := harness.NewPod(t, "override-node")
@@ -188,11 +187,11 @@ func TestBadEnvNetnsOverride(t *testing.T) {
 		o.OK(t)
 		c.With("CNI_COMMAND", "DEL").Run(t).OK(t)
 	}
-	downByDel(t, node, conf)
+	checkOwnLo(t, node, conf)
 }
 
-// downByDel checks that DEL without the override does not change the node's own lo.
-func downByDel(t *testing.T, node *sandbox.Pod, conf object) {
+// checkOwnLo checks that DEL without the override does not change lo in the node's own namespace.
+func checkOwnLo(t *testing.T, node *sandbox.Pod, conf object) {
 	t.Helper()
 	harness.NewCall("ADD", "loopback", node, "node", conf).Run(t).OK(t)
 	before := harness.Watch(t, node)
@@ -202,7 +201,7 @@ func downByDel(t *testing.T, node *sandbox.Pod, conf object) {
 	before.Clean(t, "DEL in the plugin's own namespace")
 }
 
-// readsArgs reports whether the plugin evaluates CNI_ARGS. The reference's other plugins ignore them.
+// readsArgs reports whether the plugin evaluates CNI_ARGS. The other plugins ignore CNI_ARGS, as in the reference.
 func readsArgs(plugin string) bool { return plugin == "bridge" || plugin == "host-local" }
 
 func TestBadEnvArgs(t *testing.T) {
@@ -212,14 +211,14 @@ func TestBadEnvArgs(t *testing.T) {
 				mustRefuse(t, f, args, f.Good("ADD", plugin).With("CNI_ARGS", args), "CNI_ARGS", harness.CodeEnv)
 				continue
 			}
-			lives(t, f, "CNI_ARGS "+args, plugin, func(c harness.Call) harness.Call { return c.With("CNI_ARGS", args) })
+			runLife(t, f, "CNI_ARGS "+args, plugin, func(c harness.Call) harness.Call { return c.With("CNI_ARGS", args) })
 		}
 		for _, args := range []string{
 			"IgnoreUnknown=1;X=y", "X=y;IgnoreUnknown=true", "IgnoreUnknown=True", "IgnoreUnknown=1;a=b=c", "IgnoreUnknown=1;",
 			"IgnoreUnknown=1;bare", "IgnoreUnknown=1;CommonArgs=1", "IgnoreUnknown=1;X=y;X=z", "IgnoreUnknown=1;;X=",
 			"K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=x",
 		} {
-			lives(t, f, "CNI_ARGS "+args, plugin, func(c harness.Call) harness.Call { return c.With("CNI_ARGS", args) })
+			runLife(t, f, "CNI_ARGS "+args, plugin, func(c harness.Call) harness.Call { return c.With("CNI_ARGS", args) })
 		}
 		for _, args := range []string{"X=y", "bare", "a=b=c", ";"} {
 			f.Good("DEL", plugin).With("CNI_ARGS", args).Run(t).OK(t)

@@ -15,7 +15,7 @@ import (
 
 func allVerbs() []string { return []string{"ADD", "CHECK", "DEL", "STATUS", "GC"} }
 
-// TestBadJSON gives every verb input that is not a configuration.
+// TestBadJSON runs every verb with an input that is not a valid configuration.
 func TestBadJSON(t *testing.T) {
 	const head, badVersion = `{"cniVersion":"1.1.0","name":"table",`, "a version that is a number"
 	bad := map[string]string{
@@ -37,7 +37,7 @@ func TestBadJSON(t *testing.T) {
 	})
 }
 
-// TestGoodJSON contains documents that are unusual but allowed.
+// TestGoodJSON passes configurations that are unusual but allowed.
 func TestGoodJSON(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		good := map[string][]any{
@@ -47,7 +47,7 @@ func TestGoodJSON(t *testing.T) {
 			"other capability": {"runtimeConfig.cgroupPath", "/kubepods", "runtimeConfig.aliases", []any{"a"}},
 		}
 		for kind, edit := range harness.InOrder(good) {
-			lives(t, f, kind, plugin, func(c harness.Call) harness.Call { return c.Config(f.Conf(plugin).With(edit...)) })
+			runLife(t, f, kind, plugin, func(c harness.Call) harness.Call { return c.Config(f.Conf(plugin).With(edit...)) })
 		}
 	})
 }
@@ -75,7 +75,7 @@ func TestGoodTrickle(t *testing.T) {
 	f.Oracle.Clean(t, "trickle")
 }
 
-// TestGoodClosedStdout closes stdout. One DEL must clean up.
+// TestGoodClosedStdout runs ADD while stdout is closed. One DEL must remove everything.
 func TestGoodClosedStdout(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		r, w, err := os.Pipe()
@@ -94,7 +94,7 @@ func TestGoodClosedStdout(t *testing.T) {
 			f.Good("DEL", plugin).Run(t).OK(t)
 		})
 		f.Oracle.Clean(t, "ADD with a closed stdout, then DEL")
-		lives(t, f, "the next life", plugin, func(c harness.Call) harness.Call { return c })
+		runLife(t, f, "the next life", plugin, func(c harness.Call) harness.Call { return c })
 	})
 }
 
@@ -116,7 +116,7 @@ func TestBadName(t *testing.T) {
 	})
 }
 
-// TestBadVersion passes versions that do not exist, and verbs that a version does not have.
+// TestBadVersion passes versions that do not exist, and calls verbs that a version does not have.
 func TestBadVersion(t *testing.T) {
 	since := map[string]string{"ADD": "0.1.0", "CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {

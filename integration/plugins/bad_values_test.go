@@ -21,8 +21,8 @@ func bad(title, says string, edit ...any) badValue {
 	return badValue{title, edit, says, []int{harness.CodeConfig}}
 }
 
-// mistyped returns a value of the wrong JSON type. Decoding or validation may find it.
-func mistyped(title string, edit ...any) badValue {
+// badType returns a case with a value of the wrong JSON type. Either the JSON decoder or the validation reports the value.
+func badType(title string, edit ...any) badValue {
 	return badValue{title, edit, "", []int{harness.CodeDecode, harness.CodeConfig}}
 }
 
@@ -51,11 +51,11 @@ func badBridge() []badValue {
 		bad("trunk 4095", "vlanTrunk", "vlanTrunk", []any{map[string]any{"id": 4095}}),
 		bad("trunk reversed", "vlanTrunk", "vlanTrunk", []any{map[string]any{"minID": 20, "maxID": 10}}),
 		bad("trunk half", "vlanTrunk", "vlanTrunk", []any{map[string]any{"minID": 20}}),
-		bad("a gateway in a subnet of two", "isGateway", ranges("subnet", "10.70.0.0/31")...),
+		bad("a gateway in a subnet of two", "isGateway", rangesEdit("subnet", "10.70.0.0/31")...),
 		bad("ipam.type with a slash", "type", "ipam.type", "../bin/host-local"),
 		bad("ipam.type absolute", "type", "ipam.type", "/bin/sh"),
-		mistyped("mtu a string", "mtu", "1500"), mistyped("mtu a fraction", "mtu", 1500.5), mistyped("isGateway a string", "isGateway", "yes"),
-		mistyped("vlan too large for any integer", "vlan", json.Number("1e30")),
+		badType("mtu a string", "mtu", "1500"), badType("mtu a fraction", "mtu", 1500.5), badType("isGateway a string", "isGateway", "yes"),
+		badType("vlan too large for any integer", "vlan", json.Number("1e30")),
 	}
 	for _, name := range []string{"a/b", "..", "all", "default", "br%d", "a b", "a:b", "sixteen-bytes-xx"} {
 		list = append(list, bad("bridge named "+name, "bridge", "bridge", name))
@@ -69,8 +69,8 @@ func badBridge() []badValue {
 
 func badHostLocal() []badValue { return badIPAM() }
 
-// ranges returns the edit that replaces the address ranges.
-func ranges(pairs ...any) []any {
+// rangesEdit returns the edit that replaces the address ranges in the configuration.
+func rangesEdit(pairs ...any) []any {
 	r := map[string]any{}
 	for i := 0; i < len(pairs); i += 2 {
 		r[pairs[i].(string)] = pairs[i+1]
@@ -82,25 +82,25 @@ func badIPAM() []badValue {
 	return []badValue{
 		bad("no ranges", "", "ipam.ranges", nil),
 		bad("empty range set", "", "ipam.ranges", []any{[]any{}}),
-		bad("no subnet", "subnet", ranges("gateway", "10.70.0.1")...),
-		bad("subnet a word", "", ranges("subnet", "net")...),
-		bad("subnet without a length", "", ranges("subnet", "10.70.0.0")...),
-		bad("subnet with host bits", "", ranges("subnet", "10.70.0.1/24")...),
-		bad("subnet with leading zeros", "", ranges("subnet", "010.70.0.0/24")...),
-		bad("subnet /31 with host bits", "host bits", ranges("subnet", "10.70.0.1/31")...),
-		bad("the node's CIDR, which no file has", "/run/podlace/node.json", ranges("subnet", "usePodCidr")...),
-		bad("start outside", "rangeStart", ranges("subnet", "10.70.0.0/24", "rangeStart", "10.71.0.1")...),
-		bad("end outside", "rangeEnd", ranges("subnet", "10.70.0.0/24", "rangeEnd", "10.70.1.1")...),
-		bad("start after end", "", ranges("subnet", "10.70.0.0/24", "rangeStart", "10.70.0.9", "rangeEnd", "10.70.0.8")...),
-		bad("start of the other family", "rangeStart", ranges("subnet", "10.70.0.0/24", "rangeStart", "fd70::1")...),
-		bad("gateway a word", "", ranges("subnet", "10.70.0.0/24", "gateway", "gw")...),
+		bad("no subnet", "subnet", rangesEdit("gateway", "10.70.0.1")...),
+		bad("subnet a word", "", rangesEdit("subnet", "net")...),
+		bad("subnet without a length", "", rangesEdit("subnet", "10.70.0.0")...),
+		bad("subnet with host bits", "", rangesEdit("subnet", "10.70.0.1/24")...),
+		bad("subnet with leading zeros", "", rangesEdit("subnet", "010.70.0.0/24")...),
+		bad("subnet /31 with host bits", "host bits", rangesEdit("subnet", "10.70.0.1/31")...),
+		bad("the node's CIDR, which no file has", "/run/podlace/node.json", rangesEdit("subnet", "usePodCidr")...),
+		bad("start outside", "rangeStart", rangesEdit("subnet", "10.70.0.0/24", "rangeStart", "10.71.0.1")...),
+		bad("end outside", "rangeEnd", rangesEdit("subnet", "10.70.0.0/24", "rangeEnd", "10.70.1.1")...),
+		bad("start after end", "", rangesEdit("subnet", "10.70.0.0/24", "rangeStart", "10.70.0.9", "rangeEnd", "10.70.0.8")...),
+		bad("start of the other family", "rangeStart", rangesEdit("subnet", "10.70.0.0/24", "rangeStart", "fd70::1")...),
+		bad("gateway a word", "", rangesEdit("subnet", "10.70.0.0/24", "gateway", "gw")...),
 		bad("overlap", "", "ipam.ranges", []any{[]any{map[string]any{"subnet": "10.70.0.0/24"}},
 			[]any{map[string]any{"subnet": "10.70.0.0/16"}}}),
 		bad("mixed families", "", "ipam.ranges", []any{[]any{map[string]any{"subnet": "10.70.0.0/24"}, map[string]any{"subnet": "fd70::/64"}}}),
 		bad("route a word", "route", "ipam.routes", []any{map[string]any{"dst": "nowhere"}}),
 		bad("route via a word", "route", "ipam.routes", []any{map[string]any{"dst": "0.0.0.0/0", "gw": "gw"}}),
-		mistyped("ranges a string", "ipam.ranges", "10.70.0.0/24"),
-		mistyped("subnet a number", ranges("subnet", 10)...),
+		badType("ranges a string", "ipam.ranges", "10.70.0.0/24"),
+		badType("subnet a number", rangesEdit("subnet", 10)...),
 	}
 }
 
@@ -113,8 +113,8 @@ func badPorts() []badValue {
 			bad("containerPort "+title, "port number", set(harness.Port(8080, n, "tcp"))...))
 	}
 	for title, v := range harness.InOrder(map[string]any{"a string": "80", "a fraction": 80.5, "true": true}) {
-		list = append(list, mistyped("hostPort "+title, set(harness.Port(v, 80, "tcp"))...),
-			mistyped("containerPort "+title, set(harness.Port(8080, v, "tcp"))...))
+		list = append(list, badType("hostPort "+title, set(harness.Port(v, 80, "tcp"))...),
+			badType("containerPort "+title, set(harness.Port(8080, v, "tcp"))...))
 	}
 	for _, protocol := range []string{"icmp", "tcp; flush ruleset", "6", "any", "tcp "} {
 		list = append(list, bad("protocol "+protocol, "protocol", set(harness.Port(8080, 80, protocol))...))
@@ -126,8 +126,8 @@ func badPorts() []badValue {
 		p["hostIP"] = ip
 		list = append(list, bad("hostIP "+ip, "hostIP", set(p)...))
 	}
-	return append(list, mistyped("a list of numbers", "runtimeConfig.portMappings", []any{80}),
-		mistyped("no list", "runtimeConfig.portMappings", "80"))
+	return append(list, badType("a list of numbers", "runtimeConfig.portMappings", []any{80}),
+		badType("no list", "runtimeConfig.portMappings", "80"))
 }
 
 func badPortmap() []badValue {
@@ -138,13 +138,13 @@ func badPortmap() []badValue {
 		bad("two ways to mark", "externalSetMarkChain", "backend", "iptables", "markMasqBit", 5, "externalSetMarkChain", "X"),
 		bad("iptables conditions for nftables", "conditionsV4", "conditionsV4", []any{"-s", "10.0.0.0/8"}),
 		bad("iptables key for nftables", "externalSetMarkChain", "externalSetMarkChain", "X"),
-		mistyped("snat a string", "snat", "yes"),
+		badType("snat a string", "snat", "yes"),
 		bad("no prevResult", "prevResult", "prevResult", nil),
 	}
 }
 
-// badRates (S-14) are invalid both in the conflist and in runtimeConfig. Unpaired and huge rates are invalid only in the conflist,
-// which an administrator wrote (see TestRuntimeRates).
+// badRates (S-14) returns rates and bursts that are invalid both in the conflist and in runtimeConfig. Two other kinds are invalid only in
+// the conflist of an administrator: a rate without a burst, and huge values (see TestRuntimeRates).
 func badRates() []badValue {
 	var list []badValue
 	for _, direction := range []string{"ingress", "egress"} {
@@ -155,9 +155,9 @@ func badRates() []badValue {
 			}
 			list = append(list,
 				pair("negative rate", -1, 1000), pair("negative burst", 1_000_000, -1),
-				mistyped("rate a string "+rate, rate, "1M", burst, 1000), mistyped("rate a fraction "+rate, rate, 1.5, burst, 1000),
-				mistyped("burst a string "+burst, rate, 1_000_000, burst, "1M"), mistyped("burst a fraction "+burst, rate, 1_000_000, burst, 1.5),
-				mistyped("rate 1e20 "+rate, rate, json.Number("1e20"), burst, 1000),
+				badType("rate a string "+rate, rate, "1M", burst, 1000), badType("rate a fraction "+rate, rate, 1.5, burst, 1000),
+				badType("burst a string "+burst, rate, 1_000_000, burst, "1M"), badType("burst a fraction "+burst, rate, 1_000_000, burst, 1.5),
+				badType("rate 1e20 "+rate, rate, json.Number("1e20"), burst, 1000),
 				pair("rate 2^64", json.Number("18446744073709551616"), 1000), pair("burst 2^64", 1_000_000, json.Number("18446744073709551616")))
 			if where == "" {
 				list = append(list, pair("burst without rate", 0, 1000), pair("rate without burst", 1_000_000, 0),
@@ -179,8 +179,8 @@ func TestBadValuesAdd(t *testing.T) {
 	})
 }
 
-// TestBadValuesDel (C-48, S-14) passes the same values to DEL after a good ADD. DEL removes the attachment in spite of the invalid
-// configuration.
+// TestBadValuesDel (C-48, S-14) runs DEL with each bad value after an ADD with a valid configuration. DEL removes the attachment although
+// the configuration is invalid.
 func TestBadValuesDel(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for _, v := range badValues(plugin) {
@@ -191,7 +191,7 @@ func TestBadValuesDel(t *testing.T) {
 	})
 }
 
-// delWith runs a good ADD, and then DEL with an edited configuration.
+// delWith runs ADD with a valid configuration, and then DEL with an edited configuration.
 func delWith(t *testing.T, f *harness.Fixture, title, plugin string, edit ...any) {
 	t.Helper()
 	f.Life(t, plugin, func() {

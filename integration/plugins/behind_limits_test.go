@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// limitRate is in Mbit/s, for both directions.
+// limitRate is the limit of both directions in Mbit/s.
 const limitRate = 16
 
 func bothLimits() map[string]any {
@@ -24,35 +24,36 @@ const ownBridge = `{"cniVersion": "1.0.0", "name": "behind-bridge", "plugins": [
 	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.100.0.0/24"}]]}},
 	{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`
 
-// TestBehindLimits checks that limits work in both directions behind bridge and behind the reference's ptp.
-// TestBehindKubernetesShaping does the same for addresses without a subnet, as Calico assigns them.
+// TestBehindLimits checks that limits work in both directions if the main plugin is bridge, and if it is the reference's ptp.
+// TestBehindKubernetesShaping covers pods whose addresses have no subnet, as with Calico.
 func TestBehindLimits(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
 		t.Run(title, func(t *testing.T) {
 			b := behindOf(t, conflist, bothLimits())
-			b.life(t, func() { limitsHold(t, b.web, harness.IPv4Of(t, b.web), limitRate*1_000_000) })
+			b.runLife(t, func() { checkLimitsHold(t, b.web, harness.IPv4Of(t, b.web), limitRate*1_000_000) })
 		})
 	}
 }
 
-// TestBehindKata checks that limits work for a pod's virtual machine behind bridge and ptp. Kata creates its tap and redirects between
-// ADD and DEL.
+// TestBehindKata checks that limits work for a pod's virtual machine if bridge or ptp is the main plugin. Kata creates its tap and its
+// redirects between ADD and DEL.
 func TestBehindKata(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
 		t.Run(title, func(t *testing.T) {
 			b := behindOf(t, conflist, bothLimits())
 			b.Must(t, "ADD", b.rtWeb)
 			vm := newKata(t, b.web)
-			limitsHold(t, vm.guest, harness.IPv4Of(t, b.web), limitRate*1_000_000)
+			checkLimitsHold(t, vm.guest, harness.IPv4Of(t, b.web), limitRate*1_000_000)
 			b.Must(t, "CHECK", b.rtWeb)
 			b.Must(t, "DEL", b.rtWeb)
-			vm.end(t)
+			vm.removeVM(t)
 			b.oracle.Clean(t, "a virtual machine started and ended")
 		})
 	}
 }
 
-// TestKataLimits checks that bandwidth changes only the host side. Kata's state in the pod stays the same after each verb.
+// TestKataLimits checks that bandwidth changes only the host-side veth. The state that Kata created in the pod stays the same after each
+// verb.
 func TestKataLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)
@@ -69,7 +70,7 @@ func TestKataLimits(t *testing.T) {
 	if n := strings.Count(inside, "Egress Redirect to device"); n != 2 {
 		t.Errorf("Kata has %d redirects: %s", n, inside)
 	}
-	limitsHold(t, vm.guest, a.InPod, limitRate*1_000_000)
+	checkLimitsHold(t, vm.guest, a.InPod, limitRate*1_000_000)
 	a.Must(t, "DEL", first)
 	reached("DEL of limits that were set before the virtual machine started")
 	if now := tcOf(t, a.Pod.Name, "eth0") + tcOf(t, a.Pod.Name, kataTap); now != inside {
@@ -85,13 +86,14 @@ func TestKataLimits(t *testing.T) {
 		}
 		reached(fmt.Sprintf("ADD with %+v", r))
 	}
-	limitsHold(t, vm.guest, a.InPod, limitRate*1_000_000)
+	checkLimitsHold(t, vm.guest, a.InPod, limitRate*1_000_000)
 	a.Must(t, "DEL", first)
 	reached("DEL")
 	before.Clean(t, "limits beside a virtual machine")
 }
 
-// TestSecondInterfaceLimits checks that each interface of a pod has its own limits. DEL of one interface keeps the other's limits.
+// TestSecondInterfaceLimits checks that each interface of a pod has its own limits. DEL of one interface does not change the limits of the
+// other interface.
 func TestSecondInterfaceLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	b := a.Second(t)
@@ -101,8 +103,8 @@ func TestSecondInterfaceLimits(t *testing.T) {
 	one, other := harness.Rates{Ingress: limitRate, Egress: limitRate}, harness.Rates{Ingress: 40, Egress: 32}
 	a.Must(t, "ADD", one)
 	b.Must(t, "ADD", other)
-	limitsHold(t, a.Pod, a.InPod, limitRate*1_000_000)
-	limitsHold(t, b.Pod, b.InPod, 32_000_000)
+	checkLimitsHold(t, a.Pod, a.InPod, limitRate*1_000_000)
+	checkLimitsHold(t, b.Pod, b.InPod, 32_000_000)
 	a.Wants(t, one, "both have limits")
 	b.Wants(t, other, "both have limits")
 	b.Must(t, "ADD", harness.Rates{Ingress: 0, Egress: 8})
@@ -117,8 +119,8 @@ func TestSecondInterfaceLimits(t *testing.T) {
 	before.Clean(t, "two interfaces had limits")
 }
 
-// TestLimitsBesideOthers checks that all verbs keep the qdiscs and filters that other programs add to the host side before or after
-// ADD.
+// TestLimitsBesideOthers checks that no verb removes qdiscs and filters of other programs on the host-side veth. Some of these qdiscs and
+// filters exist before ADD, and some are added later.
 func TestLimitsBesideOthers(t *testing.T) {
 	harness.Program(t, "tc")
 	const ingress = "tc filter add dev alone0 ingress pref 5 protocol ip u32 match ip dport 7777 0xffff flowid 1:7\n"
@@ -177,7 +179,7 @@ func TestLimitsBesideOthers(t *testing.T) {
 	}
 }
 
-// tcOf returns tc(8)'s output for a link without counters and handles.
+// tcOf returns the output of tc(8) for a link, without counters and handles.
 func tcOf(t testing.TB, netns, link string) string {
 	t.Helper()
 	in := ""

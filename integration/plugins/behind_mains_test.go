@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// kubeProxy creates the masquerade rules of kube-proxy in iptables mode.
-func kubeProxy(t *testing.T) {
+// addKubeProxyRules creates the masquerade rules of kube-proxy in iptables mode.
+func addKubeProxyRules(t *testing.T) {
 	t.Helper()
 	for _, program := range []string{"iptables", "ip6tables"} {
 		nat := func(args string) string { return program + " -w -t nat " + args + "\n" }
@@ -33,7 +33,7 @@ func kubeProxy(t *testing.T) {
 	}
 }
 
-// eachBackend runs a test once for each backend of portmap, with the edits that select the backend.
+// eachBackend runs a test once for each backend of portmap. eachBackend passes the edits of the conflist that select the backend.
 func eachBackend(t *testing.T, test func(t *testing.T, edits ...string)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -45,13 +45,13 @@ func eachBackend(t *testing.T, test func(t *testing.T, edits ...string)) {
 	}
 }
 
-// TestBehindKubernetesDocs uses the hostPort conflist of the Kubernetes documentation unchanged.
+// TestBehindKubernetesDocs runs the unchanged hostPort conflist of the Kubernetes documentation.
 func TestBehindKubernetesDocs(t *testing.T) {
 	harness.Program(t, "iptables")
-	kubeProxy(t)
+	addKubeProxyRules(t)
 	b := newBehind(t, "kubernetes-hostport.conflist", harness.HostPort())
-	b.life(t, func() {
-		b.traffic(t, false, false)
+	b.runLife(t, func() {
+		b.checkTraffic(t, false, false)
 		if rules := harness.Shell(t, "iptables -w -t nat -S"); !strings.Contains(rules, "-j KUBE-MARK-MASQ") ||
 			strings.Contains(rules, "-j CNI-HOSTPORT-SETMARK") {
 			t.Errorf("the marks differ from kube-proxy's:\n%s", rules)
@@ -59,8 +59,8 @@ func TestBehindKubernetesDocs(t *testing.T) {
 	})
 }
 
-// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode creates no KUBE-MARK-MASQ. ADD fails, reports the missing chain and the
-// remedy, and leaves nothing. The same conflist without the key works.
+// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode creates no KUBE-MARK-MASQ. ADD fails and leaves no state. The error contains the
+// missing chain and the remedy. The same conflist works without the key for this chain.
 func TestBehindKubernetesDocsNFT(t *testing.T) {
 	harness.Program(t, "iptables")
 	harness.Program(t, "nft")
@@ -68,7 +68,7 @@ func TestBehindKubernetesDocsNFT(t *testing.T) {
 	t.Cleanup(func() { harness.Shell(t, "nft delete table ip kube-proxy") })
 	const key = `"externalSetMarkChain": "KUBE-MARK-MASQ"`
 	b := newBehind(t, "kubernetes-hostport.conflist", harness.HostPort(), ",\n      "+key, "")
-	b.life(t, func() { b.traffic(t, false, false) })
+	b.runLife(t, func() { b.checkTraffic(t, false, false) })
 
 	docs := newBehindOn(t, b, "kubernetes-hostport.conflist")
 	_, err := docs.Do("ADD", docs.rtWeb, nil)
@@ -82,25 +82,25 @@ func TestBehindKubernetesDocsNFT(t *testing.T) {
 	docs.oracle.Clean(t, "an ADD that failed")
 }
 
-// newBehindOn opens another conflist on the machines of a test.
-func newBehindOn(t *testing.T, b *behind, file string) *behind {
+// newBehindOn opens another conflist on the same test machines.
+func newBehindOn(t *testing.T, b *behindLab, file string) *behindLab {
 	t.Helper()
 	other := *b
 	other.Network = openBehind(t, readBehind(t, file))
 	return &other
 }
 
-// TestBehindKubernetesShaping uses the bandwidth conflist of the Kubernetes documentation unchanged. The limits work in both
-// directions.
+// TestBehindKubernetesShaping runs the unchanged bandwidth conflist of the Kubernetes documentation. The limits work in both directions.
 func TestBehindKubernetesShaping(t *testing.T) {
 	const rate = 16_000_000
 	b := newBehind(t, "kubernetes-shaping.conflist", map[string]any{"bandwidth": object{
 		"ingressRate": rate, "ingressBurst": 1<<32 - 1, "egressRate": rate, "egressBurst": 1<<32 - 1}})
-	b.life(t, func() { limitsHold(t, b.web, harness.IPv4Of(t, b.web), rate) })
+	b.runLife(t, func() { checkLimitsHold(t, b.web, harness.IPv4Of(t, b.web), rate) })
 }
 
-// limitsHold sends as many bytes as the limit allows in one second from the node to a pod and back. Most of that second must pass.
-func limitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
+// checkLimitsHold sends as many bytes as the limit allows in one second, from the node to a pod and from the pod to the node.
+// checkLimitsHold fails the test if one of the two transfers takes less than 0.6 s.
+func checkLimitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	t.Helper()
 	const port = "81"
 	address := net.JoinHostPort(ip, port)
@@ -146,33 +146,34 @@ func limitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	}
 }
 
-// TestBehindCalico chains portmap and bandwidth behind /32 and /128 addresses without a bridge.
+// TestBehindCalico runs portmap and bandwidth after a main plugin that assigns /32 and /128 addresses and creates no bridge.
 func TestBehindCalico(t *testing.T) {
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "calico-dual.conflist", harness.Capabilities(), edits...)
-		b.life(t, func() { b.traffic(t, true, false) })
+		b.runLife(t, func() { b.checkTraffic(t, true, false) })
 	})
 }
 
-// TestBehindPTP chains behind the reference's ptp.
+// TestBehindPTP runs portmap and bandwidth after the reference's ptp.
 func TestBehindPTP(t *testing.T) {
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "ptp.conflist", harness.Capabilities(), edits...)
-		b.life(t, func() { b.traffic(t, true, false) })
+		b.runLife(t, func() { b.checkTraffic(t, true, false) })
 	})
 }
 
-// TestBehindNerdctl chains between the reference's plugins in the order of nerdctl's default network.
+// TestBehindNerdctl runs Podlace's plugins between plugins of the reference, in the order of nerdctl's default network.
 func TestBehindNerdctl(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "nerdctl.conflist", harness.HostPort(), edits...)
-		b.life(t, func() { b.traffic(t, false, false) })
+		b.runLife(t, func() { b.checkTraffic(t, false, false) })
 	})
 }
 
-// TestBehindNerdctlDrop: the reference's firewall plugin accepts packets from pods and replies to them, but no new connections to
-// pods. If Docker or ufw set the FORWARD policy to drop, a hostPort works only from the node until a rule accepts the subnet.
+// TestBehindNerdctlDrop: the reference's firewall plugin accepts packets from pods and the replies to them. The plugin does not accept new
+// connections to pods. Docker or ufw may set the policy of FORWARD to drop. A hostPort is then reachable only from the node, until a rule
+// accepts the pods' subnet.
 func TestBehindNerdctlDrop(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -180,20 +181,20 @@ func TestBehindNerdctlDrop(t *testing.T) {
 		harness.Shell(t, "iptables -w -P FORWARD DROP")
 		t.Cleanup(func() { harness.Shell(t, "iptables -w -P FORWARD ACCEPT") })
 		b.oracle.Rebase(t)
-		b.life(t, func() {
-			b.traffic(t, false, false, "from another machine")
-			b.warned(t, "ADD")
+		b.runLife(t, func() {
+			b.checkTraffic(t, false, false, "from another machine")
+			b.checkWarned(t, "ADD")
 			harness.Shell(t, "iptables -A FORWARD -d 10.4.0.0/24 -j ACCEPT; iptables -A FORWARD -s 10.4.0.0/24 -j ACCEPT")
-			b.traffic(t, false, false)
+			b.checkTraffic(t, false, false)
 			harness.Shell(t, "iptables -D FORWARD -d 10.4.0.0/24 -j ACCEPT; iptables -D FORWARD -s 10.4.0.0/24 -j ACCEPT")
 			b.Must(t, "CHECK", b.rtWeb)
-			b.warned(t, "CHECK")
+			b.checkWarned(t, "CHECK")
 		})
 	})
 }
 
-// warned checks the warning of a verb on stderr, which names the commands that the test runs.
-func (b *behind) warned(t *testing.T, verb string) {
+// checkWarned checks the warning that a verb prints on stderr. The warning contains the commands that the test runs.
+func (b *behindLab) checkWarned(t *testing.T, verb string) {
 	t.Helper()
 	text := b.Stderr.String()
 	b.Stderr.Reset()
@@ -205,21 +206,21 @@ func (b *behind) warned(t *testing.T, verb string) {
 	}
 }
 
-// TestBehindMacvlan: a node and its macvlan pods cannot reach one another over their shared link. So no hostPort works, and CHECK
-// cannot detect that. The pod's own address works.
+// TestBehindMacvlan: a node and its macvlan pods cannot reach each other over the link that they share. HostPorts therefore do not work,
+// and CHECK cannot detect this. Other machines reach the pod's own address.
 func TestBehindMacvlan(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "macvlan.conflist", harness.HostPort(), edits...)
-		b.life(t, func() {
-			b.traffic(t, false, false, "from another machine", "from the node", "from 127.0.0.1", "from another pod", "from the pod itself")
-			b.ownAddress(t)
+		b.runLife(t, func() {
+			b.checkTraffic(t, false, false, "from another machine", "from the node", "from 127.0.0.1", "from another pod", "from the pod itself")
+			b.checkOwnAddress(t)
 		})
 	})
 }
 
-// ownAddress connects from another machine to the pod's own address.
-func (b *behind) ownAddress(t *testing.T) {
+// checkOwnAddress connects from another machine to the pod's own address.
+func (b *behindLab) checkOwnAddress(t *testing.T) {
 	t.Helper()
 	server, err := harness.ServeClientAddress(b.web, 80)
 	if err != nil {
@@ -231,8 +232,8 @@ func (b *behind) ownAddress(t *testing.T) {
 	}
 }
 
-// TestBehindMacvlanShim: if the node has its own macvlan link, it reaches its pods. With masqAll the pods' replies return through that
-// link.
+// TestBehindMacvlanShim: a node with its own macvlan link reaches its macvlan pods. With masqAll the replies of the pods return through
+// this link.
 func TestBehindMacvlanShim(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -245,7 +246,7 @@ func TestBehindMacvlanShim(t *testing.T) {
 		b.Must(t, "ADD", rt)
 		b.Must(t, "DEL", rt)
 		b.oracle = harness.Watch(t, b.web, b.client)
-		b.life(t, func() { b.traffic(t, false, true) })
+		b.runLife(t, func() { b.checkTraffic(t, false, true) })
 	})
 }
 

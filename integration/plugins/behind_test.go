@@ -15,25 +15,25 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// behind is a network of third-party plugins with Podlace's chained plugins.
-type behind struct {
+// behindLab is a network in which Podlace's chained plugins run after third-party plugins.
+type behindLab struct {
 	*harness.Network
 	lan, web, client *sandbox.Pod
 	rtWeb, rtClient  *libcni.RuntimeConf
 	oracle           *harness.Oracle
 }
 
-// newBehind reads a conflist of testdata/behind and applies edits, which are pairs of old and new text. It then attaches a first pod,
-// so that the shared state exists.
-func newBehind(t *testing.T, file string, caps map[string]any, edits ...string) *behind {
+// newBehind reads a conflist of testdata/behind and applies edits, which are pairs of old and new text. Then it attaches and detaches a
+// first pod, so that the shared state exists.
+func newBehind(t *testing.T, file string, caps map[string]any, edits ...string) *behindLab {
 	t.Helper()
 	return behindOf(t, strings.NewReplacer(edits...).Replace(readBehind(t, file)), caps)
 }
 
-// behindOf is newBehind with the text of a conflist.
-func behindOf(t *testing.T, conflist string, caps map[string]any) *behind {
+// behindOf opens the text of a conflist, as newBehind opens a file.
+func behindOf(t *testing.T, conflist string, caps map[string]any) *behindLab {
 	t.Helper()
-	b := &behind{lan: harness.NewLAN(t)}
+	b := &behindLab{lan: harness.NewLAN(t)}
 	b.Network = openBehind(t, conflist)
 	b.web, b.client = harness.NewPod(t, harness.Plain(t)+"-web"), harness.NewPod(t, harness.Plain(t)+"-client")
 	b.rtWeb, b.rtClient = harness.Named(b.web, caps), harness.Named(b.client, nil)
@@ -57,8 +57,8 @@ func readBehind(t *testing.T, file string) string {
 	return string(conflist)
 }
 
-// openBehind opens a network. It searches Podlace's folder first, then the folders of other plugins, and skips the test if a plugin is
-// missing.
+// openBehind opens a network. openBehind searches plugins first in Podlace's folder and then in the folders of other plugins. openBehind
+// skips the test if a plugin is missing.
 func openBehind(t *testing.T, conflist string) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork([]byte(conflist), t.TempDir(), nil)
@@ -79,16 +79,16 @@ next:
 	return n
 }
 
-// view is one client of the hostPort.
-type view struct {
+// clientView is one client of the hostPort.
+type clientView struct {
 	title   string
 	from    *sandbox.Pod
 	address string
 	seen    string // the client's address as the pod sees it without masqAll; empty if it is not compared
 }
 
-func (b *behind) views(v6 bool) []view {
-	list := []view{
+func (b *behindLab) views(v6 bool) []clientView {
+	list := []clientView{
 		{"from another machine", b.lan, harness.NodeV4, harness.LANV4},
 		{"from the node", nil, harness.NodeV4, ""},
 		{"from 127.0.0.1", nil, "127.0.0.1", ""},
@@ -97,16 +97,16 @@ func (b *behind) views(v6 bool) []view {
 	}
 	if v6 {
 		list = append(list,
-			view{"from another machine, IPv6", b.lan, harness.NodeV6, harness.LANV6},
-			view{"from the node, IPv6", nil, harness.NodeV6, ""},
-			view{"from another pod, IPv6", b.client, harness.NodeV6, ""},
-			view{"from the pod itself, IPv6", b.web, harness.NodeV6, ""})
+			clientView{"from another machine, IPv6", b.lan, harness.NodeV6, harness.LANV6},
+			clientView{"from the node, IPv6", nil, harness.NodeV6, ""},
+			clientView{"from another pod, IPv6", b.client, harness.NodeV6, ""},
+			clientView{"from the pod itself, IPv6", b.web, harness.NodeV6, ""})
 	}
 	return list
 }
 
-// traffic connects to the hostPort from every view. blocked contains the titles of views that cannot work.
-func (b *behind) traffic(t *testing.T, v6, masqAll bool, blocked ...string) {
+// checkTraffic connects to the hostPort from every client. The last arguments are the titles of the clients that cannot reach the hostPort.
+func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	t.Helper()
 	server, err := harness.ServeClientAddress(b.web, 80)
 	if err != nil {
@@ -132,8 +132,8 @@ func (b *behind) traffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	}
 }
 
-// life attaches both pods, calls f, runs CHECK, and detaches both pods, twice.
-func (b *behind) life(t *testing.T, f func()) {
+// runLife attaches both pods, calls f, and runs CHECK. It then runs DEL of both pods twice.
+func (b *behindLab) runLife(t *testing.T, f func()) {
 	t.Helper()
 	b.Must(t, "ADD", b.rtWeb)
 	b.Must(t, "ADD", b.rtClient)

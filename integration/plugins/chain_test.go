@@ -30,7 +30,7 @@ func TestChain(t *testing.T) {
 	})
 }
 
-// chainLife runs the verbs of a runtime in one version for two pods.
+// chainLife runs all verbs of a runtime for two pods, in one version of the specification.
 func chainLife(t *testing.T, version, backend string) {
 	n, err := harness.OpenNetwork(harness.ChainOf(t, version, backend), t.TempDir(), nil)
 	if err != nil {
@@ -61,7 +61,7 @@ func chainLife(t *testing.T, version, backend string) {
 	before.Clean(t, "ADD and DEL of two pods")
 }
 
-// chainCollect runs GC with both pods valid, then with one, and then attaches the other again.
+// chainCollect runs GC with both pods as valid attachments, and then with one of them. chainCollect then attaches the other pod again.
 func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.RuntimeConf) {
 	t.Helper()
 	n.Must(t, "STATUS", nil)
@@ -88,7 +88,7 @@ func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.Runt
 	n.Must(t, "CHECK", rtClient)
 }
 
-// TestChainParallel attaches many pods in parallel, each also to loopback as go-cni does, and detaches them in parallel.
+// TestChainParallel attaches many pods in parallel and detaches them in parallel. As with go-cni, each pod also gets loopback.
 func TestChainParallel(t *testing.T) {
 	harness.Need(t, "loopback")
 	n, err := harness.OpenNetwork(harness.ChainOf(t, "1.0.0", "nftables"), t.TempDir(), nil)
@@ -141,7 +141,7 @@ func attachAll(t *testing.T, n, lo *harness.Network, pods []*sandbox.Pod) {
 		}
 		return errors.Join(err, <-loDone)
 	})
-	distinct(t, results)
+	checkDistinct(t, results)
 	each(func(_ int, rt, rtLo *libcni.RuntimeConf) error {
 		_, err := n.Do("DEL", rt, nil)
 		_, errLo := lo.Do("DEL", rtLo, nil)
@@ -149,8 +149,8 @@ func attachAll(t *testing.T, n, lo *harness.Network, pods []*sandbox.Pod) {
 	})
 }
 
-// distinct fails the test if two results hold the same address.
-func distinct(t *testing.T, results []object) {
+// checkDistinct fails the test if two results contain the same address.
+func checkDistinct(t *testing.T, results []object) {
 	t.Helper()
 	var seen []string
 	for _, r := range results {

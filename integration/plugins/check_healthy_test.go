@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// otherTables are chains of kube-proxy, Docker, firewalld and similar programs, with lower, equal and higher priorities than
-// Podlace's.
+// otherTables contains chains like those of kube-proxy, Docker, firewalld and similar programs. The priorities of these chains are lower
+// than, equal to and higher than Podlace's.
 const otherTables = `
 table ip kube-proxy {
 	chain services { ip daddr 10.96.0.10 tcp dport 53 counter accept; }
@@ -37,7 +37,7 @@ table bridge filter {
 }
 `
 
-// healthyPorts are the kinds of port mappings, each with the keys of portmap's configuration.
+// healthyPorts returns the kinds of port mappings, each with the keys of portmap's configuration.
 func healthyPorts() map[string][]any {
 	port := func(hostPort, port int, protocol string, pairs ...any) object {
 		return object{"hostPort": hostPort, "containerPort": port, "protocol": protocol}.With(pairs...)
@@ -69,14 +69,14 @@ func TestCheckAllowsTables(t *testing.T) {
 		n := newNode(t, "well-"+backend, 149+i, backend)
 		t.Run("C-66 "+backend, func(t *testing.T) {
 			needTools(t, "nft", "tc")
-			n := n.in(t)
+			n := n.inSubtest(t)
 			other := exec.Command("nft", "-f", "-")
 			other.Stdin = strings.NewReader(otherTables)
 			if out, err := other.CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
 			defer func() { _ = exec.Command("nft", "flush", "ruleset").Run() }()
-			var pods []held
+			var pods []attachedPod
 			for title, keys := range harness.InOrder(healthyPorts()) {
 				if backend == "iptables" && strings.HasPrefix(title, "one port") {
 					continue
@@ -84,17 +84,17 @@ func TestCheckAllowsTables(t *testing.T) {
 				pods = append(pods, healthyPod(n, title, keys))
 			}
 			if backend == "iptables" {
-				pods = append(pods, n.with(1, "conditionsV4", []any{"!", "-s", "192.0.2.0/24"}, "markMasqBit", 7).attach("healthy-conditions"))
+				pods = append(pods, n.withKeys(1, "conditionsV4", []any{"!", "-s", "192.0.2.0/24"}, "markMasqBit", 7).attach("healthy-conditions"))
 			}
 			checkAll := func() {
 				t.Helper()
 				for _, h := range pods {
-					h.check()
+					h.checkChain()
 				}
 			}
 			checkAll()
 			for _, verb := range []string{"STATUS", "reload"} {
-				pods[0].restorers(1)[verb]()
+				pods[0].restoreCalls(1)[verb]()
 			}
 			checkAll()
 			limits := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "limits", pods[1].pod.Name, "--egress", "5M")
@@ -103,16 +103,16 @@ func TestCheckAllowsTables(t *testing.T) {
 			}
 			checkAll()
 			for _, h := range pods {
-				h.del()
+				h.delChain()
 			}
 		})
 	}
 }
 
-func healthyPod(n node, title string, keys []any) held {
+func healthyPod(n testNode, title string, keys []any) attachedPod {
 	n.Helper()
 	if last := len(keys) - 2; keys[last] == "limits" {
-		n, keys = n.with(2, "runtimeConfig", keys[last+1]), keys[:last]
+		n, keys = n.withKeys(2, "runtimeConfig", keys[last+1]), keys[:last]
 	}
-	return n.with(1, keys...).attach("healthy-" + strings.NewReplacer(" ", "-", ",", "").Replace(title))
+	return n.withKeys(1, keys...).attach("healthy-" + strings.NewReplacer(" ", "-", ",", "").Replace(title))
 }

@@ -12,17 +12,17 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// shell runs commands of tc(8), nft(8) or iptables(8) on the node. HOST stands for the host side of the attachment. NET is the suffix
-// of the names of the network's chains and sets.
-func (h held) shell(script string) error {
-	words := strings.NewReplacer("HOST", h.hostSide(), "NET", h.networkHash())
+// runShell runs commands of tc(8), nft(8) or iptables(8) on the node. In the script, HOST is replaced by the name of the attachment's
+// host-side veth. NET is replaced by the suffix of the names of the network's chains and sets.
+func (h attachedPod) runShell(script string) error {
+	words := strings.NewReplacer("HOST", h.hostVeth(), "NET", h.networkHash())
 	if out, err := exec.Command("sh", "-ec", words.Replace(script)).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", script, err, out)
 	}
 	return nil
 }
 
-func (h held) networkHash() string {
+func (h attachedPod) networkHash() string {
 	out, err := exec.Command("nft", "list", "table", "inet", "podlace_masquerade").CombinedOutput()
 	if err != nil {
 		return ""
@@ -36,20 +36,21 @@ func (h held) networkHash() string {
 	return ""
 }
 
-// shellBreakages returns breakages by shell commands. CHECK of plugin number plugin must report each.
+// shellBreakages returns one breakage for each shell script. The first argument is the number of the plugin whose CHECK must report each of
+// these breakages.
 func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	all := map[string]breakage{}
 	for title, script := range scripts {
-		all[title] = breakage{plugin, func(h held) error { return h.shell(script) }}
+		all[title] = breakage{plugin, func(h attachedPod) error { return h.runShell(script) }}
 	}
 	return all
 }
 
-// takesAll is a filter that matches every frame, in a form that every kernel with limits supports. gone is a script that sets a filter
-// and then deletes its target, so that the filter drops the frames.
+// takesAll is a filter that matches every frame. Every kernel that supports bandwidth limits supports this form of filter. The script
+// droppingFilter adds a filter and then deletes the target of the filter, so that the filter drops all frames.
 const (
-	takesAll = "pref 1 protocol all u32 match u32 0 0 action mirred egress redirect dev "
-	gone     = "ip link add gone0 type veth peer name gone1\n%s\nip link del gone0"
+	takesAll       = "pref 1 protocol all u32 match u32 0 0 action mirred egress redirect dev "
+	droppingFilter = "ip link add gone0 type veth peer name gone1\n%s\nip link del gone0"
 )
 
 func filterBreakages() map[string]breakage {
@@ -59,13 +60,13 @@ func filterBreakages() map[string]breakage {
 	})
 }
 
-// TestCheckTellsUnlimited adds filters that cut off a pod without limits. CHECK of bridge reports them.
+// TestCheckTellsUnlimited: a pod has no limits, and filters on its link drop its traffic. CHECK of the bridge plugin reports these filters.
 func TestCheckTellsUnlimited(t *testing.T) {
 	needTools(t, "tc", "ip")
 	n := newNode(t, "unlimited", 147, "nftables")
 	n.confs = n.confs[:2]
 	filter := func(qdisc, side string) string {
-		return fmt.Sprintf("tc qdisc add dev HOST "+qdisc+"\n"+gone, "tc filter add dev HOST "+side+" "+takesAll+"gone0")
+		return fmt.Sprintf("tc qdisc add dev HOST "+qdisc+"\n"+droppingFilter, "tc filter add dev HOST "+side+" "+takesAll+"gone0")
 	}
 	for title, b := range harness.InOrder(shellBreakages(0, map[string]string{
 		"C-61 clsact, ingress filter drops": filter("clsact", "ingress"),
@@ -73,14 +74,14 @@ func TestCheckTellsUnlimited(t *testing.T) {
 		"C-61 ingress qdisc, filter drops":  filter("ingress", "parent ffff:"),
 	})) {
 		t.Run(title, func(t *testing.T) {
-			n := n.in(t)
+			n := n.inSubtest(t)
 			h := n.attach("unlimited")
-			h.check()
+			h.checkChain()
 			if err := b.change(h); err != nil {
 				t.Fatal(err)
 			}
-			h.call(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
-			h.del()
+			h.callOf(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
+			h.delChain()
 		})
 	}
 }
@@ -94,8 +95,8 @@ func needTools(t *testing.T, names ...string) {
 	}
 }
 
-// tableOf is a registered table with one of its base chains, the chain's type, hook and priority, and the plugin whose CHECK reports
-// damage.
+// tableOf describes a registered table: its name, one base chain, the type, hook and priority of the chain, and the plugin whose CHECK
+// reports damage.
 
 type tableOf struct {
 	plugin            int
@@ -111,8 +112,8 @@ func tablesOfChain() []tableOf {
 	}
 }
 
-// rewritten returns a script that recreates a chain with its rules edited by sed(1).
-func (x tableOf) rewritten(sed string) string {
+// rewriteScript returns a script that recreates a chain after sed(1) has edited its rules.
+func (x tableOf) rewriteScript(sed string) string {
 	return fmt.Sprintf("old=$(nft list table %[1]s)\nnft flush chain %[1]s %[2]s\nnft delete chain %[1]s %[2]s\n"+
 		"{ echo \"$old\" | sed -n '/^table/p;/chain %[2]s {/,/^\t}/p' | sed '%[3]s'; echo '}'; } | nft -f -", x.name, x.chain, sed)
 }
@@ -128,47 +129,47 @@ func (x tableOf) breakages() map[string]string {
 		"chain flushed":    "nft flush chain " + chain,
 		"chain deleted":    "nft flush chain " + chain + "\nnft delete chain " + chain,
 		"policy drop":      "nft chain " + chain + " '{ policy drop; }'",
-		"priority changed": x.rewritten("s/priority [^;]*/priority 250/"),
+		"priority changed": x.rewriteScript("s/priority [^;]*/priority 250/"),
 		"foreign chain":    "nft add chain " + x.name + " foreign '{ " + x.base + "-150; }'\nnft add rule " + x.name + " foreign accept",
 	}
 }
 
-// TestCheckTellsTables changes Podlace's tables as another program would. CHECK reports the change, and STATUS, GC and reload each
-// restore the table.
+// TestCheckTellsTables changes Podlace's tables as another program might do. CHECK reports each change. STATUS, GC and reload each restore
+// the table.
 func TestCheckTellsTables(t *testing.T) {
 	needTools(t, "nft")
 	n := newNode(t, "tables", 148, "nftables")
-	n = n.with(0, "antiSpoof", true)
+	n = n.withKeys(0, "antiSpoof", true)
 	for _, x := range tablesOfChain() {
 		for title, script := range harness.InOrder(x.breakages()) {
 			if x.plugin == 0 && title == "foreign chain" && x.chain != "prerouting" {
 				continue // other networks have chains in the same table
 			}
 			t.Run("C-63 "+x.name+": "+title, func(t *testing.T) {
-				n := n.in(t)
+				n := n.inSubtest(t)
 				h := n.attach("tables")
-				defer h.del()
-				h.check()
-				for verb, restore := range harness.InOrder(h.restorers(x.plugin)) {
-					if err := h.shell(script); err != nil {
+				defer h.delChain()
+				h.checkChain()
+				for verb, restore := range harness.InOrder(h.restoreCalls(x.plugin)) {
+					if err := h.runShell(script); err != nil {
 						t.Fatal(err)
 					}
-					h.call(x.plugin, "CHECK").Run(t).Refused(t, codeStateDiffers)
+					h.callOf(x.plugin, "CHECK").Run(t).Refused(t, codeStateDiffers)
 					restore()
 					t.Log(verb)
-					h.check()
+					h.checkChain()
 				}
 			})
 		}
 	}
 }
 
-// restorers returns the commands that restore a plugin's missing rules.
-func (h held) restorers(plugin int) map[string]func() {
+// restoreCalls returns the commands that restore a plugin's missing rules.
+func (h attachedPod) restoreCalls(plugin int) map[string]func() {
 	run := func(verb string, pairs ...any) func() {
 		return func() {
 			h.Helper()
-			c := edited(append(pairs, "prevResult", nil)...)(h.call(plugin, verb))
+			c := editedKeys(append(pairs, "prevResult", nil)...)(h.callOf(plugin, verb))
 			c.Run(h.T).OK(h.T)
 		}
 	}

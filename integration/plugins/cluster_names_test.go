@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/validate"
 )
 
-// renamed returns a folder that contains the plugins only under the names podlace-bridge and so on.
-func renamed(t *testing.T) string {
+// renamedPlugins returns a folder with the plugins under the names podlace-bridge, podlace-portmap and so on.
+func renamedPlugins(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range harness.AllPlugins() {
@@ -35,11 +35,11 @@ func renamed(t *testing.T) string {
 	return dir
 }
 
-// TestClusterNames installs the plugins only as podlace-bridge, podlace-portmap, podlace-bandwidth and podlace-host-local. All verbs
-// of a chain, podlace ls, doctor's findings, gc and rollback work.
+// TestClusterNames installs the plugins only as podlace-bridge, podlace-portmap, podlace-bandwidth and podlace-host-local. All verbs of a
+// chain work, and so do the commands ls, doctor, gc and rollback of podlace.
 func TestClusterNames(t *testing.T) {
 	c := newCollector(t)
-	bin := renamed(t)
+	bin := renamedPlugins(t)
 	conflist := regexp.MustCompile(`"type":\s*"`).ReplaceAll(harness.ChainOf(t, "1.1.0", "nftables"), []byte(`"type":"podlace-`))
 	file := filepath.Join(c.conf, "10.conflist")
 	if err := os.WriteFile(file, conflist, 0o644); err != nil {
@@ -67,7 +67,7 @@ func TestClusterNames(t *testing.T) {
 	c.network.Must(t, "CHECK", rt)
 	c.network.Must(t, "GC", nil, types.GCAttachment{ContainerID: rt.ContainerID, IfName: "eth0"})
 	c.network.Must(t, "CHECK", rt)
-	c.lose("named-lost")
+	c.losePod("named-lost")
 	if out := podlace("ls", "--conf-dir", c.conf); !strings.Contains(out, "shop/named-web") || !strings.Contains(out, "named-lost") {
 		t.Errorf("ls:\n%s", out)
 	}
@@ -95,12 +95,12 @@ func TestClusterNames(t *testing.T) {
 	}
 }
 
-// TestHolderUnderClusterName: gc collects state that no configuration refers to, even if its plugin is installed only under the other
-// name.
+// TestHolderUnderClusterName: gc collects state that no configuration refers to. The plugin that created the state is installed only under
+// its other name.
 func TestHolderUnderClusterName(t *testing.T) {
 	c := newCollector(t)
-	bin := renamed(t)
-	c.lose("holder-lost")
+	bin := renamedPlugins(t)
+	c.losePod("holder-lost")
 	conf := `{"cniVersion":"1.1.0","name":"chain","plugins":[{"type":"podlace-bridge","bridge":"chain0"}]}`
 	if err := os.WriteFile(filepath.Join(c.conf, "10.conflist"), []byte(conf), 0o644); err != nil {
 		t.Fatal(err)

@@ -15,21 +15,21 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestAddTells compares the whole chain's result with the kernel's state.
+// TestAddTells compares the result of the whole chain with the state of the kernel.
 func TestAddTells(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
 			n := newNode(t, "add-"+backend[:3], 150+i, backend)
 			h := n.attach("add")
-			t.Run("C-36 every interface with MAC, MTU and sandbox", func(t *testing.T) { h.sameLinks(t) })
+			t.Run("C-36 every interface with MAC, MTU and sandbox", func(t *testing.T) { h.checkLinks(t) })
 			t.Run("C-37 index of the interface, gateway inside the subnet", func(t *testing.T) { sameAddresses(t, h) })
-			h.del()
+			h.delChain()
 		})
 	}
 }
 
-// sameLinks checks that the result names exactly the bridge, both ends of the veth pair and the ifb.
-func (h held) sameLinks(t *testing.T) {
+// checkLinks checks that the result contains exactly the bridge, both ends of the veth pair and the ifb device.
+func (h attachedPod) checkLinks(t *testing.T) {
 	t.Helper()
 	if len(h.result.Interfaces) != 4 {
 		t.Fatalf("%d interfaces, want the bridge, two ends and the ifb: %s", len(h.result.Interfaces), h.prev)
@@ -54,7 +54,7 @@ func (h held) sameLinks(t *testing.T) {
 	}
 }
 
-func sameAddresses(t *testing.T, h held) {
+func sameAddresses(t *testing.T, h attachedPod) {
 	t.Helper()
 	var told []string
 	for _, ip := range h.result.IPs {
@@ -85,7 +85,7 @@ func sameAddresses(t *testing.T, h held) {
 	}
 }
 
-// liveRoutes are routes with every attribute of a result.
+// liveRoutes returns routes for the result. Together they use every attribute that a route in a result can have.
 func liveRoutes() []any {
 	return []any{
 		object{"dst": "192.0.2.0/24", "mtu": 1300, "advmss": 1200, "priority": 77},
@@ -97,11 +97,11 @@ func liveRoutes() []any {
 // TestAddLive checks that the interfaces, addresses and routes of the result are usable when ADD returns.
 func TestAddLive(t *testing.T) {
 	n := newNode(t, "live", 152, "nftables")
-	n = n.with(0, "ipam.routes", liveRoutes())
+	n = n.withKeys(0, "ipam.routes", liveRoutes())
 	t.Run("C-38 links, addresses and routes are live", func(t *testing.T) {
-		n := n.in(t)
+		n := n.inSubtest(t)
 		h := n.attach("live")
-		defer h.del()
+		defer h.delChain()
 		err := h.inPod(func(l netlink.Link) error {
 			if l.Attrs().Flags&net.FlagUp == 0 || l.Attrs().OperState != netlink.OperUp {
 				t.Errorf("flags %s, state %s", l.Attrs().Flags, l.Attrs().OperState)
@@ -118,17 +118,17 @@ func TestAddLive(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, r := range h.result.Routes {
-			h.live(t, r.Dst, netlink.Route{MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority})
+			h.checkRoute(t, r.Dst, netlink.Route{MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority})
 		}
 		if len(h.result.Routes) != 5 {
 			t.Errorf("%d routes in the result, want 5", len(h.result.Routes))
 		}
-		h.live(t, h.result.Routes[0].Dst, netlink.Route{MTU: 1300, AdvMSS: 1200, Priority: 77})
+		h.checkRoute(t, h.result.Routes[0].Dst, netlink.Route{MTU: 1300, AdvMSS: 1200, Priority: 77})
 	})
 }
 
-// live checks that the pod has a route with the attributes.
-func (h held) live(t *testing.T, dst net.IPNet, want netlink.Route) {
+// checkRoute checks that the pod has a route with the wanted attributes.
+func (h attachedPod) checkRoute(t *testing.T, dst net.IPNet, want netlink.Route) {
 	t.Helper()
 	err := h.inPod(func(l netlink.Link) error {
 		filter := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: &dst}
@@ -160,16 +160,16 @@ func TestAddTwice(t *testing.T) {
 	for title, edit := range harness.InOrder(map[string]object{"": {}, ", address given": given}) {
 		for _, plugin := range []string{"bridge", "host-local"} {
 			t.Run("C-40 ADD of "+plugin+" eight times at once"+title, func(t *testing.T) {
-				n := n.in(t)
+				n := n.inSubtest(t)
 				before := harness.Watch(t)
-				h := held{node: n, pod: harness.NewPod(t, "twice"), ifname: "eth0"}
-				add := h.call(0, "ADD")
+				h := attachedPod{testNode: n, pod: harness.NewPod(t, "twice"), ifname: "eth0"}
+				add := h.callOf(0, "ADD")
 				add.Plugin = plugin
 				for key, value := range edit {
-					add = edited(key, value)(add)
+					add = editedKeys(key, value)(add)
 				}
-				winner := atOnce(t, add)
-				check := edited("prevResult", harness.RawObject(t, winner))(add).With("CNI_COMMAND", "CHECK")
+				winner := addParallel(t, add)
+				check := editedKeys("prevResult", harness.RawObject(t, winner))(add).With("CNI_COMMAND", "CHECK")
 				check.Run(t).OK(t)
 				add.With("CNI_COMMAND", "DEL").Run(t).OK(t)
 				before.Clean(t, "DEL")
@@ -178,8 +178,8 @@ func TestAddTwice(t *testing.T) {
 	}
 }
 
-// atOnce runs a call eight times in parallel, and returns the result of the only one that succeeds.
-func atOnce(t *testing.T, add harness.Call) (result string) {
+// addParallel runs an ADD eight times in parallel. Only one call may succeed, and addParallel returns its result.
+func addParallel(t *testing.T, add harness.Call) (result string) {
 	t.Helper()
 	outs := make([]harness.Outcome, 8)
 	errs := make([]error, 8)

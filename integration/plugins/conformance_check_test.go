@@ -21,31 +21,31 @@ import (
 
 const codeStateDiffers = 100
 
-// TestCheckNeeds checks that CHECK fails without prevResult, and in versions without CHECK.
+// TestCheckNeeds checks that CHECK fails without prevResult and in versions of the specification without CHECK.
 func TestCheckNeeds(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		check := f.Good("CHECK", plugin)
-		mustRefuse(t, f, "C-60 CHECK without prevResult", edited("prevResult", nil)(check), "prevResult", harness.CodeConfig)
-		mustRefuse(t, f, "C-60 CHECK in version 0.3.1", edited("cniVersion", "0.3.1")(check), "CHECK", harness.CodeVersion)
+		mustRefuse(t, f, "C-60 CHECK without prevResult", editedKeys("prevResult", nil)(check), "prevResult", harness.CodeConfig)
+		mustRefuse(t, f, "C-60 CHECK in version 0.3.1", editedKeys("cniVersion", "0.3.1")(check), "CHECK", harness.CodeVersion)
 	})
 }
 
-// breakage is one kind of damage, and the number of the plugin whose CHECK must report it.
+// breakage is one kind of damage. The field plugin is the number of the plugin whose CHECK must report the damage.
 type breakage struct {
 	plugin int
-	change func(held) error
+	change func(attachedPod) error
 }
 
-// onNode and inPod return breakages of links.
-func onNode(name func(held) string, change func(netlink.Link) error) breakage {
-	return breakage{0, func(h held) error { return onHost(name(h), change) }}
+// onNode and inPod return breakages that change a link on the node or in the pod.
+func onNode(name func(attachedPod) string, change func(netlink.Link) error) breakage {
+	return breakage{0, func(h attachedPod) error { return onHost(name(h), change) }}
 }
 
 func inPod(change func(netlink.Link) error) breakage {
-	return breakage{0, func(h held) error { return h.inPod(change) }}
+	return breakage{0, func(h attachedPod) error { return h.inPod(change) }}
 }
 
-func bridgeOf(h held) string { return h.confs[0]["bridge"].(string) }
+func bridgeOf(h attachedPod) string { return h.confs[0]["bridge"].(string) }
 
 func setMAC(link netlink.Link) error {
 	return netlink.LinkSetHardwareAddr(link, net.HardwareAddr{2, 0, 0, 0, 0, 0x77})
@@ -66,11 +66,11 @@ func linkBreakages() map[string]breakage {
 		"C-61 pod side renamed":             inPod(rename),
 		"C-61 MAC of the pod side changed":  inPod(setMAC),
 		"C-61 MTU of the pod side raised":   inPod(setMTU(9000)),
-		"C-61 host side down":               onNode(held.hostSide, netlink.LinkSetDown),
-		"C-61 host side off the bridge":     onNode(held.hostSide, netlink.LinkSetNoMaster),
-		"C-61 MAC of the host side":         onNode(held.hostSide, setMAC),
-		"C-61 MTU of the host side lowered": onNode(held.hostSide, setMTU(1400)),
-		"C-61 MTU of the host side raised":  onNode(held.hostSide, setMTU(9000)),
+		"C-61 host side down":               onNode(attachedPod.hostVeth, netlink.LinkSetDown),
+		"C-61 host side off the bridge":     onNode(attachedPod.hostVeth, netlink.LinkSetNoMaster),
+		"C-61 MAC of the host side":         onNode(attachedPod.hostVeth, setMAC),
+		"C-61 MTU of the host side lowered": onNode(attachedPod.hostVeth, setMTU(1400)),
+		"C-61 MTU of the host side raised":  onNode(attachedPod.hostVeth, setMTU(9000)),
 		"C-61 bridge deleted":               onNode(bridgeOf, netlink.LinkDel),
 		"C-61 bridge down":                  onNode(bridgeOf, netlink.LinkSetDown),
 		"C-61 port disabled":                byCommand("bridge link set dev HOST state 0"),
@@ -81,10 +81,10 @@ func linkBreakages() map[string]breakage {
 	}
 }
 
-// byCommand returns a breakage by a shell command on the node. HOST stands for the host side.
+// byCommand returns a breakage that runs a shell command on the node. In the command, HOST is replaced by the name of the host-side veth.
 func byCommand(command string) breakage {
-	return breakage{0, func(h held) error {
-		out, err := exec.Command("sh", "-ec", strings.ReplaceAll(command, "HOST", h.hostSide())).CombinedOutput()
+	return breakage{0, func(h attachedPod) error {
+		out, err := exec.Command("sh", "-ec", strings.ReplaceAll(command, "HOST", h.hostVeth())).CombinedOutput()
 		if err != nil {
 			err = fmt.Errorf("%s: %w: %s", command, err, out)
 		}
@@ -92,17 +92,19 @@ func byCommand(command string) breakage {
 	}}
 }
 
-// address returns address number i of the pod.
-func (h held) address(i int) *netlink.Addr { return &netlink.Addr{IPNet: &h.result.IPs[i].Address} }
+// podAddress returns address number i of the pod.
+func (h attachedPod) podAddress(i int) *netlink.Addr {
+	return &netlink.Addr{IPNet: &h.result.IPs[i].Address}
+}
 
 func layer3Breakages() map[string]breakage {
 	removed := func(i int) breakage {
-		return breakage{0, func(h held) error {
-			return h.inPod(func(l netlink.Link) error { return netlink.AddrDel(l, h.address(i)) })
+		return breakage{0, func(h attachedPod) error {
+			return h.inPod(func(l netlink.Link) error { return netlink.AddrDel(l, h.podAddress(i)) })
 		}}
 	}
 	routed := func(i int, gw string) breakage {
-		return breakage{0, func(h held) error {
+		return breakage{0, func(h attachedPod) error {
 			return h.inPod(func(l netlink.Link) error {
 				r := netlink.Route{LinkIndex: l.Attrs().Index, Dst: &h.result.Routes[i].Dst, Gw: h.result.Routes[i].GW}
 				err := netlink.RouteDel(&r)
@@ -115,10 +117,10 @@ func layer3Breakages() map[string]breakage {
 	}
 	return map[string]breakage{
 		"C-62 IPv4 address removed": removed(0), "C-62 IPv6 address removed": removed(1),
-		"C-62 IPv4 address changed": {0, func(h held) error {
+		"C-62 IPv4 address changed": {0, func(h attachedPod) error {
 			return h.inPod(func(l netlink.Link) error {
 				other := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 140, 7, 7), Mask: net.CIDRMask(16, 32)}}
-				return errors.Join(netlink.AddrDel(l, h.address(0)), netlink.AddrAdd(l, other),
+				return errors.Join(netlink.AddrDel(l, h.podAddress(0)), netlink.AddrAdd(l, other),
 					netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &h.result.Routes[0].Dst, Gw: h.result.Routes[0].GW}))
 			})
 		}},
@@ -127,8 +129,8 @@ func layer3Breakages() map[string]breakage {
 	}
 }
 
-func qdiscDel(name func(held) string, kind netlink.Qdisc) breakage {
-	return breakage{2, func(h held) error {
+func qdiscDel(name func(attachedPod) string, kind netlink.Qdisc) breakage {
+	return breakage{2, func(h attachedPod) error {
 		return onHost(name(h), func(l netlink.Link) error {
 			kind.Attrs().LinkIndex = l.Attrs().Index
 			return netlink.QdiscDel(kind)
@@ -137,9 +139,9 @@ func qdiscDel(name func(held) string, kind netlink.Qdisc) breakage {
 }
 
 func otherBreakages() map[string]breakage {
-	flushed := func(h held) error { return flushRules() }
+	flushed := func(h attachedPod) error { return flushRules() }
 	lease := func(i int, text string) breakage {
-		return breakage{0, func(h held) error {
+		return breakage{0, func(h attachedPod) error {
 			path := "/var/lib/cni/networks/" + h.confs[0]["name"].(string) + "/" + h.result.IPs[i].Address.IP.String()
 			if text == "" {
 				return os.Remove(path)
@@ -153,11 +155,11 @@ func otherBreakages() map[string]breakage {
 	return map[string]breakage{
 		"C-63 masquerade flushed":    {0, flushed},
 		"C-63 hostPorts flushed":     {1, flushed},
-		"C-64 ingress limit deleted": qdiscDel(held.hostSide, root()),
-		"C-64 egress limit deleted":  qdiscDel(held.ifb, root()),
-		"C-64 egress redirect deleted": qdiscDel(held.hostSide,
+		"C-64 ingress limit deleted": qdiscDel(attachedPod.hostVeth, root()),
+		"C-64 egress limit deleted":  qdiscDel(attachedPod.ifbDevice, root()),
+		"C-64 egress redirect deleted": qdiscDel(attachedPod.hostVeth,
 			&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{Parent: netlink.HANDLE_INGRESS}}),
-		"C-64 egress device deleted":     {2, func(h held) error { return onHost(h.ifb(), netlink.LinkDel) }},
+		"C-64 egress device deleted":     {2, func(h attachedPod) error { return onHost(h.ifbDevice(), netlink.LinkDel) }},
 		"C-65 IPv4 lease deleted":        lease(0, ""),
 		"C-65 IPv6 lease deleted":        lease(1, ""),
 		"C-65 lease of another":          lease(0, "other\r\neth0"),
@@ -166,67 +168,67 @@ func otherBreakages() map[string]breakage {
 	}
 }
 
-// TestCheckTells damages one thing at a time, which CHECK must report. ADD of the next pod repairs shared state, and CHECK then
-// succeeds.
+// TestCheckTells makes one kind of damage at a time. CHECK must report each kind of damage. ADD of the next pod repairs the shared state,
+// and CHECK succeeds afterwards.
 func TestCheckTells(t *testing.T) {
 	n := newNode(t, "tells", 140, "nftables")
 	for _, table := range []map[string]breakage{linkBreakages(), layer3Breakages(), otherBreakages(), filterBreakages()} {
 		for title, b := range harness.InOrder(table) {
 			t.Run(title, func(t *testing.T) {
-				n := n.in(t)
-				n.broken(b)
+				n := n.inSubtest(t)
+				n.checkBroken(b)
 				next := n.attach("tells-next")
-				next.check()
-				next.del()
+				next.checkChain()
+				next.delChain()
 			})
 		}
 	}
 }
 
-// broken attaches a pod, damages its state, and requires that CHECK reports the damage.
-func (n node) broken(b breakage) {
+// checkBroken attaches a pod, damages its state, and requires that CHECK reports the damage.
+func (n testNode) checkBroken(b breakage) {
 	n.Helper()
 	h := n.attach("tells")
 	defer func() {
-		h.del()
+		h.delChain()
 		for _, ip := range h.result.IPs { // DEL must not delete another attachment's lease
 			_ = os.Remove("/var/lib/cni/networks/tells/" + ip.Address.IP.String())
 		}
 	}()
-	h.check()
+	h.checkChain()
 	if err := b.change(h); err != nil {
 		n.Fatal(err)
 	}
-	h.call(b.plugin, "CHECK").Run(n.T).Refused(n.T, codeStateDiffers)
+	h.callOf(b.plugin, "CHECK").Run(n.T).Refused(n.T, codeStateDiffers)
 }
 
-// TestCheckTellsIPTables flushes the iptables backend's table.
+// TestCheckTellsIPTables flushes the rules of the iptables backend.
 func TestCheckTellsIPTables(t *testing.T) {
 	n := newNode(t, "tells-ipt", 141, "iptables")
 	for _, program := range []string{"iptables", "ip6tables"} {
 		t.Run("C-63 "+program+" flushed", func(t *testing.T) {
-			n := n.in(t)
+			n := n.inSubtest(t)
 			h := n.attach("flushed")
-			h.check()
+			h.checkChain()
 			if out, err := exec.Command(program, "-t", "nat", "-F").CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
 			for i := range 2 {
-				h.call(i, "CHECK").Run(t).Refused(t, codeStateDiffers)
+				h.callOf(i, "CHECK").Run(t).Refused(t, codeStateDiffers)
 			}
-			h.del()
+			h.delChain()
 			next := n.attach("flushed-next")
-			next.check()
-			next.del()
+			next.checkChain()
+			next.delChain()
 		})
 	}
 }
 
-// TestCheckAllows: later plugins of the chain may change the pod and report that in the result. A bridge may change its MAC.
+// TestCheckAllows: a later plugin of the chain may change the pod if its result contains the change. The MAC of a bridge may change.
 func TestCheckAllows(t *testing.T) {
 	n := newNode(t, "allows", 142, "nftables")
 	t.Run("C-66 MAC and routes as the result says", func(t *testing.T) {
-		n := n.in(t)
+		n := n.inSubtest(t)
 		h := n.attach("allows")
 		err := h.inPod(func(l netlink.Link) error {
 			return errors.Join(setMAC(l), netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &h.result.Routes[0].Dst,
@@ -235,16 +237,16 @@ func TestCheckAllows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.call(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
+		h.callOf(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
 		h.result.Interfaces[2].Mac, h.result.Routes = "02:00:00:00:00:77", h.result.Routes[1:]
 		if h.prev, err = json.Marshal(h.result); err != nil {
 			t.Fatal(err)
 		}
-		h.check()
-		h.del()
+		h.checkChain()
+		h.delChain()
 	})
 	t.Run("C-66 habits of a tenant", func(t *testing.T) {
-		n := n.in(t)
+		n := n.inSubtest(t)
 		h := n.attach("habits")
 		err := h.inPod(func(l netlink.Link) error {
 			return errors.Join(setMTU(1400)(l), os.WriteFile("/proc/sys/net/ipv6/conf/"+l.Attrs().Name+"/accept_ra", []byte("2"), 0))
@@ -252,23 +254,23 @@ func TestCheckAllows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.check()
+		h.checkChain()
 		h.confs[0]["strictCheck"] = true
-		h.call(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
-		h.del()
+		h.callOf(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
+		h.delChain()
 	})
 	t.Run("C-61 MAC of the bridge changed", func(t *testing.T) {
-		n := n.in(t)
+		n := n.inSubtest(t)
 		h := n.attach("bridge-mac")
 		if err := onHost(bridgeOf(h), setMAC); err != nil {
 			t.Fatal(err)
 		}
-		h.check()
-		h.del()
+		h.checkChain()
+		h.delChain()
 	})
 }
 
-// checksEnv sets the number of pods of TestCheckAtOnce. A release is tested with 1000.
+// checksEnv is the environment variable that sets the number of pods of TestCheckAtOnce. Before a release the test runs with 1,000 pods.
 const checksEnv = "PODLACE_CHECKS"
 
 func TestCheckAtOnce(t *testing.T) {
@@ -281,12 +283,12 @@ func TestCheckAtOnce(t *testing.T) {
 	}
 	n := newNode(t, "at-once", 143, "nftables")
 	t.Run(fmt.Sprint("C-67 CHECK right after ADD, pods: ", pods), func(t *testing.T) {
-		n := n.in(t)
+		n := n.inSubtest(t)
 		before := harness.Watch(t)
 		for i := range pods {
 			h := n.attach(fmt.Sprint("at-once-", i))
-			h.check()
-			h.del()
+			h.checkChain()
+			h.delChain()
 			if err := h.pod.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -295,22 +297,22 @@ func TestCheckAtOnce(t *testing.T) {
 	})
 }
 
-// TestCheckLooks: CHECK changes nothing, and the bridge returns the IPAM plugin's error.
+// TestCheckLooks: CHECK changes nothing on the node, and the bridge plugin returns the error of its IPAM plugin.
 func TestCheckLooks(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-68 CHECK changes nothing, "+backend, func(t *testing.T) {
 			h := newNode(t, "looks-"+backend[:3], 144+i, backend).attach("looks")
 			o := &harness.Oracle{Options: sandbox.Options{Pods: []*sandbox.Pod{h.pod}, Dirs: harness.StateDirs()}}
 			o.Rebase(t)
-			h.check()
+			h.checkChain()
 			o.Clean(t, "CHECK")
 			if err := h.inPod(netlink.LinkSetDown); err != nil {
 				t.Fatal(err)
 			}
 			o.Rebase(t)
-			h.call(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
+			h.callOf(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
 			o.Clean(t, "CHECK that fails")
-			h.del()
+			h.delChain()
 		})
 	}
 	t.Run("C-68 CHECK of the IPAM plugin is passed on", func(t *testing.T) {
@@ -318,7 +320,7 @@ func TestCheckLooks(t *testing.T) {
 		prev := harness.RawObject(t, s.call("ADD").Run(t).OK(t).Stdout)
 		check := s.call("CHECK").Config(s.conf().With("prevResult", prev))
 		check.Run(t).OK(t)
-		s.on(t, "CHECK", `echo '{"cniVersion":"1.1.0","code":123,"msg":"lease lost"}'; exit 1`)
+		s.setScript(t, "CHECK", `echo '{"cniVersion":"1.1.0","code":123,"msg":"lease lost"}'; exit 1`)
 		if f := check.Run(t).Refused(t, 123); !strings.Contains(f.Msg, "lease lost") {
 			t.Errorf("msg %q", f.Msg)
 		}
@@ -327,24 +329,24 @@ func TestCheckLooks(t *testing.T) {
 	})
 }
 
-// TestCheckShadowed: after a flush, another pod got the port.
+// TestCheckShadowed: a flush removes a pod's hostPort, and then another pod gets this port. CHECK of the first pod reports this.
 func TestCheckShadowed(t *testing.T) {
 	n := newNode(t, "shadowed", 146, "nftables")
 	t.Run("C-69 hostPort of another pod", func(t *testing.T) {
-		n := n.in(t)
+		n := n.inSubtest(t)
 		h := n.attach("shadowed-a")
-		h.check()
+		h.checkChain()
 		if err := flushRules(); err != nil {
 			t.Fatal(err)
 		}
 		thief := n.attach("shadowed-b")
-		thief.check()
-		f := h.call(1, "CHECK").Run(t).Refused(t, codeStateDiffers)
+		thief.checkChain()
+		f := h.callOf(1, "CHECK").Run(t).Refused(t, codeStateDiffers)
 		if !strings.Contains(f.Msg, "belongs to") {
 			t.Errorf("msg %q does not name the port's owner", f.Msg)
 		}
-		h.del()
-		thief.check()
-		thief.del()
+		h.delChain()
+		thief.checkChain()
+		thief.delChain()
 	})
 }

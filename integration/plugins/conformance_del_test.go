@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// harshDels are DEL calls that a runtime may send after a good ADD.
+// harshDels returns unusual DEL calls that a runtime may send after a successful ADD.
 func harshDels(t *testing.T) map[string]func(harness.Call) harness.Call {
 	t.Helper()
 	plain := filepath.Join(t.TempDir(), "plain")
@@ -26,28 +26,29 @@ func harshDels(t *testing.T) map[string]func(harness.Call) harness.Call {
 	}
 	other := object{"cniVersion": "0.4.0", "ips": []any{object{"version": "4", "address": "10.99.0.2/24"}}}
 	return map[string]func(harness.Call) harness.Call{
-		"C-45 DEL without prevResult":               edited("prevResult", nil),
-		"C-45 DEL with an empty prevResult":         edited("prevResult", object{}),
-		"C-45 DEL with prevResult of another":       edited("prevResult", other),
-		"C-45 DEL with prevResult of no version":    edited("prevResult", other.With("cniVersion", nil)),
-		"C-45 DEL with prevResult of version 9.9.9": edited("prevResult", other.With("cniVersion", "9.9.9")),
-		"C-45 DEL with a list as prevResult":        edited("prevResult", []any{1}),
-		"C-45 DEL with a word as prevResult":        edited("prevResult", "x"),
-		"C-45 DEL with null in prevResult": edited("prevResult",
+		"C-45 DEL without prevResult":               editedKeys("prevResult", nil),
+		"C-45 DEL with an empty prevResult":         editedKeys("prevResult", object{}),
+		"C-45 DEL with prevResult of another":       editedKeys("prevResult", other),
+		"C-45 DEL with prevResult of no version":    editedKeys("prevResult", other.With("cniVersion", nil)),
+		"C-45 DEL with prevResult of version 9.9.9": editedKeys("prevResult", other.With("cniVersion", "9.9.9")),
+		"C-45 DEL with a list as prevResult":        editedKeys("prevResult", []any{1}),
+		"C-45 DEL with a word as prevResult":        editedKeys("prevResult", "x"),
+		"C-45 DEL with null in prevResult": editedKeys("prevResult",
 			object{"cniVersion": "1.1.0", "interfaces": []any{nil}, "ips": []any{nil}}),
-		"C-45 DEL with a bad address in prevResult": edited("prevResult", object{"cniVersion": "1.1.0", "ips": []any{object{"address": "x"}}}),
-		"C-46 DEL without netns":                    inNamespace(""),
-		"C-46 DEL with netns that is not there":     inNamespace("/run/netns/gone"),
-		"C-46 DEL with a plain file as netns":       inNamespace(plain),
-		"C-46 DEL with a mount namespace":           inNamespace("/proc/self/ns/mnt"),
-		"C-47 DEL without runtimeConfig":            edited("runtimeConfig", nil),
-		"C-48 DEL with refused runtimeConfig": edited("runtimeConfig",
+		"C-45 DEL with a bad address in prevResult": editedKeys("prevResult",
+			object{"cniVersion": "1.1.0", "ips": []any{object{"address": "x"}}}),
+		"C-46 DEL without netns":                inNamespace(""),
+		"C-46 DEL with netns that is not there": inNamespace("/run/netns/gone"),
+		"C-46 DEL with a plain file as netns":   inNamespace(plain),
+		"C-46 DEL with a mount namespace":       inNamespace("/proc/self/ns/mnt"),
+		"C-47 DEL without runtimeConfig":        editedKeys("runtimeConfig", nil),
+		"C-48 DEL with refused runtimeConfig": editedKeys("runtimeConfig",
 			object{"mac": "zz", "ips": []any{"x"}, "ipRanges": []any{[]any{object{"subnet": "x"}}},
 				"portMappings": harness.Ports(harness.Port(-1, 80, "tcp")), "bandwidth": object{"ingressRate": -1, "egressBurst": 1}}),
 	}
 }
 
-// TestDelHarsh runs each of these calls on each plugin, and on the chain with both backends.
+// TestDelHarsh runs each DEL of harshDels on each plugin, and on the chain with both backends.
 func TestDelHarsh(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for title, edit := range harness.InOrder(harshDels(t)) {
@@ -69,8 +70,8 @@ func TestDelHarsh(t *testing.T) {
 			before := harness.Watch(t)
 			for title, edit := range harness.InOrder(harshDels(t)) {
 				t.Run(title, func(t *testing.T) {
-					n := n.in(t)
-					n.attach("harsh").del(edit)
+					n := n.inSubtest(t)
+					n.attach("harsh").delChain(edit)
 					before.Clean(t, title)
 				})
 			}
@@ -80,47 +81,47 @@ func TestDelHarsh(t *testing.T) {
 }
 
 // delMore contains cases that need more than one edited DEL.
-func (n node) delMore(before *harness.Oracle) {
+func (n testNode) delMore(before *harness.Oracle) {
 	n.Run("C-46 DEL after the namespace went", func(t *testing.T) {
-		n := n.in(t)
+		n := n.inSubtest(t)
 		h := n.attach("vanished")
 		if err := h.pod.Close(); err != nil {
 			t.Fatal(err)
 		}
-		h.del(edited("prevResult", nil))
+		h.delChain(editedKeys("prevResult", nil))
 		before.Clean(t, "DEL")
 	})
 	n.Run("C-49 DEL three times", func(t *testing.T) {
-		n := n.in(t)
-		stays := n.with(1, "runtimeConfig", nil).attach("stays")
+		n := n.inSubtest(t)
+		stays := n.withKeys(1, "runtimeConfig", nil).attach("stays")
 		with := harness.Watch(t, stays.pod)
 		h := n.attach("thrice")
 		for range 3 {
-			h.del()
+			h.delChain()
 			with.Clean(t, "DEL")
 		}
-		stays.check()
-		stays.del()
+		stays.checkChain()
+		stays.delChain()
 		before.Clean(t, "DEL of the other")
 	})
 	n.Run("C-48 DEL after ADD refused the runtimeConfig", func(t *testing.T) {
-		n := n.in(t)
+		n := n.inSubtest(t)
 		h := n.attach("refused")
 		with := harness.Watch(t, h.pod)
-		second := held{node: n.with(1, "runtimeConfig.portMappings", harness.Ports(harness.Port(-1, 80, "tcp"))).with(2,
+		second := attachedPod{testNode: n.withKeys(1, "runtimeConfig.portMappings", harness.Ports(harness.Port(-1, 80, "tcp"))).withKeys(2,
 			"runtimeConfig.bandwidth", object{"ingressRate": -1}),
 			pod: harness.NewPod(t, "refused-2"), ifname: "eth0", prev: h.prev}
 		for i := 1; i < 3; i++ {
-			second.call(i, "ADD").Run(t).Refused(t, harness.CodeConfig)
+			second.callOf(i, "ADD").Run(t).Refused(t, harness.CodeConfig)
 		}
-		second.del()
+		second.delChain()
 		with.Clean(t, "DEL")
-		h.del()
+		h.delChain()
 		before.Clean(t, "DEL of the other")
 	})
 }
 
-// TestDelRanges: the ranges may come only from runtimeConfig.
+// TestDelRanges: DEL works without the ranges, even if ADD got the ranges in its runtimeConfig.
 func TestDelRanges(t *testing.T) {
 	f := harness.NewFixture(t, "host-local")
 	t.Run("C-47 DEL without the ranges of runtimeConfig", func(t *testing.T) {
@@ -131,7 +132,8 @@ func TestDelRanges(t *testing.T) {
 	})
 }
 
-// TestDelOwn attaches one pod to two networks and twice to one network, with either backend. DEL removes only its own attachment.
+// TestDelOwn attaches one pod to two networks, and twice to one of them, with each backend. DEL of one attachment does not change the other
+// two attachments.
 func TestDelOwn(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-50 DEL of one interface of three/"+backend, func(t *testing.T) {
@@ -140,24 +142,24 @@ func TestDelOwn(t *testing.T) {
 			none := harness.Watch(t, pod)
 			first := a.attachTo(pod, "eth0")
 			one := harness.Watch(t, pod)
-			second := b.with(0, "isDefaultGateway", false).attachTo(pod, "eth1")
+			second := b.withKeys(0, "isDefaultGateway", false).attachTo(pod, "eth1")
 			two := harness.Watch(t, pod)
 			ports := harness.Ports(harness.Port(8103, 80, "tcp"))
-			third := a.with(0, "isDefaultGateway", false).with(1, "runtimeConfig.portMappings", ports).attachTo(pod, "eth2")
-			third.del()
+			third := a.withKeys(0, "isDefaultGateway", false).withKeys(1, "runtimeConfig.portMappings", ports).attachTo(pod, "eth2")
+			third.delChain()
 			two.Clean(t, "DEL of the third")
-			first.check()
-			second.check()
-			second.del()
+			first.checkChain()
+			second.checkChain()
+			second.delChain()
 			one.Clean(t, "DEL of the second")
-			first.check()
-			first.del()
+			first.checkChain()
+			first.delChain()
 			none.Clean(t, "DEL of the first")
 		})
 	}
 }
 
-// TestDelUnknown deletes an unknown container. Nothing changes, including state that other tests' oracle ignores.
+// TestDelUnknown runs DEL for an unknown container. DEL changes nothing, not even state that the comparison in other tests ignores.
 func TestDelUnknown(t *testing.T) {
 	n := newNode(t, "unknown", 120, "nftables")
 	h := n.attach("10.120.0.9") // its ID looks like an address that it does not have
@@ -193,12 +195,12 @@ func TestDelUnknown(t *testing.T) {
 			o.Clean(t, "DEL")
 		})
 	}
-	h.check()
-	h.del()
+	h.checkChain()
+	h.delChain()
 }
 
-// readOnly makes a folder read-only until the returned function is called.
-func readOnly(t *testing.T, dir string) (again func()) {
+// makeReadOnly makes a folder read-only until the returned function is called.
+func makeReadOnly(t *testing.T, dir string) (again func()) {
 	t.Helper()
 	err := errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	if err != nil {
@@ -209,7 +211,7 @@ func readOnly(t *testing.T, dir string) (again func()) {
 	return again
 }
 
-// TestDelReadOnly: DEL reports what it cannot remove, and the next DEL removes it.
+// TestDelReadOnly: DEL reports the state that it cannot remove from a read-only folder. The next DEL removes this state.
 func TestDelReadOnly(t *testing.T) {
 	n := newNode(t, "readonly", 121, "nftables")
 	before := harness.Watch(t)
@@ -218,45 +220,46 @@ func TestDelReadOnly(t *testing.T) {
 		{"portmap", "/run/podlace/readonly"},
 	} {
 		t.Run("C-51 DEL of "+c.plugin+" with read-only "+strings.Split(c.dir, "/")[1], func(t *testing.T) {
-			n := n.in(t)
+			n := n.inSubtest(t)
 			h := n.attach(fmt.Sprint("readonly", i))
-			del := h.call(map[string]int{"portmap": 1}[c.plugin], "DEL")
+			del := h.callOf(map[string]int{"portmap": 1}[c.plugin], "DEL")
 			del.Plugin = c.plugin
-			again := readOnly(t, c.dir)
+			again := makeReadOnly(t, c.dir)
 			del.Run(t).Refused(t, 5)
 			again()
-			h.del()
+			h.delChain()
 			before.Clean(t, "the next DEL")
 		})
 	}
 }
 
-// TestDelBusy: a lease cannot be deleted although its folder is writable.
+// TestDelBusy: DEL reports a lease that it cannot delete although the folder is writable.
 func TestDelBusy(t *testing.T) {
 	n := newNode(t, "undeletable", 122, "nftables")
 	before := harness.Watch(t)
 	for _, plugin := range []string{"bridge", "host-local"} {
 		t.Run("C-51 DEL of "+plugin+" with a lease that cannot be deleted", func(t *testing.T) {
-			n := n.in(t)
+			n := n.inSubtest(t)
 			h := n.attach("undeletable")
 			lease := "/var/lib/cni/networks/undeletable/" + h.result.IPs[1].Address.IP.String()
 			if err := unix.Mount(lease, lease, "", unix.MS_BIND, ""); err != nil {
 				t.Fatal(err)
 			}
-			del := h.call(0, "DEL")
+			del := h.callOf(0, "DEL")
 			del.Plugin = plugin
 			o := del.Run(t)
 			if err := unix.Unmount(lease, 0); err != nil {
 				t.Fatal(err)
 			}
 			o.Refused(t, 11)
-			h.del()
+			h.delChain()
 			before.Clean(t, "the next DEL")
 		})
 	}
 }
 
-// TestDelTexts: the text of a failed DEL must not contain phrases that runtimes take for success. refused checks the text.
+// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused checks that the
+// text of a failed DEL contains none of these phrases.
 func TestDelTexts(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)
@@ -271,7 +274,7 @@ func TestDelTexts(t *testing.T) {
 		"C-53 the name of the network is not found": s.call("DEL").Config(`{"name": "not found"}`),
 	}) {
 		t.Run(title, func(t *testing.T) {
-			s.on(t, "DEL", `[ -z "$SAY" ] || { printf %s "$SAY"; exit 1; }`)
+			s.setScript(t, "DEL", `[ -z "$SAY" ] || { printf %s "$SAY"; exit 1; }`)
 			c.Run(t).Refused(t, append(allCodes(), harness.CodeEnv)...)
 		})
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// blocked is a DEL that cannot proceed.
-type blocked struct {
+// blockedDEL is a DEL that cannot proceed.
+type blockedDEL struct {
 	title string
 	call  harness.Call
 	free  bool // the DEL succeeds under the lock: nf_tables chains are deleted without iptables
@@ -24,8 +24,8 @@ type blocked struct {
 	err   error
 }
 
-// TestDelBounded checks that DEL ends in time (callLimit) while a lock is held or a program does not answer. It fails with code 11,
-// and keeps the state that the next DEL needs. All calls wait in parallel.
+// TestDelBounded checks that DEL ends before its time limit while a lock is held or while a program does not answer. DEL then fails with
+// code 11, and keeps the state that the next DEL needs. All calls wait in parallel.
 func TestDelBounded(t *testing.T) {
 	locked, busy := newNode(t, "locked", 130, "nftables"), newNode(t, "busy", 131, "nftables")
 	_, err := exec.LookPath("iptables")
@@ -34,14 +34,14 @@ func TestDelBounded(t *testing.T) {
 		slow = newNode(t, "slow", 132, "iptables")
 	}
 	s, before := newStub(t), harness.Watch(t)
-	var pods []held
-	var dels []*blocked
-	del := func(n node, i int, plugin, by string) {
-		own := n.with(1, "runtimeConfig.portMappings", harness.Ports(harness.Port(8200+len(pods), 80, "tcp")))
+	var pods []attachedPod
+	var dels []*blockedDEL
+	del := func(n testNode, i int, plugin, by string) {
+		own := n.withKeys(1, "runtimeConfig.portMappings", harness.Ports(harness.Port(8200+len(pods), 80, "tcp")))
 		h := own.attach("bounded-" + string(rune('a'+len(pods))))
-		c := h.call(i, "DEL")
+		c := h.callOf(i, "DEL")
 		c.Plugin = plugin
-		pods, dels = append(pods, h), append(dels, &blocked{title: "C-54 DEL of " + plugin + ", " + by, call: c})
+		pods, dels = append(pods, h), append(dels, &blockedDEL{title: "C-54 DEL of " + plugin + ", " + by, call: c})
 	}
 	del(locked, 0, "bridge", "lease folder locked")
 	del(locked, 0, "host-local", "lease folder locked")
@@ -57,10 +57,10 @@ func TestDelBounded(t *testing.T) {
 		t.Log("SKIPPED part of the test: no iptables program")
 	}
 	s.call("ADD").Run(t).OK(t)
-	s.on(t, "DEL", "exec sleep 100")
-	dels = append(dels, &blocked{title: "C-54 DEL of bridge, IPAM plugin hangs", call: s.call("DEL")})
+	s.setScript(t, "DEL", "exec sleep 100")
+	dels = append(dels, &blockedDEL{title: "C-54 DEL of bridge, IPAM plugin hangs", call: s.call("DEL")})
 
-	holdAll(t, dels, "/var/lib/cni/networks/locked/lock", "/run/podlace/busy/.lock", "/run/podlace/.iptables")
+	runLocked(t, dels, "/var/lib/cni/networks/locked/lock", "/run/podlace/busy/.lock", "/run/podlace/.iptables")
 	for _, d := range dels {
 		t.Run(d.title, func(t *testing.T) {
 			if d.err != nil {
@@ -73,16 +73,16 @@ func TestDelBounded(t *testing.T) {
 			}
 		})
 	}
-	s.on(t, "DEL", "exit 0")
+	s.setScript(t, "DEL", "exit 0")
 	s.call("DEL").Run(t).OK(t)
 	for _, h := range pods {
-		h.del()
+		h.delChain()
 	}
 	before.Clean(t, "the next DEL")
 }
 
-// holdAll runs the calls while all locks are held.
-func holdAll(t *testing.T, calls []*blocked, locks ...string) {
+// runLocked runs the calls while all the locks are held.
+func runLocked(t *testing.T, calls []*blockedDEL, locks ...string) {
 	t.Helper()
 	for _, path := range locks {
 		defer harness.HoldLock(t, path)()
@@ -94,10 +94,10 @@ func holdAll(t *testing.T, calls []*blocked, locks ...string) {
 	wait.Wait()
 }
 
-// statusRuns is the number of measured runs of STATUS. If STATUS waits for a lock, even its fastest run is slow.
+// statusRuns is the number of measured runs of STATUS. If STATUS waits for a lock, even the fastest run is slow.
 const statusRuns = 5
 
-// statusTimes runs STATUS of a plugin and returns the fastest and the slowest time.
+// statusTimes runs STATUS of a plugin several times, and returns the shortest and the longest duration.
 func statusTimes(t *testing.T, plugin string, conf object) (fastest, slowest time.Duration) {
 	t.Helper()
 	for i := range statusRuns {
@@ -112,14 +112,14 @@ func statusTimes(t *testing.T, plugin string, conf object) (fastest, slowest tim
 	return fastest, slowest
 }
 
-// TestStatusLooks: STATUS waits for no lock, even if flushed rules have to be restored. While the locks are held it changes nothing.
-// Once they are free, it restores the rules.
+// TestStatusLooks: STATUS never waits for a lock, even if rules are missing after a flush. STATUS changes nothing while the locks are held.
+// Once the locks are free, STATUS restores the rules.
 func TestStatusLooks(t *testing.T) {
 	harness.Program(t, "nft")
-	n := newNode(t, "looks", 133, "nftables").with(0, "antiSpoof", true)
+	n := newNode(t, "looks", 133, "nftables").withKeys(0, "antiSpoof", true)
 	fresh := object{"name": "never", "bridge": "never0", "ipam.dataDir": "/var/lib/cni/never"}
 	pod := n.attach("looks-pod")
-	defer pod.del()
+	defer pod.delChain()
 	confOf := func(plugin string) object {
 		return n.confs[map[string]int{"portmap": 1, "bandwidth": 2}[plugin]]
 	}
@@ -127,7 +127,7 @@ func TestStatusLooks(t *testing.T) {
 	for _, plugin := range harness.AllPlugins() {
 		_, free[plugin] = statusTimes(t, plugin, confOf(plugin))
 	}
-	// STATUS ignores the networks of earlier tests, whose rules no pod needs.
+	// STATUS does not restore the rules of networks without pods, such as the networks of earlier tests.
 	harness.Shell(t, "nft flush ruleset")
 	_, _ = statusTimes(t, "bridge", confOf("bridge"))
 	nothing := &harness.Oracle{Options: sandbox.Options{Dirs: harness.StateDirs()}}
@@ -173,7 +173,7 @@ func TestStatusLooks(t *testing.T) {
 	}
 	t.Run("C-72 STATUS with an IPAM plugin that hangs", func(t *testing.T) {
 		s := newStub(t)
-		s.on(t, "STATUS", "exec sleep 100")
+		s.setScript(t, "STATUS", "exec sleep 100")
 		if o := s.call("STATUS").Run(t).OK(t); !strings.Contains(o.Stderr, "does not answer") {
 			t.Errorf("stderr does not report it: %s", o.Stderr)
 		}

@@ -16,20 +16,20 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// node is a test node with one network that uses all plugins of the chain. A test calls the plugins one by one and may edit each call.
-type node struct {
+// testNode is a node with one network that uses all plugins of the chain. A test calls the plugins one by one, and can edit each call.
+type testNode struct {
 	*testing.T
 	confs []object
 }
 
-// newNode creates a separate network for a test, and attaches and detaches a first pod. So the oracle sees only the state of later
-// pods.
-func newNode(t *testing.T, network string, subnet int, backend string) node {
+// newNode creates a network for one test. newNode also attaches and detaches a first pod, which creates the shared state. Comparisons of
+// the node's state then show only the state of later pods.
+func newNode(t *testing.T, network string, subnet int, backend string) testNode {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
 	harness.NeedBackend(t, backend)
 	common := object{"cniVersion": "1.1.0", "name": network}
-	n := node{t, []object{
+	n := testNode{t, []object{
 		common.With("type", "bridge", "bridge", network, "isGateway", true, "isDefaultGateway", true, "hairpinMode", true, "ipMasq", true,
 			"ipMasqBackend", backend, "ipam", object{"type": "host-local", "ranges": []any{
 				[]any{object{"subnet": fmt.Sprintf("10.%d.0.0/16", subnet)}}, []any{object{"subnet": fmt.Sprintf("fd00:%d::/64", subnet)}}}}),
@@ -37,42 +37,42 @@ func newNode(t *testing.T, network string, subnet int, backend string) node {
 		common.With("type", "bandwidth", "runtimeConfig", object{"bandwidth": object{"ingressRate": 90_000_000, "egressRate": 80_000_000}}),
 	}}
 	first := n.attach(network + "-first")
-	first.del()
+	first.delChain()
 	return n
 }
 
-// with returns the node with edited keys in the configuration of plugin number i.
-func (n node) with(i int, pairs ...any) node {
+// withKeys returns the node with edited keys in the configuration of plugin number i.
+func (n testNode) withKeys(i int, pairs ...any) testNode {
 	n.confs = slices.Clone(n.confs)
 	n.confs[i] = n.confs[i].With(pairs...)
 	return n
 }
 
-// in returns the node for a subtest.
-func (n node) in(t *testing.T) node {
+// inSubtest returns the node for a subtest.
+func (n testNode) inSubtest(t *testing.T) testNode {
 	n.T = t
 	return n
 }
 
-// held is an attachment of a pod to the network of a node.
-type held struct {
-	node
+// attachedPod is a pod that is attached to the network of a node.
+type attachedPod struct {
+	testNode
 	pod    *sandbox.Pod
 	ifname string
 	prev   json.RawMessage // result of the whole chain
 	result types100.Result
 }
 
-func (n node) attach(id string) held {
+func (n testNode) attach(id string) attachedPod {
 	n.Helper()
 	return n.attachTo(harness.NewPod(n.T, id), "eth0")
 }
 
-func (n node) attachTo(pod *sandbox.Pod, ifname string) held {
+func (n testNode) attachTo(pod *sandbox.Pod, ifname string) attachedPod {
 	n.Helper()
-	h := held{node: n, pod: pod, ifname: ifname}
+	h := attachedPod{testNode: n, pod: pod, ifname: ifname}
 	for i := range n.confs {
-		h.prev = json.RawMessage(h.call(i, "ADD").Run(n.T).OK(n.T).Stdout)
+		h.prev = json.RawMessage(h.callOf(i, "ADD").Run(n.T).OK(n.T).Stdout)
 	}
 	if err := json.Unmarshal(h.prev, &h.result); err != nil {
 		n.Fatal(err)
@@ -80,8 +80,8 @@ func (n node) attachTo(pod *sandbox.Pod, ifname string) held {
 	return h
 }
 
-// call returns a call of plugin number i, as libcni makes it.
-func (h held) call(i int, verb string) harness.Call {
+// callOf returns the call with which libcni starts plugin number i of the chain.
+func (h attachedPod) callOf(i int, verb string) harness.Call {
 	conf := h.confs[i]
 	if h.prev != nil {
 		conf = conf.With("prevResult", h.prev)
@@ -89,11 +89,11 @@ func (h held) call(i int, verb string) harness.Call {
 	return harness.NewCall(verb, conf["type"].(string), h.pod, h.pod.Name, conf).With("CNI_IFNAME", h.ifname)
 }
 
-// del runs DEL of the chain with each call edited.
-func (h held) del(edits ...func(harness.Call) harness.Call) {
+// delChain runs DEL of the chain, with each call edited.
+func (h attachedPod) delChain(edits ...func(harness.Call) harness.Call) {
 	h.Helper()
 	for i := range slices.Backward(h.confs) {
-		c := h.call(i, "DEL")
+		c := h.callOf(i, "DEL")
 		for _, edit := range edits {
 			c = edit(c)
 		}
@@ -101,16 +101,16 @@ func (h held) del(edits ...func(harness.Call) harness.Call) {
 	}
 }
 
-// check runs CHECK of the chain.
-func (h held) check() {
+// checkChain runs CHECK of the chain.
+func (h attachedPod) checkChain() {
 	h.Helper()
 	for i := range h.confs {
-		h.call(i, "CHECK").Run(h.T).OK(h.T)
+		h.callOf(i, "CHECK").Run(h.T).OK(h.T)
 	}
 }
 
-// edited returns a function that changes keys of a call's configuration.
-func edited(pairs ...any) func(harness.Call) harness.Call {
+// editedKeys returns a function that changes keys in the configuration of a call.
+func editedKeys(pairs ...any) func(harness.Call) harness.Call {
 	return func(c harness.Call) harness.Call {
 		var conf object
 		if err := json.Unmarshal(c.Stdin, &conf); err != nil {
@@ -120,16 +120,16 @@ func edited(pairs ...any) func(harness.Call) harness.Call {
 	}
 }
 
-// inNamespace returns a function that replaces a call's namespace.
+// inNamespace returns a function that replaces the namespace of a call.
 func inNamespace(path string) func(harness.Call) harness.Call {
 	return func(c harness.Call) harness.Call { return c.With("CNI_NETNS", path) }
 }
 
-// hostSide and ifb return the names of the attachment's links on the node.
-func (h held) hostSide() string { return h.result.Interfaces[1].Name }
-func (h held) ifb() string      { return h.result.Interfaces[3].Name }
+// hostVeth and ifbDevice return the names of the attachment's links on the node.
+func (h attachedPod) hostVeth() string  { return h.result.Interfaces[1].Name }
+func (h attachedPod) ifbDevice() string { return h.result.Interfaces[3].Name }
 
-// onHost changes a link of the node; inPod changes a link of the pod.
+// onHost changes a link of the node. inPod changes a link of the pod.
 func onHost(name string, f func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -138,7 +138,7 @@ func onHost(name string, f func(netlink.Link) error) error {
 	return f(link)
 }
 
-func (h held) inPod(f func(netlink.Link) error) error {
+func (h attachedPod) inPod(f func(netlink.Link) error) error {
 	return h.pod.Do(func() error { return onHost(h.ifname, f) })
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// crioNode is a node with the call order and the documents of CRI-O 1.36.
+// crioNode is a node with a runtime that calls the plugins in the order of CRI-O 1.36, with the same configurations.
 type crioNode struct {
 	*harness.Network
 	conflist []byte
@@ -32,8 +32,8 @@ const (
 	crioEgress  = 20
 )
 
-// crioRuntimeConf returns what CRI-O passes for a pod with both limits. CRI-O never passes portMappings; more adds what other runtimes
-// pass.
+// crioRuntimeConf returns the RuntimeConf that CRI-O passes to libcni for a pod with both limits. CRI-O never passes portMappings. The
+// second argument adds values that other runtimes pass.
 func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf {
 	const noBurst = 34359738359 // burst that CRI-O passes if the pod has none
 	rt := &libcni.RuntimeConf{
@@ -55,8 +55,8 @@ func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf 
 	return rt
 }
 
-// start runs the calls of CRI-O's start: VERSION of each plugin, STATUS twice, GC with all live pods, and CHECK of each of them.
-func (n *crioNode) start(t *testing.T) {
+// startCRIO makes the calls of a starting CRI-O: VERSION of each plugin, STATUS twice, GC with all live pods, and CHECK of each live pod.
+func (n *crioNode) startCRIO(t *testing.T) {
 	t.Helper()
 	var err error
 	if n.Network, err = harness.OpenNetwork(n.conflist, n.cache, nil); err != nil {
@@ -81,8 +81,8 @@ func (n *crioNode) start(t *testing.T) {
 	}
 }
 
-// run emulates RunPodSandbox: ADD of all plugins, then CHECK of all.
-func (n *crioNode) run(t *testing.T, pod *sandbox.Pod, more map[string]any) {
+// runPod emulates RunPodSandbox: ADD of all plugins, and then CHECK of all plugins.
+func (n *crioNode) runPod(t *testing.T, pod *sandbox.Pod, more map[string]any) {
 	t.Helper()
 	n.pods[pod] = crioRuntimeConf(pod, more)
 	t.Cleanup(func() { _, _ = n.Do("DEL", n.pods[pod], nil) })
@@ -90,8 +90,8 @@ func (n *crioNode) run(t *testing.T, pod *sandbox.Pod, more map[string]any) {
 	n.Must(t, "CHECK", n.pods[pod])
 }
 
-// works checks masquerade to another machine in both families, and the limits.
-func (n *crioNode) works(t *testing.T) {
+// checkWorks checks the limits, and the masquerade of packets to another machine in both families.
+func (n *crioNode) checkWorks(t *testing.T) {
 	t.Helper()
 	for pod := range n.pods {
 		for to, want := range map[string]string{harness.LANV4: harness.NodeV4, harness.LANV6: harness.NodeV6} {
@@ -116,8 +116,8 @@ func (n *crioNode) works(t *testing.T) {
 	}
 }
 
-// TestRestartAfterFlush (F-21) flushes the firewall and removes qdiscs, as other programs do, and restarts CRI-O. STATUS and GC
-// restore the state, and CHECK, which changes nothing, succeeds. Masquerade and limits work.
+// TestRestartAfterFlush (F-21) flushes the firewall and removes qdiscs, as other programs do. Then it restarts CRI-O. STATUS and GC restore
+// the state. CHECK, which makes no changes, then succeeds. Masquerade and limits work again.
 func TestRestartAfterFlush(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "tc")
@@ -133,11 +133,11 @@ func TestRestartAfterFlush(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer server.Close()
-				n.start(t)
+				n.startCRIO(t)
 				web, client := harness.NewPod(t, harness.Plain(t)+"-web"), harness.NewPod(t, harness.Plain(t)+"-client")
-				n.run(t, web, more)
-				n.run(t, client, nil)
-				n.works(t)
+				n.runPod(t, web, more)
+				n.runPod(t, client, nil)
+				n.checkWorks(t)
 
 				harness.Shell(t, "nft flush ruleset")
 				if got, err := harness.Dial(web, net.JoinHostPort(harness.LANV4, "7000"), harness.Patience(true)); err == nil {
@@ -149,8 +149,8 @@ func TestRestartAfterFlush(t *testing.T) {
 						t.Errorf("CHECK of %s does not report the flushed rules", pod.Name)
 					}
 				}
-				n.start(t)
-				n.works(t)
+				n.startCRIO(t)
+				n.checkWorks(t)
 				if more != nil {
 					page, err := harness.Serve(web, 80)
 					if err != nil {
@@ -168,9 +168,9 @@ func TestRestartAfterFlush(t *testing.T) {
 	}
 }
 
-// TestRestartWithAntiSpoof enables antiSpoof while pods without it are running, and restarts CRI-O. CHECK of these pods succeeds with
-// the new configuration and with the one that CRI-O cached at ADD. New pods have the protection. DEL of both kinds of pods works with
-// both configurations.
+// TestRestartWithAntiSpoof enables antiSpoof while pods are running without it, and restarts CRI-O. CHECK of these pods succeeds with the
+// new configuration and with the old configuration, which CRI-O cached at ADD. New pods have the protection. DEL of old and new pods works
+// with both configurations.
 func TestRestartWithAntiSpoof(t *testing.T) {
 	open := harness.ChainOf(t, "1.1.0", "nftables")
 	guarded := []byte(strings.Replace(string(open), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1))
@@ -185,14 +185,14 @@ func TestRestartWithAntiSpoof(t *testing.T) {
 		if name == "new1" {
 			n.conflist = guarded
 		}
-		n.start(t)
+		n.startCRIO(t)
 		pods[name] = harness.NewPod(t, harness.Plain(t)+"-"+name)
-		n.run(t, pods[name], nil)
+		n.runPod(t, pods[name], nil)
 	}
 	for _, conflist := range [][]byte{guarded, open} {
 		n.conflist = conflist
-		n.start(t)
-		n.works(t)
+		n.startCRIO(t)
+		n.checkWorks(t)
 	}
 	for name, conflist := range map[string][]byte{"old1": open, "new1": open, "old2": guarded, "new2": guarded} {
 		if n.Network, err = harness.OpenNetwork(conflist, n.cache, nil); err != nil {
@@ -202,7 +202,7 @@ func TestRestartWithAntiSpoof(t *testing.T) {
 	}
 }
 
-// deleteQdiscs removes the token buckets of all pods, and the redirect of one pod.
+// deleteQdiscs removes the token buckets of all pods, and the redirect filter of one pod.
 func deleteQdiscs(t *testing.T) {
 	t.Helper()
 	const script = `for link in $(ip -br link | grep -o '^\(veth\|bwp\)[0-9a-f]*'); do tc qdisc del dev $link root; done

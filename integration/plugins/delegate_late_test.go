@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestFaultLate: the runtime's deadline expires, and the runtime kills the plugin while a third-party IPAM plugin is about to allocate
-// an address.
+// TestFaultLate: the runtime kills the plugin at its deadline, while a third-party IPAM plugin is about to allocate an address.
 func TestFaultLate(t *testing.T) {
 	for title, script := range harness.InOrder(map[string]string{
 		"child":      `sleep 0.6; : >"$0.lease"`,
@@ -26,9 +25,9 @@ func TestFaultLate(t *testing.T) {
 			y := harness.Tally{}
 			for range harness.Some(1, 20) {
 				y.Points++
-				s.late(t, &y, script)
+				s.killEarly(t, &y, script)
 				s.f.Oracle.Clean(t, "DEL after the late "+title)
-				s.on(t, "ADD", "echo '"+stubResult+"'")
+				s.setScript(t, "ADD", "echo '"+stubResult+"'")
 				s.call("ADD").Run(t).OK(t)
 				s.call("DEL").Run(t).OK(t)
 				y.Next++
@@ -38,13 +37,14 @@ func TestFaultLate(t *testing.T) {
 	}
 }
 
-// late kills the bridge as soon as its IPAM plugin runs, and sends DEL. No process may allocate an address after DEL has returned.
-func (s *stub) late(t *testing.T, y *harness.Tally, script string) {
+// killEarly kills the bridge plugin as soon as its IPAM plugin runs, and then sends DEL. No process may allocate an address after DEL has
+// returned.
+func (s *stubIPAM) killEarly(t *testing.T, y *harness.Tally, script string) {
 	t.Helper()
 	started, lease := filepath.Join(s.dir, "started"), s.path()+".lease"
 	_ = os.Remove(started)
-	s.on(t, "ADD", ": >"+started+"; "+script)
-	s.on(t, "DEL", `rm -f "$0.lease"`)
+	s.setScript(t, "ADD", ": >"+started+"; "+script)
+	s.setScript(t, "DEL", `rm -f "$0.lease"`)
 	add := s.call("ADD")
 	cmd := exec.Command(filepath.Join(harness.BinDir(), "bridge"))
 	cmd.Stdin = bytes.NewReader(add.Stdin)
@@ -59,7 +59,7 @@ func (s *stub) late(t *testing.T, y *harness.Tally, script string) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	s.call("DEL").Run(t).OK(t)
-	// The test waits longer than the child sleeps, because no event shows that nothing will happen.
+	// The test waits longer than the child sleeps, because there is no event for "no allocation happens".
 	for end := time.Now().Add(900 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if _, err := os.Stat(lease); err == nil {
 			y.Leaks++

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// stub is a third-party IPAM plugin: a shell script that saves its input and does what the test configures.
-type stub struct {
+// stubIPAM is a third-party IPAM plugin: a shell script that saves its input and then runs the script that the test configures.
+type stubIPAM struct {
 	dir string
 	f   *harness.Fixture
 }
@@ -32,43 +32,43 @@ if [ -f "$0.$CNI_COMMAND.sh" ]; then . "$0.$CNI_COMMAND.sh"; fi
 
 const stubResult = `{"cniVersion":"1.1.0","ips":[{"address":"10.70.0.200/24","gateway":"10.70.0.1"}],"routes":[{"dst":"192.0.2.0/24"}]}`
 
-func newStub(t *testing.T) *stub {
+func newStub(t *testing.T) *stubIPAM {
 	t.Helper()
-	s := &stub{dir: t.TempDir(), f: harness.NewFixture(t, "bridge")}
+	s := &stubIPAM{dir: t.TempDir(), f: harness.NewFixture(t, "bridge")}
 	if err := os.WriteFile(s.path(), []byte(stubScript), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s.on(t, "ADD", "echo '"+stubResult+"'")
+	s.setScript(t, "ADD", "echo '"+stubResult+"'")
 	t.Cleanup(func() { s.call("DEL").Run(t) })
 	return s
 }
 
-func (s *stub) path() string { return filepath.Join(s.dir, "stub") }
+func (s *stubIPAM) path() string { return filepath.Join(s.dir, "stub") }
 
-// on sets the stub's script for a verb.
-func (s *stub) on(t *testing.T, verb, script string) {
+// setScript sets the stub's script for a verb.
+func (s *stubIPAM) setScript(t *testing.T, verb, script string) {
 	t.Helper()
 	if err := os.WriteFile(s.path()+"."+verb+".sh", []byte(script+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// got returns the stub's saved input for a verb, or "" if the stub was not called.
-func (s *stub) got(verb, part string) string {
+// savedInput returns the stub's saved input for a verb, or "" if the stub was not called.
+func (s *stubIPAM) savedInput(verb, part string) string {
 	b, _ := os.ReadFile(s.path() + "." + verb + "." + part)
 	return string(b)
 }
 
-func (s *stub) conf() object {
+func (s *stubIPAM) conf() object {
 	return harness.BridgeConf().With("ipam", object{"type": "stub", "ownKey": "kept"})
 }
 
-func (s *stub) call(verb string) harness.Call {
+func (s *stubIPAM) call(verb string) harness.Call {
 	return s.f.Good(verb, "bridge").With("CNI_PATH", s.dir+":"+harness.BinDir()).Config(s.conf())
 }
 
-// TestDelegate configures a third-party IPAM plugin. It gets the bridge's environment and configuration, and the bridge uses its
-// answers.
+// TestDelegate runs the bridge plugin with a third-party IPAM plugin. The IPAM plugin gets the environment and the configuration of the
+// bridge plugin, and the bridge plugin uses the answers of the IPAM plugin.
 func TestDelegate(t *testing.T) {
 	s := newStub(t)
 	o := s.call("ADD").With("TRACEPARENT", "00-1-2-01").Run(t).OK(t)
@@ -79,12 +79,12 @@ func TestDelegate(t *testing.T) {
 		"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + s.f.Fresh.Name, "CNI_IFNAME=eth0", "CNI_NETNS=" + s.f.Fresh.Path, "CNI_ARGS=" + harness.PodArgs,
 		"CNI_PATH=" + s.dir + ":" + harness.BinDir(), "TRACEPARENT=00-1-2-01",
 	} {
-		if !strings.Contains(s.got("ADD", "env"), want+"\n") {
-			t.Errorf("the stub's environment lacks %s:\n%s", want, s.got("ADD", "env"))
+		if !strings.Contains(s.savedInput("ADD", "env"), want+"\n") {
+			t.Errorf("the stub's environment lacks %s:\n%s", want, s.savedInput("ADD", "env"))
 		}
 	}
-	if !reflect.DeepEqual(harness.RawObject(t, s.got("ADD", "stdin")), harness.RawObject(t, string(s.call("ADD").Stdin))) {
-		t.Errorf("the stub got another configuration: %s", s.got("ADD", "stdin"))
+	if !reflect.DeepEqual(harness.RawObject(t, s.savedInput("ADD", "stdin")), harness.RawObject(t, string(s.call("ADD").Stdin))) {
+		t.Errorf("the stub got another configuration: %s", s.savedInput("ADD", "stdin"))
 	}
 	if err := harness.Ping(nil, "10.70.0.200", harness.TrafficLimit); err != nil {
 		t.Errorf("ping: %v", err)
@@ -96,14 +96,14 @@ func TestDelegate(t *testing.T) {
 	s.call("STATUS").Run(t).OK(t)
 	s.call("DEL").Run(t).OK(t)
 	for _, verb := range []string{"CHECK", "GC", "STATUS", "DEL"} {
-		if s.got(verb, "env") == "" {
+		if s.savedInput(verb, "env") == "" {
 			t.Errorf("%s did not reach the stub", verb)
 		}
 	}
 	s.f.Oracle.Clean(t, "ADD and DEL with the stub")
 }
 
-// TestDelegateGC (C-84): GC calls the IPAM plugin with the list of valid attachments.
+// TestDelegateGC (C-84): GC of the bridge plugin calls GC of the IPAM plugin, with the list of valid attachments.
 func TestDelegateGC(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)
@@ -114,7 +114,7 @@ func TestDelegateGC(t *testing.T) {
 		t.Helper()
 		var got []object
 		keys := map[string]json.RawMessage{}
-		text := []byte(s.got("GC", "stdin"))
+		text := []byte(s.savedInput("GC", "stdin"))
 		if err := errors.Join(json.Unmarshal(text, &keys), json.Unmarshal(keys["cni.dev/valid-attachments"], &got)); err != nil {
 			t.Fatalf("the stub got %q: %v", text, err)
 		}
@@ -131,12 +131,12 @@ func TestDelegateGC(t *testing.T) {
 		t.Fatal(err)
 	}
 	gc.Config(conf.With("podlace/dead-attachments", []any{fresh})).Run(t).OK(t)
-	if s.got("GC", "stdin") != "" {
+	if s.savedInput("GC", "stdin") != "" {
 		t.Error("GC of named attachments was passed to a plugin that does not know the names")
 	}
 	gc.Config(conf).Run(t).OK(t)
 	passed(attached)
-	env := s.got("DEL", "env")
+	env := s.savedInput("DEL", "env")
 	for _, want := range []string{"CNI_CONTAINERID=" + s.f.Fresh.Name, "CNI_NETNS=", "CNI_ARGS="} {
 		if !strings.Contains(env, want+"\n") {
 			t.Errorf("the stub's DEL lacks %s:\n%s", want, env)
@@ -145,8 +145,8 @@ func TestDelegateGC(t *testing.T) {
 	s.f.Oracle.Clean(t, "GC with the stub")
 }
 
-// TestDelegateFails makes the IPAM plugin fail in every way. The bridge undoes its changes, calls the stub's DEL, and returns the
-// stub's error code.
+// TestDelegateFails makes the IPAM plugin fail in every way. The bridge plugin undoes its changes, calls DEL of the stub, and returns the
+// error code of the stub.
 func TestDelegateFails(t *testing.T) {
 	s := newStub(t)
 	ways := map[string]string{
@@ -166,12 +166,12 @@ func TestDelegateFails(t *testing.T) {
 	for title, script := range harness.InOrder(ways) {
 		t.Run(title, func(t *testing.T) {
 			_ = os.Remove(s.path() + ".DEL.env")
-			s.on(t, "ADD", script)
+			s.setScript(t, "ADD", script)
 			f := s.call("ADD").Run(t).Refused(t, allCodes()...)
 			if title == "an error" && (f.Code != 11 || !strings.Contains(f.Msg, "busy")) {
 				t.Errorf("code %d msg %q: want the stub's code 11 and busy", f.Code, f.Msg)
 			}
-			if s.got("DEL", "env") == "" {
+			if s.savedInput("DEL", "env") == "" {
 				t.Error("the stub got no DEL for its address")
 			}
 			s.f.Oracle.Clean(t, title)
@@ -179,7 +179,8 @@ func TestDelegateFails(t *testing.T) {
 	}
 }
 
-// allCodes are the codes of failures that the test does not determine; the stub's 999 is not among them.
+// allCodes returns the possible error codes of failures whose exact code does not matter. This list does not contain 999, the code of the
+// stub.
 func allCodes() []int { return []int{5, 6, 7, 11, 50, 101, 102, 103, 104, 105} }
 
 // TestDelegateMissing configures IPAM plugins that cannot be started.
@@ -204,17 +205,17 @@ func TestDelegateMissing(t *testing.T) {
 	s.f.Oracle.Clean(t, "CNI_PATH with empty entries")
 }
 
-// TestDelegateStatus: STATUS returns the IPAM plugin's error code.
+// TestDelegateStatus: STATUS of the bridge plugin returns the error code of its IPAM plugin.
 func TestDelegateStatus(t *testing.T) {
 	s := newStub(t)
 	for _, code := range []int{50, 51} {
-		s.on(t, "STATUS", fmt.Sprintf(`echo '{"cniVersion":"1.1.0","code":%d,"msg":"full"}'; exit 1`, code))
+		s.setScript(t, "STATUS", fmt.Sprintf(`echo '{"cniVersion":"1.1.0","code":%d,"msg":"full"}'; exit 1`, code))
 		s.call("STATUS").Run(t).Refused(t, code)
 	}
 	s.f.Oracle.Clean(t, "STATUS")
 }
 
-// TestPrevResult: a plugin keeps the interfaces of earlier plugins, in each version of their result.
+// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins, whatever the version of their result is.
 func TestPrevResult(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		if plugin == "host-local" {
@@ -238,7 +239,7 @@ func TestPrevResult(t *testing.T) {
 	})
 }
 
-// prevFor returns the result of earlier plugins with a foreign interface.
+// prevFor returns the result of earlier plugins, with an interface of an unknown plugin.
 func prevFor(t *testing.T, f *harness.Fixture, plugin string) object {
 	t.Helper()
 	prev := object{"cniVersion": "1.1.0", "interfaces": []any{}}
@@ -248,10 +249,10 @@ func prevFor(t *testing.T, f *harness.Fixture, plugin string) object {
 	return prev.With("interfaces", append(prev["interfaces"].([]any), object{"name": "other0", "mac": "02:00:00:00:00:09"}))
 }
 
-// TestDNS: the bridge's configuration overrides the IPAM plugin's DNS settings.
+// TestDNS: DNS settings in the bridge's configuration override those of the IPAM plugin.
 func TestDNS(t *testing.T) {
 	s := newStub(t)
-	s.on(t, "ADD", "echo '"+strings.Replace(stubResult, "{", `{"dns":{"nameservers":["192.0.2.1"],"domain":"a"},`, 1)+"'")
+	s.setScript(t, "ADD", "echo '"+strings.Replace(stubResult, "{", `{"dns":{"nameservers":["192.0.2.1"],"domain":"a"},`, 1)+"'")
 	for want, conf := range map[string]object{
 		`{"domain":"a","nameservers":["192.0.2.1"]}`: s.conf(),
 		`{"nameservers":["192.0.2.2"]}`:              s.conf().With("dns.nameservers", []any{"192.0.2.2"}),

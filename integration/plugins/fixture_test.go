@@ -11,8 +11,8 @@ import (
 
 type object = harness.Object
 
-// lives runs ADD and DEL, which may differ in their calls, and looks for leaked state.
-func lives(t *testing.T, f *harness.Fixture, title, plugin string, edit func(harness.Call) harness.Call) {
+// runLife runs ADD and DEL, and looks for leaked state. The given function edits each call.
+func runLife(t *testing.T, f *harness.Fixture, title, plugin string, edit func(harness.Call) harness.Call) {
 	t.Helper()
 	f.Life(t, plugin, func() {
 		t.Helper()
@@ -22,7 +22,7 @@ func lives(t *testing.T, f *harness.Fixture, title, plugin string, edit func(har
 	f.Oracle.Clean(t, title)
 }
 
-// mustRefuse runs one invalid call, and checks the error and that nothing changed.
+// mustRefuse runs one invalid call. mustRefuse checks the error, and checks that the call made no change.
 func mustRefuse(t *testing.T, f *harness.Fixture, title string, c harness.Call, says string, codes ...int) {
 	t.Helper()
 	t.Run(title, func(t *testing.T) {

@@ -13,29 +13,29 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// places are the addresses of the machines, in one family.
-type places struct {
+// labAddresses contains the addresses of the lab's machines in one family.
+type labAddresses struct {
 	family      string // the option of ip(8)
 	node, lan   string // the node and its router
 	resolver    string // a name server behind the router
 	near, third string // the node's address in its second network, and a machine there
 }
 
-func families() []places {
-	return []places{
+func families() []labAddresses {
+	return []labAddresses{
 		{family: "-4", node: harness.NodeV4, lan: harness.LANV4, resolver: "1.1.1.1", near: "198.51.100.1", third: "198.51.100.2"},
 		{family: "-6", node: harness.NodeV6, lan: harness.LANV6, resolver: "2001:db8:1111::1", near: "2001:db8:51::1", third: "2001:db8:51::2"},
 	}
 }
 
-// crossing is a node between two networks with pods of Podlace's chain.
-type crossing struct {
-	*behind
+// crossingLab is a node between two networks, with pods of Podlace's chain.
+type crossingLab struct {
+	*behindLab
 	third *sandbox.Pod
 }
 
 // eachCrossing runs a test once for each backend.
-func eachCrossing(t *testing.T, caps map[string]any, test func(t *testing.T, c crossing)) {
+func eachCrossing(t *testing.T, caps map[string]any, test func(t *testing.T, c crossingLab)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
 			harness.NeedBackend(t, backend)
@@ -44,10 +44,10 @@ func eachCrossing(t *testing.T, caps map[string]any, test func(t *testing.T, c c
 	}
 }
 
-func newCrossing(t *testing.T, conflist string, caps map[string]any) crossing {
+func newCrossing(t *testing.T, conflist string, caps map[string]any) crossingLab {
 	t.Helper()
 	harness.Need(t, "portmap")
-	c := crossing{behindOf(t, conflist, caps), harness.NewPod(t, harness.Plain(t)+"-third")}
+	c := crossingLab{behindOf(t, conflist, caps), harness.NewPod(t, harness.Plain(t)+"-third")}
 	harness.Shell(t, fmt.Sprintf(`
 		ip link add near0 type veth peer name eth0 netns %[1]s
 		ip link set near0 up; ip -n %[1]s link set lo up; ip -n %[1]s link set eth0 up
@@ -66,14 +66,15 @@ func newCrossing(t *testing.T, conflist string, caps map[string]any) crossing {
 	return c
 }
 
-// at returns the mapping m at one address of the node.
-func at(hostIP string, m map[string]any) map[string]any {
+// atHostIP returns the mapping m, restricted to one address of the node.
+func atHostIP(hostIP string, m map[string]any) map[string]any {
 	m["hostIP"] = hostIP
 	return m
 }
 
-// speak answers connections and datagrams to an address of a machine with the machine's name. The machine nil is the node.
-func speak(t testing.TB, on *sandbox.Pod, addresses ...string) {
+// startSpeakers starts servers at addresses of a machine, for TCP and UDP. Each server answers with the machine's name. If the machine is
+// nil, the servers run on the node.
+func startSpeakers(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	t.Helper()
 	for _, address := range addresses {
 		speaker, err := harness.Speak(on, address)
@@ -84,15 +85,15 @@ func speak(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	}
 }
 
-// question is an address and the name of the pod that must answer there; "" if no answer is allowed.
-type question struct {
+// netQuery is an address with the name of the pod that must answer there. An empty name means that no answer is allowed.
+type netQuery struct {
 	from    *sandbox.Pod
 	address string
 	want    string
 }
 
-// answers asks all questions by both protocols at one or more ports, in parallel.
-func answers(t *testing.T, ports string, questions ...question) {
+// checkAnswers sends all questions over TCP and UDP to one or more ports, in parallel.
+func checkAnswers(t *testing.T, ports string, questions ...netQuery) {
 	t.Helper()
 	var wait sync.WaitGroup
 	for _, port := range strings.Fields(ports) {

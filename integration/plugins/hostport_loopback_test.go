@@ -12,51 +12,51 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestLoopbackFromOutside (S-07): only the node reaches hostPorts and services at 127.0.0.1. Another machine and a pod send packets
-// for 127.0.0.1 to the node's MAC. They reach neither the pod behind a hostPort nor a service of the node, also after a flush and a
-// restoration of all rules (CVE-2025-54388, CVE-2025-54410 of Moby).
+// TestLoopbackFromOutside (S-07): only the node itself reaches hostPorts and services at 127.0.0.1. Another machine and a pod send packets
+// for 127.0.0.1 to the node's MAC. These packets reach neither a hostPort's pod nor a service of the node, even after a flush and a
+// restoration of all rules. Moby had this problem: CVE-2025-54388 and CVE-2025-54410.
 func TestLoopbackFromOutside(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Need(t, "podlace")
 	open := harness.Ports(harness.Port(8081, 80, "tcp"), harness.Port(8081, 80, "udp"))
 	caps := harness.Mappings(append(web8080("127.0.0.1")["portMappings"].([]any), open...)...)
-	eachCrossing(t, caps, func(t *testing.T, c crossing) {
+	eachCrossing(t, caps, func(t *testing.T, c crossingLab) {
 		c.Must(t, "ADD", c.rtWeb)
 		c.Must(t, "ADD", c.rtClient)
-		speak(t, c.web, "[::]:80")
-		speak(t, nil, "127.0.0.1:9999")
-		attack(t, c.lan, harness.NodeV4, harness.LANV4)
-		attack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
-		c.closed(t)
+		startSpeakers(t, c.web, "[::]:80")
+		startSpeakers(t, nil, "127.0.0.1:9999")
+		prepareAttack(t, c.lan, harness.NodeV4, harness.LANV4)
+		prepareAttack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
+		c.checkClosed(t)
 		harness.Shell(t, "nft delete table inet podlace_loopback")
-		answers(t, "8080 8081", question{c.lan, "127.0.0.1", c.web.Name}) // control: without the table the attack succeeds
-		answers(t, "9999", question{c.client, "127.0.0.1", harness.NameOf(nil)})
+		checkAnswers(t, "8080 8081", netQuery{c.lan, "127.0.0.1", c.web.Name}) // control: without the table the attack succeeds
+		checkAnswers(t, "9999", netQuery{c.client, "127.0.0.1", harness.NameOf(nil)})
 		for _, repair := range []func(){
 			func() { c.Must(t, "STATUS", nil) },
 			func() { harness.Shell(t, filepath.Join(harness.BinDir(), "podlace")+" reload") },
 		} {
 			repair()
-			c.closed(t)
+			c.checkClosed(t)
 			harness.Shell(t, "nft flush ruleset")
-			answers(t, "8080 8081", question{c.lan, "127.0.0.1", ""})
+			checkAnswers(t, "8080 8081", netQuery{c.lan, "127.0.0.1", ""})
 			repair()
-			c.closed(t)
+			c.checkClosed(t)
 		}
 		c.Must(t, "DEL", c.rtWeb)
 		c.Must(t, "DEL", c.rtClient)
 	})
 }
 
-// closed checks that the node reaches all ports of 127.0.0.1 and that no other machine does.
-func (c crossing) closed(t *testing.T) {
+// checkClosed checks that the node reaches all ports of 127.0.0.1. It also checks that no other machine reaches these ports.
+func (c crossingLab) checkClosed(t *testing.T) {
 	t.Helper()
-	answers(t, "8080 8081", question{nil, "127.0.0.1", c.web.Name})
-	answers(t, "9999", question{nil, "127.0.0.1", harness.NameOf(nil)})
-	answers(t, "8080 8081 9999", question{c.lan, "127.0.0.1", ""}, question{c.client, "127.0.0.1", ""})
+	checkAnswers(t, "8080 8081", netQuery{nil, "127.0.0.1", c.web.Name})
+	checkAnswers(t, "9999", netQuery{nil, "127.0.0.1", harness.NameOf(nil)})
+	checkAnswers(t, "8080 8081 9999", netQuery{c.lan, "127.0.0.1", ""}, netQuery{c.client, "127.0.0.1", ""})
 }
 
-// attack makes a machine send packets for 127.0.0.1 through the node, and accept the replies.
-func attack(t *testing.T, from *sandbox.Pod, node, own string) {
+// prepareAttack makes a machine send packets for 127.0.0.1 through the node and accept the replies.
+func prepareAttack(t *testing.T, from *sandbox.Pod, node, own string) {
 	t.Helper()
 	harness.Shell(t, fmt.Sprintf(`ip -n %[1]s addr flush dev lo scope host; ip -n %[1]s route add 127.0.0.0/8 via %[2]s src %[3]s`, from.Name,
 		node, own))

@@ -13,17 +13,17 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestLoopbackAfterLoss (S-07): a pod does not reach a service on the node's 127.0.0.1 after the records of hostPorts were lost and
-// DEL or GC ran. Nor does it after a flush of all rules and any verb that changes something.
+// TestLoopbackAfterLoss (S-07): the records of hostPorts are lost, and DEL or GC runs. Even then, a pod does not reach a service on the
+// node's 127.0.0.1. After a flush of all rules and a verb that makes changes, the pod does not reach the service either.
 func TestLoopbackAfterLoss(t *testing.T) {
 	harness.Program(t, "nft")
 	caps := harness.Mappings(harness.Port(8080, 80, "tcp"))
-	eachCrossing(t, caps, func(t *testing.T, c crossing) {
-		speak(t, nil, "127.0.0.1:9999")
+	eachCrossing(t, caps, func(t *testing.T, c crossingLab) {
+		startSpeakers(t, nil, "127.0.0.1:9999")
 		client := types.GCAttachment{ContainerID: c.rtClient.ContainerID, IfName: c.rtClient.IfName}
 		gc := func() { c.Must(t, "GC", nil, client) }
 		del := func() { c.Must(t, "DEL", c.rtWeb) }
-		add := func() { c.Must(t, "DEL", c.rtClient); c.Must(t, "ADD", c.rtClient); c.attackBy(t) }
+		add := func() { c.Must(t, "DEL", c.rtClient); c.Must(t, "ADD", c.rtClient); c.attackByClient(t) }
 		for _, loss := range []struct {
 			title, command string
 			then           func()
@@ -40,8 +40,8 @@ func TestLoopbackAfterLoss(t *testing.T) {
 		} {
 			c.Must(t, "ADD", c.rtWeb)
 			c.Must(t, "ADD", c.rtClient)
-			c.attackBy(t)
-			answers(t, "9999", question{c.client, "127.0.0.1", ""})
+			c.attackByClient(t)
+			checkAnswers(t, "9999", netQuery{c.client, "127.0.0.1", ""})
 			harness.Shell(t, loss.command)
 			loss.then()
 			if got, err := harness.Dial(c.client, "127.0.0.1:9999", harness.Patience(true)); err == nil {
@@ -57,13 +57,13 @@ func TestLoopbackAfterLoss(t *testing.T) {
 	})
 }
 
-// attackBy makes the client pod send packets for 127.0.0.1 through the node.
-func (c crossing) attackBy(t *testing.T) {
+// attackByClient makes the client pod send packets for 127.0.0.1 through the node.
+func (c crossingLab) attackByClient(t *testing.T) {
 	t.Helper()
-	attack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
+	prepareAttack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
 }
 
-// loopbackState returns the node's settings that open 127.0.0.1, and the tables that protect it.
+// loopbackState returns the node's sysctls that make 127.0.0.1 reachable for other machines, and the tables that prevent this.
 func loopbackState(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", "grep -v '^0$' /proc/sys/net/ipv4/conf/*/route_localnet; nft list tables | grep podlace_loopback; true").Output()

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestMarks (S-29): packets keep the marks of other programs, such as kube-proxy's bits 14 and 15 and Calico's bits 20 to 31. Podlace
-// adds no mark except the bit markMasqBit with iptables, and marks no connections.
+// TestMarks (S-29): packets keep the marks of other programs, such as bits 14 and 15 of kube-proxy and bits 20 to 31 of Calico. The
+// iptables backend sets only the bit markMasqBit. Podlace sets no other mark and no connection mark.
 func TestMarks(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Shell(t, "nft flush ruleset") // chains of earlier pods masquerade all packets with their mark
@@ -30,8 +30,8 @@ func TestMarks(t *testing.T) {
 			conflist := strings.Replace(string(harness.ChainOf(t, "1.1.0", x.backend)), `"type":"portmap"`, x.keys+`"type":"portmap"`, 1)
 			c := newCrossing(t, conflist, harness.HostPort())
 			for _, before := range []uint32{0, ^x.own} {
-				c.life(t, func() {
-					n := countMarks(t, before, x.own, func() { c.traffic(t, true, false) })
+				c.runLife(t, func() {
+					n := countMarks(t, before, x.own, func() { c.checkTraffic(t, true, false) })
 					if n["seen"] == 0 || n["changed"]+n["connections"] > 0 || (n["own"] > 0) != (x.own != 0) {
 						t.Errorf("the mark was 0x%x before; packets: %v", before, n)
 					}
@@ -41,8 +41,8 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// countMarks sets a mark on all incoming and locally sent packets. While f runs, it counts the marks of packets that leave the node or
-// reach it.
+// countMarks sets a mark on all incoming and locally sent packets. While f runs, countMarks counts the marks of packets that leave the node
+// or that reach the node.
 func countMarks(t *testing.T, before, own uint32, f func()) map[string]int {
 	t.Helper()
 	harness.Shell(t, fmt.Sprintf(`nft 'table inet marks {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultHostPort moves a port from pod to pod while clients send.
+// TestFaultHostPort moves a hostPort from one pod to another while clients send datagrams.
 func TestFaultHostPort(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run("F-38 pods come and go behind a UDP sender, "+backend, func(t *testing.T) {
@@ -26,23 +26,23 @@ func TestFaultHostPort(t *testing.T) {
 	}
 }
 
-// sender sends datagrams from one source port without a pause.
-type sender struct {
+// udpSender sends datagrams from one source port without a pause.
+type udpSender struct {
 	net.Conn
 	title   string
 	asked   int
 	answers chan string
 }
 
-func startSender(t *testing.T, from *sandbox.Pod, title, address string) *sender {
+func startSender(t *testing.T, from *sandbox.Pod, title, address string) *udpSender {
 	t.Helper()
-	s := &sender{title: title + " to " + address, answers: make(chan string, 100)}
+	s := &udpSender{title: title + " to " + address, answers: make(chan string, 100)}
 	if err := harness.Networked(from, func() (err error) { s.Conn, err = net.Dial("udp", address); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
 	go func() {
-		for ; !errors.Is(s.send("still here"), net.ErrClosed); time.Sleep(time.Millisecond) {
+		for ; !errors.Is(s.sendText("still here"), net.ErrClosed); time.Sleep(time.Millisecond) {
 		}
 	}()
 	go func() {
@@ -60,8 +60,8 @@ func startSender(t *testing.T, from *sandbox.Pod, title, address string) *sender
 	return s
 }
 
-// send retries a datagram that was not sent: if no process listens, send returns the ICMP error of the previous datagram.
-func (s *sender) send(text string) (err error) {
+// sendText sends a datagram and retries a failed send. If no process listened, a send fails with the ICMP error of the previous datagram.
+func (s *udpSender) sendText(text string) (err error) {
 	for range 100 {
 		if _, err = s.Write([]byte(text)); err == nil || errors.Is(err, net.ErrClosed) {
 			break
@@ -70,11 +70,11 @@ func (s *sender) send(text string) (err error) {
 	return err
 }
 
-// next sends one datagram, and returns the name of the pod that answers it.
-func (s *sender) next() (string, error) {
+// askNext sends one datagram, and returns the name of the pod that answers.
+func (s *udpSender) askNext() (string, error) {
 	s.asked++
 	text := fmt.Sprintf("question %d?", s.asked)
-	if err := s.send(text); err != nil {
+	if err := s.sendText(text); err != nil {
 		return "", err
 	}
 	limit := time.After(harness.TrafficLimit)
@@ -90,20 +90,20 @@ func (s *sender) next() (string, error) {
 	}
 }
 
-// testSender: the first datagram after each ADD and DEL reaches the port's current owner. The owner is a pod, the next pod, a pod of
-// the same name that takes the port over, or the node if no pod has the port.
-func testSender(t *testing.T, c crossing) {
+// testSender checks that the first datagram after each ADD and DEL reaches the current owner of the port. The owner is the pod that has the
+// hostPort. A later pod of the same name takes the port over. If no pod has the hostPort, the node is the owner.
+func testSender(t *testing.T, c crossingLab) {
 	const port53 = "5353"
 	caps := harness.Mappings(harness.Port(5353, 53, "udp"))
 	var y harness.Tally
 	for _, p := range families() {
-		speak(t, nil, net.JoinHostPort(p.node, port53))
+		startSpeakers(t, nil, net.JoinHostPort(p.node, port53))
 	}
-	speak(t, nil, "127.0.0.1:"+port53)
-	speak(t, c.web, "[::]:53")
-	speak(t, c.client, "[::]:53")
+	startSpeakers(t, nil, "127.0.0.1:"+port53)
+	startSpeakers(t, c.web, "[::]:53")
+	startSpeakers(t, c.client, "[::]:53")
 	c.rtWeb.CapabilityArgs, c.rtClient.CapabilityArgs = caps, caps
-	senders := []*sender{startSender(t, nil, "the node", "127.0.0.1:"+port53)}
+	senders := []*udpSender{startSender(t, nil, "the node", "127.0.0.1:"+port53)}
 	for _, p := range families() {
 		address := net.JoinHostPort(p.node, port53)
 		senders = append(senders, startSender(t, c.lan, "another machine", address), startSender(t, nil, "the node", address))
@@ -122,7 +122,7 @@ func testSender(t *testing.T, c crossing) {
 			c.Must(t, x.verb, x.rt)
 			for _, s := range senders {
 				y.Points++
-				if got, err := s.next(); got != harness.NameOf(x.has) {
+				if got, err := s.askNext(); got != harness.NameOf(x.has) {
 					t.Errorf("%s, after %s of %s: %q answers, want %q (%v)", s.title, x.verb, x.rt.ContainerID, got, harness.NameOf(x.has), err)
 				}
 			}

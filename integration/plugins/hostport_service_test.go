@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// kubeServices returns commands that add and remove a Service. Its port 8080 at the node's address leads to a pod, as in each mode of
-// kube-proxy.
+// kubeServices returns for each mode the commands that add and remove a Service. Packets to port 8080 at the node's address reach a pod, as
+// in each mode of kube-proxy.
 func kubeServices() map[string][2]string {
 	return map[string][2]string{
 		"iptables": {`iptables -w -t nat -N KUBE-SERVICES
@@ -28,12 +28,12 @@ func kubeServices() map[string][2]string {
 	}
 }
 
-// TestServicesWin (S-01): a Service's port leads to the Service, whether the Service or the hostPort came first (CVE-2019-9946). If
-// both hook at the same priority, the kernel decides the order, and ADD warns.
+// TestServicesWin (S-01): a Service and a hostPort have the same port. The Service gets the packets, whichever of the two was created first
+// (CVE-2019-9946). If Service and hostPort have chains with the same priority, the kernel decides the order, and ADD prints a warning.
 func TestServicesWin(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "iptables")
-	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossing) {
+	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossingLab) {
 		for mode, service := range kubeServices() {
 			for _, first := range []string{"Service", "hostPort"} {
 				undecided := strings.HasSuffix(t.Name(), "/iptables") && mode == "nftables" && first == "Service"
@@ -43,7 +43,7 @@ func TestServicesWin(t *testing.T) {
 	})
 }
 
-func (c crossing) besideService(t *testing.T, service [2]string, first, undecided bool) {
+func (c crossingLab) besideService(t *testing.T, service [2]string, first, undecided bool) {
 	t.Helper()
 	c.Must(t, "ADD", c.rtClient)
 	add := func() { harness.Shell(t, fmt.Sprintf(service[0], harness.NodeV4, harness.IPv4Of(t, c.client))) }
@@ -60,13 +60,13 @@ func (c crossing) besideService(t *testing.T, service [2]string, first, undecide
 	if !first {
 		add()
 	}
-	speak(t, c.web, "[::]:80")
-	speak(t, c.client, "[::]:80")
+	startSpeakers(t, c.web, "[::]:80")
+	startSpeakers(t, c.client, "[::]:80")
 	want := c.client.Name
 	if undecided {
 		want = c.web.Name // otherwise the warning would be wrong
 	}
-	for _, q := range []question{{c.lan, harness.NodeV4, want}, {nil, harness.NodeV4, want}, {c.third, families()[0].near, c.web.Name}} {
+	for _, q := range []netQuery{{c.lan, harness.NodeV4, want}, {nil, harness.NodeV4, want}, {c.third, families()[0].near, c.web.Name}} {
 		if got, err := harness.Dial(q.from, net.JoinHostPort(q.address, "8080"), harness.TrafficLimit); got != q.want {
 			t.Errorf("%s -> %s: %q answers, want %q (%v)", harness.NameOf(q.from), q.address, got, q.want, err)
 		}

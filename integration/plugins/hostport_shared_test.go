@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestSharedHostPort (F-39): one container has a hostPort in two networks. When one network ends, the other gets the port without a
-// lost connection. No other pod gets the port before both have ended.
+// TestSharedHostPort (F-39): one container has a hostPort in two networks. When one attachment ends, the port moves to the other attachment
+// and no connection is lost. No other pod gets the port before both attachments have ended.
 func TestSharedHostPort(t *testing.T) {
 	for _, backends := range [][2]string{{"nftables", "nftables"}, {"iptables", "iptables"}, {"nftables", "iptables"},
 		{"iptables", "nftables"}} {
@@ -28,28 +28,29 @@ func TestSharedHostPort(t *testing.T) {
 			harness.NeedBackend(t, "iptables")
 			s := newShared(t, backends)
 			for _, ends := range []int{0, 1} {
-				t.Run(fmt.Sprintf("network %d ends", ends+1), func(t *testing.T) { s.end(t, ends) })
+				t.Run(fmt.Sprintf("network %d ends", ends+1), func(t *testing.T) { s.endOneNetwork(t, ends) })
 			}
 		})
 	}
 }
 
-// shared is a pod in two networks of a node.
-type shared struct {
-	*behind
+// sharedPod is a pod in two networks of a node.
+type sharedPod struct {
+	*behindLab
 	networks [2]*harness.Network
 	rt       [2]*libcni.RuntimeConf
 	backends [2]string
 }
 
-func newShared(t *testing.T, backends [2]string) *shared {
+func newShared(t *testing.T, backends [2]string) *sharedPod {
 	t.Helper()
-	// Masquerade every client: the pod has one default route, and replies of its other interface would leave through that route.
+	// The pod has only one default route, and the replies of its other interface would leave through this route. The test therefore
+	// masquerades every client.
 	all := strings.NewReplacer(`"snat":true`, `"snat":true,"masqAll":true`)
 	second := strings.NewReplacer("chain0", "chain1", `"name":"chain"`, `"name":"second"`, "10.71.", "10.95.", "fd71:", "fd95:",
 		`"isDefaultGateway":true`, `"isDefaultGateway":false`)
 	b := behindOf(t, all.Replace(string(harness.ChainOf(t, "1.1.0", backends[0]))), harness.HostPort())
-	s := &shared{behind: b, backends: backends}
+	s := &sharedPod{behindLab: b, backends: backends}
 	s.networks = [2]*harness.Network{b.Network, openBehind(t, second.Replace(all.Replace(string(harness.ChainOf(t, "1.1.0", backends[1])))))}
 	s.rt = [2]*libcni.RuntimeConf{b.rtWeb, harness.Named(b.web, harness.HostPort())}
 	s.rt[1].IfName = "eth1"
@@ -63,8 +64,9 @@ func newShared(t *testing.T, backends [2]string) *shared {
 	return s
 }
 
-// end attaches the pod to both networks, ends one of them while clients are connecting, and then ends the other.
-func (s *shared) end(t *testing.T, ends int) {
+// endOneNetwork attaches the pod to both networks. endOneNetwork ends one attachment while clients are connecting, and later ends the other
+// attachment.
+func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 	stays := 1 - ends
 	for i, n := range s.networks {
 		n.Must(t, "ADD", s.rt[i])
@@ -74,18 +76,19 @@ func (s *shared) end(t *testing.T, ends int) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	// Not 127.0.0.1: an open connection from there ends with route_localnet of its bridge.
+	// The clients do not use 127.0.0.1, because the end of an attachment resets route_localnet of the bridge, and this breaks open connections
+	// from 127.0.0.1.
 	clients := []*steadyClient{{from: s.lan, address: harness.NodeV4}, {from: s.lan, address: harness.NodeV6}, {address: harness.NodeV4}}
-	stop := steady(clients, s.web)
+	stop := startSteady(clients, s.web)
 	defer stop()
 	for _, c := range clients {
-		c.await(t)
+		c.awaitServed(t)
 	}
-	// The interface stays for now, because open connections end with it.
+	// Only portmap runs DEL at this point. The interface of the attachment stays, because the open connections need this interface.
 	conf := object{"cniVersion": "1.1.0", "name": s.networks[ends].List.Name, "type": "portmap", "backend": s.backends[ends]}
 	harness.NewCall("DEL", "portmap", s.web, s.rt[ends].ContainerID, conf).With("CNI_IFNAME", s.rt[ends].IfName).Run(t).OK(t)
 	for _, c := range clients {
-		c.await(t)
+		c.awaitServed(t)
 	}
 	stop()
 	s.networks[ends].Must(t, "DEL", s.rt[ends])
@@ -114,8 +117,8 @@ type steadyClient struct {
 	lost    atomic.Pointer[error]
 }
 
-// await returns once the pod has answered several more connections.
-func (c *steadyClient) await(t *testing.T) {
+// awaitServed returns once the pod has answered five more connections.
+func (c *steadyClient) awaitServed(t *testing.T) {
 	t.Helper()
 	for enough := c.served.Load() + 5; c.served.Load() < enough; time.Sleep(time.Millisecond) {
 		if lost := c.lost.Load(); lost != nil {
@@ -124,8 +127,9 @@ func (c *steadyClient) await(t *testing.T) {
 	}
 }
 
-// steady starts the clients, which connect to the pod until stop is called. A client ends after its first lost connection.
-func steady(clients []*steadyClient, to *sandbox.Pod) (stop func()) {
+// startSteady starts the clients, which connect to the pod until the returned function is called. A client ends after its first lost
+// connection.
+func startSteady(clients []*steadyClient, to *sandbox.Pod) (stop func()) {
 	var wait sync.WaitGroup
 	var done atomic.Bool
 	for _, c := range clients {

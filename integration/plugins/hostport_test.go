@@ -18,65 +18,66 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// dns returns the port mappings of a pod that is the node's name server at all addresses or at hostIPs.
-func dns(hostIPs ...string) map[string]any {
+// dnsPorts returns port mappings for port 53, at all addresses of the node or only at hostIPs.
+func dnsPorts(hostIPs ...string) map[string]any {
 	var list []any
 	for _, protocol := range []string{"tcp", "udp"} {
 		if len(hostIPs) == 0 {
 			list = append(list, harness.Port(53, 53, protocol))
 		}
 		for _, ip := range hostIPs {
-			list = append(list, at(ip, harness.Port(53, 53, protocol)))
+			list = append(list, atHostIP(ip, harness.Port(53, 53, protocol)))
 		}
 	}
 	return harness.Mappings(list...)
 }
 
-// TestPortOfOthers (S-06): hostPort 53 receives only packets that are addressed to the node. Packets from pods, the node and other
-// machines to port 53 of other hosts reach those hosts (CVE-2025-67499). This also holds if a hostIP is another host's address.
+// TestPortOfOthers (S-06): hostPort 53 receives only packets to an address of the node. Packets from pods, the node and other machines to
+// port 53 of another host reach this host (CVE-2025-67499). The same is true if the hostIP is an address of another host.
 func TestPortOfOthers(t *testing.T) {
 	foreign := families()
 	for title, x := range map[string]struct {
 		caps  map[string]any
 		taken bool // the packet is addressed to the node
 	}{
-		"every address":  {dns(), true},
-		"foreign hostIP": {dns(foreign[0].resolver, foreign[1].resolver, foreign[0].third, foreign[1].third), false},
+		"every address":  {dnsPorts(), true},
+		"foreign hostIP": {dnsPorts(foreign[0].resolver, foreign[1].resolver, foreign[0].third, foreign[1].third), false},
 	} {
 		t.Run(title, func(t *testing.T) {
-			eachCrossing(t, x.caps, func(t *testing.T, c crossing) {
-				c.life(t, func() { c.portOfOthers(t, x.taken) })
+			eachCrossing(t, x.caps, func(t *testing.T, c crossingLab) {
+				c.runLife(t, func() { c.portOfOthers(t, x.taken) })
 			})
 		})
 	}
 }
 
-func (c crossing) portOfOthers(t *testing.T, taken bool) {
+func (c crossingLab) portOfOthers(t *testing.T, taken bool) {
 	t.Helper()
 	for _, pod := range []*sandbox.Pod{c.web, c.client, c.third} {
-		speak(t, pod, "[::]:53")
+		startSpeakers(t, pod, "[::]:53")
 	}
 	web := ""
 	if taken {
 		web = c.web.Name
 	}
 	for _, p := range families() {
-		speak(t, c.lan, net.JoinHostPort(p.lan, "53"), net.JoinHostPort(p.resolver, "53"))
+		startSpeakers(t, c.lan, net.JoinHostPort(p.lan, "53"), net.JoinHostPort(p.resolver, "53"))
 		toClient, toWeb := harness.AddressOf(t, c.client, p.family), harness.AddressOf(t, c.web, p.family)
-		answers(t, "53",
-			question{c.lan, p.node, web}, question{c.third, p.near, web}, question{c.client, p.node, web}, question{nil, p.node, web},
-			question{c.client, p.resolver, c.lan.Name}, question{c.client, p.third, c.third.Name}, question{c.client, toWeb, c.web.Name},
-			question{c.web, p.resolver, c.lan.Name}, question{c.web, p.third, c.third.Name}, question{c.web, toClient, c.client.Name},
-			question{nil, p.resolver, c.lan.Name}, question{nil, p.third, c.third.Name},
-			question{nil, toClient, c.client.Name}, question{nil, toWeb, c.web.Name},
-			question{c.lan, p.third, c.third.Name}, question{c.third, p.lan, c.lan.Name}, question{c.third, p.resolver, c.lan.Name})
+		checkAnswers(t, "53",
+			netQuery{c.lan, p.node, web}, netQuery{c.third, p.near, web}, netQuery{c.client, p.node, web}, netQuery{nil, p.node, web},
+			netQuery{c.client, p.resolver, c.lan.Name}, netQuery{c.client, p.third, c.third.Name}, netQuery{c.client, toWeb, c.web.Name},
+			netQuery{c.web, p.resolver, c.lan.Name}, netQuery{c.web, p.third, c.third.Name}, netQuery{c.web, toClient, c.client.Name},
+			netQuery{nil, p.resolver, c.lan.Name}, netQuery{nil, p.third, c.third.Name},
+			netQuery{nil, toClient, c.client.Name}, netQuery{nil, toWeb, c.web.Name},
+			netQuery{c.lan, p.third, c.third.Name}, netQuery{c.third, p.lan, c.lan.Name}, netQuery{c.third, p.resolver, c.lan.Name})
 	}
 }
 
-// TestHostIP (S-28): a pod has its port at the node's addresses that its hostIP names. A hostIP with one address takes precedence over
-// one with all addresses of the family, in any order. Two pods cannot both have all addresses.
+// TestHostIP (S-28): a hostPort works at the node's addresses that its hostIP covers, and at no other address. A mapping for one address
+// takes precedence over a mapping for all addresses of the family, in any order of creation. Two pods cannot both have the port at all
+// addresses.
 func TestHostIP(t *testing.T) {
-	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossing) {
+	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossingLab) {
 		for _, x := range []struct{ title, all, four, six string }{
 			{"none", "", "all", "all"}, {"0.0.0.0", "0.0.0.0", "all", ""}, {"::", "::", "", "all"},
 		} {
@@ -84,23 +85,23 @@ func TestHostIP(t *testing.T) {
 				t.Run(x.title+", first "+first, func(t *testing.T) { c.hostIP(t, x.all, x.four, x.six, first) })
 			}
 		}
-		t.Run("127.0.0.1", c.onlyLoopback)
-		t.Run("both of one pod", c.bothOfOne)
+		t.Run("127.0.0.1", c.testOnlyLoopback)
+		t.Run("both of one pod", c.testBothMappings)
 	})
 }
 
-// web8080 returns a mapping of port 8080 at the given addresses of the node.
+// web8080 returns mappings of port 8080 at the given addresses of the node.
 func web8080(hostIPs ...string) map[string]any {
 	var list []any
 	for _, ip := range hostIPs {
 		for _, protocol := range []string{"tcp", "udp"} {
-			list = append(list, at(ip, harness.Port(8080, 80, protocol)))
+			list = append(list, atHostIP(ip, harness.Port(8080, 80, protocol)))
 		}
 	}
 	return harness.Mappings(list...)
 }
 
-func (c crossing) hostIP(t *testing.T, all, four, six, first string) {
+func (c crossingLab) hostIP(t *testing.T, all, four, six, first string) {
 	t.Helper()
 	one := families()
 	c.rtWeb.CapabilityArgs, c.rtClient.CapabilityArgs = web8080(all), web8080(one[0].node, one[1].node)
@@ -111,17 +112,17 @@ func (c crossing) hostIP(t *testing.T, all, four, six, first string) {
 	for _, rt := range order {
 		c.Must(t, "ADD", rt)
 	}
-	speak(t, c.web, "[::]:80")
-	speak(t, c.client, "[::]:80")
+	startSpeakers(t, c.web, "[::]:80")
+	startSpeakers(t, c.client, "[::]:80")
 	holder := map[string]string{"all": c.web.Name}
 	asked := func(one string) {
 		t.Helper()
 		for i, p := range families() {
 			rest := holder[[]string{four, six}[i]]
-			answers(t, "8080", question{c.third, p.near, rest}, question{nil, p.near, rest},
-				question{c.lan, p.node, cmp.Or(one, rest)}, question{nil, p.node, cmp.Or(one, rest)}, question{c.web, p.node, cmp.Or(one, rest)})
+			checkAnswers(t, "8080", netQuery{c.third, p.near, rest}, netQuery{nil, p.near, rest},
+				netQuery{c.lan, p.node, cmp.Or(one, rest)}, netQuery{nil, p.node, cmp.Or(one, rest)}, netQuery{c.web, p.node, cmp.Or(one, rest)})
 		}
-		answers(t, "8080", question{nil, "127.0.0.1", holder[four]})
+		checkAnswers(t, "8080", netQuery{nil, "127.0.0.1", holder[four]})
 	}
 	asked(c.client.Name)
 	other := harness.Named(harness.NewPod(t, "hostip-other"), web8080(""))
@@ -139,25 +140,27 @@ func (c crossing) hostIP(t *testing.T, all, four, six, first string) {
 	c.oracle.Clean(t, "two pods with one port")
 }
 
-// onlyLoopback: hostIP 127.0.0.1 serves only the node, and another pod may have the port at other addresses.
-func (c crossing) onlyLoopback(t *testing.T) {
+// testOnlyLoopback checks that a hostPort at 127.0.0.1 is reachable only from the node. Another pod can have the same port at another
+// address.
+func (c crossingLab) testOnlyLoopback(t *testing.T) {
 	t.Helper()
 	c.rtWeb.CapabilityArgs, c.rtClient.CapabilityArgs = web8080("127.0.0.1"), web8080(harness.NodeV4)
-	c.life(t, func() {
-		speak(t, c.web, "[::]:80")
-		speak(t, c.client, "[::]:80")
-		answers(t, "8080", question{nil, "127.0.0.1", c.web.Name}, question{nil, harness.NodeV4, c.client.Name},
-			question{c.lan, harness.NodeV4, c.client.Name}, question{c.third, families()[0].near, ""}, question{nil, families()[0].near, ""})
+	c.runLife(t, func() {
+		startSpeakers(t, c.web, "[::]:80")
+		startSpeakers(t, c.client, "[::]:80")
+		checkAnswers(t, "8080", netQuery{nil, "127.0.0.1", c.web.Name}, netQuery{nil, harness.NodeV4, c.client.Name},
+			netQuery{c.lan, harness.NodeV4, c.client.Name}, netQuery{c.third, families()[0].near, ""}, netQuery{nil, families()[0].near, ""})
 	})
 }
 
-// bothOfOne: if one pod has a port both at one address and at all addresses, the mapping at one address takes precedence in any order.
-func (c crossing) bothOfOne(t *testing.T) {
+// testBothMappings: the list of a pod contains a mapping of a port at one address and a mapping of this port at all addresses. The mapping
+// at one address takes precedence over the other mapping, whichever of the two comes first in the list.
+func (c crossingLab) testBothMappings(t *testing.T) {
 	t.Helper()
-	one, all := at(harness.NodeV4, harness.Port(8080, 81, "tcp")), harness.Port(8080, 80, "tcp")
+	one, all := atHostIP(harness.NodeV4, harness.Port(8080, 81, "tcp")), harness.Port(8080, 80, "tcp")
 	for _, both := range [][]any{{one, all}, {all, one}} {
 		c.rtWeb.CapabilityArgs, c.rtClient.CapabilityArgs = harness.Mappings(both...), nil
-		c.life(t, func() {
+		c.runLife(t, func() {
 			server, err := harness.Serve(c.web, 80)
 			if err != nil {
 				t.Fatal(err)

@@ -14,21 +14,22 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// kataTap is Kata's name for its tap.
+// kataTap is the name that Kata gives its tap.
 const kataTap = "tap0_kata"
 
-// machine is a virtual machine behind a pod's tap: a namespace whose interface has the pod's MAC and address.
-type machine struct {
+// virtualMachine is a virtual machine behind a pod's tap. The test emulates the virtual machine by a network namespace. Its interface has
+// the MAC and the address of the pod.
+type virtualMachine struct {
 	guest           *sandbox.Pod
 	outside, inside *os.File
 }
 
-// newKata changes a pod as Kata Containers does with its model tcfilter: it adds a tap beside eth0, and redirects the ingress of each
-// to the other.
-func newKata(t *testing.T, pod *sandbox.Pod) *machine {
+// newKata changes a pod as Kata Containers does with its model tcfilter. newKata adds a tap beside eth0, and redirects the ingress of each
+// of the two links to the other link.
+func newKata(t *testing.T, pod *sandbox.Pod) *virtualMachine {
 	t.Helper()
 	harness.Program(t, "tc")
-	vm := &machine{guest: harness.NewPod(t, pod.Name+"-vm")}
+	vm := &virtualMachine{guest: harness.NewPod(t, pod.Name+"-vm")}
 	var err error
 	if vm.outside, err = openTap(pod, kataTap); err != nil {
 		t.Skipf("SKIPPED: no tap device here: %v", err)
@@ -48,21 +49,21 @@ func newKata(t *testing.T, pod *sandbox.Pod) *machine {
 		ip -n %[2]s link set eth0 address $mac up
 		ip -n %[2]s addr add $(ip -n %[1]s -4 -o addr show dev eth0 | sed 's/.* inet \([^ ]*\).*/\1/') dev eth0
 		ip -n %[1]s -4 route show default | while read -r route; do ip -n %[2]s route add $route; done`, pod.Name, vm.guest.Name, kataTap))
-	go relay(vm.outside, vm.inside)
-	go relay(vm.inside, vm.outside)
+	go relayFrames(vm.outside, vm.inside)
+	go relayFrames(vm.inside, vm.outside)
 	return vm
 }
 
-// end removes the virtual machine. Its tap disappears with it.
-func (vm *machine) end(t *testing.T) {
+// removeVM removes the virtual machine. The tap of the virtual machine disappears at the same time.
+func (vm *virtualMachine) removeVM(t *testing.T) {
 	t.Helper()
 	if err := errors.Join(vm.outside.Close(), vm.inside.Close()); err != nil {
 		t.Error(err)
 	}
 }
 
-// relay emulates the hypervisor. It ends when one of the taps is closed.
-func relay(from, to *os.File) {
+// relayFrames emulates the hypervisor: it copies frames between two taps. relayFrames returns when one of the taps is closed.
+func relayFrames(from, to *os.File) {
 	frame := make([]byte, 1<<16)
 	for {
 		n, err := from.Read(frame)
@@ -75,7 +76,7 @@ func relay(from, to *os.File) {
 	}
 }
 
-// openTap creates a tap in a pod. The tap ends with the file.
+// openTap creates a tap in a pod. The tap exists until the file is closed.
 func openTap(pod *sandbox.Pod, name string) (file *os.File, err error) {
 	err = pod.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

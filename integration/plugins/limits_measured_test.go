@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// TestLimitsMeasured: rates are bits per second, bursts are bits, and the directions are the pod's, in runtimeConfig as in the
-// conflist.
+// TestLimitsMeasured: rates are in bits per second, and bursts are in bits. Ingress is the traffic to the pod, and egress is the traffic
+// from the pod. The meaning is the same in runtimeConfig and in the conflist.
 func TestLimitsMeasured(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)
@@ -27,17 +27,17 @@ func TestLimitsMeasured(t *testing.T) {
 	}) {
 		t.Run(title, func(t *testing.T) {
 			add.Run(t).OK(t)
-			measure(t, a, "what the pod receives", ingress, meter.Flow{To: a.Pod.Do, Listen: netip.MustParseAddrPort(a.InPod + ":0")})
-			measure(t, a, "what the pod sends", egress, meter.Flow{From: a.Pod.Do, Listen: netip.MustParseAddrPort(a.Node + ":0")})
+			measureLimit(t, a, "what the pod receives", ingress, meter.Flow{To: a.Pod.Do, Listen: netip.MustParseAddrPort(a.InPod + ":0")})
+			measureLimit(t, a, "what the pod sends", egress, meter.Flow{From: a.Pod.Do, Listen: netip.MustParseAddrPort(a.Node + ":0")})
 			add.With("CNI_COMMAND", "DEL").Run(t).OK(t)
 		})
 	}
 	before.Clean(t, "limits were measured")
 }
 
-// measure checks that the rate at the receiver is within 5 % of the limit, by UDP and by TCP. No run may exceed the limit. A run below
-// the limit is repeated only if pauses of the machine explain it.
-func measure(t *testing.T, a *harness.Alone, what string, mbit float64, flow meter.Flow) {
+// measureLimit checks that the rate at the receiver is within 5 % of the limit, over UDP and over TCP. No run may exceed the limit. A run
+// below the limit is repeated only if pauses of the machine explain its result.
+func measureLimit(t *testing.T, a *harness.Alone, what string, mbit float64, flow meter.Flow) {
 	t.Helper()
 	const runs, tolerance = 5, 0.05
 	for _, flow.Protocol = range []meter.Protocol{meter.UDP, meter.TCP} {

@@ -20,17 +20,17 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// collector is a node with one network, a pod whose namespace is gone, and a runtime that lists its pods.
-type collector struct {
+// gcLab is a node with one network and an emulated runtime that lists its pods. A pod can lose its namespace without a DEL.
+type gcLab struct {
 	*testing.T
 	network *harness.Network
 	conf    string
 }
 
-func newCollector(t *testing.T) collector {
+func newCollector(t *testing.T) gcLab {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
-	c := collector{T: t, conf: t.TempDir()}
+	c := gcLab{T: t, conf: t.TempDir()}
 	conflist := harness.ChainOf(t, "1.1.0", "nftables")
 	if err := os.WriteFile(filepath.Join(c.conf, "10.conflist"), conflist, 0o644); err != nil {
 		t.Fatal(err)
@@ -47,8 +47,8 @@ func newCollector(t *testing.T) collector {
 	return c
 }
 
-// add attaches a pod until the test ends.
-func (c collector) add(name string) {
+// addPod attaches a pod until the test ends.
+func (c gcLab) addPod(name string) {
 	c.Helper()
 	pod := harness.NewPod(c.T, name)
 	rt := harness.Attachment(pod, name, map[string]any{"bandwidth": harness.Capabilities()["bandwidth"]})
@@ -56,8 +56,8 @@ func (c collector) add(name string) {
 	c.Cleanup(func() { c.network.Must(c.T, "DEL", rt) })
 }
 
-// lose attaches a pod and removes its namespace immediately.
-func (c collector) lose(name string) *libcni.RuntimeConf {
+// losePod attaches a pod and removes its namespace immediately.
+func (c gcLab) losePod(name string) *libcni.RuntimeConf {
 	c.Helper()
 	pod := harness.NewPod(c.T, name)
 	rt := harness.Attachment(pod, name, map[string]any{"bandwidth": harness.Capabilities()["bandwidth"]})
@@ -68,7 +68,7 @@ func (c collector) lose(name string) *libcni.RuntimeConf {
 	return rt
 }
 
-func (c collector) list() ([]reconcile.Network, []*reconcile.Attachment) {
+func (c gcLab) list() ([]reconcile.Network, []*reconcile.Attachment) {
 	c.Helper()
 	networks, _, err := reconcile.Networks(c.conf)
 	if err != nil {
@@ -82,14 +82,14 @@ func (c collector) list() ([]reconcile.Network, []*reconcile.Attachment) {
 	return networks, list
 }
 
-// TestOldList (C-85): GC keeps pods that were attached after the list of valid attachments was made, however long ago. It also keeps a
-// pod that was attached again under its old name.
+// TestOldList (C-85): a pod is attached after the list of valid attachments was made. GC keeps the pod, whatever the age of the list is. GC
+// also keeps a pod that was attached again under its old name.
 func TestOldList(t *testing.T) {
 	c := newCollector(t)
-	c.add("oldlist-stays")
+	c.addPod("oldlist-stays")
 	before := harness.Watch(t)
-	c.lose("oldlist-lost")
-	first := c.lose("oldlist-back")
+	c.losePod("oldlist-lost")
+	first := c.losePod("oldlist-back")
 	networks, list := c.list()
 	if dead := reconcile.Dead(list); len(list) != 3 || len(dead) != 2 {
 		t.Fatalf("%d of %d pods are dead", len(dead), len(list))
@@ -116,11 +116,11 @@ func TestOldList(t *testing.T) {
 	before.Clean(t, "GC with an old list")
 }
 
-// TestReboot (F-27): after a boot only the leases exist. gc removes the leases of pods that were not attached again.
+// TestReboot (F-27): only the leases exist after a reboot.
 func TestReboot(t *testing.T) {
 	harness.Need(t, "podlace")
 	c := newCollector(t)
-	c.add("reboot-before") // creates the shared state
+	c.addPod("reboot-before") // creates the shared state
 	before := harness.Watch(t)
 	pod := harness.NewPod(t, "reboot-lost")
 	c.network.Must(t, "ADD", harness.Attachment(pod, "reboot-lost", nil))
@@ -128,7 +128,7 @@ func TestReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	network := c.network.List.Name
-	c.forget(network, "reboot-lost")
+	c.emulateReboot(network, "reboot-lost")
 	cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "gc", "--yes", "--conf-dir", c.conf, "--bin-dir", harness.BinDir())
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "removed: made before the node was booted") ||
@@ -138,8 +138,8 @@ func TestReboot(t *testing.T) {
 	before.Clean(t, "podlace gc after a boot")
 }
 
-// forget simulates a boot for an attachment: its record is gone, and its lease is from the previous boot.
-func (c collector) forget(network, id string) {
+// emulateReboot puts an attachment into the state after a reboot: its record is gone, and its lease is from the previous boot.
+func (c gcLab) emulateReboot(network, id string) {
 	c.Helper()
 	records, _ := filepath.Glob("/run/podlace/" + network + "/*")
 	leases, _ := filepath.Glob("/var/lib/cni/networks/.podlace/" + network + "/???")
@@ -153,7 +153,7 @@ func (c collector) forget(network, id string) {
 			if slices.Contains(records, path) {
 				err = os.Remove(path)
 			} else {
-				err = os.WriteFile(path, earlier(c.T, data, bytes.TrimSpace(boot)), 0o600)
+				err = os.WriteFile(path, earlierBoot(c.T, data, bytes.TrimSpace(boot)), 0o600)
 			}
 		}
 		if err != nil {
@@ -162,8 +162,8 @@ func (c collector) forget(network, id string) {
 	}
 }
 
-// earlier returns a shard of the lease index with a different boot ID.
-func earlier(t *testing.T, data, boot []byte) []byte {
+// earlierBoot returns a file of the lease index with a different boot ID.
+func earlierBoot(t *testing.T, data, boot []byte) []byte {
 	t.Helper()
 	var shard struct {
 		Sum     uint32          `json:"sum"`
@@ -181,13 +181,14 @@ func earlier(t *testing.T, data, boot []byte) []byte {
 	return data
 }
 
-// TestLeftAlone: gc reports foreign plugins and keeps their attachments. It cleans a network whose configuration is gone.
+// TestLeftAlone: gc reports plugins that are not Podlace's and keeps their attachments. gc also collects the attachments of a network whose
+// configuration is gone.
 func TestLeftAlone(t *testing.T) {
 	harness.Need(t, "podlace")
 	c := newCollector(t)
-	c.add("alone-stays")
+	c.addPod("alone-stays")
 	before := harness.Watch(t)
-	c.lose("alone-lost")
+	c.losePod("alone-lost")
 	gc := func(wantExit int, args ...string) string {
 		t.Helper()
 		cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), append([]string{"gc", "--yes"}, args...)...)
@@ -215,7 +216,7 @@ func TestLeftAlone(t *testing.T) {
 		"0 removed, 1 left")
 	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "host-local is left alone",
 		"1 left")
-	// gc works from the records only, because the configuration is gone.
+	// The configuration is gone, so gc has only the records.
 	says(gc(0, "--conf-dir", t.TempDir(), "--bin-dir", harness.BinDir()), "has no configuration in", "1 removed, 0 left")
 	before.Clean(t, "GC by records alone")
 	says(gc(2, "--conf-dir", filepath.Join(c.conf, "none")), "no such file")

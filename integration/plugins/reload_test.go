@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestReloadWithoutPods: on a node without pods podlace reload has nothing to restore, so it creates no table.
+// TestReloadWithoutPods: the node has no pods, so `podlace reload` has nothing to restore and creates no table.
 func TestReloadWithoutPods(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Need(t, "podlace")

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// settings parses the key=value words at the end of a command.
-func settings(ts *testscript.TestScript, words []string) map[string]string {
+// parseSettings parses the key=value words at the end of a command.
+func parseSettings(ts *testscript.TestScript, words []string) map[string]string {
 	m := map[string]string{}
 	for _, w := range words {
 		k, v, ok := strings.Cut(w, "=")
@@ -37,25 +37,26 @@ const cniUsage = `cni VERB PLUGIN CONF [key=value...], where the keys are
 	out=FILE      keep stdout as it came
 	CNI_...=VALUE any variable`
 
-// cmdCNI runs one plugin. The commands stdout, stderr and cmp see its output with random names replaced.
+// cmdCNI runs one plugin. The script commands "stdout", "stderr" and "cmp" then use the output of the plugin. Random names in this output
+// are replaced.
 func cmdCNI(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, len(args) >= 3, cniUsage)
+	checkUsage(ts, len(args) >= 3, cniUsage)
 	c, out := scriptCall(ts, args)
 	o, err := c.Start()
 	ts.Check(err)
 	if out != "" {
 		ts.Check(os.WriteFile(ts.MkAbs(out), []byte(o.Stdout), 0o644))
 	}
-	fmt.Fprint(ts.Stdout(), normalise(o.Stdout))
+	fmt.Fprint(ts.Stdout(), normaliseJSON(o.Stdout))
 	fmt.Fprint(ts.Stderr(), o.Stderr)
 	if o.Exit != 0 {
 		err = fmt.Errorf("exit %d: %s%s", o.Exit, o.Stdout, o.Stderr)
 	}
-	expect(ts, neg, err, "cni %s", strings.Join(args, " "))
+	checkExpected(ts, neg, err, "cni %s", strings.Join(args, " "))
 }
 
 func scriptCall(ts *testscript.TestScript, args []string) (harness.Call, string) {
-	s, set := scriptOf(ts), settings(ts, args[3:])
+	s, set := scriptOf(ts), parseSettings(ts, args[3:])
 	c := harness.NewCall(args[0], args[1], s.pods[set["pod"]], set["pod"], nil).With("CNI_ARGS", "")
 	if args[2] != "-" {
 		c.Stdin = []byte(ts.ReadFile(args[2]))
@@ -64,12 +65,12 @@ func scriptCall(ts *testscript.TestScript, args []string) (harness.Call, string)
 	for key, value := range set {
 		switch key {
 		case "pod":
-			s.pod(ts, value)
+			s.findPod(ts, value)
 		case "id", "if", "netns", "args", "path":
 			names := map[string]string{"id": "CONTAINERID", "if": "IFNAME", "netns": "NETNS", "args": "ARGS", "path": "PATH"}
 			c.Env["CNI_"+names[key]] = value
 		case "in":
-			c.In = s.pod(ts, value)
+			c.In = s.findPod(ts, value)
 		case "prev":
 			c.Stdin = withPrev(ts, c.Stdin, ts.ReadFile(value))
 		case "out":
@@ -99,27 +100,27 @@ const chainUsage = `chain ADD|DEL|CHECK CONFLIST POD [key=value...], chain GC|ST
 
 // cmdChain calls a conflist through libcni, as a runtime does.
 func cmdChain(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, len(args) >= 2, chainUsage)
+	checkUsage(ts, len(args) >= 2, chainUsage)
 	verb, rest := args[0], args[2:]
 	rt := &libcni.RuntimeConf{IfName: "eth0"}
 	if verb != "GC" && verb != "STATUS" {
-		usage(ts, len(rest) > 0, chainUsage)
-		rt.ContainerID, rt.NetNS = rest[0], scriptOf(ts).pod(ts, rest[0]).Path
+		checkUsage(ts, len(rest) > 0, chainUsage)
+		rt.ContainerID, rt.NetNS = rest[0], scriptOf(ts).findPod(ts, rest[0]).Path
 		rest = rest[1:]
 	}
-	set := settings(ts, rest)
+	set := parseSettings(ts, rest)
 	runtimeConf(ts, rt, set)
 	n, err := harness.OpenNetwork([]byte(ts.ReadFile(args[1])), scriptOf(ts).cacheDir, nil)
 	ts.Check(err)
 	result, err := n.Do(verb, rt, validList(set["valid"]))
 	if result != nil {
-		fmt.Fprint(ts.Stdout(), normalise(string(harness.Encode(result))))
+		fmt.Fprint(ts.Stdout(), normaliseJSON(string(harness.Encode(result))))
 	}
 	fmt.Fprint(ts.Stderr(), n.Stderr.String())
 	if err != nil {
 		fmt.Fprintln(ts.Stderr(), err)
 	}
-	expect(ts, neg, err, "chain %s", strings.Join(args, " "))
+	checkExpected(ts, neg, err, "chain %s", strings.Join(args, " "))
 }
 
 func runtimeConf(ts *testscript.TestScript, rt *libcni.RuntimeConf, set map[string]string) {
@@ -155,8 +156,8 @@ func validList(s string) []types.GCAttachment {
 	return list
 }
 
-// normalise sorts the keys of a JSON document and replaces random values: MAC addresses and the names of host interfaces.
-func normalise(text string) string {
+// normaliseJSON sorts the keys of a JSON document, and replaces random values: MAC addresses and the names of host-side interfaces.
+func normaliseJSON(text string) string {
 	var v any
 	if json.Unmarshal([]byte(text), &v) != nil {
 		return text

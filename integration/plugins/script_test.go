@@ -24,26 +24,26 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden output of the scripts")
 
-// sequential runs scripts one after another, because they share one host.
-type sequential struct{ *testing.T }
+// sequentialT makes testscript run scripts one after another, because they share one host.
+type sequentialT struct{ *testing.T }
 
-func (sequential) Parallel()       {}
-func (sequential) Verbose() bool   { return testing.Verbose() }
-func (s sequential) FailNow()      { s.T.FailNow() }
-func (s sequential) Skip(a ...any) { s.T.Skip(append([]any{"SKIPPED:"}, a...)...) }
+func (sequentialT) Parallel()       {}
+func (sequentialT) Verbose() bool   { return testing.Verbose() }
+func (s sequentialT) FailNow()      { s.T.FailNow() }
+func (s sequentialT) Skip(a ...any) { s.T.Skip(append([]any{"SKIPPED:"}, a...)...) }
 
-func (s sequential) Run(name string, f func(testscript.T)) {
-	s.T.Run(name, func(t *testing.T) { f(sequential{t}) })
+func (s sequentialT) Run(name string, f func(testscript.T)) {
+	s.T.Run(name, func(t *testing.T) { f(sequentialT{t}) })
 }
 
 func TestScripts(t *testing.T) {
-	testscript.RunT(sequential{t}, testscript.Params{
+	testscript.RunT(sequentialT{t}, testscript.Params{
 		Dir:                 "testdata/script",
 		UpdateScripts:       *update,
 		RequireUniqueNames:  true,
 		RequireExplicitExec: true,
 		Setup:               setupScript,
-		Condition:           condition,
+		Condition:           evalCondition,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"pod": cmdPod, "unpod": cmdUnpod, "veths": cmdVeths, "cni": cmdCNI, "chain": cmdChain,
 			"age": cmdAge, "snapshot": cmdSnapshot, "unchanged": cmdUnchanged, "state": cmdState,
@@ -52,8 +52,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// script holds what one script has created so far.
-type script struct {
+// scriptState contains everything that one script has created.
+type scriptState struct {
 	pods      map[string]*sandbox.Pod
 	names     []string // of the pods, in order of creation
 	snapshots map[string]*harness.Oracle
@@ -64,7 +64,7 @@ type script struct {
 type scriptKey struct{}
 
 func setupScript(env *testscript.Env) error {
-	s := &script{
+	s := &scriptState{
 		pods: map[string]*sandbox.Pod{}, snapshots: map[string]*harness.Oracle{},
 		cacheDir: env.WorkDir + "/.cache",
 	}
@@ -74,7 +74,7 @@ func setupScript(env *testscript.Env) error {
 	return os.MkdirAll(s.cacheDir, 0o755)
 }
 
-func (s *script) close() {
+func (s *scriptState) close() {
 	for _, c := range s.servers {
 		_ = c.Close()
 	}
@@ -84,11 +84,11 @@ func (s *script) close() {
 	awaitQuiet()
 }
 
-// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL, so that the next script does not see the
-// removal.
+// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL. The next script therefore does not see links that
+// disappear.
 func awaitQuiet() { awaitVeths(0) }
 
-// awaitVeths waits until the host has n veth interfaces, and reports whether it has.
+// awaitVeths waits until the host has n veth interfaces, and reports whether the number was reached in time.
 func awaitVeths(n int) bool {
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		links, err := net.Interfaces()
@@ -100,10 +100,10 @@ func awaitVeths(n int) bool {
 	return false
 }
 
-func scriptOf(ts *testscript.TestScript) *script { return ts.Value(scriptKey{}).(*script) }
+func scriptOf(ts *testscript.TestScript) *scriptState { return ts.Value(scriptKey{}).(*scriptState) }
 
-// pod finds a pod by name; "host" is the host.
-func (s *script) pod(ts *testscript.TestScript, name string) *sandbox.Pod {
+// findPod finds a pod by its name; the name "host" means the host.
+func (s *scriptState) findPod(ts *testscript.TestScript, name string) *sandbox.Pod {
 	p, ok := s.pods[name]
 	if !ok && name != "host" {
 		ts.Fatalf("there is no pod %s", name)
@@ -111,9 +111,9 @@ func (s *script) pod(ts *testscript.TestScript, name string) *sandbox.Pod {
 	return p
 }
 
-// condition evaluates [has:NAME] for a plugin under test, [sysctl:NAME] for an existing kernel parameter, and [kernel:NAME] for a
+// evalCondition evaluates [has:NAME] for a plugin under test, [sysctl:NAME] for an existing kernel parameter, and [kernel:NAME] for a
 // kernel feature.
-func condition(cond string) (bool, error) {
+func evalCondition(cond string) (bool, error) {
 	kind, name, _ := strings.Cut(cond, ":")
 	switch kind {
 	case "has":
@@ -143,15 +143,15 @@ func kernelHas(feature string) (bool, error) {
 	return has, err
 }
 
-// usage ends a script whose command has the wrong number of arguments.
-func usage(ts *testscript.TestScript, ok bool, text string) {
+// checkUsage ends a script if the number of a command's arguments is wrong.
+func checkUsage(ts *testscript.TestScript, ok bool, text string) {
 	if !ok {
 		ts.Fatalf("usage: %s", text)
 	}
 }
 
-// expect checks an error: a command with "!" must fail, any other must succeed.
-func expect(ts *testscript.TestScript, neg bool, err error, what string, args ...any) {
+// checkExpected checks the error of a command: a command with "!" must fail, and any other command must succeed.
+func checkExpected(ts *testscript.TestScript, neg bool, err error, what string, args ...any) {
 	switch {
 	case neg && err == nil:
 		ts.Fatalf("%s: unexpected success", fmt.Sprintf(what, args...))
@@ -162,7 +162,7 @@ func expect(ts *testscript.TestScript, neg bool, err error, what string, args ..
 
 // pod NAME...
 func cmdPod(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && len(args) > 0, "pod NAME...")
+	checkUsage(ts, !neg && len(args) > 0, "pod NAME...")
 	s := scriptOf(ts)
 	for _, name := range args {
 		p, err := sandbox.NewPod(name)
@@ -172,9 +172,9 @@ func cmdPod(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// veths N waits until the host has N veth interfaces. The kernel removes those of a deleted namespace with a delay.
+// The command "veths N" waits until the host has N veth interfaces. The kernel removes the veths of a deleted namespace with a delay.
 func cmdVeths(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && len(args) == 1, "veths N")
+	checkUsage(ts, !neg && len(args) == 1, "veths N")
 	n, err := strconv.Atoi(args[0])
 	ts.Check(err)
 	if !awaitVeths(n) {
@@ -182,23 +182,23 @@ func cmdVeths(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// unpod NAME... deletes the namespaces, as a crash of the node does.
+// The command "unpod NAME..." deletes the namespaces of pods without DEL, as a crash of the node does.
 func cmdUnpod(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && len(args) > 0, "unpod NAME...")
+	checkUsage(ts, !neg && len(args) > 0, "unpod NAME...")
 	for _, name := range args {
-		ts.Check(scriptOf(ts).pod(ts, name).Close())
+		ts.Check(scriptOf(ts).findPod(ts, name).Close())
 	}
 }
 
-// age makes all records look old, so that GC may collect them.
+// The command "age" makes all records look old, so that GC can collect them.
 func cmdAge(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && len(args) == 0, "age")
+	checkUsage(ts, !neg && len(args) == 0, "age")
 	ts.Check(kerneltest.Age(harness.StateDirs()...))
 }
 
 // snapshot NAME
 func cmdSnapshot(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && len(args) == 1, "snapshot NAME")
+	checkUsage(ts, !neg && len(args) == 1, "snapshot NAME")
 	s := scriptOf(ts)
 	var pods []*sandbox.Pod
 	for _, name := range s.names {
@@ -209,9 +209,9 @@ func cmdSnapshot(ts *testscript.TestScript, neg bool, args []string) {
 	s.snapshots[args[0]] = o
 }
 
-// unchanged NAME checks that nothing differs from that snapshot.
+// The command "unchanged NAME" checks that the state equals the snapshot of this name.
 func cmdUnchanged(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, len(args) == 1, "[!] unchanged SNAPSHOT")
+	checkUsage(ts, len(args) == 1, "[!] unchanged SNAPSHOT")
 	o, ok := scriptOf(ts).snapshots[args[0]]
 	if !ok {
 		ts.Fatalf("there is no snapshot %s", args[0])
@@ -225,14 +225,14 @@ func cmdUnchanged(ts *testscript.TestScript, neg bool, args []string) {
 	if len(leaks) > 0 {
 		err = fmt.Errorf("%d differences:\n%s", len(leaks), strings.Join(leaks, "\n"))
 	}
-	expect(ts, neg, err, "unchanged %s", args[0])
+	checkExpected(ts, neg, err, "unchanged %s", args[0])
 }
 
-// state POD|host prints the state, one object per line, for the command stdout.
+// The command "state POD|host" prints the state, one object per line. A later command "stdout" can check this output.
 func cmdState(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && len(args) == 1, "state POD|host")
+	checkUsage(ts, !neg && len(args) == 1, "state POD|host")
 	var shot *sandbox.Snapshot
-	ts.Check(harness.Enter(scriptOf(ts).pod(ts, args[0]), func() (err error) {
+	ts.Check(harness.Enter(scriptOf(ts).findPod(ts, args[0]), func() (err error) {
 		shot, err = sandbox.Take(sandbox.Options{})
 		return err
 	}))
@@ -240,9 +240,9 @@ func cmdState(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 }
 
-// sysctl NAME VALUE sets a kernel parameter of the host until the script ends.
+// The command "sysctl NAME VALUE" sets a kernel parameter of the host until the script ends.
 func cmdSysctl(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && len(args) == 2, "sysctl NAME VALUE")
+	checkUsage(ts, !neg && len(args) == 2, "sysctl NAME VALUE")
 	file := "/proc/sys/" + args[0]
 	old, err := os.ReadFile(file)
 	ts.Check(err)
@@ -250,23 +250,23 @@ func cmdSysctl(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(func() { _ = os.WriteFile(file, old, 0o644) })
 }
 
-// serve POD PORT answers TCP connections with the pod's name.
+// The command "serve POD PORT" starts a TCP server in a pod. The server answers with the pod's name.
 func cmdServe(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && len(args) == 2, "serve POD PORT")
+	checkUsage(ts, !neg && len(args) == 2, "serve POD PORT")
 	s := scriptOf(ts)
 	var port int
 	_, err := fmt.Sscan(args[1], &port)
 	ts.Check(err)
-	server, err := harness.Serve(s.pod(ts, args[0]), port)
+	server, err := harness.Serve(s.findPod(ts, args[0]), port)
 	ts.Check(err)
 	s.servers = append(s.servers, server)
 }
 
-// dial FROM ADDRESS:PORT POD checks that this pod answers.
+// The command "dial FROM ADDRESS:PORT POD" checks that this pod answers at the address.
 func cmdDial(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, neg && len(args) == 2 || !neg && len(args) == 3, "dial FROM ADDRESS:PORT POD, ! dial FROM ADDRESS:PORT")
-	got, err := harness.Dial(scriptOf(ts).pod(ts, args[0]), args[1], harness.Patience(neg))
-	expect(ts, neg, err, "dial %s", args)
+	checkUsage(ts, neg && len(args) == 2 || !neg && len(args) == 3, "dial FROM ADDRESS:PORT POD, ! dial FROM ADDRESS:PORT")
+	got, err := harness.Dial(scriptOf(ts).findPod(ts, args[0]), args[1], harness.Patience(neg))
+	checkExpected(ts, neg, err, "dial %s", args)
 	if !neg && got != args[2] {
 		ts.Fatalf("dial %s: %q answered", args, got)
 	}
@@ -274,15 +274,15 @@ func cmdDial(ts *testscript.TestScript, neg bool, args []string) {
 
 // ping FROM ADDRESS
 func cmdPing(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, len(args) == 2, "[!] ping FROM ADDRESS")
-	err := harness.Ping(scriptOf(ts).pod(ts, args[0]), args[1], harness.Patience(neg))
-	expect(ts, neg, err, "ping %s", args)
+	checkUsage(ts, len(args) == 2, "[!] ping FROM ADDRESS")
+	err := harness.Ping(scriptOf(ts).findPod(ts, args[0]), args[1], harness.Patience(neg))
+	checkExpected(ts, neg, err, "ping %s", args)
 }
 
-// frame FROM TO checks that an Ethernet broadcast on eth0 arrives.
+// The command "frame FROM TO" checks that an Ethernet broadcast on eth0 reaches the pod TO.
 func cmdFrame(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, len(args) == 2, "[!] frame FROM TO")
+	checkUsage(ts, len(args) == 2, "[!] frame FROM TO")
 	s := scriptOf(ts)
-	err := frame(s.pod(ts, args[0]), s.pod(ts, args[1]), "eth0", harness.Patience(neg))
-	expect(ts, neg, err, "frame %s", args)
+	err := sendFrame(s.findPod(ts, args[0]), s.findPod(ts, args[1]), "eth0", harness.Patience(neg))
+	checkExpected(ts, neg, err, "frame %s", args)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestResultShape checks the results of plugins that work alone, in every version of the specification.
+// TestResultShape checks the results of the plugins that can run alone, in every version of the specification.
 func TestResultShape(t *testing.T) {
 	for _, plugin := range []string{"bridge", "host-local", "loopback"} {
 		t.Run(plugin, func(t *testing.T) {
@@ -28,7 +28,7 @@ func TestResultShape(t *testing.T) {
 	}
 }
 
-// TestResultNoVersion treats a configuration without a version as 0.1.0.
+// TestResultNoVersion: a result for a configuration without a version has the keys of version 0.1.0.
 func TestResultNoVersion(t *testing.T) {
 	f := harness.NewFixture(t, "bridge")
 	for _, version := range []any{nil, ""} {
@@ -39,7 +39,7 @@ func TestResultNoVersion(t *testing.T) {
 	}
 }
 
-// checkShape compares the keys of a result with the keys of its version.
+// checkShape compares the keys of a result with the keys that its version allows.
 func checkShape(t testing.TB, plugin, version string, result object) {
 	t.Helper()
 	if result["cniVersion"] != version {
@@ -82,7 +82,7 @@ func wantKeys(t testing.TB, plugin, version string, keys []string, want ...strin
 	}
 }
 
-// keysOf returns the dotted paths of all keys; arrays do not count as a level.
+// keysOf returns the dotted paths of all keys; an array adds no level to the path.
 func keysOf(keys []string, path string, v any) []string {
 	switch v := v.(type) {
 	case map[string]any:

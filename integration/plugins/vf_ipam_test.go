@@ -16,15 +16,15 @@ import (
 	"github.com/podlace/podlace/integration/harness/card"
 )
 
-// vfRanges are the ranges from which host-local assigns addresses to VFs: one address from each set of ranges, and from the first
-// subnet if a set has two.
+// vfRanges returns the ranges for host-local. A VF gets one address from each set of ranges. If a set has two subnets, the address comes
+// from the first subnet.
 func vfRanges() []any {
 	return []any{[]any{object{"subnet": "198.51.100.0/29"}, object{"subnet": "203.0.113.0/24"}},
 		[]any{object{"subnet": "fd00:61::/64", "rangeStart": "fd00:61::100"}}}
 }
 
-// TestVFIPAM: VFs get addresses from any IPAM plugin: host-local with several ranges, the reference's static, and a foreign plugin
-// such as whereabouts. Each interface has its own addresses, the pod's lease does not change, and nothing remains.
+// TestVFIPAM: VFs get addresses from any IPAM plugin. The test uses host-local with several ranges, the reference's static, and an unknown
+// plugin in the role of whereabouts. Each interface has its own addresses, the pod's lease stays the same, and no state remains at the end.
 func TestVFIPAM(t *testing.T) {
 	harness.Need(t, "bridge", "sriov", "host-local")
 	harness.Program(t, "ip")
@@ -60,17 +60,18 @@ func TestVFIPAM(t *testing.T) {
 				l.oracle.Options.Ignore = regexp.MustCompile(harness.Harmless + `|^host: folder `)
 				l.oracle.Rebase(t)
 				if use != "main" { // by a pod without VFs
-					l.warm(t, func(rt *libcni.RuntimeConf) {
+					l.warmUp(t, func(rt *libcni.RuntimeConf) {
 						rt.Args = [][2]string{{"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "db-0"}, {"IgnoreUnknown", "1"}}
 					})
 				}
-				l.hasAddresses(t, use, x.want, x.vfs)
+				l.checkAddresses(t, use, x.want, x.vfs)
 			})
 		}
 	}
 }
 
-// foreignIPAM returns a folder with the reference's static, and with its host-local under an unknown name.
+// foreignIPAM returns a folder with the reference's static and host-local; Podlace does not know the name that host-local has in this
+// folder.
 func foreignIPAM(t *testing.T) (dir string) {
 	t.Helper()
 	reference := harness.ReferenceDir()
@@ -86,8 +87,9 @@ func foreignIPAM(t *testing.T) (dir string) {
 	return dir
 }
 
-// hasAddresses runs a pod's ADD, CHECK and DEL. Later pods get later addresses, except from static.
-func (l vfNode) hasAddresses(t *testing.T, use string, want []string, vfs int) {
+// checkAddresses runs ADD, CHECK and DEL of a pod and checks the addresses of its VFs. Later pods get later addresses from host-local;
+// static always assigns the same address.
+func (l vfNode) checkAddresses(t *testing.T, use string, want []string, vfs int) {
 	t.Helper()
 	rt := harness.Attachment(l.web, l.web.Name, nil)
 	result := l.Must(t, "ADD", rt)
@@ -130,10 +132,10 @@ func (l vfNode) hasAddresses(t *testing.T, use string, want []string, vfs int) {
 	}
 	l.Must(t, "DEL", rt)
 	l.Must(t, "DEL", rt)
-	l.home(t, use)
+	l.checkReturned(t, use)
 }
 
-// TestVFStaticRequest: under Multus, static assigns the addresses that the annotation requests.
+// TestVFStaticRequest: Multus passes the addresses of an annotation, and the IPAM plugin static assigns them.
 func TestVFStaticRequest(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
@@ -142,12 +144,12 @@ func TestVFStaticRequest(t *testing.T) {
 			"ipam": object{"type": "static"}}}}
 	d := newDelegate(t, list, card.Address(3), t.TempDir())
 	d.CNI = libcni.NewCNIConfigWithCacheDir([]string{foreignIPAM(t), harness.BinDir()}, d.cache, d.Exec())
-	rt := selected(m.pod, "net1", card.Address(3), "", "198.51.100.77/24")
-	m.has(t, d.Must(t, "ADD", rt), "net1", "", "198.51.100.77/24")
+	rt := multusRuntimeConf(m.pod, "net1", card.Address(3), "", "198.51.100.77/24")
+	m.checkInterface(t, d.Must(t, "ADD", rt), "net1", "", "198.51.100.77/24")
 	d.Must(t, "CHECK", rt)
 	d.Must(t, "DEL", rt)
 	m.oracle.Clean(t, "a requested address")
-	rt = selected(m.pod, "net1", card.Address(3), "")
+	rt = multusRuntimeConf(m.pod, "net1", card.Address(3), "")
 	if _, err := d.Do("ADD", rt, nil); err == nil || harness.Coded(err) != nil {
 		t.Errorf("ADD without an address: %v", err)
 	}

@@ -15,15 +15,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// delegate is the conflist that Multus derives from a NetworkAttachmentDefinition. Multus writes the device into each plugin of the
-// conflist (addDeviceIDInConfList of multus-cni, pkg/types/conf.go) and passes the conflist to libcni.
-type delegate struct {
+// multusDelegate is the conflist that Multus derives from a NetworkAttachmentDefinition. Multus writes the device ID into each plugin of
+// the conflist (addDeviceIDInConfList in pkg/types/conf.go of multus-cni), and passes the conflist to libcni.
+type multusDelegate struct {
 	*harness.Network
 	list  object
 	cache string // cache folder that Multus gives to libcni
 }
 
-// fastNet returns a network of VFs with addresses, followed by a plugin of the reference.
+// fastNet returns a network of VFs with addresses, in which a plugin of the reference runs after sriov.
 func fastNet(name string) object {
 	return object{"cniVersion": "1.0.0", "name": name, "plugins": []any{
 		object{"type": "sriov", "capabilities": object{"mac": true, "ips": true, "deviceID": true, "CNIDeviceInfoFile": true},
@@ -32,7 +32,7 @@ func fastNet(name string) object {
 	}}
 }
 
-func newDelegate(t *testing.T, list object, device, cache string) delegate {
+func newDelegate(t *testing.T, list object, device, cache string) multusDelegate {
 	t.Helper()
 	list = list.With() // a copy
 	for _, p := range list["plugins"].([]any) {
@@ -40,7 +40,7 @@ func newDelegate(t *testing.T, list object, device, cache string) delegate {
 			p.(map[string]any)["deviceID"], p.(map[string]any)["pciBusID"] = device, device
 		}
 	}
-	d := delegate{list: list, cache: cache}
+	d := multusDelegate{list: list, cache: cache}
 	var err error
 	if d.Network, err = harness.OpenNetwork(harness.Encode(list), cache, nil); err != nil {
 		t.Fatal(err)
@@ -50,9 +50,10 @@ func newDelegate(t *testing.T, list object, device, cache string) delegate {
 	return d
 }
 
-// selected returns the RuntimeConf for an element of the annotation k8s.v1.cni.cncf.io/networks, as newCNIRuntimeConf of the same file
-// does. Like DelegateAdd of multus.go, it adds MAC and IP for plugins without the capabilities.
-func selected(pod *sandbox.Pod, ifname, device, mac string, ips ...string) *libcni.RuntimeConf {
+// multusRuntimeConf returns the RuntimeConf for one element of the annotation k8s.v1.cni.cncf.io/networks. The function does the same as
+// newCNIRuntimeConf in pkg/types/conf.go of Multus. As DelegateAdd of multus.go does, multusRuntimeConf adds the MAC and the IP for plugins
+// without these capabilities.
+func multusRuntimeConf(pod *sandbox.Pod, ifname, device, mac string, ips ...string) *libcni.RuntimeConf {
 	caps := map[string]any{"deviceID": device, "CNIDeviceInfoFile": "/run/k8s.cni.cncf.io/devinfo/cni/shop-fast-" + pod.Name + "_" + ifname}
 	rt := &libcni.RuntimeConf{ContainerID: pod.Name, NetNS: pod.Path, IfName: ifname, CapabilityArgs: caps,
 		Args: [][2]string{{"IgnoreUnknown", "true"},
@@ -69,32 +70,32 @@ func selected(pod *sandbox.Pod, ifname, device, mac string, ips ...string) *libc
 	return rt
 }
 
-// multus is a node with a card, and a pod with an eth0. Multus calls a pod's delegates in sequence.
-type multus struct {
+// multusNode is a node with a card, and a pod with an eth0. The emulated Multus calls the delegates of a pod one after another.
+type multusNode struct {
 	pod    *sandbox.Pod
 	oracle *harness.Oracle
 }
 
-func newMultus(t *testing.T) multus {
+func newMultus(t *testing.T) multusNode {
 	t.Helper()
 	harness.Need(t, "sriov", "host-local")
 	if !harness.Present(harness.ReferenceDir(), "tuning") {
 		t.Skip("SKIPPED: the reference's tuning could not be built")
 	}
 	card.New(t, 0)
-	m := multus{pod: harness.NewPod(t, harness.Plain(t))}
+	m := multusNode{pod: harness.NewPod(t, harness.Plain(t))}
 	warm := harness.NewPod(t, harness.Plain(t)+"-warm")
 	for _, name := range []string{"fast", "slow"} {
 		d := newDelegate(t, fastNet(name), card.Address(0), t.TempDir())
-		d.Must(t, "ADD", selected(warm, "net1", card.Address(0), ""))
-		d.Must(t, "DEL", selected(warm, "net1", card.Address(0), ""))
+		d.Must(t, "ADD", multusRuntimeConf(warm, "net1", card.Address(0), ""))
+		d.Must(t, "DEL", multusRuntimeConf(warm, "net1", card.Address(0), ""))
 	}
 	m.oracle = harness.Watch(t, m.pod)
 	return m
 }
 
-// has checks the interface of a result, its address in the result, and both in the pod.
-func (m multus) has(t *testing.T, result object, ifname, mac, address string) {
+// checkInterface checks that an interface has the wanted MAC and address, both in the result and in the pod.
+func (m multusNode) checkInterface(t *testing.T, result object, ifname, mac, address string) {
 	t.Helper()
 	list, _ := result["interfaces"].([]any)
 	i := slices.IndexFunc(list, func(i any) bool { return i.(map[string]any)["name"] == ifname })
@@ -117,23 +118,23 @@ func (m multus) has(t *testing.T, result object, ifname, mac, address string) {
 	}
 }
 
-// TestMultusLife runs a delegate with all and with the fewest parameters that Multus can pass.
+// TestMultusLife runs a delegate once with all parameters that Multus can pass, and once with the fewest parameters.
 func TestMultusLife(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
 	const mac, ip = "02:00:00:00:00:77", "192.0.2.77/24"
 	for title, ask := range harness.InOrder(map[string]func() *libcni.RuntimeConf{
-		"mac and ips": func() *libcni.RuntimeConf { return selected(m.pod, "net1", card.Address(1), mac, ip) },
-		"neither":     func() *libcni.RuntimeConf { return selected(m.pod, "net1", card.Address(1), "") },
+		"mac and ips": func() *libcni.RuntimeConf { return multusRuntimeConf(m.pod, "net1", card.Address(1), mac, ip) },
+		"neither":     func() *libcni.RuntimeConf { return multusRuntimeConf(m.pod, "net1", card.Address(1), "") },
 	}) {
 		t.Run(title, func(t *testing.T) {
 			d := newDelegate(t, fastNet("fast"), card.Address(1), t.TempDir())
 			rt := ask()
 			result := d.Must(t, "ADD", rt)
 			if title == "neither" {
-				m.has(t, result, "net1", "", "")
+				m.checkInterface(t, result, "net1", "", "")
 			} else {
-				m.has(t, result, "net1", mac, ip)
+				m.checkInterface(t, result, "net1", mac, ip)
 			}
 			if log := harness.Shell(t, "ip netns exec "+m.pod.Name+" cat /proc/sys/net/ipv4/conf/net1/log_martians"); log != "1\n" {
 				t.Errorf("the tuning plugin did not see the interface: log_martians is %s", log)
@@ -146,7 +147,7 @@ func TestMultusLife(t *testing.T) {
 	}
 }
 
-// TestMultusDel (F-33, F-34, F-35) runs DEL with ever fewer of ADD's parameters.
+// TestMultusDel (F-33, F-34, F-35) runs DEL several times, each time with fewer of the parameters of ADD.
 func TestMultusDel(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
@@ -174,11 +175,11 @@ func TestMultusDel(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			pod := harness.NewPod(t, "multus-del")
 			cache := t.TempDir()
-			newDelegate(t, fastNet("fast"), device, cache).Must(t, "ADD", selected(pod, "net1", device, "02:00:00:00:00:77"))
+			newDelegate(t, fastNet("fast"), device, cache).Must(t, "ADD", multusRuntimeConf(pod, "net1", device, "02:00:00:00:00:77"))
 			if !x.cached {
 				cache = t.TempDir()
 			}
-			rt := selected(pod, "net1", x.device, "")
+			rt := multusRuntimeConf(pod, "net1", x.device, "")
 			if x.device == "" {
 				delete(rt.CapabilityArgs, "deviceID")
 			}
@@ -195,27 +196,28 @@ func TestMultusDel(t *testing.T) {
 	}
 }
 
-// TestMultusTwo: a pod has two delegates, of one network or of two. Each has its VF and its address, and DEL of one keeps the other.
+// TestMultusTwo: a pod has two delegates, of the same network or of two networks. Each delegate has its own VF and address, and DEL of one
+// delegate does not change the other delegate.
 func TestMultusTwo(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
 	for title, names := range harness.InOrder(map[string][2]string{"one network": {"fast", "fast"}, "two networks": {"fast", "slow"}}) {
 		t.Run(title, func(t *testing.T) {
 			cache := t.TempDir()
-			var ds []delegate
+			var ds []multusDelegate
 			var rts []*libcni.RuntimeConf
 			for i, name := range names {
-				rt := selected(m.pod, fmt.Sprint("net", i+1), card.Address(i), "")
+				rt := multusRuntimeConf(m.pod, fmt.Sprint("net", i+1), card.Address(i), "")
 				d := newDelegate(t, fastNet(name), card.Address(i), cache)
-				m.has(t, d.Must(t, "ADD", rt), rt.IfName, "", "")
+				m.checkInterface(t, d.Must(t, "ADD", rt), rt.IfName, "", "")
 				ds, rts = append(ds, d), append(rts, rt)
 			}
-			// ADD must refuse the other delegate's VF and its interface name.
-			if _, err := ds[0].Do("ADD", selected(m.pod, "net3", card.Address(0), ""), nil); err == nil || harness.Coded(err) != nil {
+			// ADD must refuse a VF or an interface name that the other delegate has.
+			if _, err := ds[0].Do("ADD", multusRuntimeConf(m.pod, "net3", card.Address(0), ""), nil); err == nil || harness.Coded(err) != nil {
 				t.Errorf("the same VF once more: %v", err)
 			}
-			ds[0].Must(t, "DEL", selected(m.pod, "net3", card.Address(0), ""))
-			if _, err := ds[1].Do("ADD", selected(m.pod, "net1", card.Address(1), ""), nil); err == nil || harness.Coded(err) != nil {
+			ds[0].Must(t, "DEL", multusRuntimeConf(m.pod, "net3", card.Address(0), ""))
+			if _, err := ds[1].Do("ADD", multusRuntimeConf(m.pod, "net1", card.Address(1), ""), nil); err == nil || harness.Coded(err) != nil {
 				t.Errorf("a name that the pod has: %v", err)
 			}
 			for i := range ds {
@@ -223,7 +225,7 @@ func TestMultusTwo(t *testing.T) {
 			}
 			ds[0].Must(t, "DEL", rts[0])
 			ds[1].Must(t, "CHECK", rts[1])
-			m.has(t, ds[0].Must(t, "ADD", rts[0]), "net1", "", "")
+			m.checkInterface(t, ds[0].Must(t, "ADD", rts[0]), "net1", "", "")
 			for i := range ds { // Multus deletes in reverse order
 				ds[len(ds)-1-i].Must(t, "DEL", rts[len(ds)-1-i])
 			}

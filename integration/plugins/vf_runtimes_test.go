@@ -19,8 +19,9 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// shipped returns the VF configuration that Podlace ships. early moves sriov right behind bridge.
-func shipped(t *testing.T, early bool) object {
+// shippedConflist returns the VF configuration that Podlace ships. The argument selects the position of sriov in the chain: directly after
+// bridge, or at the end.
+func shippedConflist(t *testing.T, early bool) object {
 	t.Helper()
 	data, err := conf.Conflist("10-podlace-sriov.conflist")
 	if err != nil {
@@ -35,14 +36,14 @@ func shipped(t *testing.T, early bool) object {
 	return list
 }
 
-// both runs a test with each order of the plugins on a node with a card, whose first two VFs belong to the pod.
-func both(t *testing.T, test func(t *testing.T, l vfNode)) {
+// bothOrders runs a test with each order of the plugins. The node has a card, and the first two VFs of the card are allocated to the pod.
+func bothOrders(t *testing.T, test func(t *testing.T, l vfNode)) {
 	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
 	for title, early := range harness.InOrder(map[string]bool{"sriov last": false, "sriov first": true}) {
 		t.Run(title, func(t *testing.T) {
 			card.New(t, 2)
-			l := newVFNode(t, shipped(t, early))
-			l.warm(t, func(*libcni.RuntimeConf) {})
+			l := newVFNode(t, shippedConflist(t, early))
+			l.warmUp(t, func(*libcni.RuntimeConf) {})
 			test(t, l)
 		})
 	}
@@ -70,8 +71,8 @@ func newVFNode(t *testing.T, list object, path ...string) vfNode {
 	return l
 }
 
-// warm creates the shared state by ADD and DEL of another pod.
-func (l vfNode) warm(t *testing.T, edit func(*libcni.RuntimeConf)) {
+// warmUp creates the shared state by ADD and DEL of another pod.
+func (l vfNode) warmUp(t *testing.T, edit func(*libcni.RuntimeConf)) {
 	t.Helper()
 	pod := harness.NewPod(t, "warm-"+harness.Plain(t))
 	rt := harness.Attachment(pod, "warm", containerdCaps())
@@ -84,8 +85,8 @@ func (l vfNode) warm(t *testing.T, edit func(*libcni.RuntimeConf)) {
 	l.oracle.Rebase(t)
 }
 
-// containerdCaps returns what containerd sends for a pod with a port and limits. crioCaps returns what CRI-O sends; CRI-O serves
-// hostPorts itself.
+// containerdCaps returns the capabilities that containerd passes for a pod with a port and limits. crioCaps returns those that CRI-O
+// passes, without a port, because CRI-O maps hostPorts itself.
 func containerdCaps() map[string]any {
 	const bits = limitRate * 1_000_000
 	return map[string]any{"portMappings": []any{object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
@@ -101,8 +102,8 @@ func crioCaps() map[string]any {
 	return caps
 }
 
-// complete checks that the result has all configured interfaces, and that the VFs have none of the pod's addresses.
-func (l vfNode) complete(t *testing.T, result object) {
+// checkComplete checks that the result contains all configured interfaces. The VFs must have none of the pod's addresses.
+func (l vfNode) checkComplete(t *testing.T, result object) {
 	t.Helper()
 	var names []string
 	for _, i := range result["interfaces"].([]any) {
@@ -113,7 +114,7 @@ func (l vfNode) complete(t *testing.T, result object) {
 	if got := strings.Join(names, ", "); got != "eth0 <nil>, net1 "+card.Address(0)+", net2 "+card.Address(1) {
 		t.Errorf("interfaces of the pod: %s", got)
 	}
-	// CRI-O takes every address of the result for an address of the pod.
+	// CRI-O treats every address in the result as an address of the pod.
 	if got := harness.Addresses(t, result); len(got) != 2 || !strings.HasPrefix(got[0], "10.58.") || !strings.HasPrefix(got[1], "fd00:58::") {
 		t.Errorf("addresses of the pod: %q", got)
 	}
@@ -127,15 +128,15 @@ func (l vfNode) complete(t *testing.T, result object) {
 // TestVFsByCRIO (F-35) emulates CRI-O: GC at the start, CHECK after every ADD, one DEL.
 func TestVFsByCRIO(t *testing.T) {
 	harness.Program(t, "ip")
-	both(t, func(t *testing.T, l vfNode) {
+	bothOrders(t, func(t *testing.T, l vfNode) {
 		l.Must(t, "GC", nil) // CRI-O has no attachments: the list is null
 		l.Must(t, "STATUS", nil)
 		rt := harness.Attachment(l.web, l.web.Name, crioCaps())
-		l.complete(t, l.Must(t, "ADD", rt))
+		l.checkComplete(t, l.Must(t, "ADD", rt))
 		l.Must(t, "CHECK", rt)
-		limitsHold(t, l.web, harness.IPv4Of(t, l.web), limitRate*1_000_000)
+		checkLimitsHold(t, l.web, harness.IPv4Of(t, l.web), limitRate*1_000_000)
 
-		again := l.restarted(t) // the restarted CRI-O knows its pods
+		again := l.restartedRuntime(t) // the restarted CRI-O knows its pods
 		again.Must(t, "GC", nil, types.GCAttachment{ContainerID: rt.ContainerID, IfName: rt.IfName})
 		l.Must(t, "CHECK", rt)
 		l.Must(t, "DEL", rt)
@@ -148,16 +149,16 @@ func TestVFsByCRIO(t *testing.T) {
 		if err := l.web.Close(); err != nil {
 			t.Fatal(err)
 		}
-		again = l.restarted(t)
+		again = l.restartedRuntime(t)
 		again.Must(t, "GC", nil)
 		card.Tell(t)
 		l.oracle.Options.Pods = nil
-		l.home(t, "GC at the start")
+		l.checkReturned(t, "GC at the start")
 	})
 }
 
-// restarted returns the runtime after a restart in which it lost libcni's cache. All pods are older than half a minute.
-func (l vfNode) restarted(t *testing.T) *harness.Network {
+// restartedRuntime returns the runtime after a restart without libcni's cache. All pods are then old enough for GC.
+func (l vfNode) restartedRuntime(t *testing.T) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork(l.conflist, t.TempDir(), nil)
 	if err != nil {
@@ -169,8 +170,8 @@ func (l vfNode) restarted(t *testing.T) *harness.Network {
 	return n
 }
 
-// home checks that the VFs are on the node and that nothing else remains.
-func (l vfNode) home(t *testing.T, after string) {
+// checkReturned checks that the VFs are on the node and that nothing else remains.
+func (l vfNode) checkReturned(t *testing.T, after string) {
 	t.Helper()
 	for i := range 2 {
 		if shown := harness.Shell(t, "ip link show dev "+card.Name(i)); !strings.Contains(shown, "altname alt-"+card.Name(i)) {
@@ -180,15 +181,16 @@ func (l vfNode) home(t *testing.T, after string) {
 	l.oracle.Clean(t, after)
 }
 
-// TestVFsByContainerd (F-35) emulates containerd: no CHECK and no GC, and two or more DELs, the last without a namespace.
+// TestVFsByContainerd (F-35) emulates containerd, which sends no CHECK and no GC. The emulated containerd sends two or more DELs, the last
+// one without a namespace.
 func TestVFsByContainerd(t *testing.T) {
 	harness.Program(t, "ip")
-	both(t, func(t *testing.T, l vfNode) {
+	bothOrders(t, func(t *testing.T, l vfNode) {
 		rt := harness.Attachment(l.web, l.web.Name, containerdCaps())
 		for _, how := range []string{"DEL with netns", "DEL without netns", "DEL without result"} {
 			l.Must(t, "STATUS", nil)
 			result := l.Must(t, "ADD", rt)
-			l.complete(t, result)
+			l.checkComplete(t, result)
 			server, err := harness.Serve(l.web, 80)
 			if err != nil {
 				t.Fatal(err)
@@ -198,31 +200,31 @@ func TestVFsByContainerd(t *testing.T) {
 			}
 			server.Close()
 			if how == "DEL with netns" {
-				limitsHold(t, l.web, harness.IPv4Of(t, l.web), limitRate*1_000_000)
+				checkLimitsHold(t, l.web, harness.IPv4Of(t, l.web), limitRate*1_000_000)
 			}
 			n, del := l.Network, *rt
 			if how != "DEL with netns" {
 				del.NetNS = ""
 			}
 			if how == "DEL without result" {
-				n = l.restarted(t)
+				n = l.restartedRuntime(t)
 			}
 			n.Must(t, "DEL", &del)
 			for range 2 {
 				n.Must(t, "DEL", &del)
 			}
-			l.home(t, how)
+			l.checkReturned(t, how)
 		}
 	})
 }
 
-// TestVFsFailedADD: a plugin behind sriov fails. Containerd's one DEL restores the VF.
+// TestVFsFailedADD: ADD fails in a plugin that runs after sriov. The single DEL that containerd sends restores the VF.
 func TestVFsFailedADD(t *testing.T) {
 	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
 	harness.Program(t, "ip")
 	card.New(t, 2)
-	l := newVFNode(t, shipped(t, true))
-	l.warm(t, func(*libcni.RuntimeConf) {})
+	l := newVFNode(t, shippedConflist(t, true))
+	l.warmUp(t, func(*libcni.RuntimeConf) {})
 	other := harness.NewPod(t, "vfs-other")
 	rtOther := harness.Attachment(other, "other", map[string]any{"portMappings": containerdCaps()["portMappings"]})
 	rtOther.Args = [][2]string{{"IgnoreUnknown", "1"}}
@@ -236,5 +238,5 @@ func TestVFsFailedADD(t *testing.T) {
 	}
 	l.Must(t, "DEL", rt)
 	l.Must(t, "DEL", rtOther)
-	l.home(t, "a failed ADD")
+	l.checkReturned(t, "a failed ADD")
 }

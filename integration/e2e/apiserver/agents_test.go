@@ -17,10 +17,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// cluster has three nodes: two share a link, the third is behind a router.
-type cluster struct {
-	*plane
-	nodes []*node
+// agentCluster consists of three nodes: two share a link, and the third is behind a router.
+type agentCluster struct {
+	*controlPlane
+	nodes []*agentNode
 	other []int // the numbers of Node objects without a machine
 }
 
@@ -28,9 +28,9 @@ type cluster struct {
 // them.
 func TestStreamedNodes(t *testing.T) {
 	c := newCluster(t)
-	c.live()
+	c.runEvents()
 	streamed, refused, lists := 0, 0, 0
-	for _, r := range c.rights() {
+	for _, r := range c.agentRequests() {
 		switch stream := strings.Contains(r.RequestURI, "sendInitialEvents=true"); {
 		case stream && r.Response.Code == 200:
 			streamed++
@@ -46,12 +46,12 @@ func TestStreamedNodes(t *testing.T) {
 	}
 }
 
-// TestNodesInPages: the same for an API server that cannot stream lists.
+// TestNodesInPages: agents manage three nodes, and the API server sends the Node objects in pages because it cannot stream lists.
 func TestNodesInPages(t *testing.T) {
 	c := newCluster(t, "--feature-gates=WatchList=false")
-	c.live()
+	c.runEvents()
 	lists := 0
-	for _, r := range c.rights() {
+	for _, r := range c.agentRequests() {
 		if strings.Contains(r.RequestURI, "sendInitialEvents=true") && r.Response.Code == 200 {
 			t.Errorf("the API server streamed the nodes: %+v", r)
 		}
@@ -64,42 +64,42 @@ func TestNodesInPages(t *testing.T) {
 	}
 }
 
-func newCluster(t *testing.T, flags ...string) *cluster {
+func newCluster(t *testing.T, flags ...string) *agentCluster {
 	t.Helper()
-	need(t)
-	links(t)
-	c := &cluster{plane: newPlane(t, flags...)}
+	needAPI(t)
+	createLinks(t)
+	c := &agentCluster{controlPlane: newPlane(t, flags...)}
 	for i, link := range []string{"lan", "lan", "far"} {
-		_, err := c.join(object(i+1, link), i+1)
+		_, err := c.joinNode(nodeObject(i+1, link), i+1)
 		kerneltest.Must(t, err)
 		c.nodes = append(c.nodes, c.newNode(i+1, link))
 	}
 	return c
 }
 
-// live runs the events of a cluster's life. The agents start five times.
-func (c *cluster) live() {
+// runEvents starts the agents, adds and deletes nodes, and restarts the API server and an agent.
+func (c *agentCluster) runEvents() {
 	began := time.Now()
 	for _, n := range c.nodes {
-		n.start()
+		n.startAgent()
 	}
 	for _, n := range c.nodes {
 		n.awaitReady()
 	}
-	c.Logf("three agents are ready %.1f s after their start, load %s", time.Since(began).Seconds(), load())
-	c.connect()
-	c.joins(50)
-	c.deletion()
-	c.outage()
+	c.Logf("three agents are ready %.1f s after their start, load %s", time.Since(began).Seconds(), loadAverages())
+	c.attachPods()
+	c.joinNodes(50)
+	c.deleteNode()
+	c.restartAPI()
 	c.restartWritesNothing()
 }
 
-// connect attaches a pod on each node. All reach each other.
-func (c *cluster) connect() {
+// attachPods attaches a pod on each node and checks that all pods reach each other.
+func (c *agentCluster) attachPods() {
 	c.Helper()
 	var pods []*sandbox.Pod
 	for _, n := range c.nodes {
-		pods = append(pods, n.pod())
+		pods = append(pods, n.attachPod())
 	}
 	for _, from := range pods {
 		for _, to := range pods {
@@ -111,37 +111,37 @@ func (c *cluster) connect() {
 	}
 }
 
-// joins adds nodes one after another, each once all nodes have the routes to the previous one.
-func (c *cluster) joins(count int) {
+// joinNodes adds nodes one after another. Before each node it waits until all nodes have the routes to the previous node.
+func (c *agentCluster) joinNodes(count int) {
 	c.Helper()
-	var heard []*arrivals
+	var heard []*routeArrivals
 	for _, n := range c.nodes {
-		heard = append(heard, n.arrivals())
+		heard = append(heard, n.recordArrivals())
 	}
 	var lags []time.Duration
 	for id := 10; id < 10+count; id++ {
-		before, err := c.join(object(id, "lan"), id)
+		before, err := c.joinNode(nodeObject(id, "lan"), id)
 		kerneltest.Must(c, err)
 		c.other = append(c.other, id)
 		for _, a := range heard {
-			lags = append(lags, a.await(c.T, podCIDRs(id)).Sub(before))
+			lags = append(lags, a.awaitRoutes(c.T, podCIDRs(id)).Sub(before))
 		}
 	}
-	c.Logf("%d joins: %s from podCIDRs to the routes of a node, load %s", count, quantiles(lags), load())
-	c.complete()
+	c.Logf("%d joins: %s from podCIDRs to the routes of a node, load %s", count, quantiles(lags), loadAverages())
+	c.checkRoutes()
 }
 
-// await returns the time at which the last of several routes appeared. If the kernel dropped events, await reads its routes, which is
-// later.
-func (a *arrivals) await(t *testing.T, prefixes []netip.Prefix) (last time.Time) {
+// awaitRoutes returns the time at which the last of the given routes appeared. If the kernel dropped the event of a route, awaitRoutes uses
+// the time at which it finds the route in the kernel.
+func (a *routeArrivals) awaitRoutes(t *testing.T, prefixes []netip.Prefix) (last time.Time) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		last, ok := a.of(prefixes)
+		last, ok := a.lastArrival(prefixes)
 		if ok {
 			return last
 		}
 		if a.droppedEvents() {
-			a.read()
+			a.readRoutes()
 			time.Sleep(100 * time.Millisecond)
 		}
 		if time.Now().After(end) {
@@ -150,18 +150,18 @@ func (a *arrivals) await(t *testing.T, prefixes []netip.Prefix) (last time.Time)
 	}
 }
 
-// complete compares the routes of all nodes with the Node objects.
-func (c *cluster) complete() {
+// checkRoutes compares the routes of all nodes with the Node objects.
+func (c *agentCluster) checkRoutes() {
 	c.Helper()
 	for i, n := range c.nodes {
-		got := n.routes()
+		got := n.routeGateways()
 		if want := 2 * (len(c.nodes) + len(c.other)); len(got) != want {
-			c.Errorf("%s has %d routes, want %d: %v\n%s", n.name, len(got), want, got, n.problems())
+			c.Errorf("%s has %d routes, want %d: %v\n%s", n.name, len(got), want, got, n.statusProblems())
 		}
 		for _, id := range c.other {
 			for family, cidr := range podCIDRs(id) {
 				gateway, there := got[cidr]
-				if direct := gateway.String() == addresses(id, "lan")[family]; !there || direct != (i < 2) {
+				if direct := gateway.String() == nodeAddresses(id, "lan")[family]; !there || direct != (i < 2) {
 					c.Errorf("the route of %s to %s: there %t, gateway %s", n.name, cidr, there, gateway)
 				}
 			}
@@ -169,63 +169,65 @@ func (c *cluster) complete() {
 	}
 }
 
-// deletion deletes a node while an agent is stopped.
-func (c *cluster) deletion() {
+// deleteNode deletes a Node object while one agent is stopped. That agent deletes the routes after its start.
+func (c *agentCluster) deleteNode() {
 	c.Helper()
 	n, id := c.nodes[0], c.other[0]
-	n.stop()
+	n.stopAgent()
 	c.remove(id)
 	c.other = c.other[1:]
 	for _, running := range c.nodes[1:] {
 		running.lacks(id)
 	}
-	if _, there := n.routes()[podCIDRs(id)[0]]; !there {
+	if _, there := n.routeGateways()[podCIDRs(id)[0]]; !there {
 		c.Errorf("an agent that is down deleted a route")
 	}
 	began := time.Now()
-	n.start()
+	n.startAgent()
 	n.lacks(id)
-	c.Logf("the routes of a deleted node are gone %.2f s after the start of the agent, load %s", time.Since(began).Seconds(), load())
+	c.Logf("the routes of a deleted node are gone %.2f s after the start of the agent, load %s", time.Since(began).Seconds(), loadAverages())
 	n.awaitReady()
-	c.complete()
+	c.checkRoutes()
 }
 
-func (n *node) lacks(id int) {
+func (n *agentNode) lacks(id int) {
 	n.Helper()
 	harness.Await(n, n.name+" to lack the routes of a deleted node", func() bool {
-		routes := n.routes()
+		routes := n.routeGateways()
 		return !slices.ContainsFunc(podCIDRs(id), func(cidr netip.Prefix) bool { _, there := routes[cidr]; return there })
 	})
 }
 
-// outage restarts the API server while the agents run. No route disappears, and the agents learn of the next node.
-func (c *cluster) outage() {
+// restartAPI restarts the API server while the agents run. No agent deletes a route, and all agents add the routes to a node that joins
+// afterwards.
+func (c *agentCluster) restartAPI() {
 	c.Helper()
-	var heard []*arrivals
+	var heard []*routeArrivals
 	for _, n := range c.nodes {
-		heard = append(heard, n.arrivals())
+		heard = append(heard, n.recordArrivals())
 	}
-	c.restart(3 * time.Second)
+	c.killAPI(3 * time.Second)
 	back := time.Now()
 	const id = 200
-	_, err := c.join(object(id, "lan"), id)
+	_, err := c.joinNode(nodeObject(id, "lan"), id)
 	kerneltest.Must(c, err)
 	c.other = append(c.other, id)
 	for i, a := range heard {
-		c.Logf("the API server is back: %s has the routes to a new node after %.1f s", c.nodes[i].name, a.await(c.T, podCIDRs(id)).Sub(back).Seconds())
-		if gone := a.deleted(); gone > 0 {
+		c.Logf("the API server is back: %s has the routes to a new node after %.1f s", c.nodes[i].name, a.awaitRoutes(c.T, podCIDRs(id)).Sub(back).Seconds())
+		if gone := a.deletedRoutes(); gone > 0 {
 			c.Errorf("%s deleted %d routes while the API server was away", c.nodes[i].name, gone)
 		}
 	}
-	c.complete()
+	c.checkRoutes()
 }
 
-// restartWritesNothing restarts an agent without changes of the cluster. The monitor would notice any write.
-func (c *cluster) restartWritesNothing() {
+// restartWritesNothing restarts an agent while the cluster does not change, and expects no write. At the end it deletes routes, to prove
+// that the monitor notices writes.
+func (c *agentCluster) restartWritesNothing() {
 	c.Helper()
 	n := c.nodes[1]
-	n.restart()
-	changes := n.monitor()
+	n.restartAgent()
+	changes := n.monitorWrites()
 	c.remove(c.other[0])
 	n.lacks(c.other[0])
 	if got := changes(); len(got) < 2 {
@@ -233,23 +235,24 @@ func (c *cluster) restartWritesNothing() {
 	}
 }
 
-// rights returns the requests of the agents. They requested only nodes, and their token permits nothing else.
-func (c *cluster) rights() (agents []request) {
+// agentRequests returns the requests of the agents. agentRequests checks that the agents sent requests only for nodes. It also checks that
+// the agents' token permits no other access.
+func (c *agentCluster) agentRequests() (agents []auditRequest) {
 	c.Helper()
-	for _, r := range c.requests() {
+	for _, r := range c.auditRequests() {
 		if r.ObjectRef.Resource != "nodes" || r.Verb != "list" && r.Verb != "watch" || !strings.HasPrefix(r.UserAgent, "podlace-node/") {
 			c.Errorf("not a request of an agent for nodes: %+v", r)
 		}
 		agents = append(agents, r)
 	}
-	account := c.client(c.token)
+	account := c.clientFor(c.token)
 	for _, path := range []string{"pods", "services", "namespaces/podlace/secrets", "namespaces/podlace/configmaps"} {
 		if err := account.Get().AbsPath("/api/v1/" + path).Do(context.Background()).Error(); !apierrors.IsForbidden(err) {
 			c.Errorf("the agents may read %s: %v", path, err)
 		}
 	}
 	for verb, err := range map[string]error{
-		"create": account.Post().Resource("nodes").Body(object(300, "lan")).Do(context.Background()).Error(),
+		"create": account.Post().Resource("nodes").Body(nodeObject(300, "lan")).Do(context.Background()).Error(),
 		"delete": account.Delete().Resource("nodes").Name("node-1").Do(context.Background()).Error(),
 		"patch": account.Patch("application/merge-patch+json").Resource("nodes").Name("node-1").Body([]byte(`{"metadata":{"labels":{"a":"b"}}}`)).
 			Do(context.Background()).Error(),

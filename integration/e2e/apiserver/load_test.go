@@ -21,18 +21,18 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// background is other load of a cluster: kubelets that report their status, and other watchers of nodes.
-type background struct {
+// clusterLoad is the load of kubelets that report their status and of clients that watch all nodes.
+type clusterLoad struct {
 	updates, events atomic.Int64
 	failure         atomic.Value
 	stop            func()
 }
 
-// background makes the nodes report in turn, each every 5 minutes as kubelets do, while other clients watch all nodes.
-func (p *plane) background(nodes, watchers int) *background {
+// startLoad makes each node report its status every 5 minutes, as kubelets do, while other clients watch all nodes.
+func (p *controlPlane) startLoad(nodes, watchers int) *clusterLoad {
 	p.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	b := &background{}
+	b := &clusterLoad{}
 	var running sync.WaitGroup
 	b.stop = func() { cancel(); running.Wait() }
 	p.Cleanup(b.stop)
@@ -73,14 +73,14 @@ func (p *plane) background(nodes, watchers int) *background {
 	return b
 }
 
-// usage measures the CPU use of a process from now on, as a share of one core.
-func usage(t *testing.T, p *process) (percent func() float64) {
+// measureCPU starts to measure the CPU use of a process. The returned function returns the CPU use as a percentage of one core.
+func measureCPU(t *testing.T, p *testProcess) (percent func() float64) {
 	t.Helper()
 	began := time.Now()
-	before, err := p.cpu()
+	before, err := p.cpuTime()
 	kerneltest.Must(t, err)
 	return func() float64 {
-		now, err := p.cpu()
+		now, err := p.cpuTime()
 		kerneltest.Must(t, err)
 		return 100 * (now - before).Seconds() / time.Since(began).Seconds()
 	}
@@ -88,8 +88,9 @@ func usage(t *testing.T, p *process) (percent func() float64) {
 
 var lagFigure = regexp.MustCompile(`(?m)^podlace_node_route_lag_seconds_(sum|count) (\S+)$`)
 
-// agentLag returns the total time from changes to the agent's finished routes, over all comparisons, and the number of comparisons.
-func (n *node) agentLag() (sum, count float64) {
+// agentLag reads a metric of the agent: the delay from a change until all routes are updated. The results are the sum and the number of the
+// delays.
+func (n *agentNode) agentLag() (sum, count float64) {
 	n.Helper()
 	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {
 		err = harness.Networked(n.ns, func() error { c, err = net.Dial(network, address); return err })

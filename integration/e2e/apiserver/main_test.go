@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apiserver runs podlace-node, as processes, against a real etcd and kube-apiserver. No kubelet and no controller runs: the tests
-// make the Node objects. `make apiserver` runs what every change has to pass, `make scale` measures an agent among thousands of nodes.
+// Package apiserver runs podlace-node processes against a real etcd and kube-apiserver. No kubelet and no controller runs, so the tests
+// create the Node objects. `make apiserver` runs the tests that every change has to pass. `make scale` measures an agent among thousands of
+// nodes.
 //
 //	KUBERNETES    folder of etcd and kube-apiserver
 package apiserver
@@ -19,8 +20,8 @@ func TestMain(m *testing.M) {
 	harness.Main(m)
 }
 
-// need skips a test that lacks a program.
-func need(t *testing.T) {
+// needAPI skips a test if KUBERNETES names no folder of etcd and kube-apiserver.
+func needAPI(t *testing.T) {
 	t.Helper()
 	if os.Getenv("KUBERNETES") == "" {
 		t.Skip("SKIPPED, no API server: KUBERNETES is not set; make apiserver builds what is needed and sets it")

@@ -29,17 +29,18 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// node is a network namespace with separate state folders, and the agent in it.
-type node struct {
-	*plane
+// agentNode is a network namespace with its own state folders, in which an agent runs.
+type agentNode struct {
+	*controlPlane
 	name  string
 	ns    *sandbox.Pod
 	dir   string // contains the folders run, lib, bin, net.d, config
-	agent *process
+	agent *testProcess
 }
 
-// links creates the two links of the nodes. The namespace of the tests is the router between them, and has no routes to pods.
-func links(t *testing.T) {
+// createLinks creates the two links of the nodes. The namespace of the tests is the router between the links. This router has no routes to
+// pods.
+func createLinks(t *testing.T) {
 	t.Helper()
 	harness.Shell(t, `
 		ip link add lan type bridge; ip link set lan up; ip addr add `+apiAddress+`/12 dev lan; ip -6 addr add fd00:2::ffff/64 dev lan nodad
@@ -48,12 +49,12 @@ func links(t *testing.T) {
 	t.Cleanup(func() { harness.Shell(t, "ip link del lan; ip link del far") })
 }
 
-// newNode creates node number i on a link, without an agent.
-func (p *plane) newNode(id int, link string) *node {
+// newNode creates the node with the given number on a link, without an agent.
+func (p *controlPlane) newNode(id int, link string) *agentNode {
 	p.Helper()
-	n := &node{plane: p, name: nodeName(id), dir: p.TempDir(), ns: harness.NewPod(p, fmt.Sprintf("%s-%d", harness.Plain(p.T), id))}
+	n := &agentNode{controlPlane: p, name: nodeName(id), dir: p.TempDir(), ns: harness.NewPod(p, fmt.Sprintf("%s-%d", harness.Plain(p.T), id))}
 	via := map[string][2]string{"lan": {apiAddress, "fd00:2::ffff"}, "far": {"198.51.100.254", "fd00:3::ffff"}}[link]
-	own := addresses(id, link)
+	own := nodeAddresses(id, link)
 	length := map[string]int{"lan": 12, "far": 24}[link]
 	port := fmt.Sprint(link, id)
 	harness.Shell(p, fmt.Sprintf(`
@@ -66,12 +67,12 @@ func (p *plane) newNode(id int, link string) *node {
 		kerneltest.Must(p, os.Mkdir(filepath.Join(n.dir, sub), 0o755))
 	}
 	harness.Shell(p, "mkdir -p -m 700 /run/podlace /var/lib/cni")
-	n.configure()
+	n.writeConfig()
 	return n
 }
 
-// configure writes the shipped configuration with this node's folders.
-func (n *node) configure() {
+// writeConfig writes the shipped configuration with the folders of the node.
+func (n *agentNode) writeConfig() {
 	n.Helper()
 	conf := map[string]any{}
 	text, err := os.ReadFile("../../../conf/cluster/components/vxlan/config.json")
@@ -91,8 +92,8 @@ func (n *node) configure() {
 
 const conflistName = "10-podlace.conflist"
 
-// command returns a command in the node's namespace, with the node's state folders.
-func (n *node) command(program string, args ...string) *exec.Cmd {
+// nodeCommand returns a command in the node's namespace, with the node's state folders.
+func (n *agentNode) nodeCommand(program string, args ...string) *exec.Cmd {
 	script := `mount --bind "$0/run" /run/podlace; mount --bind "$0/lib" /var/lib/cni; exec "$@"`
 	return exec.Command("unshare",
 		append([]string{"--mount", "sh", "-ec", script, n.dir, "nsenter", "--net=" + n.ns.Path, program}, args...)...)
@@ -100,31 +101,31 @@ func (n *node) command(program string, args ...string) *exec.Cmd {
 
 func agentProgram() string { return filepath.Join(harness.BinDir(), "podlace-node") }
 
-// start runs the agent with the DaemonSet's arguments.
-func (n *node) start() {
+// startAgent runs the agent with the arguments of the DaemonSet.
+func (n *agentNode) startAgent() {
 	n.Helper()
-	cmd := n.command(agentProgram(), "run", "--config", n.dir+"/config/config.json", "--kubeconfig", n.dir+"/config/kubeconfig",
+	cmd := n.nodeCommand(agentProgram(), "run", "--config", n.dir+"/config/config.json", "--kubeconfig", n.dir+"/config/kubeconfig",
 		"--plugins", harness.BinDir())
 	cmd.Env = append(os.Environ(), "NODE_NAME="+n.name)
-	for _, v := range shipped(n.T).Env {
+	for _, v := range shippedContainer(n.T).Env {
 		if v.Value != "" {
 			cmd.Env = append(cmd.Env, v.Name+"="+v.Value)
 		}
 	}
-	n.agent = start(n.T, filepath.Join(n.dir, "agent.log"), cmd)
+	n.agent = startProcess(n.T, filepath.Join(n.dir, "agent.log"), cmd)
 }
 
-// stop ends the agent as a kubelet does.
-func (n *node) stop() { n.agent.signal(syscall.SIGTERM) }
+// stopAgent ends the agent with SIGTERM, as a kubelet does.
+func (n *agentNode) stopAgent() { n.agent.signalWait(syscall.SIGTERM) }
 
 // awaitReady waits until the agent reports that its node is ready.
-func (n *node) awaitReady() {
+func (n *agentNode) awaitReady() {
 	n.Helper()
-	harness.Await(n, n.name+" to be ready", func() bool { return n.command(agentProgram(), "run", "--ready").Run() == nil })
+	harness.Await(n, n.name+" to be ready", func() bool { return n.nodeCommand(agentProgram(), "run", "--ready").Run() == nil })
 }
 
-// routes returns the gateways of the agent's routes in the kernel. The gateway of an unreachable route is invalid.
-func (n *node) routes() (list map[netip.Prefix]netip.Addr) {
+// routeGateways returns the gateways of the agent's routes in the kernel. The gateway of an unreachable route is invalid.
+func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	n.Helper()
 	list = map[netip.Prefix]netip.Addr{}
 	kerneltest.Must(n, n.ns.Do(func() error {
@@ -150,8 +151,8 @@ func (n *node) routes() (list map[netip.Prefix]netip.Addr) {
 	return list
 }
 
-// monitor prints changes in the kernel and in the node's files.
-func (n *node) monitor() (changes func() []string) {
+// monitorWrites records changes in the kernel and in the node's files. The returned function returns the changes.
+func (n *agentNode) monitorWrites() (changes func() []string) {
 	n.Helper()
 	kerneltest.Must(n, n.ns.Do(func() error {
 		list, stop, err := kerneltest.Monitor(n.dir+"/run", n.dir+"/bin", n.dir+"/net.d")
@@ -164,19 +165,19 @@ func (n *node) monitor() (changes func() []string) {
 	return changes
 }
 
-// arrivals are the times of the kernel's route events on a node.
-type arrivals struct {
+// routeArrivals contains the times of the kernel's route events on a node.
+type routeArrivals struct {
 	mu   sync.Mutex
 	at   map[netip.Prefix]time.Time // the first event
 	gone int                        // routes that were deleted
 	lost error                      // the kernel dropped events
-	node *node
+	node *agentNode
 }
 
-// arrivals records events until the end of the test.
-func (n *node) arrivals() *arrivals {
+// recordArrivals records route events until the end of the test.
+func (n *agentNode) recordArrivals() *routeArrivals {
 	n.Helper()
-	a := &arrivals{at: map[netip.Prefix]time.Time{}, node: n}
+	a := &routeArrivals{at: map[netip.Prefix]time.Time{}, node: n}
 	updates, done := make(chan netlink.RouteUpdate, 100), make(chan struct{})
 	n.Cleanup(func() { close(done) })
 	kerneltest.Must(n, n.ns.Do(func() error {
@@ -205,8 +206,8 @@ func (n *node) arrivals() *arrivals {
 	return a
 }
 
-// of returns the arrival time of the last of several routes; ok is false if one is missing.
-func (a *arrivals) of(prefixes []netip.Prefix) (last time.Time, ok bool) {
+// lastArrival returns the time at which the last of the given routes arrived; the second result is false if one of the routes is missing.
+func (a *routeArrivals) lastArrival(prefixes []netip.Prefix) (last time.Time, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, p := range prefixes {
@@ -221,23 +222,23 @@ func (a *arrivals) of(prefixes []netip.Prefix) (last time.Time, ok bool) {
 	return last, true
 }
 
-// deleted returns the number of deleted routes.
-func (a *arrivals) deleted() int {
+// deletedRoutes returns the number of deleted routes.
+func (a *routeArrivals) deletedRoutes() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.gone
 }
 
 // droppedEvents reports whether the kernel dropped events because the buffer was full.
-func (a *arrivals) droppedEvents() bool {
+func (a *routeArrivals) droppedEvents() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.lost != nil
 }
 
-// read treats the routes in the kernel as routes that arrive now.
-func (a *arrivals) read() {
-	routes, now := a.node.routes(), time.Now()
+// readRoutes reads the routes from the kernel and records the current time for each route that has no event.
+func (a *routeArrivals) readRoutes() {
+	routes, now := a.node.routeGateways(), time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for dst := range routes {
@@ -247,15 +248,15 @@ func (a *arrivals) read() {
 	}
 }
 
-// plugins runs the plugins of a conflist in a node.
-type plugins struct {
+// nodeExec runs the plugins of a conflist in a node.
+type nodeExec struct {
 	*invoke.DefaultExec
-	node *node
+	node *agentNode
 }
 
-// ExecPlugin implements libcni's exec.
-func (p plugins) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
-	cmd := p.node.command(path)
+// ExecPlugin implements libcni's invoke.Exec.
+func (p nodeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	cmd := p.node.nodeCommand(path)
 	var stderr bytes.Buffer
 	cmd.Env, cmd.Stdin, cmd.Stderr = env, bytes.NewReader(stdin), &stderr
 	out, err := cmd.Output()
@@ -265,22 +266,22 @@ func (p plugins) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 	return out, ctx.Err()
 }
 
-// network opens the agent's conflist as a runtime of the node does.
-func (n *node) network() *harness.Network {
+// openNetwork opens the agent's conflist, as the node's runtime does.
+func (n *agentNode) openNetwork() *harness.Network {
 	n.Helper()
 	text, err := os.ReadFile(n.dir + "/net.d/" + conflistName)
 	kerneltest.Must(n, err)
 	network, err := harness.OpenNetwork(text, n.TempDir(), nil)
 	kerneltest.Must(n, err)
 	network.CNI = libcni.NewCNIConfigWithCacheDir([]string{n.dir + "/bin"}, n.TempDir(),
-		plugins{&invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}, n})
+		nodeExec{&invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}, n})
 	return network
 }
 
-// pod attaches a pod until the end of the test, and serves the pod's name on a port.
-func (n *node) pod() *sandbox.Pod {
+// attachPod attaches a pod until the end of the test. A server in the pod returns the pod's name on port 80.
+func (n *agentNode) attachPod() *sandbox.Pod {
 	n.Helper()
-	pod, network := harness.NewPod(n, n.ns.Name+"-pod"), n.network()
+	pod, network := harness.NewPod(n, n.ns.Name+"-pod"), n.openNetwork()
 	rt := harness.Named(pod, nil)
 	network.Must(n, "STATUS", rt)
 	network.Must(n, "ADD", rt)
@@ -291,9 +292,9 @@ func (n *node) pod() *sandbox.Pod {
 	return pod
 }
 
-// problems returns the problems that podlace-node status prints.
-func (n *node) problems() string {
-	out, err := n.command(agentProgram(), "status", "--all").CombinedOutput()
+// statusProblems returns the problems that `podlace-node status` prints.
+func (n *agentNode) statusProblems() string {
+	out, err := n.nodeCommand(agentProgram(), "status", "--all").CombinedOutput()
 	if err == nil {
 		return ""
 	}

@@ -27,8 +27,8 @@ import (
 
 func nodeName(id int) string { return fmt.Sprintf("node-%d", id) }
 
-// addresses returns the IPv4 and IPv6 addresses of a node on a link.
-func addresses(id int, link string) [2]string {
+// nodeAddresses returns the IPv4 and IPv6 addresses of a node on a link.
+func nodeAddresses(id int, link string) [2]string {
 	if link == "far" {
 		return [2]string{fmt.Sprintf("198.51.100.%d", id), fmt.Sprintf("fd00:3::%x", id)}
 	}
@@ -41,19 +41,19 @@ func podCIDRs(id int) []netip.Prefix {
 		netip.MustParsePrefix(fmt.Sprintf("fd00:10:244:%x::/64", id))}
 }
 
-// object returns a Node object as a kubelet registers it: without podCIDRs.
-func object(id int, link string) *corev1.Node {
+// nodeObject returns a Node object without podCIDRs, as a kubelet registers it.
+func nodeObject(id int, link string) *corev1.Node {
 	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(id)}}
 	o.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: o.Name}}
-	for _, a := range addresses(id, link) {
+	for _, a := range nodeAddresses(id, link) {
 		o.Status.Addresses = append(o.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 	}
 	return o
 }
 
-// fullObject adds the parts that make Node objects of real clusters large: 14 labels, conditions, and 50 images with two names each.
+// fullObject returns a Node object as large as in real clusters: 14 labels, conditions, and 50 images with two names each.
 func fullObject(id int) *corev1.Node {
-	o := object(id, "lan")
+	o := nodeObject(id, "lan")
 	o.Labels = map[string]string{"kubernetes.io/hostname": o.Name}
 	for i := range 13 {
 		o.Labels[fmt.Sprintf("label-%d.example.com/topology", i)] = fmt.Sprintf("value-%d", i)
@@ -81,33 +81,33 @@ func conditions(now time.Time) (list []corev1.NodeCondition) {
 	return list
 }
 
-func (p *plane) create(o *corev1.Node) error {
+func (p *controlPlane) create(o *corev1.Node) error {
 	return p.admin.Post().Resource("nodes").Body(o).Do(context.Background()).Error()
 }
 
-// give sets the podCIDRs of a node, as kube-controller-manager does.
-func (p *plane) give(id int) error {
+// setPodCIDRs sets the podCIDRs of a node, as kube-controller-manager does.
+func (p *controlPlane) setPodCIDRs(id int) error {
 	cidrs := podCIDRs(id)
 	return p.admin.Patch(types.StrategicMergePatchType).Resource("nodes").Name(nodeName(id)).
 		Body(harness.Encode(map[string]any{"spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})).Do(context.Background()).Error()
 }
 
-// join creates a node with podCIDRs, and returns the time just before it got them.
-func (p *plane) join(o *corev1.Node, id int) (before time.Time, err error) {
+// joinNode creates a node and then sets its podCIDRs. joinNode returns the time just before the node got the podCIDRs.
+func (p *controlPlane) joinNode(o *corev1.Node, id int) (before time.Time, err error) {
 	if err := p.create(o); err != nil {
 		return before, err
 	}
 	before = time.Now()
-	return before, p.give(id)
+	return before, p.setPodCIDRs(id)
 }
 
-func (p *plane) remove(id int) {
+func (p *controlPlane) remove(id int) {
 	p.Helper()
 	kerneltest.Must(p, p.admin.Delete().Resource("nodes").Name(nodeName(id)).Do(context.Background()).Error())
 }
 
-// fill creates full Node objects with the numbers from first to last.
-func (p *plane) fill(first, last int) {
+// fillCluster creates full Node objects with the numbers from first to last.
+func (p *controlPlane) fillCluster(first, last int) {
 	p.Helper()
 	ids, failure := make(chan int), atomic.Value{}
 	var workers sync.WaitGroup
@@ -135,8 +135,8 @@ func (p *plane) fill(first, last int) {
 	}
 }
 
-// shipped returns the container of the shipped DaemonSet.
-func shipped(t *testing.T) corev1.Container {
+// shippedContainer returns the container of the shipped DaemonSet.
+func shippedContainer(t *testing.T) corev1.Container {
 	t.Helper()
 	text, err := os.ReadFile("../../../conf/cluster/base/daemonset.yaml")
 	kerneltest.Must(t, err)

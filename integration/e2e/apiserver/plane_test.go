@@ -33,26 +33,26 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// apiAddress is the API server's address: the router's address on the nodes' link.
+// apiAddress is the address of the API server. This address belongs to the router, on the link that two nodes share.
 const apiAddress = "172.31.255.254"
 
-// account is the ServiceAccount of the shipped manifest.
-const account = "system:serviceaccount:podlace:podlace-node"
+// agentAccount is the ServiceAccount of the shipped manifest.
+const agentAccount = "system:serviceaccount:podlace:podlace-node"
 
-// plane is an API server with its etcd, in the namespace of the tests.
-type plane struct {
+// controlPlane is an API server with its etcd, in the namespace of the tests.
+type controlPlane struct {
 	*testing.T
 	dir   string
 	flags []string // of the API server
-	api   *process
+	api   *testProcess
 	admin *rest.RESTClient
 	token string // of the account
 }
 
-// newPlane starts etcd and the API server, with the rights of the shipped manifest.
-func newPlane(t *testing.T, flags ...string) *plane {
+// newPlane starts etcd and the API server and grants the rights of the shipped manifest.
+func newPlane(t *testing.T, flags ...string) *controlPlane {
 	t.Helper()
-	p := &plane{T: t, dir: t.TempDir(), flags: flags}
+	p := &controlPlane{T: t, dir: t.TempDir(), flags: flags}
 	const etcd, peers = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
 	p.run("etcd", "--name=podlace", "--data-dir="+p.dir+"/data", "--unsafe-no-fsync", "--log-level=warn", "--listen-client-urls="+etcd,
 		"--advertise-client-urls="+etcd, "--listen-peer-urls="+peers, "--initial-advertise-peer-urls="+peers, "--initial-cluster=podlace="+peers)
@@ -63,35 +63,35 @@ func newPlane(t *testing.T, flags ...string) *plane {
 	p.write("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})))
 	p.write("tokens.csv", rand.Text()+",admin,admin,system:masters\n")
 	p.write("audit.yaml", `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
-		{"level": "Metadata", "users": ["`+account+`"]}, {"level": "None"}]}`)
+		{"level": "Metadata", "users": ["`+agentAccount+`"]}, {"level": "None"}]}`)
 	began := time.Now()
-	p.serve()
-	p.admin = p.client(strings.Split(p.read("tokens.csv"), ",")[0])
+	p.startAPI()
+	p.admin = p.clientFor(strings.Split(p.read("tokens.csv"), ",")[0])
 	p.awaitReady()
-	t.Logf("etcd and the API server answer after %.1f s, load %s", time.Since(began).Seconds(), load())
-	p.grant()
+	t.Logf("etcd and the API server answer after %.1f s, load %s", time.Since(began).Seconds(), loadAverages())
+	p.applyRights()
 	return p
 }
 
-func (p *plane) write(name, text string) {
+func (p *controlPlane) write(name, text string) {
 	p.Helper()
 	kerneltest.Must(p, os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o600))
 }
 
-func (p *plane) read(name string) string {
+func (p *controlPlane) read(name string) string {
 	p.Helper()
 	text, err := os.ReadFile(filepath.Join(p.dir, name))
 	kerneltest.Must(p, err)
 	return string(text)
 }
 
-func (p *plane) run(program string, args ...string) *process {
+func (p *controlPlane) run(program string, args ...string) *testProcess {
 	p.Helper()
-	return start(p.T, filepath.Join(p.dir, program+".log"), exec.Command(filepath.Join(os.Getenv("KUBERNETES"), program), args...))
+	return startProcess(p.T, filepath.Join(p.dir, program+".log"), exec.Command(filepath.Join(os.Getenv("KUBERNETES"), program), args...))
 }
 
-// serve starts the API server, which creates its own certificate.
-func (p *plane) serve() {
+// startAPI starts the API server, which creates its own certificate.
+func (p *controlPlane) startAPI() {
 	p.Helper()
 	p.api = p.run("kube-apiserver", append([]string{"--etcd-servers=http://127.0.0.1:2379", "--bind-address=::", "--secure-port=6443",
 		"--advertise-address=" + apiAddress, "--cert-dir=" + p.dir + "/cert", "--token-auth-file=" + p.dir + "/tokens.csv",
@@ -101,32 +101,32 @@ func (p *plane) serve() {
 		p.flags...)...)
 }
 
-func (p *plane) ca() string { return p.dir + "/cert/apiserver.crt" }
+func (p *controlPlane) ca() string { return p.dir + "/cert/apiserver.crt" }
 
-func (p *plane) awaitReady() {
+func (p *controlPlane) awaitReady() {
 	p.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		err := p.admin.Get().AbsPath("/readyz").Do(context.Background()).Error()
 		if err == nil {
 			return
 		}
-		if time.Now().After(end) || !p.api.alive() {
+		if time.Now().After(end) || !p.api.isAlive() {
 			p.Fatalf("the API server is not ready: %v", err)
 		}
 	}
 }
 
-// restart ends the API server, waits, and starts it again.
-func (p *plane) restart(away time.Duration) {
+// killAPI kills the API server, waits for the given time, and starts it again.
+func (p *controlPlane) killAPI(away time.Duration) {
 	p.Helper()
-	p.api.signal(syscall.SIGKILL)
+	p.api.signalWait(syscall.SIGKILL)
 	time.Sleep(away)
-	p.serve()
+	p.startAPI()
 	p.awaitReady()
 }
 
-// client returns a client with a token.
-func (p *plane) client(token string) *rest.RESTClient {
+// clientFor returns a client with the given token.
+func (p *controlPlane) clientFor(token string) *rest.RESTClient {
 	p.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // the API server writes its certificate after its start
 		if _, err := os.Stat(p.ca()); err == nil || time.Now().After(end) {
@@ -145,8 +145,8 @@ func (p *plane) client(token string) *rest.RESTClient {
 	return c
 }
 
-// grant applies the rights of the shipped manifest, and takes a token of their ServiceAccount.
-func (p *plane) grant() {
+// applyRights applies the rights of the shipped manifest and requests a token for their ServiceAccount.
+func (p *controlPlane) applyRights() {
 	p.Helper()
 	text, err := os.ReadFile("../../../conf/cluster/base/rights.yaml")
 	kerneltest.Must(p, err)
@@ -171,7 +171,7 @@ func (p *plane) grant() {
 	p.token = request.Status.Token
 }
 
-func (p *plane) post(path string, object any) ([]byte, error) {
+func (p *controlPlane) post(path string, object any) ([]byte, error) {
 	body, err := json.Marshal(object)
 	if err != nil {
 		return nil, err
@@ -184,8 +184,8 @@ func (p *plane) post(path string, object any) ([]byte, error) {
 	return answer, err
 }
 
-// request is one line of the audit log.
-type request struct {
+// auditRequest is one line of the API server's audit log.
+type auditRequest struct {
 	Verb       string
 	RequestURI string
 	UserAgent  string
@@ -193,11 +193,11 @@ type request struct {
 	Response   struct{ Code int } `json:"responseStatus"`
 }
 
-// requests returns what was asked for with the account's token.
-func (p *plane) requests() (list []request) {
+// auditRequests returns the requests with the token of the agents' ServiceAccount.
+func (p *controlPlane) auditRequests() (list []auditRequest) {
 	p.Helper()
 	for line := range strings.Lines(p.read("audit.log")) {
-		var r request
+		var r auditRequest
 		kerneltest.Must(p, json.Unmarshal([]byte(line), &r))
 		list = append(list, r)
 	}

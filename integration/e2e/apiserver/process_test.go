@@ -14,22 +14,22 @@ import (
 	"time"
 )
 
-// process is a program that runs until the end of the test at the latest.
-type process struct {
+// testProcess is a program that runs until the end of the test at the latest.
+type testProcess struct {
 	name  string
 	cmd   *exec.Cmd
 	ended chan struct{}
 }
 
-// start runs a program. It is killed when the test program ends, in whatever way.
-func start(t *testing.T, log string, cmd *exec.Cmd) *process {
+// startProcess runs a program. The kernel kills the program when the test program ends for any reason.
+func startProcess(t *testing.T, log string, cmd *exec.Cmd) *testProcess {
 	t.Helper()
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = out, out, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	p := &process{name: log, cmd: cmd, ended: make(chan struct{})}
+	p := &testProcess{name: log, cmd: cmd, ended: make(chan struct{})}
 	started := make(chan error)
 	go func() {
 		defer out.Close()
@@ -46,7 +46,7 @@ func start(t *testing.T, log string, cmd *exec.Cmd) *process {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		p.signal(syscall.SIGKILL)
+		p.signalWait(syscall.SIGKILL)
 		if text, err := os.ReadFile(log); t.Failed() && err == nil {
 			t.Logf("the end of %s:\n%s", log, text[max(0, len(text)-4000):])
 		}
@@ -54,14 +54,14 @@ func start(t *testing.T, log string, cmd *exec.Cmd) *process {
 	return p
 }
 
-// signal sends a signal and waits until the process has ended. It is a no-op if the process has ended before.
-func (p *process) signal(s os.Signal) {
+// signalWait sends a signal to the process and waits until it has ended. signalWait is a no-op if the process has already ended.
+func (p *testProcess) signalWait(s os.Signal) {
 	_ = p.cmd.Process.Signal(s)
 	<-p.ended
 }
 
-// alive reports whether the process still runs.
-func (p *process) alive() bool {
+// isAlive reports whether the process still runs.
+func (p *testProcess) isAlive() bool {
 	select {
 	case <-p.ended:
 		return false
@@ -70,8 +70,8 @@ func (p *process) alive() bool {
 	}
 }
 
-// peak returns the most resident memory that the process had, in bytes.
-func (p *process) peak() (int64, error) {
+// peakMemory returns the peak of the process's resident memory, in bytes.
+func (p *testProcess) peakMemory() (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
 		return 0, err
@@ -81,8 +81,8 @@ func (p *process) peak() (int64, error) {
 	return kib << 10, err
 }
 
-// cpu returns the time that the process has computed.
-func (p *process) cpu() (time.Duration, error) {
+// cpuTime returns the CPU time that the process has used.
+func (p *testProcess) cpuTime() (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {
 		return 0, err
@@ -96,8 +96,8 @@ func (p *process) cpu() (time.Duration, error) {
 	return time.Duration(user+system) * 10 * time.Millisecond, err // USER_HZ is 100 on every architecture
 }
 
-// load returns the machine's load averages.
-func load() string {
+// loadAverages returns the machine's load averages.
+func loadAverages() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	return strings.Join(strings.Fields(string(text))[:2], " ")
 }

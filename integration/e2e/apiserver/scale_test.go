@@ -31,8 +31,8 @@ const (
 	within   = time.Minute
 )
 
-// row is what was measured with one number of nodes.
-type row struct {
+// scaleRow contains the measurements for one number of nodes.
+type scaleRow struct {
 	nodes          int
 	lists          string
 	start          time.Duration // from the start of the agent to all routes
@@ -44,24 +44,26 @@ type row struct {
 	load           string
 }
 
-// TestScale measures one agent among thousands of nodes. Missing routes, writes at a restart and more memory than the DaemonSet allows fail
-// it; times are printed.
+// TestScale measures one agent among thousands of nodes and prints the times. TestScale fails if routes are missing, if the agent makes any
+// change after a restart, or if the agent needs more memory than the DaemonSet allows.
 func TestScale(t *testing.T) {
 	if *sizes == "" {
 		t.Skip("SKIPPED: no number of nodes is given; make scale measures 1,000 and 5,000")
 	}
-	need(t)
-	var rows []row
+	needAPI(t)
+	var rows []scaleRow
 	for size := range strings.SplitSeq(*sizes, ",") {
 		nodes, err := strconv.Atoi(size)
 		kerneltest.Must(t, err)
-		t.Run(size+" streamed", func(t *testing.T) { rows = append(rows, measure(t, nodes, "stream")) })
-		t.Run(size+" in pages", func(t *testing.T) { rows = append(rows, measure(t, nodes, "pages", "--feature-gates=WatchList=false")) })
+		t.Run(size+" streamed", func(t *testing.T) { rows = append(rows, measureAgent(t, nodes, "stream")) })
+		t.Run(size+" in pages", func(t *testing.T) {
+			rows = append(rows, measureAgent(t, nodes, "pages", "--feature-gates=WatchList=false"))
+		})
 	}
 	printRows(t, rows)
 }
 
-func printRows(t *testing.T, rows []row) {
+func printRows(t *testing.T, rows []scaleRow) {
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "nodes\tfirst list\tstart to all routes\tpeak RSS after it\tpeak RSS\tCPU, status updates\tCPU, joins\tlag of joins\tagent's part\twrites at a restart\tload")
@@ -73,50 +75,50 @@ func printRows(t *testing.T, rows []row) {
 	t.Logf("figures:\n%s", table.String())
 }
 
-// measure runs the agent of the first node.
-func measure(t *testing.T, nodes int, lists string, flags ...string) row {
-	links(t)
+// measureAgent measures the agent of the first node in a cluster with a number of nodes.
+func measureAgent(t *testing.T, nodes int, lists string, flags ...string) scaleRow {
+	createLinks(t)
 	p := newPlane(t, flags...)
 	began := time.Now()
-	p.fill(1, nodes)
-	t.Logf("%d nodes made in %.0f s, load %s", nodes, time.Since(began).Seconds(), load())
+	p.fillCluster(1, nodes)
+	t.Logf("%d nodes made in %.0f s, load %s", nodes, time.Since(began).Seconds(), loadAverages())
 	n := p.newNode(1, "lan")
-	r := row{nodes: nodes, lists: lists}
+	r := scaleRow{nodes: nodes, lists: lists}
 
 	began = time.Now()
-	n.start()
+	n.startAgent()
 	n.awaitFile()
 	r.start = time.Since(began)
-	n.has(nodes)
+	n.checkAllRoutes(nodes)
 	var err error
-	r.started, err = n.agent.peak()
+	r.started, err = n.agent.peakMemory()
 	kerneltest.Must(t, err)
-	t.Logf("all routes %.2f s after the start of the agent, peak RSS %d MB, load %s", r.start.Seconds(), r.started/1e6, load())
+	t.Logf("all routes %.2f s after the start of the agent, peak RSS %d MB, load %s", r.start.Seconds(), r.started/1e6, loadAverages())
 
-	b := p.background(nodes, watchers)
+	b := p.startLoad(nodes, watchers)
 	n.awaitReady()
 	time.Sleep(2 * time.Second)
-	percent := usage(t, n.agent)
+	percent := measureCPU(t, n.agent)
 	time.Sleep(*updating)
 	r.updates = percent()
-	t.Logf("%.1f %% of a core at %d status updates in %s, load %s", r.updates, b.updates.Load(), *updating, load())
+	t.Logf("%.1f %% of a core at %d status updates in %s, load %s", r.updates, b.updates.Load(), *updating, loadAverages())
 
-	percent = usage(t, n.agent)
+	percent = measureCPU(t, n.agent)
 	sum, count := n.agentLag()
 	r.lags = n.joinMany(nodes)
 	sumAfter, countAfter := n.agentLag()
 	r.agentLag = time.Duration(float64(time.Second) * (sumAfter - sum) / max(countAfter-count, 1))
-	r.joins, r.load = percent(), load()
-	n.has(nodes + joining)
+	r.joins, r.load = percent(), loadAverages()
+	n.checkAllRoutes(nodes + joining)
 	t.Logf("%.1f %% of a core at %d joins, %s, load %s", r.joins, joining, quantiles(r.lags), r.load)
 
-	r.peak, err = n.agent.peak()
+	r.peak, err = n.agent.peakMemory()
 	kerneltest.Must(t, err)
-	limits := shipped(t).Resources.Limits
+	limits := shippedContainer(t).Resources.Limits
 	if limit := limits.Memory().Value(); r.peak > limit {
 		t.Errorf("the agent needed %d bytes, and the DaemonSet allows %d", r.peak, limit)
 	}
-	r.writes = n.restart()
+	r.writes = n.restartAgent()
 	b.stop()
 	if err := b.failure.Load(); err != nil || b.updates.Load() == 0 || b.events.Load() == 0 {
 		t.Errorf("the load failed: %v, %d updates, %d bytes to the watchers", err, b.updates.Load(), b.events.Load())
@@ -124,8 +126,8 @@ func measure(t *testing.T, nodes int, lists string, flags ...string) row {
 	return r
 }
 
-// awaitFile waits until the agent has written node.json, which it does after the routes.
-func (n *node) awaitFile() {
+// awaitFile waits until the agent has written node.json. The agent writes this file after the routes.
+func (n *agentNode) awaitFile() {
 	n.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(n.dir + "/run/node.json"); err == nil {
@@ -137,26 +139,27 @@ func (n *node) awaitFile() {
 	}
 }
 
-// has fails the test unless the kernel has all routes to a number of nodes.
-func (n *node) has(nodes int) {
+// checkAllRoutes fails the test unless the kernel has exactly the routes to the given number of nodes.
+func (n *agentNode) checkAllRoutes(nodes int) {
 	n.Helper()
-	got, missing := n.routes(), []netip.Prefix{}
+	got, missing := n.routeGateways(), []netip.Prefix{}
 	for id := 1; id <= nodes; id++ {
 		for family, cidr := range podCIDRs(id) {
-			if gateway, there := got[cidr]; !there || id > 1 && gateway.String() != addresses(id, "lan")[family] {
+			if gateway, there := got[cidr]; !there || id > 1 && gateway.String() != nodeAddresses(id, "lan")[family] {
 				missing = append(missing, cidr)
 			}
 		}
 	}
 	if len(missing) > 0 || len(got) != 2*nodes {
-		n.Errorf("%d routes of %d, %d missing or wrong: %v\n%s", len(got), 2*nodes, len(missing), missing[:min(len(missing), 10)], n.problems())
+		n.Errorf("%d routes of %d, %d missing or wrong: %v\n%s", len(got), 2*nodes, len(missing), missing[:min(len(missing), 10)],
+			n.statusProblems())
 	}
 }
 
-// joinMany adds nodes evenly within a minute, and returns how long their routes took.
-func (n *node) joinMany(nodes int) []time.Duration {
+// joinMany adds nodes evenly within a minute. For each added node it returns the time until the routes to the node existed.
+func (n *agentNode) joinMany(nodes int) []time.Duration {
 	n.Helper()
-	heard := n.arrivals()
+	heard := n.recordArrivals()
 	var mu sync.Mutex
 	var failure error
 	before := map[int]time.Time{}
@@ -166,7 +169,7 @@ func (n *node) joinMany(nodes int) []time.Duration {
 	for id := nodes + 1; id <= nodes+joining; id++ {
 		<-every.C
 		running.Go(func() {
-			at, err := n.join(fullObject(id), id)
+			at, err := n.joinNode(fullObject(id), id)
 			mu.Lock()
 			defer mu.Unlock()
 			before[id] = at
@@ -179,9 +182,9 @@ func (n *node) joinMany(nodes int) []time.Duration {
 	kerneltest.Must(n, failure)
 	var lags []time.Duration
 	for id, at := range before {
-		lags = append(lags, heard.await(n.T, podCIDRs(id)).Sub(at))
+		lags = append(lags, heard.awaitRoutes(n.T, podCIDRs(id)).Sub(at))
 	}
-	if gone := heard.deleted(); gone > 0 {
+	if gone := heard.deletedRoutes(); gone > 0 {
 		n.Errorf("%d routes were deleted when nodes joined", gone)
 	}
 	if heard.droppedEvents() {
@@ -190,12 +193,13 @@ func (n *node) joinMany(nodes int) []time.Duration {
 	return lags
 }
 
-// patience is how long an agent waits for the nodes before its status says that it has none.
-const patience = 5 * time.Second
+// listPatience is the time that an agent waits for the list of nodes before its status reports that it has no nodes.
+const listPatience = 5 * time.Second
 
-// restart restarts the agent without changes, and returns how often that wrote to the kernel and to files. Only writes of the
-// agent repeat at each start, unlike link events of the kernel.
-func (n *node) restart() int {
+// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. restartAgent repeats
+// the restart up to three times, because link events of the kernel can look like writes. Real writes of the agent would occur at every
+// restart.
+func (n *agentNode) restartAgent() int {
 	n.Helper()
 	var got []string
 	for range 3 {
@@ -208,15 +212,15 @@ func (n *node) restart() int {
 	return len(got)
 }
 
-func (n *node) restartOnce() []string {
+func (n *agentNode) restartOnce() []string {
 	n.Helper()
 	time.Sleep(1500 * time.Millisecond) // the status is written once a second
-	n.stop()
-	changes := n.monitor()
+	n.stopAgent()
+	changes := n.monitorWrites()
 	began := time.Now()
-	n.start()
+	n.startAgent()
 	n.awaitReady()
-	slow := time.Since(began) > patience
+	slow := time.Since(began) > listPatience
 	time.Sleep(1500 * time.Millisecond)
 	got := changes()
 	if slow {

@@ -19,10 +19,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// clusterLimit is the time limit of a connection in a cluster. Only a connection that never succeeds takes that long.
+// clusterLimit is the time limit of a connection in a cluster. Connections that succeed need much less time.
 const clusterLimit = 30 * time.Second
 
-// clusterNode is a node of a cluster: a namespace with separate state folders, podCIDRs and routes.
+// clusterNode is a node of a cluster: a network namespace with its own state folders, podCIDRs and routes.
 type clusterNode struct {
 	*harness.Network
 	ns        *sandbox.Pod
@@ -30,10 +30,12 @@ type clusterNode struct {
 	podCIDRs  []string
 }
 
-// The machine next to the nodes is the namespace of the tests. It is the nodes' router and has no route to pods.
-var outside = [2]string{"192.0.2.254", "2001:db8:92::254"}
+// outsideAddrs contains the addresses of a machine on the nodes' link. This machine is the namespace of the tests. It is the nodes' router
+// and has no route to pods.
+var outsideAddrs = [2]string{"192.0.2.254", "2001:db8:92::254"}
 
-// newCluster creates nodes with podCIDRs on one link, with the routes of conf/README.md between them, and a shipped configuration.
+// newCluster creates nodes with podCIDRs on one link, and opens a shipped configuration on each node. The routes between the nodes are the
+// routes in conf/README.md.
 func newCluster(t *testing.T, file string, podCIDRs ...[]string) (nodes []*clusterNode) {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -42,11 +44,11 @@ func newCluster(t *testing.T, file string, podCIDRs ...[]string) (nodes []*clust
 	}
 	harness.Shell(t, fmt.Sprintf(`
 		ip link add lan type bridge; ip link set lan up
-		ip addr add %s/24 dev lan; ip -6 addr add %s/64 dev lan nodad`, outside[0], outside[1]))
+		ip addr add %s/24 dev lan; ip -6 addr add %s/64 dev lan nodad`, outsideAddrs[0], outsideAddrs[1]))
 	t.Cleanup(func() { harness.Shell(t, "ip link del lan") })
 	for i, cidrs := range podCIDRs {
 		nodes = append(nodes, newClusterNode(t, i+1, cidrs))
-		nodes[i].open(t, file)
+		nodes[i].openConflist(t, file)
 	}
 	for _, n := range nodes {
 		for _, other := range nodes {
@@ -70,14 +72,14 @@ func newClusterNode(t *testing.T, i int, podCIDRs []string) *clusterNode {
 		ip -n %[1]s link set lo up; ip -n %[1]s addr add %[3]s/24 dev eth0
 		ip -n %[1]s -6 addr add %[4]s/64 dev eth0 nodad; ip -n %[1]s link set eth0 up
 		ip -n %[1]s route add default via %[5]s; ip -n %[1]s -6 route add default via %[6]s`,
-		n.ns.Name, i, n.addresses[0], n.addresses[1], outside[0], outside[1]))
+		n.ns.Name, i, n.addresses[0], n.addresses[1], outsideAddrs[0], outsideAddrs[1]))
 	t.Cleanup(func() { harness.Shell(t, fmt.Sprintf("ip link del lan%d", i)) })
 	return n
 }
 
-// open opens a shipped configuration for the node. Its plugins are scripts that enter the node's namespace and state folders. The
-// node's subnet replaces a subnet in the configuration.
-func (n *clusterNode) open(t *testing.T, file string) {
+// openConflist opens a shipped configuration for the node. The plugins of the opened configuration are scripts that enter the node's
+// namespace and state folders. A subnet in the shipped configuration is replaced by the node's podCIDR.
+func (n *clusterNode) openConflist(t *testing.T, file string) {
 	t.Helper()
 	state := t.TempDir()
 	const cluster = `"clusterCIDRs":["10.244.0.0/16","fd00:10:244::/56"]`
@@ -111,8 +113,9 @@ func (n *clusterNode) open(t *testing.T, file string) {
 	n.CNI = libcni.NewCNIConfigWithCacheDir([]string{filepath.Join(state, "bin")}, t.TempDir(), n.Exec())
 }
 
-// pod attaches a pod of the node until the end of the test. Port 80 of the pod answers each client with the client's address.
-func (n *clusterNode) pod(t *testing.T, name string, caps map[string]any) *sandbox.Pod {
+// attachPod attaches a pod of the node until the end of the test. A server on port 80 of the pod answers each client with the client's
+// address.
+func (n *clusterNode) attachPod(t *testing.T, name string, caps map[string]any) *sandbox.Pod {
 	t.Helper()
 	pod := harness.NewPod(t, harness.Plain(t)+"-"+name)
 	rt := harness.Named(pod, caps)
@@ -122,7 +125,8 @@ func (n *clusterNode) pod(t *testing.T, name string, caps map[string]any) *sandb
 	return serveClientAddress(t, pod)
 }
 
-// serveClientAddress makes a machine answer each client with the client's address. nil means the namespace of the tests.
+// serveClientAddress starts a server on port 80 of a pod. The server answers each client with the client's address. If the pod is nil, the
+// server runs in the namespace of the tests.
 func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	t.Helper()
 	server, err := harness.ServeClientAddress(on, 80)
@@ -133,22 +137,22 @@ func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	return on
 }
 
-// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes. The test checks each row of the
-// table in conf/README.md. Pods of other nodes see the pod's address, as Kubernetes' network model and its NoSNAT test require.
+// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes, and checks each row of the table in
+// conf/README.md. Pods of the other node see the pod's own address, as Kubernetes' network model and the NoSNAT test of Kubernetes require.
 func TestKubernetesConflistKeepsPodAddresses(t *testing.T) {
 	keepPodAddresses(t, newCluster(t, "10-podlace-kubernetes.conflist", []string{"10.244.1.0/24", "fd00:10:244:1::/64"},
 		[]string{"10.244.2.0/24", "fd00:10:244:2::/64"}))
 }
 
-// TestK3sConflistKeepsPodAddresses does the same with the IPv4 configuration for k3s.
+// TestK3sConflistKeepsPodAddresses checks the same table with the IPv4 configuration for k3s.
 func TestK3sConflistKeepsPodAddresses(t *testing.T) {
 	keepPodAddresses(t, newCluster(t, "10-podlace-k3s.conflist", []string{"10.42.0.0/24"}, []string{"10.42.1.0/24"}))
 }
 
 func keepPodAddresses(t *testing.T, nodes []*clusterNode) {
 	one, two := nodes[0], nodes[1]
-	web, client := one.pod(t, "web", harness.HostPort()), one.pod(t, "client", nil)
-	other := two.pod(t, "other", nil)
+	web, client := one.attachPod(t, "web", harness.HostPort()), one.attachPod(t, "client", nil)
+	other := two.attachPod(t, "other", nil)
 	serveClientAddress(t, nil)
 	serveClientAddress(t, one.ns)
 	serveClientAddress(t, two.ns)
@@ -165,10 +169,10 @@ func keepPodAddresses(t *testing.T, nodes []*clusterNode) {
 			{"pod of another node to pod", other, webIP, "80", otherIP},
 			{"pod to its node", client, one.addresses[i], "80", clientIP},
 			{"pod to another node", client, two.addresses[i], "80", one.addresses[i]},
-			{"pod to outside", client, outside[i], "80", one.addresses[i]},
+			{"pod to outside", client, outsideAddrs[i], "80", one.addresses[i]},
 			{"node to pod of another node", two.ns, webIP, "80", two.addresses[i]},
 			{"another node to hostPort", two.ns, one.addresses[i], "8080", two.addresses[i]},
-			{"outside to hostPort", nil, one.addresses[i], "8080", outside[i]},
+			{"outside to hostPort", nil, one.addresses[i], "8080", outsideAddrs[i]},
 			{"pod of another node to hostPort", other, one.addresses[i], "8080", two.addresses[i]},
 			{"pod to hostPort of its node", client, one.addresses[i], "8080", clientIP},
 		} {

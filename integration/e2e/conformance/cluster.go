@@ -14,18 +14,19 @@ import (
 	"strings"
 )
 
-// names are the addresses of the DNS server on the control plane, which scripts/cluster.sh gives to the kubelets.
-const names = "192.0.2.10:53,[2001:db8::10]:53"
+// dnsAddresses are the addresses of the DNS server on the control plane. scripts/cluster.sh passes these addresses to the kubelets.
+const dnsAddresses = "192.0.2.10:53,[2001:db8::10]:53"
 
-// cluster is a cluster of scripts/cluster.sh with the images of the tests.
-type cluster struct {
+// testCluster contains the programs and images of the tests and of a cluster that scripts/cluster.sh can start.
+type testCluster struct {
 	programs, kubernetes, containerd, reference, images string // folders
 	image, archive                                      string // the name of Podlace's image, and the file that holds it
 }
 
-// prepare builds the programs and images that the cache lacks. It first returns an error if the machine cannot run a cluster.
-func prepare(ctx context.Context, cache string) (c cluster, err error) {
-	if _, err := output(ctx, nil, "scripts/cluster.sh", "check"); err != nil {
+// prepareCluster builds the programs and images that are missing in the cache. prepareCluster returns an error before any build if the
+// machine cannot run a cluster.
+func prepareCluster(ctx context.Context, cache string) (c testCluster, err error) {
+	if _, err := lastLine(ctx, nil, "scripts/cluster.sh", "check"); err != nil {
 		return c, err
 	}
 	for _, one := range []struct {
@@ -37,7 +38,7 @@ func prepare(ctx context.Context, cache string) (c cluster, err error) {
 		{&c.containerd, []string{"scripts/programs.sh", filepath.Join(cache, "programs"), "containerd"}},
 		{&c.images, []string{"scripts/e2e-images.sh", cache}},
 	} {
-		if *one.to, err = output(ctx, nil, one.command...); err != nil {
+		if *one.to, err = lastLine(ctx, nil, one.command...); err != nil {
 			return c, err
 		}
 	}
@@ -48,8 +49,8 @@ func prepare(ctx context.Context, cache string) (c cluster, err error) {
 	return c, err
 }
 
-// linkImages creates a folder with links to the images of the tests and to Podlace's.
-func (c cluster) linkImages(folder string) error {
+// linkImages creates a folder with links to the test images and to Podlace's image.
+func (c testCluster) linkImages(folder string) error {
 	archives, err := filepath.Glob(filepath.Join(c.images, "*.tar"))
 	if err != nil {
 		return err
@@ -65,13 +66,13 @@ func (c cluster) linkImages(folder string) error {
 	return os.Symlink(c.archive, filepath.Join(folder, "podlace.tar"))
 }
 
-// suite returns the test suite for a cluster that scripts/cluster.sh started.
-func (c cluster) suite(kubeconfig string, in ...string) suite {
-	return suite{programs: c.programs, kubectl: filepath.Join(c.kubernetes, "kubectl"), kubeconfig: kubeconfig, in: in}
+// suiteFor returns the test suite for a cluster that scripts/cluster.sh has started.
+func (c testCluster) suiteFor(kubeconfig string, in ...string) testSuite {
+	return testSuite{programs: c.programs, kubectl: filepath.Join(c.kubernetes, "kubectl"), kubeconfig: kubeconfig, in: in}
 }
 
-// output returns the last line that a command prints.
-func output(ctx context.Context, environment []string, command ...string) (string, error) {
+// lastLine runs a command and returns the last line of its output.
+func lastLine(ctx context.Context, environment []string, command ...string) (string, error) {
 	var out bytes.Buffer
 	run := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // scripts of this tree
 	run.Env, run.Stdout, run.Stderr = environment, &out, os.Stderr
@@ -82,32 +83,33 @@ func output(ctx context.Context, environment []string, command ...string) (strin
 	return lines[len(lines)-1], nil
 }
 
-// up starts a cluster with the plugins "podlace" or "reference", and returns the suite for it and what ends the cluster.
-func (c cluster) up(ctx context.Context, folder, mode, plugins string, nodes int) (suite, func(), error) {
+// startCluster starts a cluster with the plugins "podlace" or "reference". startCluster returns the suite for the cluster and a function
+// that ends the cluster.
+func (c testCluster) startCluster(ctx context.Context, folder, mode, plugins string, nodes int) (testSuite, func(), error) {
 	at := filepath.Join(folder, "cluster")
 	if err := c.linkImages(filepath.Join(at, "images")); err != nil {
-		return suite{}, nil, fmt.Errorf("images of the cluster: %w", err)
+		return testSuite{}, nil, fmt.Errorf("images of the cluster: %w", err)
 	}
-	r := running{cluster: c, folder: at, environment: append(os.Environ(),
+	r := runningCluster{testCluster: c, folder: at, environment: append(os.Environ(),
 		"KUBERNETES="+c.kubernetes, "CONTAINERD="+filepath.Join(c.containerd, "containerd"), "PROXY="+mode, "NODES="+nodeNames(nodes))}
-	if err := r.script(ctx, nil, "up"); err != nil {
-		return suite{}, nil, err
+	if err := r.runScript(ctx, nil, "up"); err != nil {
+		return testSuite{}, nil, err
 	}
-	names, err := r.startNames(ctx)
+	names, err := r.startDNS(ctx)
 	end := func() {
 		names()
-		if err := r.script(context.WithoutCancel(ctx), nil, "down"); err != nil {
+		if err := r.runScript(context.WithoutCancel(ctx), nil, "down"); err != nil {
 			fmt.Fprintln(os.Stderr, "e2e:", err)
 		}
 	}
 	if err == nil {
-		err = r.network(ctx, plugins, nodes)
+		err = r.setUpNetwork(ctx, plugins, nodes)
 	}
 	if err != nil {
 		end()
-		return suite{}, nil, err
+		return testSuite{}, nil, err
 	}
-	s := c.suite(filepath.Join(at, "plane/admin.kubeconfig"), "scripts/cluster.sh", "exec", at, "plane")
+	s := c.suiteFor(filepath.Join(at, "plane/admin.kubeconfig"), "scripts/cluster.sh", "exec", at, "plane")
 	s.environment = r.environment
 	return s, end, nil
 }
@@ -120,15 +122,15 @@ func nodeNames(count int) string {
 	return strings.Join(names, " ")
 }
 
-// running is a cluster that was started.
-type running struct {
-	cluster
+// runningCluster is a cluster that scripts/cluster.sh has started.
+type runningCluster struct {
+	testCluster
 	folder      string
 	environment []string
 }
 
-// script runs a verb of scripts/cluster.sh for the cluster. Its output is shown if it fails.
-func (r running) script(ctx context.Context, input []byte, verb string, args ...string) error {
+// runScript runs a verb of scripts/cluster.sh for the cluster. The error contains the output of the script.
+func (r runningCluster) runScript(ctx context.Context, input []byte, verb string, args ...string) error {
 	args = append([]string{verb, r.folder}, args...)
 	command := exec.CommandContext(ctx, "scripts/cluster.sh", args...) //nolint:gosec // a script of this tree
 	command.Env, command.Stdin = r.environment, bytes.NewReader(input)
@@ -138,14 +140,14 @@ func (r running) script(ctx context.Context, input []byte, verb string, args ...
 	return nil
 }
 
-// startNames starts the cluster's DNS server beside the control plane and returns what ends it.
-func (r running) startNames(ctx context.Context) (stop func(), err error) {
+// startDNS starts the cluster's DNS server on the control plane. The returned function stops the server.
+func (r runningCluster) startDNS(ctx context.Context) (stop func(), err error) {
 	log, err := os.Create(filepath.Join(r.folder, "dns.log"))
 	if err != nil {
 		return func() {}, fmt.Errorf("log of the DNS server: %w", err)
 	}
 	command := exec.CommandContext(ctx, "scripts/cluster.sh", "exec", r.folder, "plane", //nolint:gosec // programs of this tree
-		filepath.Join(r.programs, "dns"), "-kubeconfig", filepath.Join(r.folder, "plane/admin.kubeconfig"), "-listen", names)
+		filepath.Join(r.programs, "dns"), "-kubeconfig", filepath.Join(r.folder, "plane/admin.kubeconfig"), "-listen", dnsAddresses)
 	command.Env, command.Stdout, command.Stderr = r.environment, log, log
 	if err := command.Start(); err != nil {
 		return func() {}, fmt.Errorf("start the DNS server: %w", err)
@@ -157,18 +159,19 @@ func (r running) startNames(ctx context.Context) (stop func(), err error) {
 	}, nil
 }
 
-// network makes the nodes Ready with the plugins.
-func (r running) network(ctx context.Context, plugins string, nodes int) error {
+// setUpNetwork installs the plugins and waits until the nodes are Ready.
+func (r runningCluster) setUpNetwork(ctx context.Context, plugins string, nodes int) error {
 	if plugins == "reference" {
 		r.environment = append(r.environment, "PODLACE_BIN="+r.reference)
-		if err := r.script(ctx, nil, "byhand"); err != nil {
+		if err := r.runScript(ctx, nil, "byhand"); err != nil {
 			return err
 		}
-	} else if err := r.apply(ctx); err != nil {
+	} else if err := r.applyManifest(ctx); err != nil {
 		return err
 	}
 	for name := range strings.FieldsSeq(nodeNames(nodes)) { // some specs require three zones
-		if err := r.script(ctx, nil, "exec", "plane", "kubectl", "label", "node", name, "topology.kubernetes.io/zone=zone-of-"+name); err != nil {
+		if err := r.runScript(ctx, nil, "exec", "plane", "kubectl", "label", "node", name,
+			"topology.kubernetes.io/zone=zone-of-"+name); err != nil {
 			return err
 		}
 	}
@@ -176,7 +179,7 @@ func (r running) network(ctx context.Context, plugins string, nodes int) error {
 		return nil
 	}
 	for name := range strings.FieldsSeq(nodeNames(nodes)) {
-		cidrs, err := output(ctx, r.environment, "scripts/cluster.sh", "exec", r.folder, "plane",
+		cidrs, err := lastLine(ctx, r.environment, "scripts/cluster.sh", "exec", r.folder, "plane",
 			"kubectl", "get", "node", name, "-o", "jsonpath={.spec.podCIDRs}")
 		if err != nil {
 			return err
@@ -185,7 +188,7 @@ func (r running) network(ctx context.Context, plugins string, nodes int) error {
 		if err != nil {
 			return fmt.Errorf("podCIDRs of %s: %w", name, err)
 		}
-		if err := r.script(ctx, list, "exec", name, "sh", "-ec",
+		if err := r.runScript(ctx, list, "exec", name, "sh", "-ec",
 			"cat >/etc/cni/net.d/new && mv /etc/cni/net.d/new /etc/cni/net.d/10-podlace.conflist"); err != nil {
 			return err
 		}
@@ -193,26 +196,26 @@ func (r running) network(ctx context.Context, plugins string, nodes int) error {
 	return nil
 }
 
-// apply applies Podlace's manifest, with VXLAN to the node behind the router.
-func (r running) apply(ctx context.Context) error {
+// applyManifest applies Podlace's manifest. VXLAN connects the node behind the router.
+func (r runningCluster) applyManifest(ctx context.Context) error {
 	manifest := filepath.Join(r.folder, "podlace.yaml")
 	conf, err := filepath.Abs("conf/cluster")
 	if err != nil {
 		return err
 	}
-	if _, err := output(ctx, nil, "go", "run", "-C", "scripts/image", ".", "manifest",
+	if _, err := lastLine(ctx, nil, "go", "run", "-C", "scripts/image", ".", "manifest",
 		"-conf", conf, "-image", r.image, "-component", "vxlan", "-out", manifest); err != nil {
 		return err
 	}
 	for _, kubectl := range [][]string{{"apply", "-f", manifest}, {"wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s"}} {
-		if err := r.script(ctx, nil, "exec", append([]string{"plane", "kubectl"}, kubectl...)...); err != nil {
+		if err := r.runScript(ctx, nil, "exec", append([]string{"plane", "kubectl"}, kubectl...)...); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// referenceConflist is the chain of the reference plugins for a node with these podCIDRs, a JSON list.
+// referenceConflist returns a conflist of the reference plugins for a node. podCIDRs is the JSON list of the node's podCIDRs.
 func referenceConflist(podCIDRs string) ([]byte, error) {
 	var cidrs []string
 	if err := json.Unmarshal([]byte(podCIDRs), &cidrs); err != nil {

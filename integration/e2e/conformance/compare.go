@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// modes of kube-proxy that a list may name.
-var modes = []string{"iptables", "nftables"} //nolint:gochecknoglobals // a constant
+// proxyModes are the modes of kube-proxy that a list can name.
+var proxyModes = []string{"iptables", "nftables"} //nolint:gochecknoglobals // a constant
 
-// readList returns the names of the specs that must pass with a mode of kube-proxy. A line of the list has the modes, with commas
-// between them, a tab and the name.
+// readList reads the list of specs, and returns the specs that must pass in the given mode of kube-proxy. Each line contains the modes,
+// separated by commas. After a tab it contains the name of the spec.
 func readList(from io.Reader, mode string) (names []string, err error) {
 	lines := bufio.NewScanner(from)
 	seen := map[string]bool{}
@@ -29,8 +29,8 @@ func readList(from io.Reader, mode string) (names []string, err error) {
 		}
 		wanted := strings.Split(in, ",")
 		for _, one := range wanted {
-			if !slices.Contains(modes, one) {
-				return nil, fmt.Errorf("list of specs, line %d: %q is no mode of kube-proxy, which are %s", number, one, strings.Join(modes, ", "))
+			if !slices.Contains(proxyModes, one) {
+				return nil, fmt.Errorf("list of specs, line %d: %q is no mode of kube-proxy, which are %s", number, one, strings.Join(proxyModes, ", "))
 			}
 		}
 		if seen[name] {
@@ -50,8 +50,8 @@ func readList(from io.Reader, mode string) (names []string, err error) {
 	return names, nil
 }
 
-// broken returns one line for each spec of the list that did not pass, with the reason.
-func broken(list []string, got report) (lines []string) {
+// failuresOf returns one line with the reason for each listed spec that did not pass.
+func failuresOf(list []string, got suiteReport) (lines []string) {
 	for _, name := range list {
 		one, known := got.Results[name]
 		switch {
@@ -66,8 +66,8 @@ func broken(list []string, got report) (lines []string) {
 	return lines
 }
 
-// unlisted returns the names of specs with a state that are not in the list.
-func unlisted(list []string, got report, want state) (names []string) {
+// unlistedSpecs returns the names of the specs that have the wanted state and are not in the list.
+func unlistedSpecs(list []string, got suiteReport, want specState) (names []string) {
 	for name, one := range got.Results {
 		if one.State == want && !slices.Contains(list, name) {
 			names = append(names, name)

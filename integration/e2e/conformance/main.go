@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command conformance runs Kubernetes' e2e tests of the network in a cluster with Podlace, and compares the results with the list of
-// specs that must pass. It is `make e2e`.
+// Command conformance runs Kubernetes' network e2e tests in a cluster with Podlace. The command compares the results with the list of specs
+// that must pass. It is `make e2e`.
 package main
 
 import (
@@ -71,26 +71,26 @@ func (o options) run(ctx context.Context) error {
 			lists[mode] = list
 		}
 	}
-	c, err := prepare(ctx, o.cache)
+	c, err := prepareCluster(ctx, o.cache)
 	if err != nil {
 		return err
 	}
 	c.image = o.image
 	var lines []string
 	for mode := range strings.SplitSeq(o.proxy, ",") {
-		got, err := o.once(ctx, c, mode, "podlace", lists[mode])
+		got, err := o.runOnce(ctx, c, mode, "podlace", lists[mode])
 		if err != nil {
 			return err
 		}
-		for _, line := range broken(lists[mode], got) {
+		for _, line := range failuresOf(lists[mode], got) {
 			lines = append(lines, mode+": "+line)
 		}
 		if o.reference {
-			other, err := o.once(ctx, c, mode, "reference", lists[mode])
+			other, err := o.runOnce(ctx, c, mode, "reference", lists[mode])
 			if err != nil {
 				return err
 			}
-			differ(os.Stdout, [2]string{"Podlace", "the reference plugins"}, [2]report{got, other})
+			printDifferences(os.Stdout, [2]string{"Podlace", "the reference plugins"}, [2]suiteReport{got, other})
 		}
 	}
 	if len(lines) > 0 {
@@ -99,31 +99,31 @@ func (o options) run(ctx context.Context) error {
 	return nil
 }
 
-// once starts a cluster, runs the suite, prints the outcome and ends the cluster.
-func (o options) once(ctx context.Context, c cluster, mode, plugins string, list []string) (report, error) {
+// runOnce starts a cluster, runs the suite, prints the outcome and ends the cluster.
+func (o options) runOnce(ctx context.Context, c testCluster, mode, plugins string, list []string) (suiteReport, error) {
 	folder, err := filepath.Abs(filepath.Join(o.out, plugins+"-"+mode))
 	if err != nil {
-		return report{}, fmt.Errorf("folder of the report: %w", err)
+		return suiteReport{}, fmt.Errorf("folder of the report: %w", err)
 	}
 	if err := os.RemoveAll(folder); err != nil {
-		return report{}, fmt.Errorf("folder of the report: %w", err)
+		return suiteReport{}, fmt.Errorf("folder of the report: %w", err)
 	}
-	s := c.suite(o.kubeconfig, strings.Fields(o.in)...)
+	s := c.suiteFor(o.kubeconfig, strings.Fields(o.in)...)
 	if o.kubeconfig == "" {
 		fmt.Printf("kube-proxy %s, %s: starting the cluster\n", mode, plugins)
 		var down func()
-		if s, down, err = c.up(ctx, folder, mode, plugins, o.nodes); err != nil {
-			return report{}, err
+		if s, down, err = c.startCluster(ctx, folder, mode, plugins, o.nodes); err != nil {
+			return suiteReport{}, err
 		}
 		defer down()
 	}
 	fmt.Printf("kube-proxy %s, %s: running the tests; logs are below %s\n", mode, plugins, folder)
 	start := time.Now()
-	s.processes, s.nodes, s.focus, s.filter = o.processes, o.nodes, o.focus, cmp.Or(o.filter, filter(mode))
-	got, err := s.run(ctx, folder)
+	s.processes, s.nodes, s.focus, s.filter = o.processes, o.nodes, o.focus, cmp.Or(o.filter, labelFilter(mode))
+	got, err := s.runSpecs(ctx, folder)
 	if err != nil {
-		return report{}, err
+		return suiteReport{}, err
 	}
-	write(os.Stdout, fmt.Sprintf("kube-proxy %s, %s", mode, plugins), list, got, time.Since(start))
+	printOutcome(os.Stdout, fmt.Sprintf("kube-proxy %s, %s", mode, plugins), list, got, time.Since(start))
 	return got, nil
 }

@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// write prints the outcome of a run: every spec that ran, with its entry in the list.
-func write(to io.Writer, title string, list []string, got report, took time.Duration) {
-	count := map[state]int{}
-	var ran []result
+// printOutcome prints the result of each spec that ran, and marks the specs of the list.
+func printOutcome(to io.Writer, title string, list []string, got suiteReport, took time.Duration) {
+	count := map[specState]int{}
+	var ran []specResult
 	for _, one := range got.Results {
 		count[one.State]++
 		if one.State != notRun {
 			ran = append(ran, one)
 		}
 	}
-	order := []state{passed, skipped, failed}
-	slices.SortFunc(ran, func(a, b result) int {
+	order := []specState{passed, skipped, failed}
+	slices.SortFunc(ran, func(a, b specResult) int {
 		return cmp.Or(slices.Index(order, a.State)-slices.Index(order, b.State), strings.Compare(a.Name, b.Name))
 	})
 	for _, one := range ran {
@@ -32,22 +32,22 @@ func write(to io.Writer, title string, list []string, got report, took time.Dura
 		}
 		fmt.Fprintf(to, "%-7s %s %4.0f s  %s\n", one.State, mark, one.Took.Seconds(), one.Name)
 		if one.State != passed {
-			fmt.Fprintf(to, "                  %s\n", strings.ReplaceAll(shorten(one.Reason), "\n", "\n                  "))
+			fmt.Fprintf(to, "                  %s\n", strings.ReplaceAll(shortenReason(one.Reason), "\n", "\n                  "))
 		}
 	}
 	for _, trouble := range got.Trouble {
-		fmt.Fprintf(to, "outside of specs: %s\n", shorten(trouble))
+		fmt.Fprintf(to, "outside of specs: %s\n", shortenReason(trouble))
 	}
 	fmt.Fprintf(to, "%s: %d passed, %d failed, %d skipped, %d not selected, in %s\n",
 		title, count[passed], count[failed], count[skipped], count[notRun], took.Round(time.Second))
 	if len(list) > 0 {
 		fmt.Fprintf(to, "%d of the %d specs in the list (*) passed, and %d that are not in it\n",
-			len(list)-len(broken(list, got)), len(list), len(unlisted(list, got, passed)))
+			len(list)-len(failuresOf(list, got)), len(list), len(unlistedSpecs(list, got, passed)))
 	}
 }
 
-// differ prints the specs whose outcomes differ between two runs.
-func differ(to io.Writer, titles [2]string, got [2]report) {
+// printDifferences prints the specs whose outcomes differ between two runs.
+func printDifferences(to io.Writer, titles [2]string, got [2]suiteReport) {
 	var names []string
 	for name, one := range got[0].Results {
 		if one.State != got[1].Results[name].State {
@@ -61,8 +61,8 @@ func differ(to io.Writer, titles [2]string, got [2]report) {
 	}
 }
 
-// shorten returns the first lines of a reason: Kubernetes' failures print whole objects.
-func shorten(reason string) string {
+// shortenReason returns the first lines of a reason, because Kubernetes' failure messages contain whole objects.
+func shortenReason(reason string) string {
 	const lines, columns = 3, 200
 	var short []string
 	for line := range strings.Lines(reason) {

@@ -10,31 +10,32 @@ import (
 	"time"
 )
 
-// state is the result of a spec.
-type state string
+// specState is the result of one spec.
+type specState string
 
 const (
-	passed  state = "passed"
-	failed  state = "failed"
-	skipped state = "skipped" // by the spec itself, with a reason
-	notRun  state = "not run" // by the filters of the run, or because the run ended before
+	passed  specState = "passed"
+	failed  specState = "failed"
+	skipped specState = "skipped" // by the spec itself, with a reason
+	notRun  specState = "not run" // by the filters of the run, or because the run ended before
 )
 
-// result is the outcome of one spec.
-type result struct {
+// specResult is the outcome of one spec.
+type specResult struct {
 	Name   string
-	State  state
+	State  specState
 	Reason string // of a failure or of a skip
 	Took   time.Duration
 }
 
-// report contains the outcome of all specs of a suite, by name. Trouble lists failures outside of specs.
-type report struct {
-	Results map[string]result
+// suiteReport contains the outcome of each spec of a suite; the key is the spec's name. The field Trouble lists failures that belong to no
+// spec.
+type suiteReport struct {
+	Results map[string]specResult
 	Trouble []string
 }
 
-// ginkgoSuite is the part of Ginkgo's JSON report that is needed here.
+// ginkgoSuite contains the fields of Ginkgo's JSON report that this program reads.
 type ginkgoSuite struct {
 	SpecialSuiteFailureReasons []string
 	SpecReports                []ginkgoSpec
@@ -50,16 +51,16 @@ type ginkgoSpec struct {
 }
 
 // readReport reads one JSON report of Ginkgo.
-func readReport(path string) (report, error) {
+func readReport(path string) (suiteReport, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return report{}, fmt.Errorf("read the report of e2e.test: %w", err)
+		return suiteReport{}, fmt.Errorf("read the report of e2e.test: %w", err)
 	}
 	var suites []ginkgoSuite
 	if err := json.Unmarshal(data, &suites); err != nil {
-		return report{}, fmt.Errorf("parse the report %s: %w", path, err)
+		return suiteReport{}, fmt.Errorf("parse the report %s: %w", path, err)
 	}
-	all := report{Results: map[string]result{}}
+	all := suiteReport{Results: map[string]specResult{}}
 	for _, suite := range suites {
 		all.Trouble = append(all.Trouble, suite.SpecialSuiteFailureReasons...)
 		for _, spec := range suite.SpecReports {
@@ -67,13 +68,13 @@ func readReport(path string) (report, error) {
 		}
 	}
 	if len(all.Results) == 0 {
-		return report{}, fmt.Errorf("the report %s has no spec; %s", path, strings.Join(all.Trouble, "; "))
+		return suiteReport{}, fmt.Errorf("the report %s has no spec; %s", path, strings.Join(all.Trouble, "; "))
 	}
 	return all, nil
 }
 
-func (r *report) add(spec ginkgoSpec) {
-	one := result{
+func (r *suiteReport) add(spec ginkgoSpec) {
+	one := specResult{
 		Name: strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " "),
 		Took: spec.RunTime, Reason: strings.TrimSpace(spec.Failure.Message),
 	}
@@ -92,24 +93,25 @@ func (r *report) add(spec ginkgoSpec) {
 		one.Reason = strings.TrimPrefix(spec.State+": "+one.Reason, "failed: ")
 	}
 	if spec.LeafNodeType == "It" {
-		r.put(one)
+		r.addResult(one)
 	} else if one.State == failed {
 		r.Trouble = append(r.Trouble, spec.LeafNodeType+": "+one.Reason)
 	}
 }
 
-// put merges one result of a spec: a failure takes precedence over everything, and any result over a spec that did not run.
-func (r *report) put(one result) {
-	rank := map[state]int{notRun: 1, skipped: 2, passed: 3, failed: 4}
+// addResult merges one more result of a spec. Failures take precedence over all other results, and a spec that ran takes precedence over
+// "not run".
+func (r *suiteReport) addResult(one specResult) {
+	rank := map[specState]int{notRun: 1, skipped: 2, passed: 3, failed: 4}
 	if rank[one.State] > rank[r.Results[one.Name].State] {
 		r.Results[one.Name] = one
 	}
 }
 
-// merge adds the results of another run of the same suite.
-func (r *report) merge(other report) {
+// mergeReport adds the results of another run of the same suite.
+func (r *suiteReport) mergeReport(other suiteReport) {
 	r.Trouble = append(r.Trouble, other.Trouble...)
 	for _, one := range other.Results {
-		r.put(one)
+		r.addResult(one)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Names of specs in testdata: parts of reports of e2e.test 1.37.0, written by Ginkgo's report of JSON.
+// These specs are in testdata, which contains parts of JSON reports that Ginkgo wrote for e2e.test 1.37.0.
 const (
 	hostPort  = "[sig-network] HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol [LinuxOnly] [Conformance]"
 	intraPod  = "[sig-network] Networking Granular Checks: Pods should function for intra-pod communication: http [Conformance] [NodeConformance]"
@@ -23,8 +23,8 @@ const (
 	closeWait = "[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout [Privileged]"
 )
 
-// read returns the merged results of both parts of a run.
-func read(t *testing.T) report {
+// readMerged returns the merged results of the parallel and the serial part of a run.
+func readMerged(t *testing.T) suiteReport {
 	t.Helper()
 	all, err := readReport(filepath.Join("testdata", "parallel.json"))
 	if err != nil {
@@ -34,17 +34,17 @@ func read(t *testing.T) report {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all.merge(serial)
+	all.mergeReport(serial)
 	return all
 }
 
 func TestReport(t *testing.T) {
-	got := read(t)
-	states := map[string]state{}
+	got := readMerged(t)
+	states := map[string]specState{}
 	for name, one := range got.Results {
 		states[name] = one.State
 	}
-	want := map[string]state{
+	want := map[string]specState{
 		hostPort: passed, closeWait: passed, // in the serial part alone
 		intraPod: passed, large: skipped, resolv: failed, localhost: failed,
 	}
@@ -62,9 +62,10 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// A result in one part takes precedence over "did not run" in the other, in both orders. A failure takes precedence over a success.
+// In both orders of merging, a spec that ran in one part takes precedence over "not run" in the other part. TestMerge: a failure takes
+// precedence over a success.
 func TestMerge(t *testing.T) {
-	for _, test := range []struct{ one, other, want state }{
+	for _, test := range []struct{ one, other, want specState }{
 		{notRun, passed, passed},
 		{passed, notRun, passed},
 		{skipped, notRun, skipped},
@@ -72,21 +73,21 @@ func TestMerge(t *testing.T) {
 		{passed, failed, failed},
 		{notRun, notRun, notRun},
 	} {
-		got := report{Results: map[string]result{"spec": {Name: "spec", State: test.one}}}
-		got.merge(report{Results: map[string]result{"spec": {Name: "spec", State: test.other}}, Trouble: []string{"trouble"}})
+		got := suiteReport{Results: map[string]specResult{"spec": {Name: "spec", State: test.one}}}
+		got.mergeReport(suiteReport{Results: map[string]specResult{"spec": {Name: "spec", State: test.other}}, Trouble: []string{"trouble"}})
 		if got.Results["spec"].State != test.want || len(got.Trouble) != 1 {
 			t.Errorf("%s and %s: %+v, want %s", test.one, test.other, got, test.want)
 		}
 	}
 }
 
-// Every result of a spec except these three is a failure.
+// TestStates: the Ginkgo states passed, pending and skipped are not failures, and every other state is a failure.
 func TestStates(t *testing.T) {
-	for word, want := range map[string]state{
+	for word, want := range map[string]specState{
 		"passed": passed, "pending": notRun, "skipped": notRun, "failed": failed, "panicked": failed, "timedout": failed,
 		"interrupted": failed, "aborted": failed, "a word of a later Ginkgo": failed,
 	} {
-		got := report{Results: map[string]result{}}
+		got := suiteReport{Results: map[string]specResult{}}
 		got.add(ginkgoSpec{LeafNodeType: "It", LeafNodeText: "spec", State: word})
 		if got.Results["spec"].State != want {
 			t.Errorf("%s is %q, want %q", word, got.Results["spec"].State, want)
@@ -114,11 +115,11 @@ func TestReportErrors(t *testing.T) {
 	}
 }
 
-// A listed spec that failed, skipped itself, did not run or is not in the suite fails the run.
+// TestBroken: a run fails if a listed spec failed, skipped itself, did not run or is missing from the suite.
 func TestBroken(t *testing.T) {
-	got := read(t)
-	got.put(result{Name: "filtered", State: notRun})
-	if lines := broken([]string{hostPort, intraPod, closeWait}, got); len(lines) > 0 {
+	got := readMerged(t)
+	got.addResult(specResult{Name: "filtered", State: notRun})
+	if lines := failuresOf([]string{hostPort, intraPod, closeWait}, got); len(lines) > 0 {
 		t.Errorf("all passed, but %q", lines)
 	}
 	want := []string{
@@ -127,17 +128,17 @@ func TestBroken(t *testing.T) {
 		"not run: filtered",
 		"missing from the suite: renamed",
 	}
-	if diff := cmp.Diff(want, broken([]string{hostPort, large, resolv, "filtered", "renamed"}, got)); diff != "" {
+	if diff := cmp.Diff(want, failuresOf([]string{hostPort, large, resolv, "filtered", "renamed"}, got)); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{closeWait, intraPod}, unlisted([]string{hostPort}, got, passed)); diff != "" {
+	if diff := cmp.Diff([]string{closeWait, intraPod}, unlistedSpecs([]string{hostPort}, got, passed)); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestWrite(t *testing.T) {
 	var out bytes.Buffer
-	write(&out, "kube-proxy nftables, podlace", []string{hostPort, large, "renamed"}, read(t), 90*time.Second)
+	printOutcome(&out, "kube-proxy nftables, podlace", []string{hostPort, large, "renamed"}, readMerged(t), 90*time.Second)
 	for _, want := range []string{
 		"passed  *   18 s  " + hostPort,
 		"skipped *   14 s  " + large + "\n                  Requires at least 2 nodes (not -1)",
@@ -150,8 +151,8 @@ func TestWrite(t *testing.T) {
 		}
 	}
 	out.Reset()
-	other := report{Results: map[string]result{hostPort: {Name: hostPort, State: failed}, intraPod: {Name: intraPod, State: passed}}}
-	differ(&out, [2]string{"Podlace", "the reference plugins"}, [2]report{read(t), other})
+	other := suiteReport{Results: map[string]specResult{hostPort: {Name: hostPort, State: failed}, intraPod: {Name: intraPod, State: passed}}}
+	printDifferences(&out, [2]string{"Podlace", "the reference plugins"}, [2]suiteReport{readMerged(t), other})
 	for _, want := range []string{"5 specs differ between Podlace and the reference plugins", "passed  failed   " + hostPort, "failed  not run  " + resolv} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no line %q in\n%s", want, out.String())
@@ -176,9 +177,9 @@ func TestReferenceConflist(t *testing.T) {
 	}
 }
 
-// The committed list is valid in both modes, and names no spec that a mode's filter excludes.
+// TestSpecs: the committed list is valid for both modes of kube-proxy. The list names no spec that the filter of its mode excludes.
 func TestSpecs(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range proxyModes {
 		names, err := readList(strings.NewReader(specs), mode)
 		if err != nil {
 			t.Fatal(err)

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestCollect: podlace gc removes the state of a pod that containerd lost, but not while containerd runs its sandbox. Other pods are
-// not affected, and containerd's own later DEL succeeds.
+// TestCollect: a pod has lost its network namespace. `podlace gc` keeps the state of the pod while containerd runs its sandbox, and removes
+// the state once the sandbox is dead. Other pods keep their state, and the DEL that containerd calls later succeeds.
 func TestCollect(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18086
@@ -41,7 +41,7 @@ func TestCollect(t *testing.T) {
 	lost.Remove()
 }
 
-// collectDead runs podlace gc with the folders of containerd's configuration.
+// collectDead runs `podlace gc` with the folders of containerd's configuration.
 func collectDead(t *testing.T) string {
 	t.Helper()
 	config, err := os.ReadFile("/run/node/config.toml")
@@ -66,7 +66,7 @@ func collectDead(t *testing.T) string {
 	return string(out)
 }
 
-// killSandbox kills the process of a sandbox, and waits until containerd has noticed.
+// killSandbox kills the process of a sandbox, and waits until containerd reports the sandbox as not ready.
 func killSandbox(t *testing.T, id string) {
 	t.Helper()
 	task := "/run/containerd/io.containerd.runtime.v2.task/k8s.io/" + id

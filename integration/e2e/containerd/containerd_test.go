@@ -16,10 +16,10 @@ import (
 
 const socket = "/run/containerd/containerd.sock"
 
-// TestPods runs the tests that containerd shares with CRI-O.
+// TestPods runs the common tests of all runtimes with containerd.
 func TestPods(t *testing.T) { cri.Suite(t, socket, cri.HostPorts{Localhost: true, Itself: true}) }
 
-// TestRestart: the runtime that stops a pod has been restarted since it ran the pod, and knows only the state on disk.
+// TestRestart: containerd restarts while a pod runs. Containerd then stops the pod and needs only the state on disk.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18085
@@ -59,7 +59,7 @@ func containerdPID(t *testing.T) int {
 	return pid
 }
 
-// TestFailedRun: a pod whose ADD fails keeps nothing, and the error in the kubelet's events names the pod.
+// TestFailedRun: after a failed ADD no state of the pod remains. The error for the kubelet's events contains the name of the pod.
 func TestFailedRun(t *testing.T) {
 	c := cri.Open(t, socket)
 	_, err := c.Run(t.Context(), cri.PodConfig("wrong", cri.HostPort(70000), cri.Limits("100M", "100M")))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package containerd_test runs pods through a real containerd with this repository's plugins, in a node that package node creates for
-// the run.
+// Package containerd_test runs pods through a real containerd with the plugins of this repository. Package node creates the node for the
+// run.
 package containerd_test
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestMain runs the tests in a node, after a first pod that creates the bridge and the static rules.
+// TestMain creates the node, runs a first pod that creates the bridge and the static rules, and then runs the tests.
 func TestMain(m *testing.M) {
 	os.Exit(node.Lab{Warm: func() error { return cri.WarmUp(socket) }}.Main(m))
 }

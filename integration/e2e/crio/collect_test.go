@@ -17,32 +17,32 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is stopped. At its start CRI-O calls DEL for the pod, and
-// nothing of the pod remains. Other pods are not affected.
+// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is stopped. At its start, CRI-O calls DEL for the pod, and no
+// state of the pod remains. Other pods keep their state.
 func TestDeathWhileAway(t *testing.T) {
 	c := cri.Open(t, socket)
 	web, dead := cri.RunPod(t, c, "web"), cri.RunPod(t, c, "dead", cri.Limits("20M", "20M"))
-	restart(t, c, syscall.SIGKILL, func() {
-		kill(t, dead)
-		forget(t, dead)
+	restartCRIO(t, c, syscall.SIGKILL, func() {
+		killPod(t, dead)
+		removeNamespaces(t, dead)
 	})
-	gone(t, "shop/dead")
-	if len(records(t, "shop/web")) == 0 {
+	awaitNoRecords(t, "shop/dead")
+	if len(podRecords(t, "shop/web")) == 0 {
 		t.Error("pod web has no record")
 	}
 	web.Serves("", web.At(web.V4))
 }
 
-// TestLostStore: CRI-O is killed and starts with a store without pods, as after the removal of /var/lib/containers. Its GC leaves
-// nothing of the pods, although their namespaces exist.
+// TestLostStore: CRI-O is killed and starts again with a store without pods, as after a removal of /var/lib/containers. The GC that CRI-O
+// calls removes all state of the lost pods, although their network namespaces still exist.
 func TestLostStore(t *testing.T) {
 	c := cri.Open(t, socket)
 	const store, saved = "/var/lib/containers/storage", "/run/node/store"
-	restart(t, c, syscall.SIGTERM, func() { shell(t, "rm -rf "+saved+" && cp -a "+store+" "+saved) })
+	restartCRIO(t, c, syscall.SIGTERM, func() { shell(t, "rm -rf "+saved+" && cp -a "+store+" "+saved) })
 	pods := []*cri.Pod{cri.RunPod(t, c, "one", cri.Limits("20M", "20M")), cri.RunPod(t, c, "two")}
-	restart(t, c, syscall.SIGKILL, func() {
+	restartCRIO(t, c, syscall.SIGKILL, func() {
 		for _, p := range pods {
-			kill(t, p)
+			killPod(t, p)
 		}
 		shell(t, "awk '$2 ~ /^.var.lib.containers.storage|^.run.containers/ {print $2}' /proc/self/mounts | sort -r | xargs -r umount -l")
 		if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil { // GC keeps recent attachments
@@ -54,14 +54,14 @@ func TestLostStore(t *testing.T) {
 		if _, err := c.Network(t.Context(), p.Sandbox); err == nil {
 			t.Errorf("CRI-O knows pod %s: this test shows nothing", p.Name)
 		}
-		gone(t, "shop/"+p.Name)
-		forget(t, p)
+		awaitNoRecords(t, "shop/"+p.Name)
+		removeNamespaces(t, p)
 		p.Sandbox = "" // no pod to stop
 	}
 }
 
-// kill ends all processes in the pod's network namespace.
-func kill(t *testing.T, p *cri.Pod) {
+// killPod kills all processes in the pod's network namespace.
+func killPod(t *testing.T, p *cri.Pod) {
 	t.Helper()
 	var want syscall.Stat_t
 	if err := syscall.Stat(p.Netns, &want); err != nil {
@@ -85,8 +85,8 @@ func kill(t *testing.T, p *cri.Pod) {
 	}
 }
 
-// forget removes the pod's namespaces.
-func forget(t *testing.T, p *cri.Pod) {
+// removeNamespaces removes the pod's namespaces.
+func removeNamespaces(t *testing.T, p *cri.Pod) {
 	t.Helper()
 	for _, kind := range []string{"netns", "ipcns", "utsns"} {
 		path := filepath.Join("/run", kind, filepath.Base(p.Netns))
@@ -96,8 +96,8 @@ func forget(t *testing.T, p *cri.Pod) {
 	}
 }
 
-// records returns the files below /run/podlace that name a pod.
-func records(t *testing.T, pod string) []string {
+// podRecords returns the files below /run/podlace that contain the pod's name.
+func podRecords(t *testing.T, pod string) []string {
 	t.Helper()
 	var named []string
 	paths, err := filepath.Glob("/run/podlace/*/*")
@@ -112,11 +112,11 @@ func records(t *testing.T, pod string) []string {
 	return named
 }
 
-// gone fails the test unless the records of the pod disappear.
-func gone(t *testing.T, pod string) {
+// awaitNoRecords fails the test unless the records of the pod disappear in time.
+func awaitNoRecords(t *testing.T, pod string) {
 	t.Helper()
-	within(t, 20*time.Second, "nothing is left of "+pod, func() error {
-		if left := records(t, pod); len(left) > 0 {
+	checkWithin(t, 20*time.Second, "nothing is left of "+pod, func() error {
+		if left := podRecords(t, pod); len(left) > 0 {
 			return fmt.Errorf("left: %v", left)
 		}
 		return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package crio_test runs pods through a real CRI-O with the plugins of this repository, in a node that is made for the run (package node).
+// Package crio_test runs pods through a real CRI-O with the plugins of this repository. Package node creates the node for the run.
 //
 //	CRIO          folder of crio and pinns (make crio builds one)
 //	PODLACE_BIN   folder of the plugins (default ../../../bin)
@@ -36,6 +36,6 @@ func needs() error {
 	return nil
 }
 
-// TestPods runs the tests that CRI-O shares with containerd. CRI-O itself maps hostPorts, but not for 127.0.0.1. Its rule for a pod
-// that connects to its own hostPort never matches ("ct status & dnat|snat == dnat").
+// TestPods runs the common tests of all runtimes with CRI-O. CRI-O maps hostPorts itself, but not for 127.0.0.1. A pod cannot connect to
+// its own hostPort, because CRI-O's rule for this case never matches ("ct status & dnat|snat == dnat").
 func TestPods(t *testing.T) { cri.Suite(t, socket, cri.HostPorts{}) }

@@ -23,8 +23,8 @@ const (
 	startTime = 30 * time.Second
 )
 
-// restart stops CRI-O by a signal, calls whileDown unless it is nil, and starts CRI-O again.
-func restart(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()) {
+// restartCRIO ends CRI-O with a signal, calls whileDown unless it is nil, and starts CRI-O again.
+func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()) {
 	t.Helper()
 	pid := func() (n int) {
 		data, _ := os.ReadFile("/run/node/crio.pid")
@@ -39,7 +39,7 @@ func restart(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()
 	if err := syscall.Kill(former, signal); err != nil || former == 0 {
 		t.Fatalf("CRI-O has PID %d: %v", former, err)
 	}
-	within(t, startTime, "CRI-O ends", func() error {
+	checkWithin(t, startTime, "CRI-O ends", func() error {
 		if syscall.Kill(former, 0) == nil {
 			return fmt.Errorf("PID %d runs", former)
 		}
@@ -51,7 +51,7 @@ func restart(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()
 	if err := os.Remove(stayDown); err != nil {
 		t.Fatal(err)
 	}
-	within(t, startTime, "CRI-O is ready again", func() error {
+	checkWithin(t, startTime, "CRI-O is ready again", func() error {
 		if pid() == former {
 			return errors.New("it has not started")
 		}
@@ -59,16 +59,16 @@ func restart(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()
 	})
 }
 
-// within fails the test unless check succeeds in time.
-func within(t *testing.T, limit time.Duration, what string, check func() error) {
+// checkWithin fails the test unless the check succeeds before the time limit.
+func checkWithin(t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	if err := cri.Eventually(t.Context(), limit, check); err != nil {
 		t.Fatalf("not within %s: %s: %v", limit, what, err)
 	}
 }
 
-// TestRestart: during a stop and start of CRI-O, its pods lose no packet. They keep the addresses in their status, which requires that
-// CHECK succeeds at the start.
+// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. This
+// requires that CHECK succeeds when CRI-O starts.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18090
@@ -80,9 +80,9 @@ func TestRestart(t *testing.T) {
 			results := make(chan error)
 			flows := []meter.Flow{{Listen: web.At(web.V4)}, {Listen: web.At(web.V6)}, {Listen: shop.At(shop.V4)}, {Listen: shop.At(shop.V6)}}
 			for _, f := range flows {
-				go func() { results <- lossless(ctx, t, f) }()
+				go func() { results <- pingWithoutLoss(ctx, t, f) }()
 			}
-			restart(t, c, signal, nil)
+			restartCRIO(t, c, signal, nil)
 			stop()
 			for range flows {
 				if err := <-results; err != nil {
@@ -100,8 +100,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// lossless sends pings from the node in rounds until the context ends.
-func lossless(ctx context.Context, t *testing.T, flow meter.Flow) error {
+// pingWithoutLoss sends pings from the node until the context ends, and returns an error if a reply is missing.
+func pingWithoutLoss(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	flow.From, flow.Duration, flow.Patience = meter.Here, time.Second/2, 10*time.Second
 	sent, lost := 0, 0
 	for ctx.Err() == nil {
@@ -118,15 +118,15 @@ func lossless(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	return nil
 }
 
-// TestCheckAtStart: CRI-O calls CHECK of live pods when it starts. The status of a pod that lost its addresses has none from then on,
-// and the other pods keep theirs.
+// TestCheckAtStart: at its start, CRI-O calls CHECK for each running pod. If a pod has lost its addresses, the status of the pod no longer
+// shows addresses. The status of each other pod still shows the pod's addresses.
 func TestCheckAtStart(t *testing.T) {
 	c := cri.Open(t, socket)
 	broken, whole := cri.RunPod(t, c, "broken"), cri.RunPod(t, c, "whole")
 	if out, err := exec.Command("ip", "-n", filepath.Base(broken.Netns), "address", "flush", "dev", "eth0").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	restart(t, c, syscall.SIGKILL, nil)
+	restartCRIO(t, c, syscall.SIGKILL, nil)
 	if got, err := c.Network(t.Context(), broken.Sandbox); err != nil || got.V4.IsValid() || got.V6.IsValid() {
 		t.Errorf("pod broken has %+v, %v: want no address", got, err)
 	}
@@ -135,8 +135,9 @@ func TestCheckAtStart(t *testing.T) {
 	}
 }
 
-// TestFlush: a flush of the firewall removes a pod's masquerade and CRI-O's hostPorts. CRI-O calls STATUS every five seconds, which
-// restores Podlace's rules. Not even a restart of CRI-O restores its hostPorts, but a new pod gets its own.
+// TestFlush: a flush of the firewall removes the masquerade rules of Podlace and the hostPort rules of CRI-O. CRI-O calls STATUS every five
+// seconds, and this call restores the rules of Podlace. CRI-O does not restore the hostPorts of existing pods, even when it restarts. The
+// hostPort of a new pod works.
 func TestFlush(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18091
@@ -146,9 +147,9 @@ func TestFlush(t *testing.T) {
 		t.Fatalf("%v: a flush leaves %s", err, out)
 	}
 	begin := time.Now()
-	within(t, 20*time.Second, "STATUS restores", func() error { return p.SeenAsNode() })
+	checkWithin(t, 20*time.Second, "STATUS restores", func() error { return p.SeenAsNode() })
 	t.Logf("restored after %s", time.Since(begin).Round(time.Millisecond))
-	within(t, 20*time.Second, "STATUS restores antiSpoof", func() error {
+	checkWithin(t, 20*time.Second, "STATUS restores antiSpoof", func() error {
 		out, err := exec.Command("nft", "list", "tables").CombinedOutput()
 		if err == nil && !strings.Contains(string(out), "bridge podlace_guard") {
 			err = fmt.Errorf("tables: %s", out)
@@ -156,7 +157,7 @@ func TestFlush(t *testing.T) {
 		return err
 	})
 	p.Ignores(cri.OutsideNetns, p.OnNode4(port))
-	restart(t, c, syscall.SIGKILL, nil)
+	restartCRIO(t, c, syscall.SIGKILL, nil)
 	p.Ignores(cri.OutsideNetns, p.OnNode4(port))
 	if got, err := c.Network(t.Context(), p.Sandbox); err != nil || got != p.Network {
 		t.Errorf("after a restart the pod has %+v, %v: want %+v", got, err, p.Network)

@@ -17,7 +17,8 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestStatus: CRI-O reports the network as not ready, with the error of STATUS, and as ready soon after the repair. No restart is needed.
+// TestStatus: when STATUS fails, CRI-O reports the network as not ready, with the error of STATUS. CRI-O reports the network as ready soon
+// after the repair, without a restart.
 func TestStatus(t *testing.T) {
 	c := cri.Open(t, socket)
 	shipped, err := conf.Conflist(conf.Default)
@@ -34,15 +35,15 @@ func TestStatus(t *testing.T) {
 		repair               func()
 	}{
 		{"no node.json", string(kubernetes), nodeFile, func() {
-			write(t, nodeFile, `{"podCIDRs":["10.244.1.0/24","fd00:10:244:1::/64"],"clusterCIDRs":["10.244.0.0/16","fd00:10:244::/56"]}`)
+			replaceFile(t, nodeFile, `{"podCIDRs":["10.244.1.0/24","fd00:10:244:1::/64"],"clusterCIDRs":["10.244.0.0/16","fd00:10:244::/56"]}`)
 		}},
 		{"wrong value", strings.Replace(string(shipped), "10.58.0.0/16", "10.58.0.0/99", 1), "10.58.0.0/99", func() {
-			write(t, conflistPath(t), string(shipped))
+			replaceFile(t, conflistPath(t), string(shipped))
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Cleanup(func() {
-				write(t, conflistPath(t), string(shipped))
+				replaceFile(t, conflistPath(t), string(shipped))
 				_ = os.Remove(nodeFile)
 				err := cri.Eventually(context.Background(), 20*time.Second, func() error { return c.Ready(context.Background()) })
 				if err != nil {
@@ -50,8 +51,8 @@ func TestStatus(t *testing.T) {
 				}
 			})
 			cri.ExpectReady(t, c)
-			write(t, conflistPath(t), test.conflist)
-			within(t, 20*time.Second, "the network is not ready", func() error {
+			replaceFile(t, conflistPath(t), test.conflist)
+			checkWithin(t, 20*time.Second, "the network is not ready", func() error {
 				err := c.Ready(t.Context())
 				if err == nil || !strings.Contains(err.Error(), "NetworkReady is false") || !strings.Contains(err.Error(), test.says) {
 					return fmt.Errorf("%w: want one about %s", errors.Join(err, errors.New("CRI-O's status")), test.says)
@@ -60,12 +61,12 @@ func TestStatus(t *testing.T) {
 				return nil
 			})
 			test.repair()
-			within(t, 20*time.Second, "the network is ready", func() error { return c.Ready(t.Context()) })
+			checkWithin(t, 20*time.Second, "the network is ready", func() error { return c.Ready(t.Context()) })
 		})
 	}
 }
 
-// conflistPath is the path of the node's configuration.
+// conflistPath returns the path of the conflist that CRI-O uses.
 func conflistPath(t *testing.T) string {
 	t.Helper()
 	config, err := os.ReadFile("/run/node/crio.conf")
@@ -77,41 +78,41 @@ func conflistPath(t *testing.T) string {
 	return filepath.Join(dir, conf.Default)
 }
 
-// write replaces a file atomically.
-func write(t *testing.T, path, text string) {
+// replaceFile replaces a file atomically.
+func replaceFile(t *testing.T, path, text string) {
 	t.Helper()
 	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// TestWhoMaps: CRI-O maps hostPorts itself and passes none to portmap, even if its own mapping is disabled. Then the port has no
-// answer.
+// TestWhoMaps: CRI-O maps hostPorts itself and passes none to portmap, even if its own mapping is disabled. While the mapping is disabled,
+// hostPorts are unreachable.
 func TestWhoMaps(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port, file = 18092, "/run/node/crio.conf"
 	mapped := cri.RunPod(t, c, "mapped", cri.HostPort(port))
 	mapped.Serves(cri.OutsideNetns, mapped.OnNode4(port))
-	unmapped(t, mapped)
+	checkUnmapped(t, mapped)
 	mapped.Remove()
 	config, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	use := func(text string) func() { return func() { write(t, file, text) } }
+	use := func(text string) func() { return func() { replaceFile(t, file, text) } }
 	const section, off = "[crio.runtime]\n", "disable_hostport_mapping = true\n"
-	restart(t, c, syscall.SIGTERM, use(strings.Replace(string(config), section, section+off, 1)))
+	restartCRIO(t, c, syscall.SIGTERM, use(strings.Replace(string(config), section, section+off, 1)))
 	nobodys := cri.RunPod(t, c, "nobodys", cri.HostPort(port))
 	nobodys.Ignores(cri.OutsideNetns, nobodys.OnNode4(port))
-	unmapped(t, nobodys)
+	checkUnmapped(t, nobodys)
 	nobodys.Remove()
-	restart(t, c, syscall.SIGTERM, use(string(config)))
+	restartCRIO(t, c, syscall.SIGTERM, use(string(config)))
 }
 
-// unmapped fails the test if portmap has a record of the pod, or bridge has none.
-func unmapped(t *testing.T, p *cri.Pod) {
+// checkUnmapped fails the test unless the bridge plugin has a record of the pod and portmap has no record of the pod.
+func checkUnmapped(t *testing.T, p *cri.Pod) {
 	t.Helper()
-	all := strings.Join(records(t, "shop/"+p.Name), " ")
+	all := strings.Join(podRecords(t, "shop/"+p.Name), " ")
 	if strings.Contains(all, "/portmap-") || !strings.Contains(all, "/bridge-") {
 		t.Errorf("records of pod %s: %s: want one of bridge and none of portmap", p.Name, all)
 	}

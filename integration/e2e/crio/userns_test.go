@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestUserNamespace: a pod whose network namespace belongs to its own user namespace gets its network, and CHECK succeeds.
+// TestUserNamespace: a pod has its own user namespace, which owns the pod's network namespace. ADD and CHECK succeed.
 func TestUserNamespace(t *testing.T) {
 	c := cri.Open(t, socket)
 	p := cri.RunPod(t, c, "own-users", func(config *api.PodSandboxConfig) {
@@ -25,7 +25,7 @@ func TestUserNamespace(t *testing.T) {
 	if err := p.SeenAsNode(); err != nil {
 		t.Error(err)
 	}
-	restart(t, c, syscall.SIGKILL, nil)
+	restartCRIO(t, c, syscall.SIGKILL, nil)
 	if got, err := c.Network(t.Context(), p.Sandbox); err != nil || got != p.Network {
 		t.Errorf("after a restart the pod has %+v, %v: want %+v", got, err, p.Network)
 	}

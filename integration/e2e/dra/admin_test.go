@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestAdminAccess: an administrator's pod gets the addresses of all VFs, allocated and free. No VF moves, and pods that start and end
-// are not affected.
+// TestAdminAccess: the claim of an administrator's pod lists the addresses of all VFs, both allocated and free. No VF moves, and other pods
+// can still start and end.
 func TestAdminAccess(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -51,8 +51,8 @@ spec:
 	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
 }
 
-// TestAdminAll33: one claim cannot request all devices of a node with more than 32, and the scheduler reports that. A claim for 32
-// devices by count works.
+// TestAdminAll33: a claim cannot request all devices of a node that has more than 32, and the scheduler reports this. A claim with a count
+// of 32 devices works.
 func TestAdminAll33(t *testing.T) {
 	l := newLab(t, setup{machine: pcitest.Machine{Nodes: 1, PFs: 1, VFs: 33, InPods: true}})
 	for name, mode := range map[string]string{"all": "allocationMode: All", "count": "count: 32"} {
@@ -69,8 +69,8 @@ spec: {devices: {requests: [{name: all, exactly: {deviceClassName: ` + l.class()
 	l.attached("count")
 }
 
-// TestPreScheduled: a pod that is bound to the node before its claim is allocated waits there. No VF moves until the claim is reserved
-// for the pod.
+// TestPreScheduled: a pod is bound to the node before its claim is allocated. The pod waits on the node. No VF moves until the claim is
+// reserved for the pod.
 func TestPreScheduled(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -84,7 +84,7 @@ func TestPreScheduled(t *testing.T) {
 	l.attached("web", l.ids[5])
 }
 
-// allocate allocates the request nic of a claim, as the scheduler does.
+// The method allocate() writes an allocation into a claim for the request named "nic", as the scheduler does.
 func (l *lab) allocate(claim, pool, device string) {
 	l.Helper()
 	c := l.getClaim(claim)
@@ -95,7 +95,7 @@ func (l *lab) allocate(claim, pool, device string) {
 	}
 }
 
-// TestWrongNode: Prepare refuses a claim for another node or for a device that does not exist, and an event of the pod names the
+// TestWrongNode: Prepare refuses a claim for another node and a claim for a device that does not exist. An event of the pod contains the
 // reason.
 func TestWrongNode(t *testing.T) {
 	l := newLab(t, setup{})

@@ -12,7 +12,7 @@ import (
 
 const kubeletUser = "system:node:" + nodeName
 
-// request is one line of the API server's audit log.
+// The type request is one line of the API server's audit log.
 type request struct {
 	Verb       string
 	RequestURI string
@@ -23,7 +23,7 @@ type request struct {
 	Answered   time.Time          `json:"stageTimestamp"`
 }
 
-// isWrite reports whether the API server stored something for the request.
+// isWrite reports whether the request changed an object in the API server.
 func (r request) isWrite() bool {
 	switch r.Verb {
 	case "create", "update", "patch", "delete", "deletecollection":
@@ -32,7 +32,7 @@ func (r request) isWrite() bool {
 	return false
 }
 
-// mark returns the current position in the audit log, for requests.
+// The method mark() returns the current size of the audit log, as the start for requests().
 func (l *lab) mark() int64 {
 	l.Helper()
 	info, err := os.Stat(auditLog(os.Getenv(dirEnv)))
@@ -42,7 +42,7 @@ func (l *lab) mark() int64 {
 	return info.Size()
 }
 
-// requests returns a user's requests since a mark, for one resource or with "" for all.
+// The method requests() returns a user's requests since a mark, for one resource or, with "", for all resources.
 func (l *lab) requests(since int64, user, resource string) (list []request) {
 	l.Helper()
 	file, err := os.Open(auditLog(os.Getenv(dirEnv)))
@@ -69,7 +69,7 @@ func (l *lab) requests(since int64, user, resource string) (list []request) {
 	return list
 }
 
-// writes returns the daemon's writes of a resource since a mark.
+// The method writes() returns the daemon's write requests for a resource since a mark.
 func (l *lab) writes(since int64, resource string) (list []request) {
 	l.Helper()
 	for _, r := range l.requests(since, account, resource) {

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestClaim: the pod of a claim's reservation has the claim's VF. When its last pod ends, the claim is deallocated and the VF returns
-// to the node. The claim can be used again.
+// TestClaim: the pod for which a claim is reserved has the claim's VF. When the last pod of the claim ends, the claim is deallocated and
+// the VF returns to the node. Another pod can then use the claim.
 func TestClaim(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -41,7 +41,7 @@ func TestClaim(t *testing.T) {
 	l.attached("none")
 }
 
-// TestTemplate: each pod of a template has a VF, and its claim is deleted with it.
+// TestTemplate: each pod with a claim template has its own VF. The generated claim is deleted together with its pod.
 func TestTemplate(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -71,8 +71,8 @@ func TestTemplate(t *testing.T) {
 	})
 }
 
-// TestTwoClaims: a pod with several claims and requests has one interface for each VF. The interfaces are ordered by the claim's name
-// in the pod and then by request, in whatever order the pod lists its claims.
+// TestTwoClaims: a pod with several claims and requests has one interface for each VF. The interfaces are sorted by the claim's name in the
+// pod and then by the request. The order of the claims in the pod does not matter.
 func TestTwoClaims(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("one", "nic")
@@ -83,7 +83,8 @@ func TestTwoClaims(t *testing.T) {
 	l.attached("web", slices.Concat(a, b, c)...)
 }
 
-// TestContainersShare: containers that name the same claim share its VF in one interface, and get its address in their environment.
+// TestContainersShare: two containers name the same claim. The containers share the claim's VF in one interface. Each container has the
+// VF's address in its environment.
 func TestContainersShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -111,8 +112,8 @@ spec:
 	}
 }
 
-// TestPodsShare: two pods use one claim. The first to start has the VF; the other waits with an event, and gets the VF when the first
-// ends. This also holds for a claim that was generated for a pod.
+// TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits, and an event reports this. When the
+// first pod ends, the other pod gets the VF. The same is true for a claim that was generated for a pod.
 func TestPodsShare(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Run("at once", func(t *testing.T) {
@@ -146,14 +147,14 @@ func TestPodsShare(t *testing.T) {
 	})
 }
 
-// in returns the lab for a subtest.
+// The method in() returns the lab for a subtest.
 func (l *lab) in(t *testing.T) *lab {
 	part := *l
 	part.T = t
 	return &part
 }
 
-// handOver fails the test unless one of two pods has the claim's VF and the other pod gets it when the first ends.
+// handOver checks that one of two pods has the claim's VF. It also checks that the other pod gets the VF when the first pod ends.
 func (l *lab) handOver(claim, one, two string) {
 	l.Helper()
 	within(l.T, "a pod of the two runs", func() error {
@@ -179,7 +180,8 @@ func (l *lab) handOver(claim, one, two string) {
 	l.delete(two)
 }
 
-// TestMissingClaim: a pod whose claim does not exist waits without any call of the daemon. It starts once the claim exists.
+// TestMissingClaim: a pod waits while its claim does not exist. The kubelet does not call the daemon for this pod. The pod starts once the
+// claim exists.
 func TestMissingClaim(t *testing.T) {
 	l := newLab(t, setup{})
 	l.pod("web", "nic=vf")

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// auditPolicy makes the audit log record requests for slices and claims, and all requests of the kubelet.
+// auditPolicy makes the API server log the requests for slices and claims, and all requests of the kubelet and the daemon.
 const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived", "ResponseStarted"], "rules": [
 	{"level": "Metadata", "resources": [{"group": "resource.k8s.io"}]},
 	{"level": "Metadata", "users": ["system:node:node1", "` + account + `"]},
@@ -27,7 +27,7 @@ const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitSt
 // daemonImage is the image of the shipped DaemonSet.
 const daemonImage = "registry.example.com/podlace/sriov-device-plugin:latest"
 
-// cluster is a running scripts/cluster.sh.
+// The type cluster is a cluster that scripts/cluster.sh runs.
 type cluster struct {
 	dir     string
 	cmd     *exec.Cmd
@@ -72,7 +72,7 @@ func startCluster(dir string) (*cluster, error) {
 	return nil, errors.Join(errors.New("the cluster is not ready"), c.cmd.Wait())
 }
 
-// betaAPIs is the flag for the API groups that GATES need.
+// betaAPIs returns the API server flag that enables additional API groups. Some feature gates in GATES need these groups.
 func betaAPIs() string {
 	switch {
 	case hasGate("GenericWorkload"):
@@ -83,7 +83,8 @@ func betaAPIs() string {
 	return ""
 }
 
-// kubeletFlags are additional to the flags of cluster.sh. The first one sets the retry interval for a claim whose preparation failed.
+// kubeletFlags returns the kubelet flags that the tests add to the flags of cluster.sh. The first flag sets the interval at which the
+// kubelet retries the preparation of a claim.
 func kubeletFlags() string {
 	flags := "--sync-frequency=10s --pod-manifest-path=" + manifests
 	if os.Getenv("VERSION") == "1.34" {
@@ -94,7 +95,7 @@ func kubeletFlags() string {
 
 func auditLog(dir string) string { return filepath.Join(dir, "plane", "audit.log") }
 
-// command returns a command of cluster.sh. The cluster has one node and no services.
+// The method command() returns a command of cluster.sh. The cluster has one node and no kube-proxy.
 func (c *cluster) command(verb string, args ...string) *exec.Cmd {
 	cmd := exec.Command(script(), append([]string{verb, c.dir}, args...)...)
 	cmd.Env = append(os.Environ(), "NODES=node1", "PROXY=none", "FAMILIES=4")
@@ -122,7 +123,7 @@ func (c *cluster) noteGroups() error {
 	return nil
 }
 
-// stop ends the cluster and returns an error if anything of it remains on the machine.
+// The method stop() ends the cluster. The method returns an error if anything of the cluster remains on the host.
 func (c *cluster) stop() error {
 	if c.control != nil {
 		_ = c.control.Close()
@@ -147,7 +148,7 @@ func (c *cluster) stop() error {
 	return nil
 }
 
-// sysctls are the machine-wide parameters that a kubelet sets from any namespace.
+// The function sysctls() returns the host-wide parameters that a kubelet sets from any namespace.
 func sysctls() (values string) {
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
 		data, _ := os.ReadFile("/proc/sys/" + name)
@@ -156,7 +157,7 @@ func sysctls() (values string) {
 	return values
 }
 
-// load returns the machine's load averages.
+// The function load() returns the machine's load averages.
 func load() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	return strings.Join(strings.Fields(string(text))[:2], " ")
@@ -164,7 +165,7 @@ func load() string {
 
 func controlSocket(dir string) string { return filepath.Join(dir, "control") }
 
-// serve runs commands on the control plane machine for the tests, which run in node1.
+// The method serve() accepts commands from the tests in node1, and runs these commands in the control plane machine.
 func (c *cluster) serve() (err error) {
 	c.control, err = net.Listen("unix", controlSocket(c.dir))
 	if err != nil {
@@ -182,7 +183,7 @@ func (c *cluster) serve() (err error) {
 	return nil
 }
 
-// outcome is the result of a command.
+// The type outcome is the result of a command.
 type outcome struct{ Output, Error string }
 
 func (c *cluster) answer(conn net.Conn) {
@@ -201,7 +202,7 @@ func (c *cluster) answer(conn net.Conn) {
 	_ = json.NewEncoder(conn).Encode(answer)
 }
 
-// inPlane runs a command on the control plane machine.
+// inPlane runs a command in the control plane machine.
 func inPlane(args ...string) (string, error) {
 	conn, err := net.Dial("unix", controlSocket(os.Getenv(dirEnv)))
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// opaque creates a claim with a configuration of the driver.
+// The method opaque() creates a claim that contains a configuration for the driver.
 func (l *lab) opaque(name, parameters string) {
 	l.Helper()
 	l.create(`
@@ -23,13 +23,13 @@ spec:
     - ` + settings(parameters))
 }
 
-// settings returns a configuration of the driver for a claim or class.
+// The function settings() returns a configuration for the driver as part of a claim or of a class.
 func settings(parameters string) string {
 	return "{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + parameters + "}}}"
 }
 
-// TestBadConfig (failures 25, 26): a claim is not prepared if its configuration has an unknown key, a key that only a class may set,
-// or an invalid value. The pod waits with an event that names the place, the key and the value. No VF moves.
+// TestBadConfig (failures 25, 26): the configuration of a claim has an unknown key, a key that only a class may set, or an invalid value.
+// The claim is not prepared. The pod waits, with an event that names the position in the configuration, the key and the value. No VF moves.
 func TestBadConfig(t *testing.T) {
 	l := newLab(t, setup{config: strings.Replace(fast, `"api": "dra"`, `"api": "dra", "claimMay": ["mtu", "ifName", {"vlan": "100-199"}]`, 1)})
 	for name, c := range map[string]struct {
@@ -52,8 +52,8 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// TestConfig: the settings of a class apply, permitted settings of a claim override them, and Podlace ignores another driver's
-// configuration.
+// TestConfig: the settings of a class apply, and the permitted settings of a claim override them. Podlace ignores the configuration of
+// another driver.
 func TestConfig(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -80,7 +80,8 @@ spec:
 	}
 }
 
-// TestStatusForbidden (failure 28): pods run although the daemon may not write the status of claims. The daemon logs that once.
+// TestStatusForbidden (failure 28): pods run even if the daemon has no right to write the status of claims. The daemon logs the refused
+// write once.
 func TestStatusForbidden(t *testing.T) {
 	l := newLab(t, setup{})
 	l.withoutRule("resourceclaims/status")

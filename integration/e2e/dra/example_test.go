@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestExample: the class, template and pod of the quickstart of docs/DRA.md give the pod a net1. The container's log matches the
-// README.
+// TestExample: with the class, template and pod of the quickstart in docs/DRA.md, the pod has the interface net1. The container's log
+// equals the log in the document.
 func TestExample(t *testing.T) {
 	l := newLab(t, setup{})
 	document, err := os.ReadFile("../../../docs/DRA.md")

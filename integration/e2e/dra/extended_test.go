@@ -20,13 +20,14 @@ import (
 
 const (
 	byPlugin = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "selectors": {"vendors": ["8086"]}}]}`
-	// half offers the VFs of one PF through each API.
+	// In the configuration "half", DRA offers the VFs of one PF, and the device plugin API offers the VFs of the other PF.
 	half = `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}},
 		{"resourceName": "slow", "resourcePrefix": "example.com", "selectors": {"pfNames": ["ens1f0"]}}]}`
 )
 
-// extendedClass creates a class for pods with limits for the resource. The scheduler generates claims for them.
+// extendedClass creates a class with the name of the resource. The scheduler then generates claims for pods that have limits for the
+// resource.
 func (l *lab) extendedClass() {
 	l.Helper()
 	l.create(`
@@ -37,13 +38,14 @@ spec:
   selectors: ` + ofResource)
 }
 
-// limits creates a pod that requests VFs by resource limits.
+// The method limits() creates a pod that requests VFs through resource limits.
 func (l *lab) limits(name, resource string, n int) {
 	l.Helper()
 	l.create(fmt.Sprintf("{kind: Pod, metadata: {name: %s}, spec: {containers: [{resources: {limits: {%s: %d}}}]}}", name, resource, n))
 }
 
-// owned returns the VFs of a pod in the order of their interfaces, from the VFs' journals and the pod's sandbox.
+// The method owned() returns the VFs of a pod, in the order of their interfaces. The method reads the journals of the VFs and the pod's
+// sandbox.
 func (l *lab) owned(pod string) (ids []string) {
 	l.Helper()
 	inside := l.inside(pod)
@@ -57,7 +59,7 @@ func (l *lab) owned(pod string) (ids []string) {
 	return ids
 }
 
-// allocatable returns the number of allocatable devices of a resource in the node's status.
+// The method allocatable() returns the number of allocatable devices of a resource in the status of the Node object.
 func (l *lab) allocatable(resource string) int64 {
 	l.Helper()
 	n, err := l.client.CoreV1().Nodes().Get(l.background(), nodeName, metav1.GetOptions{})
@@ -72,8 +74,8 @@ func (l *lab) allocatable(resource string) int64 {
 	return 0
 }
 
-// TestExtended: a pod with limits for a resource gets VFs of the class with the resource's name, through a claim that the scheduler
-// generates.
+// TestExtended: a pod has limits for a resource, and a class has the name of the resource. The pod gets VFs of the class through a claim
+// that the scheduler generates.
 func TestExtended(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := newLab(t, setup{})
@@ -100,8 +102,8 @@ func TestExtended(t *testing.T) {
 	}
 }
 
-// TestMigrateNode: a node changes from the device plugin to DRA and back without a drain. Pods keep their VFs, each VF is offered by
-// only one API, and new pods with the same limits get VFs from the new API.
+// TestMigrateNode: a node changes from the device plugin API to DRA and back without a drain. Running pods keep their VFs, and only one API
+// offers each VF. New pods with the same limits get VFs from the new API.
 func TestMigrateNode(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := prepare(t, setup{config: byPlugin})
@@ -168,7 +170,8 @@ func TestMigrateNode(t *testing.T) {
 	}
 }
 
-// TestStaticStays: static pods may not use claims. They get VFs from the device plugin while the same daemon serves claims.
+// TestStaticStays: static pods cannot have claims. Static pods get VFs through the device plugin API, while the same daemon serves claims
+// of other pods.
 func TestStaticStays(t *testing.T) {
 	l := prepare(t, setup{config: half})
 	l.run()

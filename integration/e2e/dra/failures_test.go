@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestKubeletRestart (failure 22): at its start a kubelet deletes the slices of its node. The daemon writes them again, and running
+// TestKubeletRestart (failure 22): a kubelet deletes the slices of its node when it starts. The daemon writes the slices again, and running
 // pods keep their VFs.
 func TestKubeletRestart(t *testing.T) {
 	l := newLab(t, setup{})
@@ -61,8 +61,9 @@ func TestKubeletRestart(t *testing.T) {
 	l.runs("late")
 }
 
-// TestDaemonAway (failures 5, 6, 14): a pod whose sandbox dies while the daemon is stopped gets its VF again without another Prepare.
-// The claim of a pod that ends meanwhile is unprepared after the daemon's restart. Until then no other pod gets its VF.
+// TestDaemonAway (failures 5, 6, 14): the daemon is stopped while a pod's sandbox dies. The new sandbox gets the same VF without another
+// Prepare. If a pod ends while the daemon is stopped, its claim is unprepared after the daemon's restart. Until then, no other pod gets the
+// VF of the claim.
 func TestDaemonAway(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -97,7 +98,7 @@ func TestDaemonAway(t *testing.T) {
 	l.attached("web", web...)
 }
 
-// away makes the API server unreachable from the node until the returned function is called.
+// The method away() makes the API server unreachable from the node until the returned function is called.
 func (l *lab) away() (back func()) {
 	l.Helper()
 	config := l.config.Host
@@ -125,9 +126,9 @@ func (l *lab) away() (back func()) {
 	return back
 }
 
-// TestAPIAway (failures 1, 2, 3): while the API server is unreachable, ADD and DEL of a pod with a prepared claim work, and a
-// restarted daemon serves the device plugin API. Once the API server is reachable again, the daemon publishes its slices. The kubelet
-// creates no sandbox for a pod with claims meanwhile.
+// TestAPIAway (failures 1, 2, 3): the API server is unreachable. ADD and DEL of a pod with a prepared claim work, and a restarted daemon
+// serves the device plugin API. Once the API server is reachable again, the daemon publishes its slices. While the API server is
+// unreachable, the kubelet creates no sandbox for a pod with claims.
 func TestAPIAway(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -174,7 +175,7 @@ func TestAPIAway(t *testing.T) {
 	l.attached("web", l.allocated("vf")...)
 }
 
-// blockADD blocks each ADD of the plugin sriov until the returned function is called.
+// blockADD blocks each ADD of the sriov plugin until the returned function is called.
 func (l *lab) blockADD() (release func()) {
 	l.Helper()
 	_ = os.Remove("/run/node/adding")
@@ -196,7 +197,8 @@ func exists(path string) error {
 	return err
 }
 
-// TestRecordsLost (failure 7): a pod whose claim record is lost does not start without its VF. The daemon writes the record again.
+// TestRecordsLost (failure 7): the record of a pod's claim is deleted. The pod's next sandbox still gets the VF. The daemon writes the
+// record again.
 func TestRecordsLost(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -214,8 +216,8 @@ func TestRecordsLost(t *testing.T) {
 	}
 }
 
-// TestStateDamaged (failure 8): while the kubelet's state file is damaged, a pod with a claim does not start without its VF. Pods of
-// namespaces without claims start. The kubelet rewrites the file at the next Prepare.
+// TestStateDamaged (failure 8): the kubelet's state file is damaged, and a pod with a claim does not start without its VF. While the file
+// is damaged, pods still start in Kubernetes namespaces without claims. The kubelet rewrites the file at the next Prepare.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -261,7 +263,7 @@ func (l *lab) damageState() {
 	}
 }
 
-// TestContainerdRestart: pods keep their VFs when containerd is killed, and new pods get VFs.
+// TestContainerdRestart: after a kill of containerd, running pods keep their VFs, and new pods get VFs.
 func TestContainerdRestart(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -279,7 +281,7 @@ func TestContainerdRestart(t *testing.T) {
 	}
 }
 
-// TestHostNetwork (failure 34): the VF of a pod with host network stays on the node, and is free when the pod ends.
+// TestHostNetwork (failure 34): the VF of a pod with host network stays on the node. The VF is free after the end of the pod.
 func TestHostNetwork(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -295,7 +297,8 @@ func TestHostNetwork(t *testing.T) {
 	within(t, "the claim is unprepared", l.noRecords)
 }
 
-// TestDiskFull (failure 35): a claim whose record cannot be written is not prepared, and no VF moves until there is space.
+// TestDiskFull (failure 35): the disk is full, so the daemon cannot write the record of a claim. The claim is not prepared and no VF moves
+// until the disk has space.
 func TestDiskFull(t *testing.T) {
 	l := newLab(t, setup{})
 	if err := os.MkdirAll(claimRecords, 0o700); err != nil {

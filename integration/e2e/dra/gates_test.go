@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// hasGate reports whether the cluster has a feature, through GATES or by default in its version.
+// hasGate reports whether a feature gate of the cluster is on, either in GATES or by default in its Kubernetes version.
 func hasGate(name string) bool {
 	for gate := range strings.SplitSeq(os.Getenv("GATES"), ",") {
 		if value, ok := strings.CutPrefix(gate, name+"="); ok {
@@ -24,7 +24,7 @@ func hasGate(name string) bool {
 	return !slices.Contains(never, name) && (os.Getenv("VERSION") != "1.34" || !slices.Contains(late, name))
 }
 
-// needGate skips the test in a cluster without a feature.
+// needGate skips the test if a feature gate of the cluster is off.
 func needGate(t *testing.T, name string) {
 	t.Helper()
 	if !hasGate(name) {
@@ -32,7 +32,7 @@ func needGate(t *testing.T, name string) {
 	}
 }
 
-// gateOff disables features of the API server until the test ends.
+// gateOff disables feature gates of the API server until the test ends.
 func (l *lab) gateOff(gates string) {
 	l.Helper()
 	file := filepath.Join(os.Getenv(dirEnv), "plane", "services", "apiserver")
@@ -44,7 +44,7 @@ func (l *lab) gateOff(gates string) {
 	l.Cleanup(func() { l.restartAPI(file, string(before)) })
 }
 
-// restartAPI replaces the command of the API server, kills it and waits until the new one answers.
+// restartAPI replaces the command line of the API server, kills the API server, and waits until the new process answers.
 func (l *lab) restartAPI(file, command string) {
 	l.Helper()
 	if err := errors.Join(os.WriteFile(file+".new", []byte(command), 0o755), os.Rename(file+".new", file)); err != nil {
@@ -56,7 +56,7 @@ func (l *lab) restartAPI(file, command string) {
 	l.apiReady()
 }
 
-// apiReady waits until the API server answers and the node is ready.
+// apiReady waits until the API server answers and the node is Ready.
 func (l *lab) apiReady() {
 	l.Helper()
 	took := within(l.T, "the API server is ready", func() error {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestLinkDown: the VFs of a PF without carrier get a taint. New pods get other VFs, and running pods keep theirs.
+// TestLinkDown: a PF loses its carrier, and its VFs get a taint. New pods get VFs of the other PF, and running pods keep their VFs.
 func TestLinkDown(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -44,7 +44,8 @@ func TestLinkDown(t *testing.T) {
 	l.runs("late")
 }
 
-// TestTaintsDropped: if the API server drops taints, free VFs of a PF without carrier leave the slice, and allocated VFs stay.
+// TestTaintsDropped: the feature gate for device taints is off, so the API server drops the taints of slices. When a PF has no carrier, its
+// free VFs leave the slice, and its allocated VFs stay in the slice.
 func TestTaintsDropped(t *testing.T) {
 	l := newLab(t, setup{})
 	if hasGate("DRADeviceTaints") {
@@ -76,8 +77,8 @@ func TestTaintsDropped(t *testing.T) {
 	l.attached("old", old...)
 }
 
-// TestEviction: a pod whose VF is gone is evicted after its toleration time. A restart of the daemon does not restart this time. A VF
-// that becomes free is removed from the slice.
+// TestEviction: the VF of a running pod disappears, and the pod is evicted after its toleration time. A restart of the daemon does not
+// extend the toleration time. A missing VF leaves the slice once no claim has it.
 func TestEviction(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -133,7 +134,8 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: %s, toleratio
 	}
 }
 
-// TestTaintRule: an administrator's rule for a device or for the node's pool evicts pods, and their VFs return to the node.
+// TestTaintRule: an administrator's DeviceTaintRule for a device or for the node's pool evicts pods. The VFs of these pods return to the
+// node.
 func TestTaintRule(t *testing.T) {
 	needGate(t, "DRADeviceTaintRules")
 	l := newLab(t, setup{})
@@ -198,7 +200,7 @@ spec:
 	becomes(core.ResourceHealthStatusHealthy)
 }
 
-// healthIs returns an error unless the pod's status reports this health of its only device.
+// healthIs returns an error unless the pod's status reports the wanted health for the pod's only device.
 func healthIs(p *core.Pod, want core.ResourceHealthStatus) error {
 	var all []string
 	for _, c := range p.Status.ContainerStatuses {

@@ -28,7 +28,7 @@ const (
 	variable = "PCIDEVICE_EXAMPLE_COM_FAST"
 )
 
-// fast is the configuration of most tests: DRA offers all VFs.
+// The configuration "fast" is for most tests. With this configuration, DRA offers all VFs.
 const fast = `{"resourceList": [
 	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
 
@@ -36,13 +36,13 @@ const fast = `{"resourceList": [
 const ofResource = `[{cel: {expression:
   'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`
 
-// setup describes a test's node; the zero value suits most tests.
+// The type setup describes a test's node; the zero value suits most tests.
 type setup struct {
 	config  string          // configuration of the daemon; "" means fast
 	machine pcitest.Machine // nil: two NUMA nodes with one PF of four VFs each
 }
 
-// lab is the node of a test, with its own cards, daemon and API server namespace.
+// The type lab is the node of one test, with its own cards, daemon and Kubernetes namespace.
 type lab struct {
 	*testing.T
 	*daemon
@@ -58,7 +58,7 @@ type lab struct {
 	last    []func()         // cleanups that run after the end of all pods
 }
 
-// newLab starts a node whose daemon is ready and whose slices are published.
+// newLab starts the daemon, and waits until the daemon is ready and its slices are published.
 func newLab(t *testing.T, s setup) *lab {
 	t.Helper()
 	l := prepare(t, s)
@@ -68,7 +68,7 @@ func newLab(t *testing.T, s setup) *lab {
 	return l
 }
 
-// prepare sets up everything except a running daemon.
+// The function prepare() creates the lab without starting the daemon.
 func prepare(t *testing.T, s setup) *lab {
 	t.Helper()
 	if reason := os.Getenv(skipEnv); reason != "" {
@@ -93,7 +93,7 @@ func prepare(t *testing.T, s setup) *lab {
 	return l
 }
 
-// connect creates the administrator's clients.
+// The method connect() creates the administrator's clients.
 func (l *lab) connect() {
 	l.Helper()
 	config, err := adminConfig()
@@ -131,10 +131,10 @@ func (l *lab) makeNamespace() {
 	l.create("{kind: DeviceClass, metadata: {name: " + l.class() + "}, spec: {selectors: " + ofResource + "}}")
 }
 
-// class creates the test's DeviceClass for the VFs of the resource.
+// The method class() creates the test's DeviceClass for the VFs of the resource.
 func (l *lab) class() string { return l.ns + "-fast" }
 
-// clear deletes the test's objects, and fails the test unless all VFs return to the node.
+// The method clear() deletes the objects of the test, and fails the test unless all VFs return to the node.
 func (l *lab) clear() {
 	ctx := context.Background()
 	if l.cmd == nil && !l.isPod {
@@ -174,7 +174,7 @@ func (l *lab) clear() {
 	_ = l.client.ResourceV1().DeviceClasses().Delete(ctx, l.class(), metav1.DeleteOptions{})
 }
 
-// noRecords returns an error while a claim is prepared.
+// noRecords returns an error while the record of a prepared claim exists.
 func (l *lab) noRecords() error {
 	if left, _ := filepath.Glob(claimRecords + "/*"); len(left) > 0 {
 		return fmt.Errorf("records of claims remain: %v", left)
@@ -182,7 +182,7 @@ func (l *lab) noRecords() error {
 	return nil
 }
 
-// try repeats check until it succeeds or patience ends.
+// The function try() repeats a check until the check succeeds or the time limit passes.
 func try(check func() error) (err error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err = check(); err == nil {
@@ -192,7 +192,7 @@ func try(check func() error) (err error) {
 	return err
 }
 
-// within fails the test unless check succeeds before patience ends. It returns the time that this took.
+// The function within() fails the test unless the check succeeds before the time limit passes. The function returns the waiting time.
 func within(t *testing.T, what string, check func() error) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -202,7 +202,7 @@ func within(t *testing.T, what string, check func() error) time.Duration {
 	return time.Since(begin)
 }
 
-// remains fails the test if check fails during the next seconds, in which an unwanted change would happen.
+// The function remains() repeats a check for 4 seconds, and fails the test if the check fails.
 func remains(t *testing.T, what string, check func() error) {
 	t.Helper()
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {

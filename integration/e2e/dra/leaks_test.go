@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestForceDelete (failure 11): the VF of a pod that was deleted by force goes to the next pod once the first pod has released it.
+// TestForceDelete (failure 11): a pod is deleted by force. Another pod gets the VF only after the deleted pod has released it.
 func TestForceDelete(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("most", "a", "b", "c", "d", "e", "f", "g")
@@ -48,8 +48,8 @@ func TestForceDelete(t *testing.T) {
 	}
 }
 
-// script replaces the CNI plugin sriov by a shell script until the returned function is called. The script finds the plugin's path in
-// $REAL.
+// The method script() replaces the sriov plugin by a shell script until the returned function is called. The script finds the path of the
+// real plugin in the variable REAL.
 func (l *lab) script(text string) (restore func()) {
 	l.Helper()
 	const at = "/opt/cni/bin/sriov"
@@ -72,7 +72,7 @@ func (l *lab) script(text string) (restore func()) {
 	return restore
 }
 
-// TestDelFails (failure 15): while DEL fails, the pod stays and its claim remains prepared. The runtime repeats DEL.
+// TestDelFails (failure 15): while DEL fails, the pod does not end, and its claim remains prepared. The runtime retries DEL.
 func TestDelFails(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -92,8 +92,9 @@ func TestDelFails(t *testing.T) {
 	within(t, "the VF is home", func() error { return errors.Join(l.noRecords(), l.allHome()) })
 }
 
-// TestNoDel (failure 16): if DEL never came, the daemon restores the VF when the claim is unprepared. The kernel deletes a veth with
-// its namespace, but returns a VF to the node. So the test moves the interface to the node under its name in the pod.
+// TestNoDel (failure 16): no DEL is sent for a pod. The daemon then restores the VF when the kubelet unprepares the claim. When a namespace
+// ends, the kernel deletes its veths but moves its VFs to the node. The VFs of this test are veths, so the test itself moves the interface
+// to the node. The interface keeps the name that it has in the pod.
 func TestNoDel(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -113,7 +114,8 @@ exec $REAL
 	restore()
 }
 
-// TestOrphanedRecord (failure 12): the daemon collects a record whose claim is gone and unknown to the kubelet, and the VF is free.
+// TestOrphanedRecord (failure 12): a record belongs to a deleted claim that the kubelet does not know. The daemon removes the record, and
+// the VF is free.
 func TestOrphanedRecord(t *testing.T) {
 	l := newLab(t, setup{})
 	uid := "8d2f6a34-0000-4000-8000-000000000001"

@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The PFs of most tests, by NUMA node.
+// These PFs are in the machine of most tests, one on each NUMA node.
 const (
 	pf0, pf0Name = "0000:11:00.0", "ens0f0"
 	pf1, pf1Name = "0000:15:00.0", "ens1f0"
 )
 
-// iface is an interface as ip -json shows it.
+// iface describes a network interface, as `ip -json link show` prints it.
 type iface struct {
 	Name     string   `json:"ifname"`
 	MAC      string   `json:"address"`
@@ -33,7 +33,7 @@ type iface struct {
 	Flags    []string `json:"flags"`
 }
 
-// interfaces returns the interfaces of a network namespace; "" is the node.
+// The function interfaces() returns the interfaces of a network namespace; "" is the namespace of the node.
 func interfaces(netns string) (all []iface, err error) {
 	command := []string{"ip", "-json", "link", "show"}
 	if netns != "" {
@@ -46,7 +46,7 @@ func interfaces(netns string) (all []iface, err error) {
 	return all, err
 }
 
-// addInterfaces creates a veth for each VF of a sysfs tree that has an interface, and returns the addresses of all VFs.
+// addInterfaces creates a veth for each VF that has an interface in a sysfs tree. addInterfaces returns the PCI addresses of all VFs.
 func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -75,7 +75,7 @@ func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	return ids // sorted, as Glob does
 }
 
-// atHome returns the VFs' interfaces on the node, by PCI address.
+// atHome returns the interfaces of the VFs that are on the node, by PCI address.
 func atHome(t *testing.T, sysfs string) map[string]iface {
 	t.Helper()
 	all, err := interfaces("")
@@ -107,7 +107,7 @@ func (l *lab) allHome() error {
 	return nil
 }
 
-// journals returns the VFs for which the plugin has a journal: pods have them.
+// The function journals() returns the VFs of pods. The plugin has a journal for each of these VFs.
 func journals() (ids []string) {
 	entries, _ := os.ReadDir("/run/podlace/.vfs")
 	for _, e := range entries {
@@ -118,8 +118,8 @@ func journals() (ids []string) {
 	return ids
 }
 
-// ownSys replaces the node's /sys by a folder with the same content except the PCI bus, which showCards adds. It stays for all tests,
-// because a kubelet that starts meanwhile keeps the cgroups that it finds there.
+// ownSys replaces the node's /sys by a folder with the same content except for the PCI bus. showCards adds the PCI bus. The folder stays
+// for all tests, because a kubelet continues to use the cgroups of the /sys that was mounted at its start.
 func ownSys() error {
 	top, err := os.MkdirTemp("", "sys-")
 	if err != nil {
@@ -154,7 +154,7 @@ func bind(from, to string) error {
 	return nil
 }
 
-// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The plugin reads it.
+// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The sriov plugin reads this mount.
 func showCards(t *testing.T, sysfs string) {
 	t.Helper()
 	paths, _ := filepath.Glob(filepath.Join(sysfs, "devices/pci*"))
@@ -171,7 +171,7 @@ func showCards(t *testing.T, sysfs string) {
 	}
 }
 
-// deviceName returns the name of a device in slices.
+// deviceName returns the name that a device has in slices.
 func deviceName(id string) string { return strings.NewReplacer(":", "-", ".", "-").Replace(id) }
 
 // numaOf returns the NUMA node of a device.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dra_test runs pods with VFs by ResourceClaims on a node of a real Kubernetes cluster (scripts/cluster.sh): etcd, kube-apiserver,
-// kube-scheduler, kube-controller-manager, kubelet and containerd, with the daemon sriov-device-plugin and the CNI plugins of this
-// repository. The daemon has the rights of the shipped manifest and a token that is bound to its node. The VFs are veths, and the cards are
-// files: one PF of four VFs on each of two NUMA nodes.
+// Package dra_test runs pods with ResourceClaims for VFs on one node of a real Kubernetes cluster, which scripts/cluster.sh runs. The
+// cluster consists of etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kubelet and containerd. The daemon sriov-device-plugin
+// and the CNI plugins are those of this repository. The daemon has the rights of the shipped manifest and a token that is bound to its
+// node. The VFs are veths. Files emulate the cards: each of two NUMA nodes has one PF, and each PF has four VFs.
 //
-// The test binary has two lives: the first, on the machine, starts the cluster and runs the binary again in node1; the second runs the
-// tests.
+// The test binary runs twice. The first process runs on the host: it starts the cluster, and runs the binary again in node1. The second
+// process runs the tests.
 //
 //	KUBERNETES    folder of Kubernetes' programs and etcd
 //	CONTAINERD    containerd of the node, 2.0 or newer
@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// needs returns the missing preconditions.
+// The function needs() returns an error that names a missing precondition.
 func needs() error {
 	for _, name := range []string{"KUBERNETES", "CONTAINERD"} {
 		if os.Getenv(name) == "" {
@@ -92,7 +92,7 @@ func script() string {
 	return path
 }
 
-// outside starts the cluster, runs this program again in node1 and reports what remains of the cluster on the machine.
+// The function outside() starts the cluster, runs this program again in node1, and reports what remains of the cluster on the host.
 func outside() (code int, err error) {
 	dir, err := os.MkdirTemp("", "podlace-dra-")
 	if err != nil {
@@ -135,7 +135,7 @@ func (c *cluster) runTests() int {
 	return 1
 }
 
-// inside gives the node its network and the daemon its rights, and runs the tests.
+// The function inside() sets up the node's network and the daemon's rights, and runs the tests.
 func inside(m *testing.M) int {
 	for _, step := range []func() error{ownSys, installPlugins, becomeReady, grantRights} {
 		if err := step(); err != nil {
@@ -166,7 +166,7 @@ func installPlugins() error {
 			return err
 		}
 	}
-	// The cluster has no kube-proxy. This replaces the API server's Service for pods with the node's network.
+	// The cluster has no kube-proxy. This rule replaces the Service of the API server for pods in the node's network namespace.
 	out, err := exec.Command("iptables", "-w", "-t", "nat", "-A", "OUTPUT", "-d", "10.96.0.1", "-p", "tcp", "--dport", "443",
 		"-j", "DNAT", "--to", "192.0.2.10:6443").CombinedOutput()
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestPodGroup: a claim that is reserved only for a PodGroup gives its VF to the group's pod. When the pod ends, the VF returns to the
+// TestPodGroup: a claim is reserved only for a PodGroup. A pod of the group gets the claim's VF. When the pod ends, the VF returns to the
 // node.
 func TestPodGroup(t *testing.T) {
 	needGate(t, "DRAWorkloadResourceClaims")

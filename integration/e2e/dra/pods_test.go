@@ -17,13 +17,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// sandbox is the sandbox of a running pod.
+// The type sandbox is the sandbox of a running pod.
 type sandbox struct {
 	id, netns string
 	pid       int
 }
 
-// sandboxOf finds the sandbox of a pod by containerd's input for runc; ok is false if there is none.
+// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; the second result is false if the pod has
+// no sandbox.
 func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {
@@ -54,8 +55,8 @@ func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// attached fails the test unless the pod has exactly these VFs as net1, net2 and so on beside eth0, and had them when its containers
-// started.
+// The method attached() fails the test unless the pod has exactly these VFs as net1, net2 and so on, in addition to eth0. The pod must also
+// have had these VFs when its containers started.
 func (l *lab) attached(pod string, ids ...string) {
 	l.Helper()
 	s, ok := l.sandboxOf(pod)
@@ -86,7 +87,7 @@ func (l *lab) attached(pod string, ids ...string) {
 	}
 }
 
-// logs returns the output of each container of a pod, once all have printed some.
+// The method logs() returns the output of each container of a pod. The method logs() first waits until each container has printed a line.
 func (l *lab) logs(pod string) map[string]string {
 	l.Helper()
 	p, err := l.getPod(pod)
@@ -116,7 +117,7 @@ func (l *lab) logs(pod string) map[string]string {
 	return texts
 }
 
-// variables returns the variables of a pod's container that name VFs.
+// The method variables() returns those environment variables of a pod's container that list VFs.
 func (l *lab) variables(pod, container string) map[string]string {
 	l.Helper()
 	found := map[string]string{}
@@ -128,7 +129,7 @@ func (l *lab) variables(pod, container string) map[string]string {
 	return found
 }
 
-// describe logs information that explains a failure.
+// The method describe() logs information that explains a failure.
 func (l *lab) describe() {
 	ctx := context.Background()
 	pods, err := l.client.CoreV1().Pods(l.ns).List(ctx, metav1.ListOptions{})
@@ -152,7 +153,7 @@ func (l *lab) describe() {
 	l.Logf("kubelet:\n%s", tail(filepath.Join(os.Getenv(dirEnv), nodeName, "kubelet.log"), 15, "dra", "DRA", "E1", "laim"))
 }
 
-// killSandbox kills a pod's sandbox; the kubelet creates a new one.
+// killSandbox kills a pod's sandbox; the kubelet creates a new sandbox.
 func (l *lab) killSandbox(pod string) (former sandbox) {
 	l.Helper()
 	former, ok := l.sandboxOf(pod)

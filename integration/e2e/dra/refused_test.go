@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestSliceRefused (failure 20): if the API server refuses slices, the old slices stay, the daemon logs one line and counts the
-// refusal, and the device plugin API continues. The daemon writes the slices once the API server accepts them.
+// TestSliceRefused (failure 20): the API server refuses slices. The old slices stay, the daemon logs one line and counts the refusal, and
+// the device plugin API still works. The daemon writes the slices once the API server accepts them again.
 func TestSliceRefused(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := prepare(t, setup{config: half})
@@ -69,21 +69,23 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 	}
 }
 
-// TestNodeName (failure 30): a daemon whose node name differs from the Node object publishes nothing and logs that once. It retries.
+// TestNodeName (failure 30): no Node object has the node name of the daemon. The daemon publishes nothing and logs the problem once. The
+// daemon retries.
 func TestNodeName(t *testing.T) {
 	l := prepare(t, setup{config: half})
 	l.flags = []string{"--node-name", "node9"} // the last flag takes effect
+	const hint = "set --node-name to the name of the Node object"
 	mark := l.mark()
 	l.run()
 	within(t, "the kubelet may give away the VFs of the device plugin", func() error { return allocatableNow(4) })
 	within(t, "the daemon says what is wrong", func() error {
-		if l.says("node9") == 0 {
-			return errors.New("it says nothing")
+		if l.says(hint) == 0 {
+			return errors.New("the daemon has not logged the reason")
 		}
 		return nil
 	})
 	remains(t, "the daemon logs it once", func() error {
-		if n := l.says("set --node-name to the name of the Node object"); n > 1 {
+		if n := l.says(hint); n != 1 {
 			return fmt.Errorf("the daemon logged the reason %d times, want once", n)
 		}
 		return nil

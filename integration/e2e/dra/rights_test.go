@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestRights: the daemon's account has exactly the rights that it needs. It writes slices only of its own node and driver, and no
-// claims.
+// TestRights: the daemon's account has exactly the rights that the daemon needs. The account can write slices only for the daemon's own
+// node and driver, and cannot write claims.
 func TestRights(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -92,7 +92,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestShipped: the API server accepts all objects of the shipped manifest, and the type check of the policy finds no error.
+// TestShipped: the API server accepts all objects of the shipped manifest. The type check of the admission policy reports no error.
 func TestShipped(t *testing.T) {
 	l := prepare(t, setup{})
 	objects, err := shippedObjects()
@@ -119,7 +119,7 @@ func TestShipped(t *testing.T) {
 	}
 }
 
-// withoutRule removes a resource from the daemon's ClusterRole until the test ends.
+// withoutRule removes the rules for a resource from the daemon's ClusterRole until the test ends.
 func (l *lab) withoutRule(resource string) {
 	l.Helper()
 	roles := l.client.RbacV1().ClusterRoles()

@@ -25,11 +25,11 @@ var (
 	scalePods  = flag.Int("pods", 2000, "TestScale: pods with a ResourceClaimTemplate for one VF")
 )
 
-// writers is the number of parallel requests.
+// The constant "writers" is the number of parallel requests.
 const writers = 32
 
-// TestScale: the scheduler binds pods with claims in a cluster of many nodes. Their slices are copies of this node's slices under
-// other names. The nodes have no kubelet, so the pods are bound and never run.
+// TestScale measures how the scheduler binds pods with claims in a cluster of many nodes. The slices of these nodes are copies of this
+// node's slices under other names. No kubelet runs on the additional nodes, so their pods are bound and never run.
 func TestScale(t *testing.T) {
 	if *scaleNodes == 0 {
 		t.Skip("SKIP: -nodes is 0")
@@ -77,7 +77,7 @@ func TestScale(t *testing.T) {
 		float64(*scalePods)/took.Seconds(), load())
 }
 
-// inParallel calls f for each number in parallel, and fails the test with the first error.
+// inParallel calls f in parallel for each number from 0 to n-1, and fails the test with the first error.
 func inParallel(t *testing.T, n int, f func(i int) error) {
 	t.Helper()
 	var wait sync.WaitGroup
@@ -100,7 +100,7 @@ func inParallel(t *testing.T, n int, f func(i int) error) {
 	}
 }
 
-// scaleLabel selects the nodes of the test.
+// scaleLabel is the label that selects the nodes of TestScale.
 const scaleLabel = "podlace-scale"
 
 func scaleNode(name string) *core.Node {
@@ -123,7 +123,7 @@ func scaleSlice(node string, of []resourceapi.Device) *resourceapi.ResourceSlice
 	return s
 }
 
-// scalePod tolerates the taints of nodes without a kubelet.
+// scalePod returns a pod that tolerates the taints of nodes without a kubelet.
 func scalePod(name string) *core.Pod {
 	template := "vf"
 	return &core.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: core.PodSpec{
@@ -159,7 +159,7 @@ func (l *lab) noVFTwice(client kubernetes.Interface) {
 	}
 }
 
-// removeScale deletes the test's objects. The nodes have no kubelet that would end the pods.
+// removeScale deletes the objects of TestScale. removeScale deletes the pods by force, because no kubelet would end them.
 func (l *lab) removeScale(client kubernetes.Interface) {
 	ctx, now := l.background(), int64(0)
 	selected := metav1.ListOptions{LabelSelector: scaleLabel}

@@ -17,7 +17,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// TestClasses: each class that `podlace sriov classes` prints selects only the devices of its resource, and has its settings.
+// TestClasses: each class that `podlace sriov classes` prints selects only the devices of its resource. Each device gets the settings of
+// its class.
 func TestClasses(t *testing.T) {
 	l := newLab(t, setup{config: `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}, "vf": {"mtu": 1400}},
@@ -44,7 +45,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// inside returns a pod's interfaces by name.
+// The method inside() returns a pod's interfaces by name.
 func (l *lab) inside(pod string) map[string]iface {
 	l.Helper()
 	s, _ := l.sandboxOf(pod)
@@ -59,7 +60,7 @@ func (l *lab) inside(pod string) map[string]iface {
 	return named
 }
 
-// TestSelectors: claims select VFs by attributes, including attributes that not every device has.
+// TestSelectors: claims select VFs by attributes, including attributes that some devices do not have.
 func TestSelectors(t *testing.T) {
 	l := newLab(t, setup{})
 	const of = `device.attributes["sriov.podlace.io"]`
@@ -96,7 +97,8 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.class()
 	}
 }
 
-// TestDistinctPF: if a claim requires distinct PFs, its two VFs have different PFs. If it requires one PF, they have the same PF.
+// TestDistinctPF: if a claim requires distinct PFs, its two VFs have different PFs. If the claim requires one PF for both VFs, the VFs have
+// the same PF.
 func TestDistinctPF(t *testing.T) {
 	needGate(t, "DRAConsumableCapacity")
 	l := newLab(t, setup{})
@@ -155,7 +157,7 @@ spec:
 	}
 }
 
-// stub is another driver, which offers CPUs.
+// The type stub is a driver of another vendor that offers CPUs.
 type stub struct{}
 
 const stubDriver = "cpu.example.com"
@@ -189,7 +191,7 @@ func (stub) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealth
 	return kubeletplugin.ErrHealthNotSupported
 }
 
-// startStub serves the kubelet as a driver of CPUs with one device on each NUMA node.
+// startStub registers the stub with the kubelet. The stub offers one CPU device on each NUMA node.
 func (l *lab) startStub() {
 	l.Helper()
 	data := filepath.Join(kubeletRoot, "plugins", stubDriver)
@@ -227,7 +229,8 @@ spec: {selectors: [{cel: {expression: 'device.driver == "` + stubDriver + `"'}}]
 	})
 }
 
-// TestMatchNUMA: a claim's CPUs from another driver and its two VFs are on one NUMA node, the one with enough free devices.
+// TestMatchNUMA: a claim requests CPUs from another driver and two VFs on one NUMA node. The scheduler chooses the NUMA node that has
+// enough free devices.
 func TestMatchNUMA(t *testing.T) {
 	l := newLab(t, setup{})
 	l.startStub()

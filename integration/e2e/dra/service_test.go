@@ -11,15 +11,15 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// servicePID returns the process ID of a program that scripts/node.sh keeps running in the node.
+// servicePID returns the process ID of a program that scripts/node.sh restarts whenever it ends.
 func servicePID(name string) (pid int) {
 	data, _ := os.ReadFile("/run/node/" + name + ".pid")
 	_, _ = fmt.Sscan(string(data), &pid)
 	return pid
 }
 
-// allocatableNow returns an error unless the kubelet itself, not the API server, reports this number of allocatable devices of the
-// resource slow.
+// allocatableNow returns an error unless the kubelet reports the given number of allocatable devices of the resource example.com/slow.
+// allocatableNow asks the kubelet because the API server may lag behind.
 func allocatableNow(want int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

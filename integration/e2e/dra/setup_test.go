@@ -38,8 +38,8 @@ const (
 	conflist     = "/etc/cni/net.d/10-podlace-sriov.conflist"
 )
 
-// patience is the maximum time that the tests wait for an expected event. It is not a performance figure, because a machine may be
-// slow.
+// The constant patience is the maximum time that the tests wait for an expected event. This limit is long because some machines are slow.
+// The limit is no measure of performance.
 const patience = 2 * time.Minute
 
 // adminConfig returns the configuration of an administrator's client.
@@ -51,7 +51,7 @@ func adminConfig() (*rest.Config, error) {
 	return config, err
 }
 
-// daemonKubeconfig is the daemon's kubeconfig, with a ServiceAccount token that is bound to the node.
+// daemonKubeconfig returns the path of the daemon's kubeconfig. The ServiceAccount token in this kubeconfig is bound to the node.
 func daemonKubeconfig() string {
 	return filepath.Join(os.Getenv(dirEnv), nodeName, "daemon.kubeconfig")
 }
@@ -86,7 +86,8 @@ func isReady(n *core.Node) bool {
 	return false
 }
 
-// grantRights creates the shipped manifest's ServiceAccount with its rights, and a kubeconfig with a token of it.
+// grantRights creates the ServiceAccount of the shipped manifest with its rights. grantRights also writes a kubeconfig with a token of this
+// account.
 func grantRights() error {
 	config, err := adminConfig()
 	if err != nil {
@@ -139,7 +140,7 @@ func decode(text []byte) (objects []*unstructured.Unstructured, err error) {
 	}
 }
 
-// resourceOf returns the client for objects of this kind.
+// resourceOf returns the client for objects of the same kind as the given object.
 func resourceOf(dyn dynamic.Interface, o *unstructured.Unstructured) dynamic.ResourceInterface {
 	resource, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
 	if o.GetNamespace() == "" {
@@ -148,7 +149,7 @@ func resourceOf(dyn dynamic.Interface, o *unstructured.Unstructured) dynamic.Res
 	return dyn.Resource(resource).Namespace(o.GetNamespace())
 }
 
-// boundToken returns a token of the daemon's account that is bound to a node.
+// boundToken returns a token of the daemon's ServiceAccount. The token is bound to a node.
 func boundToken(config *rest.Config, node string) (string, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// slices returns the driver's slices by the address of their PF and the index of their first device.
+// The method slices() returns the driver's slices, sorted by the address of their PF and the index of their first device.
 func (l *lab) slices() []resourceapi.ResourceSlice {
 	l.Helper()
 	list, err := l.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{
@@ -37,7 +37,7 @@ func firstDevice(s resourceapi.ResourceSlice) string {
 	return s.Spec.Devices[0].Name
 }
 
-// devices returns all published devices by name.
+// The method devices() returns all published devices by name.
 func (l *lab) devices() map[string]resourceapi.Device {
 	l.Helper()
 	all := map[string]resourceapi.Device{}
@@ -49,13 +49,13 @@ func (l *lab) devices() map[string]resourceapi.Device {
 	return all
 }
 
-// published waits until all VFs of the node are in slices.
+// The method published() waits until the slices contain all VFs of the node.
 func (l *lab) published() {
 	l.Helper()
 	within(l.T, "the VFs are in slices", func() error { return errors.Join(l.offers(l.ids...), l.tainted("", false)) })
 }
 
-// offers returns an error unless complete slices have exactly these VFs.
+// The method offers() returns an error unless the slices of the pool are complete and contain exactly these VFs.
 func (l *lab) offers(ids ...string) error {
 	var want, got []string
 	for _, id := range ids {
@@ -76,7 +76,7 @@ func (l *lab) offers(ids ...string) error {
 	return nil
 }
 
-// content is the part of slices that the daemon writes.
+// The function content() returns the part of slices that the daemon writes.
 func content(list []resourceapi.ResourceSlice) (all []resourceapi.ResourceSliceSpec) {
 	for _, s := range list {
 		all = append(all, s.Spec)
@@ -107,8 +107,8 @@ func number(d resourceapi.Device, name resourceapi.QualifiedName) int64 {
 	return -100
 }
 
-// TestPublished: each VF is in a slice of its PF, in the node's pool. It has the attributes that claims select by, and no volatile
-// ones. A restarted daemon writes nothing.
+// TestPublished: each VF is a device in a slice of its PF, in the node's pool. The device has the attributes for the selectors of claims,
+// and no attribute that changes often. A restarted daemon writes no slice.
 func TestPublished(t *testing.T) {
 	l := newLab(t, setup{})
 	all := l.slices()
@@ -158,7 +158,7 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestSliceDeleted: the daemon restores one deleted slice, and all slices, with the same devices.
+// TestSliceDeleted: after the deletion of one slice or of all slices, the daemon restores them with the same devices.
 func TestSliceDeleted(t *testing.T) {
 	l := newLab(t, setup{})
 	before := contentOf(l.slices())
@@ -206,8 +206,8 @@ func TestSliceEdited(t *testing.T) {
 	}
 }
 
-// TestGeneration: a PF that loses its link causes one write, and the pool's generation stays. A VF that disappears is removed from its
-// slice only.
+// TestGeneration: when a PF loses its link, the daemon writes one slice, and the generation of the pool stays the same. When a VF
+// disappears, only the slice of this VF changes.
 func TestGeneration(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -233,7 +233,8 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-// tainted returns an error unless all VFs of the PF, or none, have the taint for a missing link, and no other VFs have it.
+// The method tainted() returns an error unless exactly the VFs of the PF have the taint for a missing link. If no taint is wanted, no VF
+// may have the taint.
 func (l *lab) tainted(pf string, want bool) error {
 	for name, d := range l.devices() {
 		has := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {

@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TestPodResources: the kubelet's PodResources API reports the devices of a container that names its claim, with driver, pool, device
-// and CDI device.
+// TestPodResources: a container uses a claim. The kubelet's PodResources API then reports the driver, pool, device and CDI device of the
+// claim for this container.
 func TestPodResources(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic", "other")
@@ -58,8 +58,8 @@ spec:
 	}
 }
 
-// TestStatus: the status of a claim reports each VF with interface, MAC and addresses, and keeps entries of other drivers. The daemon
-// writes it after ADD, and removes it after DEL.
+// TestStatus: the status of a claim contains the interface, MAC and addresses of each VF, and keeps the entries of other drivers. The
+// daemon writes its entries after ADD, and removes them after DEL.
 func TestStatus(t *testing.T) {
 	l := newLab(t, setup{})
 	l.useConflist(strings.Replace(shippedConflist(), `"type": "sriov",`,
@@ -96,7 +96,8 @@ spec: {devices: {requests: [` + l.exactly("west", "east") + `, {name: cpus, exac
 	l.delete(second)
 }
 
-// addStubStatus writes an entry for the stub's device into the claim's status. The daemon may write at the same time.
+// addStubStatus writes an entry for the stub's device into the claim's status. addStubStatus retries, because the daemon may write the
+// status at the same time.
 func (l *lab) addStubStatus() {
 	l.Helper()
 	within(l.T, "the stub's entry is in the status", func() error {
@@ -111,7 +112,7 @@ func (l *lab) addStubStatus() {
 	})
 }
 
-// told returns an error unless the claim's status says for each VF whether a pod has it, and contains the stub's entry.
+// The method told() returns an error unless the claim's status contains the expected readiness of each VF, and the stub's entry.
 func (l *lab) told(ids []string, ready bool) error {
 	c := l.getClaim("vf")
 	found, stubs := map[string]resourceapi.AllocatedDeviceStatus{}, 0
@@ -160,7 +161,7 @@ func (l *lab) useConflist(text string) {
 	l.Cleanup(func() { set(shippedConflist()) })
 }
 
-// restartService ends a program of the node, which scripts/node.sh starts again.
+// restartService ends a program of the node; scripts/node.sh then starts it again.
 func (l *lab) restartService(name string) {
 	l.Helper()
 	former := servicePID(name)

@@ -18,7 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// startSet starts the shipped DaemonSet with this test's configuration and cards, in place of the daemon.
+// startSet starts the shipped DaemonSet with the configuration and the cards of this test. startSet replaces the daemon that the lab starts
+// directly.
 func (l *lab) startSet() {
 	l.Helper()
 	config, err := os.ReadFile(l.configFile())
@@ -52,7 +53,7 @@ func (l *lab) startSet() {
 	}
 }
 
-// adapt gives the DaemonSet the test's cards and the node's image.
+// The method adapt() gives the DaemonSet the test's cards and the node's image.
 func (l *lab) adapt(set *apps.DaemonSet) {
 	c := &set.Spec.Template.Spec.Containers[0]
 	c.ImagePullPolicy = core.PullNever
@@ -89,12 +90,11 @@ func daemonLogs() string {
 	return strings.Join(all, "\n")
 }
 
-// authorizerLate is part of an event of the kubelet. The event occurs if the kubelet reads a claim before the API server's node
-// authorizer knows that the pod is on this node. The kubelet then calls no driver.
+// authorizerLate is a part of the message of a kubelet event. The event occurs if the kubelet reads a claim before the API server's node
+// authorizer has processed the binding of the pod to this node. In this case the kubelet calls no driver.
 const authorizerLate = `is forbidden: User "system:node:`
 
-// TestUpgrade: during an update of the shipped DaemonSet, pods with claims start and end, no slice is written, and pods keep their
-// VFs.
+// TestUpgrade updates the shipped DaemonSet while pods with claims start and end. No slice is written, and all pods keep their VFs.
 func TestUpgrade(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Cleanup(func() {
@@ -164,8 +164,8 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-// TestTwoDaemons (failure 23): if two daemons run on one node by mistake, the second waits and logs that. It takes over when the first
-// ends.
+// TestTwoDaemons (failure 23): two daemons run on one node by mistake. The second daemon waits and logs the reason. The second daemon
+// starts to serve when the first daemon ends.
 func TestTwoDaemons(t *testing.T) {
 	l := newLab(t, setup{})
 	second := *l.daemon

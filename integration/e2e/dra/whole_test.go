@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// whole offers the VFs of both PFs, and one PF as a whole device.
+// The configuration "whole" offers the VFs of both PFs, and also offers one PF as a single device.
 const whole = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra",
 		"selectors": [{"vendors": ["8086"], "devices": ["1889"]}, {"pciAddresses": ["` + pf1 + `"]}]}],
 	"pfs": [{"pfName": "` + pf1Name + `", "numVfs": 4, "offerWhole": true}]}`
@@ -27,7 +27,8 @@ spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.
   'device.attributes["sriov.podlace.io"].pf == "` + pf1Name + `" && device.attributes["sriov.podlace.io"].kind == "` + kind + `"'}}]}}]}}}`)
 }
 
-// TestWholePF: a whole PF and its VFs exclude each other. While a pod has the PF, its VFs are gone; afterwards they exist again.
+// TestWholePF: a pod has either a whole PF or some of its VFs, never both. While a pod has the PF, the PF has no VFs. The VFs exist again
+// after the end of the pod.
 func TestWholePF(t *testing.T) {
 	needGate(t, "DRAPartitionableDevices")
 	l := prepare(t, setup{config: whole})

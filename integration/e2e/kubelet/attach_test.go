@@ -15,29 +15,29 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// TestAttach (V-18): pods have their VFs when their first container starts, with the documented interface numbers, and return them
-// with their original settings.
+// TestAttach (V-18): pods have their VFs before their first container starts, with the documented interface numbers. After the end of the
+// pods the VFs have their original settings.
 func TestAttach(t *testing.T) {
 	l := newVFLab(t)
-	l.put("none", container{name: "app"})
-	l.has("none", l.up("none", ""))
-	if records, _ := filepath.Glob("/run/podlace/*/sriov-*"); len(records) > 0 || len(journals(t)) > 0 {
-		t.Errorf("a pod without VF has left %v, %v", records, journals(t))
+	l.putPod("none", containerSpec{name: "app"})
+	l.checkVFs("none", l.awaitRunning("none", ""))
+	if records, _ := filepath.Glob("/run/podlace/*/sriov-*"); len(records) > 0 || len(journaledVFs(t)) > 0 {
+		t.Errorf("a pod without VF has left %v, %v", records, journaledVFs(t))
 	}
-	l.put("one", container{name: "app", limits: vfs(1)})
-	one := l.up("one", "")
-	l.has("one", one, l.allocated("one", "app", resource)...)
-	l.put("two", container{name: "web"}, container{"zoo", resources{resource: "2", slow: "1"}, false},
-		container{"app", resources{resource: "1", slow: "2"}, false})
-	two := l.up("two", "")
-	want := slices.Concat(l.allocated("two", "zoo", slow), l.allocated("two", "zoo", resource), l.allocated("two", "app", slow),
-		l.allocated("two", "app", resource))
+	l.putPod("one", containerSpec{name: "app", limits: vfs(1)})
+	one := l.awaitRunning("one", "")
+	l.checkVFs("one", one, l.allocatedVFs("one", "app", resource)...)
+	l.putPod("two", containerSpec{name: "web"}, containerSpec{"zoo", podResources{resource: "2", slow: "1"}, false},
+		containerSpec{"app", podResources{resource: "1", slow: "2"}, false})
+	two := l.awaitRunning("two", "")
+	want := slices.Concat(l.allocatedVFs("two", "zoo", slow), l.allocatedVFs("two", "zoo", resource), l.allocatedVFs("two", "app", slow),
+		l.allocatedVFs("two", "app", resource))
 	if len(want) != 6 {
 		t.Fatalf("pod two was allocated %v", want)
 	}
-	l.has("two", two, want...)
+	l.checkVFs("two", two, want...)
 
-	// An administrator's changes in a pod's namespace do not stay on the VF.
+	// DEL reverts the changes that an administrator makes to a VF in a pod's namespace.
 	s, _ := sandboxOf("two")
 	for _, change := range [][]string{{"mtu", "1300"}, {"promisc", "on"}, {"alias", "mine"}} {
 		args := append([]string{"--net=" + s.netns, "ip", "link", "set", "net2"}, change...)
@@ -45,20 +45,20 @@ func TestAttach(t *testing.T) {
 			t.Errorf("%v: %v: %s", args, err, out)
 		}
 	}
-	l.remove("none", "one", "two")
-	l.allHome()
+	l.removePods("none", "one", "two")
+	l.checkReturned()
 }
 
-// TestInitContainers: a VF that an init container shares with a later container is in the pod from the beginning. The kubelet does not
-// report a VF of an init container only, so ADD refuses the pod, whether the daemon or the kubelet answers.
+// TestInitContainers: an init container and a later container share a VF, and the VF is in the pod from the beginning. The kubelet's answer
+// lacks a VF that only an init container uses. ADD then refuses the pod, whether the answer comes from the daemon or from the kubelet.
 func TestInitContainers(t *testing.T) {
 	l := newVFLab(t)
-	l.put("both", container{"prepare", vfs(1), true}, container{name: "app", limits: vfs(1)})
-	both := l.up("both", "")
-	l.has("both", both, l.allocated("both", "app", resource)...)
-	l.put("only", container{"prepare", vfs(1), true}, container{name: "app"})
-	within(t, 40*time.Second, "an ADD is refused", func() error {
-		if l.refusals() == 0 {
+	l.putPod("both", containerSpec{"prepare", vfs(1), true}, containerSpec{name: "app", limits: vfs(1)})
+	both := l.awaitRunning("both", "")
+	l.checkVFs("both", both, l.allocatedVFs("both", "app", resource)...)
+	l.putPod("only", containerSpec{"prepare", vfs(1), true}, containerSpec{name: "app"})
+	checkWithin(t, 40*time.Second, "an ADD is refused", func() error {
+		if l.countRefusals() == 0 {
 			return errors.New("none was")
 		}
 		return nil
@@ -66,12 +66,12 @@ func TestInitContainers(t *testing.T) {
 	if s, ok := sandboxOf("only"); ok {
 		t.Errorf("the refused pod has the sandbox %+v", s)
 	}
-	l.remove("both", "only")
-	l.allHome()
+	l.removePods("both", "only")
+	l.checkReturned()
 }
 
-// TestLostEntry (V-25): only an init container of a pod has a VF, and the kubelet's checkpoint has lost its entry. The pod does not
-// start, because the device plugin knows that it allocated the VF. Pods without VFs start meanwhile.
+// TestLostEntry (V-25): only an init container of a pod has a VF, and the kubelet's checkpoint has lost the entry of this VF. ADD still
+// refuses the pod, because the device plugin has a record of the allocation. Pods without VFs start in the meantime.
 func TestLostEntry(t *testing.T) {
 	l := newVFLab(t)
 	path := podresources.At(kubeletRoot).Checkpoint
@@ -79,9 +79,9 @@ func TestLostEntry(t *testing.T) {
 	if notes, err2 := podresources.CheckpointDevices(path); err != nil || err2 != nil || len(notes) > 0 {
 		t.Fatalf("%v, %v: %v", notes, err, err2)
 	}
-	l.put("only", container{"prepare", vfs(1), true}, container{name: "app"})
-	within(t, 40*time.Second, "an ADD is refused", func() error {
-		if l.refusals() == 0 {
+	l.putPod("only", containerSpec{"prepare", vfs(1), true}, containerSpec{name: "app"})
+	checkWithin(t, 40*time.Second, "an ADD is refused", func() error {
+		if l.countRefusals() == 0 {
 			return errors.New("none was")
 		}
 		return nil
@@ -89,12 +89,12 @@ func TestLostEntry(t *testing.T) {
 	if err := errors.Join(os.WriteFile(path+".old", empty, 0o600), os.Rename(path+".old", path)); err != nil {
 		t.Fatal(err)
 	}
-	former := l.refusals()
-	l.put("plain", container{name: "app"})
-	plain := l.up("plain", "")
-	l.has("plain", plain)
-	within(t, 60*time.Second, "an ADD is refused without the entry", func() error {
-		if n := l.refusals(); n <= former+1 { // one ADD may have begun before
+	former := l.countRefusals()
+	l.putPod("plain", containerSpec{name: "app"})
+	plain := l.awaitRunning("plain", "")
+	l.checkVFs("plain", plain)
+	checkWithin(t, 60*time.Second, "an ADD is refused without the entry", func() error {
+		if n := l.countRefusals(); n <= former+1 { // one ADD may have begun before
 			return fmt.Errorf("%d were, and %d before", n, former)
 		}
 		return nil
@@ -105,6 +105,6 @@ func TestLostEntry(t *testing.T) {
 	if s, ok := sandboxOf("only"); ok {
 		t.Errorf("the refused pod has the sandbox %+v", s)
 	}
-	l.remove("only", "plain")
-	l.allHome()
+	l.removePods("only", "plain")
+	l.checkReturned()
 }

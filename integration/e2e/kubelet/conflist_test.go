@@ -33,8 +33,8 @@ spec:
     resources: {limits: {example.com/fast: 1}}
 `
 
-// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and docs/SRIOV.md shows the output of
-// the administrator's commands.
+// TestOneConflist (V-18): the shipped conflist gives one pod an eth0, a hostPort, a bandwidth limit and a VF. The output of the
+// administrator's commands equals docs/SRIOV.md.
 func TestOneConflist(t *testing.T) {
 	shipped, err := conf.Conflist(conflist)
 	if err != nil {
@@ -44,15 +44,17 @@ func TestOneConflist(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(manifests, "web.json"), []byte(onePod), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l.up("web", "")
-	ids := l.allocated("web", "web", resource)
+	l.awaitRunning("web", "")
+	ids := l.allocatedVFs("web", "web", resource)
 	if len(ids) != 1 {
 		t.Fatalf("the pod was allocated %v", ids)
 	}
-	l.attached("web", ids...)
+	l.checkAttached("web", ids...)
 	s, _ := sandboxOf("web")
 	netns, podlace := filepath.Base(s.netns), filepath.Join(l.bin, "podlace")
-	within(t, 10*time.Second, "the hostPort answers", func() error { return exec.Command("curl", "-sf", "http://192.0.2.1:30080/").Run() })
+	checkWithin(t, 10*time.Second, "the hostPort answers", func() error {
+		return exec.Command("curl", "-sf", "http://192.0.2.1:30080/").Run()
+	})
 	var told strings.Builder
 	run := func(shown, only string, command ...string) {
 		t.Helper()
@@ -70,7 +72,7 @@ func TestOneConflist(t *testing.T) {
 	run("curl http://192.0.2.1:30080/", "", "ip", "netns", "exec", "outside", "curl", "-s", "http://192.0.2.1:30080/")
 	run("ip -n "+netns+" -br addr", "", "ip", "-n", netns, "-br", "addr")
 	run("tc qdisc show | grep tbf", "tbf", "tc", "qdisc", "show")
-	run("podlace sriov ls | grep shop/web", "shop/web", podlace, "sriov", "ls", "--config-file", l.plugin.config(), "--sysfs", l.sysfs)
+	run("podlace sriov ls | grep shop/web", "shop/web", podlace, "sriov", "ls", "--config-file", l.devicePlugin.config(), "--sysfs", l.sysfs)
 	run("podlace ls", "", podlace, "ls")
 	story := told.String()
 	for text, times := range map[string]int{"\nweb-node\n": 1, "\neth0@": 1, "\nnet1@": 1, " rate 20Mbit ": 2, ids[0] + " ": 1,
@@ -86,11 +88,11 @@ func TestOneConflist(t *testing.T) {
 	if !strings.Contains(string(readme), onePod) || !strings.Contains(withoutVaryingValues(string(readme)), withoutVaryingValues(story)) {
 		l.checkDocumented(string(readme), story)
 	}
-	l.remove("web")
-	l.allHome()
+	l.removePods("web")
+	l.checkReturned()
 }
 
-// checkDocumented fails the test if docs/SRIOV.md shows the pod differently from its current state.
+// checkDocumented fails the test if the state of the pod in docs/SRIOV.md differs from the current state.
 func (l *vfLab) checkDocumented(readme, story string) {
 	l.t.Helper()
 	if strings.Contains(readme, "hostPort: 30080") {
@@ -106,7 +108,7 @@ var (
 	gap    = regexp.MustCompile(` +`)
 )
 
-// withoutVaryingValues removes values that vary from a text, and the white space that varies with them.
+// withoutVaryingValues removes from a text the values that differ between runs, and the white space around them.
 func withoutVaryingValues(text string) string {
 	return gap.ReplaceAllString(random.ReplaceAllString(late.ReplaceAllString(text, ""), "?"), " ")
 }

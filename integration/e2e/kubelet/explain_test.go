@@ -10,15 +10,16 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestExplained compares the answers of 'podlace sriov explain' about requests with what the kubelet does with such pods, under each policy
-// of the Topology Manager. A NUMA node has 8 VFs and 8 CPUs, of which the kubelet reserves one: no node ever has 8 of them free.
+// TestExplained runs pods under each policy of the Topology Manager, and compares the result with the answer of `podlace sriov explain` for
+// the same request. A NUMA node has 8 VFs and 8 CPUs. The kubelet reserves one of these CPUs, so a pod with 8 CPUs never fits on one NUMA
+// node.
 func TestExplained(t *testing.T) {
 	node.Skip(t)
 	for _, policy := range []string{"best-effort", "restricted", "single-numa-node"} {
 		t.Run(policy, func(t *testing.T) {
 			l := newLab(t, policy)
-			l.runPod("three", guaranteed(3, 3))
-			l.aligned("three")
+			l.runPod("three", guaranteedLimits(3, 3))
+			l.checkAligned("three")
 			for _, c := range []struct {
 				cpus, vfs int
 				never     bool // refused by single-numa-node on an idle node, too
@@ -32,23 +33,24 @@ func TestExplained(t *testing.T) {
 	}
 }
 
-// compareExplained fails the test if the kubelet does not do with a pod what the command says.
-func (l *lab) compareExplained(policy string, cpus, count int, never bool) {
+// compareExplained fails the test if the kubelet runs a pod although the command predicts a refusal. The test also fails if the kubelet
+// refuses a pod although the command predicts that the pod runs.
+func (l *testLab) compareExplained(policy string, cpus, count int, never bool) {
 	l.t.Helper()
 	limits := vfs(count)
 	args := []string{"explain", resource, "--policy", policy, "--count", fmt.Sprint(count)}
 	if cpus > 0 {
-		limits = guaranteed(cpus, count)
+		limits = guaranteedLimits(cpus, count)
 		args = append(args, "--cpus", fmt.Sprint(cpus))
 	}
-	says, err := l.podlace(args...)
+	says, err := l.runPodlace(args...)
 	pod := fmt.Sprintf("c%d-v%d", cpus, count)
 	switch {
 	case strings.Contains(says, "  yes\n") && err == nil:
 		l.runPod(pod, limits)
-		l.remove(pod)
+		l.removePods(pod)
 	case strings.Contains(says, "  no, ") && err != nil:
-		if reason, message := l.refused(pod, limits); reason != affinity {
+		if reason, message := l.runRefused(pod, limits); reason != affinityError {
 			l.t.Errorf("%s: %s: %s, and podlace says\n%s", pod, reason, message, says)
 		}
 	default:

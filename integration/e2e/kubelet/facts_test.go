@@ -21,7 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// TestKubeletAnswers: the kubelet gives the answers that package podresources relies on to distinguish the cases.
+// TestKubeletAnswers: the kubelet's answers distinguish a pod with VFs, a pod without VFs, another pod of the same name and an unknown pod.
+// Package podresources relies on this.
 func TestKubeletAnswers(t *testing.T) {
 	l := newLab(t, "none")
 	ids := l.runPod("one", vfs(2))
@@ -37,7 +38,7 @@ func TestKubeletAnswers(t *testing.T) {
 		slices.Sort(got)
 		return got, err
 	}
-	one, none := l.status("one").Metadata.UID, l.status("none").Metadata.UID
+	one, none := l.statusOf("one").Metadata.UID, l.statusOf("none").Metadata.UID
 	for _, q := range []struct {
 		pod, uid string
 		want     []string
@@ -56,15 +57,15 @@ func TestKubeletAnswers(t *testing.T) {
 	if _, err := ask("two-node", one); !errors.Is(err, podresources.ErrUnknownPod) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("an unknown pod: %v", err)
 	}
-	l.unknownPod()
+	l.checkUnknownPod()
 
 	if notes, err := podresources.CheckpointDevices(podresources.At(kubeletRoot).Checkpoint); err != nil || len(notes) != len(ids) {
 		t.Errorf("the checkpoint has %v, %v: want %v", notes, err, ids)
 	}
 }
 
-// unknownPod fails the test unless the kubelet answers with this code and text.
-func (l *lab) unknownPod() {
+// checkUnknownPod fails the test unless the kubelet answers a request for an unknown pod with the expected code and text.
+func (l *testLab) checkUnknownPod() {
 	l.t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -77,7 +78,8 @@ func (l *lab) unknownPod() {
 	}
 }
 
-// TestGetLocked: current kubelets cannot disable the request for one pod. Only the tests of package podresources cover older kubelets.
+// TestGetLocked: in current kubelets the feature gate KubeletPodResourcesGet is locked, so the request for a single pod always works. Older
+// kubelets can disable this request. Only the tests of package podresources cover these kubelets.
 func TestGetLocked(t *testing.T) {
 	node.Skip(t)
 	k := newKubelet(t, "none")

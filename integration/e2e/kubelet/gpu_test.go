@@ -15,7 +15,7 @@ import (
 
 const gpus = "example.com/gpu"
 
-// gpuPlugin is another device plugin of the node. It offers one GPU on each NUMA node, without any device files.
+// gpuPlugin is a second device plugin of the node. gpuPlugin offers one GPU on each NUMA node, without any device files.
 type gpuPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 }
@@ -45,7 +45,7 @@ func (gpuPlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*plu
 	return a, nil
 }
 
-// runGPUs runs the plugin until the test ends, and returns once the kubelet knows the GPUs.
+// runGPUs runs the GPU plugin until the test ends, and returns once the kubelet has the GPUs.
 func runGPUs(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("unix", pluginapi.DevicePluginPath+"gpu.sock")
@@ -65,8 +65,8 @@ func runGPUs(t *testing.T) {
 		&pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: "gpu.sock", ResourceName: gpus}); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 10*time.Second, "the kubelet has the GPUs", func() error {
-		devices, err := allocatable(t, gpus)
+	checkWithin(t, 10*time.Second, "the kubelet has the GPUs", func() error {
+		devices, err := allocatableDevices(t, gpus)
 		if err == nil && len(devices) != 2 {
 			return net.ErrClosed
 		}

@@ -24,9 +24,9 @@ const (
 	podsURL     = "http://127.0.0.1:20255/pods"
 )
 
-// settings is the kubelet's configuration. The Memory Manager requires that the reserved memory of all NUMA nodes equals the total
-// reservation: 462 and 50 Mi. CPU 0 of each NUMA node is reserved for the system.
-const settings = `apiVersion: kubelet.config.k8s.io/v1beta1
+// kubeletSettings is the kubelet's configuration. The Memory Manager requires that the memory in reservedMemory equals the sum of
+// systemReserved (462 Mi) and the eviction threshold (50 Mi). CPU 0 of each NUMA node is reserved for the system.
+const kubeletSettings = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 staticPodPath: ` + manifests + `
 podLogsDir: ` + podLogs + `
@@ -62,7 +62,7 @@ topologyManagerScope: pod
 logging: {format: text, verbosity: 2}
 `
 
-// runtimeSocket is the socket of the runtime that scripts/node.sh runs.
+// runtimeSocket returns the socket of the runtime that scripts/node.sh runs.
 func runtimeSocket() string {
 	if os.Getenv("CRIO") != "" {
 		return "/run/crio/crio.sock"
@@ -70,15 +70,15 @@ func runtimeSocket() string {
 	return "/run/containerd/containerd.sock"
 }
 
-// process is a program of the node that writes its output to a file.
-type process struct {
+// testProcess is a program of the node that writes its output to a file.
+type testProcess struct {
 	t   *testing.T
 	log string
 	cmd *exec.Cmd
 }
 
-// start runs the program until the test ends.
-func (p *process) start(program string, args ...string) {
+// startProgram runs the program until the test ends.
+func (p *testProcess) startProgram(program string, args ...string) {
 	p.t.Helper()
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -93,8 +93,8 @@ func (p *process) start(program string, args ...string) {
 	p.cmd = cmd
 }
 
-// end stops the program by a signal and waits for its exit.
-func (p *process) end(signal syscall.Signal) {
+// endProgram ends the program with a signal and waits for its exit.
+func (p *testProcess) endProgram(signal syscall.Signal) {
 	if p.cmd == nil {
 		return
 	}
@@ -107,8 +107,8 @@ func (p *process) end(signal syscall.Signal) {
 	p.cmd = nil
 }
 
-// tail returns the last lines of the log that contain one of the words.
-func (p *process) tail(words ...string) string {
+// tailLog returns the last lines of the log that contain one of the words.
+func (p *testProcess) tailLog(words ...string) string {
 	data, _ := os.ReadFile(p.log)
 	var lines []string
 	for line := range strings.Lines(string(data)) {
@@ -122,22 +122,22 @@ func (p *process) tail(words ...string) string {
 	return strings.Join(lines[max(0, len(lines)-15):], "")
 }
 
-// kubelet is the node's kubelet, with a policy of the Topology Manager.
-type kubelet struct {
-	process
+// testKubelet is the kubelet of the node, with a policy of the Topology Manager.
+type testKubelet struct {
+	testProcess
 	config  string
 	dropIns string // a folder, "" for none
 }
 
-// newKubelet prepares a kubelet without the state of earlier kubelets.
-func newKubelet(t *testing.T, policy string) *kubelet {
+// newKubelet prepares a kubelet and removes the state of earlier kubelets.
+func newKubelet(t *testing.T, policy string) *testKubelet {
 	t.Helper()
 	dir := t.TempDir()
-	k := &kubelet{process{t: t, log: filepath.Join(dir, "kubelet.log")}, filepath.Join(dir, "kubelet.yaml"), ""}
-	if err := os.WriteFile(k.config, fmt.Appendf(nil, settings, runtimeSocket(), policy), 0o600); err != nil {
+	k := &testKubelet{testProcess{t: t, log: filepath.Join(dir, "kubelet.log")}, filepath.Join(dir, "kubelet.yaml"), ""}
+	if err := os.WriteFile(k.config, fmt.Appendf(nil, kubeletSettings, runtimeSocket(), policy), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// The kubelet leaves a bind mount of its root folder.
+	// A kubelet bind-mounts its root folder, and leaves this mount behind when it ends.
 	_ = syscall.Unmount(kubeletRoot, syscall.MNT_DETACH)
 	if err := os.RemoveAll(manifests); err != nil {
 		t.Fatal(err)
@@ -159,18 +159,18 @@ func newKubelet(t *testing.T, policy string) *kubelet {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("kubelet:\n%s", k.tail("evice", "E1", "dmission"))
+			t.Logf("kubelet:\n%s", k.tailLog("evice", "E1", "dmission"))
 		}
-		k.end(syscall.SIGTERM)
+		k.endProgram(syscall.SIGTERM)
 	})
 	return k
 }
 
-// run starts the kubelet and waits until it is healthy.
-func (k *kubelet) run() {
+// runKubelet starts the kubelet and waits until it is healthy.
+func (k *testKubelet) runKubelet() {
 	k.t.Helper()
-	k.start(kubeletPath(), "--config", k.config, "--config-dir", k.dropIns, "--hostname-override", "node", "--node-ip", "192.0.2.1")
-	within(k.t, 30*time.Second, "the kubelet is healthy", func() error {
+	k.startProgram(kubeletPath(), "--config", k.config, "--config-dir", k.dropIns, "--hostname-override", "node", "--node-ip", "192.0.2.1")
+	checkWithin(k.t, 30*time.Second, "the kubelet is healthy", func() error {
 		r, err := http.Get(healthURL)
 		if err != nil {
 			return err
@@ -183,7 +183,7 @@ func (k *kubelet) run() {
 	})
 }
 
-// podStatus is the kubelet's status of a pod.
+// podStatus is a pod's status as the kubelet reports it.
 type podStatus struct {
 	Metadata struct{ Name, UID string }
 	Status   struct {
@@ -201,8 +201,8 @@ type podStatus struct {
 	}
 }
 
-// pods returns all pods of the kubelet, by the names in their manifests.
-func (k *kubelet) pods() (map[string]podStatus, error) {
+// podsByName returns all pods of the kubelet, by the names in their manifests.
+func (k *testKubelet) podsByName() (map[string]podStatus, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, podsURL, nil)
@@ -225,8 +225,8 @@ func (k *kubelet) pods() (map[string]podStatus, error) {
 	return pods, nil
 }
 
-// within fails the test unless check succeeds in time.
-func within(t *testing.T, limit time.Duration, what string, check func() error) {
+// checkWithin fails the test unless the check succeeds before the time limit.
+func checkWithin(t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	var err error
 	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {

@@ -17,7 +17,7 @@ const (
 	cpusEach  = 8 // of a NUMA node
 )
 
-// fakeMachine makes the node's kubelet see more CPUs and NUMA nodes than the machine has.
+// fakeMachine mounts files over /sys, so that the node's kubelet finds more CPUs and NUMA nodes than the machine has.
 func fakeMachine() error {
 	return errors.Join(fakeCPUs("/sys/devices/system/cpu"), fakeNUMA("/sys/devices/system/node"))
 }

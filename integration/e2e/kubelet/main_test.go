@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubelet_test runs pods with VFs through a real kubelet, a real containerd and the programs of this repository, in a node that is
-// made for the run (package node). The node has 16 CPUs on two NUMA nodes, and on each NUMA node two PFs of four VFs; these are files.
+// Package kubelet_test runs pods with VFs through a real kubelet, a real containerd and the programs of this repository. Package node
+// creates the node for the run. Files in sysfs give the node 16 CPUs on two NUMA nodes, and two PFs with four VFs each on each NUMA node.
 //
 //	KUBELET       kubelet to run (make node builds one)
 //	PODLACE_BIN   folder of the plugins (default ../../../bin)
@@ -25,11 +25,11 @@ func TestMain(m *testing.M) {
 		fmt.Println("FAIL:", err)
 		os.Exit(1)
 	}
-	os.Exit(node.Lab{Needs: needs, Warm: fakeMachine, Env: []string{"RUNC=" + runc}}.Main(m))
+	os.Exit(node.Lab{Needs: checkPrograms, Warm: fakeMachine, Env: []string{"RUNC=" + runc}}.Main(m))
 }
 
-// needs are the required programs besides containerd and the CNI plugins.
-func needs() error {
+// checkPrograms returns an error unless the required programs exist. The function does not check containerd and the CNI plugins.
+func checkPrograms() error {
 	plugins, err := node.Plugins()
 	if err != nil {
 		return err

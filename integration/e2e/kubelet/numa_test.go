@@ -10,88 +10,91 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// affinity is the reason with which the Topology Manager refuses pods.
-const affinity = "TopologyAffinityError"
+// affinityError is the reason that the Topology Manager gives when it refuses a pod.
+const affinityError = "TopologyAffinityError"
 
-// aligned fails the test unless the pod's CPUs and VFs are on one NUMA node, which it returns.
-func (l *lab) aligned(pod string) int {
+// checkAligned returns the NUMA node of the pod's CPUs and VFs. checkAligned fails the test if the CPUs and VFs are on several NUMA nodes.
+func (l *testLab) checkAligned(pod string) int {
 	l.t.Helper()
-	near, cpus := l.sameNUMA(pod, l.devices(pod)), l.cpus(pod)
+	near, cpus := l.sameNUMA(pod, l.devicesOf(pod)), l.cpusOf(pod)
 	if len(cpus) == 0 {
 		l.t.Errorf("pod %s has no exclusive CPUs", pod)
 	}
 	for _, cpu := range cpus {
 		if int(cpu)/cpusEach != near {
-			l.t.Errorf("pod %s has the CPUs %v and %v of NUMA node %d", pod, cpus, l.devices(pod), near)
+			l.t.Errorf("pod %s has the CPUs %v and %v of NUMA node %d", pod, cpus, l.devicesOf(pod), near)
 			break
 		}
 	}
 	return near
 }
 
-// TestPolicies: the devices of pods under each policy of the Topology Manager, with the static policies for CPUs and memory, in scope
-// pod. A NUMA node has 8 VFs.
+// TestPolicies checks which devices pods get under each policy of the Topology Manager. The policies for CPUs and memory are static, and
+// the scope of the Topology Manager is "pod". A NUMA node has 8 VFs.
 func TestPolicies(t *testing.T) {
 	node.Skip(t)
 	for _, c := range []struct {
 		policy  string
 		aligned bool // CPUs and VFs are on the same NUMA nodes
-		// The reasons for the refusal of a pod with more VFs than a NUMA node has, and of such a pod with exclusive CPUs.
+		// These reasons explain why the kubelet refuses a pod with 9 VFs. The first reason is for a pod without exclusive CPUs, and the second
+		// reason is for a pod with exclusive CPUs.
 		nine, nineAndCPU string
 	}{
 		{"none", false, "", ""},
 		{"best-effort", true, "", ""},
-		{"restricted", true, "", affinity},
-		{"single-numa-node", true, affinity, affinity},
+		{"restricted", true, "", affinityError},
+		{"single-numa-node", true, affinityError, affinityError},
 	} {
 		t.Run(c.policy, func(t *testing.T) {
 			l := newLab(t, c.policy)
-			granted := l.runPod("one", guaranteed(1, 1))
-			granted = append(granted, l.runPod("two", guaranteed(2, 2))...)
-			l.sameNUMA("two", l.devices("two"))
+			granted := l.runPod("one", guaranteedLimits(1, 1))
+			granted = append(granted, l.runPod("two", guaranteedLimits(2, 2))...)
+			l.sameNUMA("two", l.devicesOf("two"))
 			granted = append(granted, l.runPod("shared", vfs(2))...)
-			l.sameNUMA("shared", l.devices("shared"))
+			l.sameNUMA("shared", l.devicesOf("shared"))
 			if c.aligned {
-				l.aligned("one")
-				l.aligned("two")
+				l.checkAligned("one")
+				l.checkAligned("two")
 			}
-			l.distinct(granted)
-			l.fewest(c.policy, granted)
+			l.checkDistinct(granted)
+			l.requestMost(c.policy, granted)
 			l.runsOrNot("nine", vfs(9), c.nine, granted)
-			l.runsOrNot("nine-and-cpu", guaranteed(1, 9), c.nineAndCPU, granted)
+			l.runsOrNot("nine-and-cpu", guaranteedLimits(1, 9), c.nineAndCPU, granted)
 		})
 	}
 }
 
-// fewest requests more VFs than one NUMA node has left, or as many: the kubelet grants 5 VFs, and each node has at most 5.
-func (l *lab) fewest(policy string, granted []string) {
+// requestMost counts the free VFs of the emptier NUMA node, and starts a pod that requests this number of VFs. The pod must get VFs of only
+// one NUMA node.
+func (l *testLab) requestMost(policy string, granted []string) {
 	l.t.Helper()
 	free := [numaNodes]int{8, 8}
 	for _, id := range granted {
 		free[l.numaOf(id)]--
 	}
 	n := max(free[0], free[1])
-	l.runPod("many", guaranteed(1, n))
-	l.sameNUMA("many", l.devices("many"))
+	l.runPod("many", guaranteedLimits(1, n))
+	l.sameNUMA("many", l.devicesOf("many"))
 	if policy != "none" {
-		l.aligned("many")
+		l.checkAligned("many")
 	}
-	l.remove("many")
+	l.removePods("many")
 }
 
-// runsOrNot runs a pod. Unless the pod has a reason to be refused, it gets VFs that no other pod has.
-func (l *lab) runsOrNot(pod string, limits resources, want string, others []string) {
+// runsOrNot starts a pod. The kubelet must refuse the pod for the wanted reason. If the wanted reason is empty, the pod must run with VFs
+// that no other pod has.
+func (l *testLab) runsOrNot(pod string, limits podResources, want string, others []string) {
 	l.t.Helper()
 	if want == "" {
-		l.distinct(append(l.runPod(pod, limits), others...))
-		l.remove(pod)
-	} else if reason, message := l.refused(pod, limits); reason != want {
+		l.checkDistinct(append(l.runPod(pod, limits), others...))
+		l.removePods(pod)
+	} else if reason, message := l.runRefused(pod, limits); reason != want {
 		l.t.Errorf("pod %s: %s: %s: want %s", pod, reason, message, want)
 	}
 }
 
-// distinct fails the test if a VF was allocated twice.
-func (l *lab) distinct(ids []string) {
+// checkDistinct fails the test if a VF was allocated twice.
+func (l *testLab) checkDistinct(ids []string) {
 	l.t.Helper()
 	sorted := slices.Sorted(slices.Values(ids))
 	if len(slices.Compact(slices.Clone(sorted))) != len(ids) {
@@ -99,20 +102,20 @@ func (l *lab) distinct(ids []string) {
 	}
 }
 
-// TestGuide is the worked example of the guides to the Topology Manager: pods of 4 CPUs, memory, a GPU and a NIC on two NUMA nodes.
-// Each pod gets all of its resources from node 0 or from node 1. The third pod would need both nodes and is refused. Without the
-// plugin's topology a pod's resources come from both nodes.
+// TestGuide runs the example of the guides to the Topology Manager: pods with 4 CPUs, memory, a GPU and a NIC on two NUMA nodes. The first
+// two pods each get all resources from one NUMA node. The third pod would need resources of both NUMA nodes, and the kubelet refuses it. If
+// the device plugin reports no topology, a pod gets resources of both NUMA nodes.
 func TestGuide(t *testing.T) {
 	l := newLab(t, "single-numa-node")
 	runGPUs(t)
-	limits := resources{"cpu": "4", "memory": "1Gi", resource: "1", gpus: "1"}
+	limits := podResources{"cpu": "4", "memory": "1Gi", resource: "1", gpus: "1"}
 	var nodes []int
 	for _, pod := range []string{"first", "second"} {
 		l.runPod(pod, limits)
-		near := l.aligned(pod)
+		near := l.checkAligned(pod)
 		nodes = append(nodes, near)
 		var got []string
-		for _, h := range holders(t, gpus) {
+		for _, h := range heldDevices(t, gpus) {
 			if h.Pod == pod+"-node" {
 				got = append(got, h.ID)
 			}
@@ -120,12 +123,12 @@ func TestGuide(t *testing.T) {
 		if want := []string{[]string{"gpu-0", "gpu-1"}[near]}; !slices.Equal(got, want) {
 			t.Errorf("pod %s has %v: want %v, as its CPUs and its VF are on NUMA node %d", pod, got, want, near)
 		}
-		t.Logf("pod %s: CPUs %v, %v, %v: NUMA node %d", pod, l.cpus(pod), got, l.devices(pod), near)
+		t.Logf("pod %s: CPUs %v, %v, %v: NUMA node %d", pod, l.cpusOf(pod), got, l.devicesOf(pod), near)
 	}
 	if slices.Sort(nodes); !slices.Equal(nodes, []int{0, 1}) {
 		t.Errorf("the pods are on the NUMA nodes %v: want one on each", nodes)
 	}
-	if reason, message := l.refused("third", limits); reason == "" || !strings.Contains(message, gpus) && reason != affinity {
+	if reason, message := l.runRefused("third", limits); reason == "" || !strings.Contains(message, gpus) && reason != affinityError {
 		t.Errorf("the third pod: %s: %s", reason, message)
 	}
 }

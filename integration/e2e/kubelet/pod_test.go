@@ -18,47 +18,47 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// lab is a running kubelet and a running device plugin.
-type lab struct {
+// testLab consists of a running kubelet and a running device plugin.
+type testLab struct {
 	t *testing.T
-	*kubelet
-	*plugin
+	*testKubelet
+	*devicePlugin
 	started int
 }
 
-// newLab starts both, the kubelet first, with the classic registration.
-func newLab(t *testing.T, policy string) *lab {
+// newLab starts the kubelet and then the device plugin, with the classic registration.
+func newLab(t *testing.T, policy string) *testLab {
 	t.Helper()
 	node.Skip(t)
 	l := prepareLab(t, policy, "classic")
-	l.kubelet.run()
-	l.plugin.run()
-	l.ready(20 * time.Second)
+	l.testKubelet.runKubelet()
+	l.devicePlugin.runDaemon()
+	l.awaitReady(20 * time.Second)
 	return l
 }
 
-// prepareLab prepares both without starting them. The pods end before the kubelet does.
-func prepareLab(t *testing.T, policy, registration string) *lab {
+// prepareLab prepares a kubelet and a device plugin without starting them. At the end of the test, the pods end before the kubelet ends.
+func prepareLab(t *testing.T, policy, registration string) *testLab {
 	t.Helper()
-	l := &lab{t: t, kubelet: newKubelet(t, policy)}
-	l.plugin = newPlugin(t, cards(t), registration)
+	l := &testLab{t: t, testKubelet: newKubelet(t, policy)}
+	l.devicePlugin = newPlugin(t, generateCards(t), registration)
 	t.Cleanup(l.removeAll)
 	return l
 }
 
-// resources are the requests and limits of a pod's only container.
-type resources map[string]string
+// podResources contains the requests and limits of a pod's only container.
+type podResources map[string]string
 
-func vfs(n int) resources { return resources{resource: fmt.Sprint(n)} }
+func vfs(n int) podResources { return podResources{resource: fmt.Sprint(n)} }
 
-// guaranteed requests exclusive CPUs.
-func guaranteed(cpus, vfs int) resources {
-	return resources{"cpu": fmt.Sprint(cpus), "memory": "64Mi", resource: fmt.Sprint(vfs)}
+// guaranteedLimits returns requests for exclusive CPUs and for VFs.
+func guaranteedLimits(cpus, vfs int) podResources {
+	return podResources{"cpu": fmt.Sprint(cpus), "memory": "64Mi", resource: fmt.Sprint(vfs)}
 }
 
-// drop writes a pod's manifest into the kubelet's folder. An identical manifest would be the same pod with the same devices, so each
-// gets a different annotation.
-func (l *lab) drop(name string, limits resources) {
+// putManifest writes a pod's manifest into the kubelet's folder. Each manifest has a different annotation, because the kubelet treats an
+// identical manifest as the same pod with the same devices.
+func (l *testLab) putManifest(name string, limits podResources) {
 	l.t.Helper()
 	l.started++
 	manifest := map[string]any{
@@ -88,27 +88,27 @@ func (l *lab) drop(name string, limits resources) {
 	}
 }
 
-// runPod runs a pod and returns its VFs. The container's variable and the kubelet must name the same VFs.
-func (l *lab) runPod(name string, limits resources) []string {
+// runPod runs a pod and returns its VFs. The container's environment variable and the kubelet must list the same VFs.
+func (l *testLab) runPod(name string, limits podResources) []string {
 	l.t.Helper()
-	l.drop(name, limits)
-	within(l.t, 30*time.Second, "pod "+name+" runs", func() error { return l.runs(name) })
-	ids := l.devices(name)
+	l.putManifest(name, limits)
+	checkWithin(l.t, 30*time.Second, "pod "+name+" runs", func() error { return l.runs(name) })
+	ids := l.devicesOf(name)
 	if fmt.Sprint(len(ids)) != limits[resource] {
 		l.t.Fatalf("pod %s has %v: want %s", name, ids, limits[resource])
 	}
-	if got, want := l.variables(name)[variable], strings.Join(ids, ","); got != want {
+	if got, want := l.variablesOf(name)[variable], strings.Join(ids, ","); got != want {
 		l.t.Errorf("pod %s: %s is %q: want %q, as the kubelet says", name, variable, got, want)
 	}
-	l.serves(name)
+	l.checkServes(name)
 	return ids
 }
 
-// serves fails the test unless the pod's web server answers over the CNI plugins' network.
-func (l *lab) serves(name string) {
+// checkServes fails the test unless the pod's web server is reachable at the pod's address.
+func (l *testLab) checkServes(name string) {
 	l.t.Helper()
-	ip := l.status(name).Status.PodIP
-	within(l.t, 5*time.Second, "pod "+name+" at "+ip+" answers", func() error {
+	ip := l.statusOf(name).Status.PodIP
+	checkWithin(l.t, 5*time.Second, "pod "+name+" at "+ip+" answers", func() error {
 		r, err := http.Get("http://" + net.JoinHostPort(ip, "8080") + "/")
 		if err != nil {
 			return err
@@ -122,8 +122,8 @@ func (l *lab) serves(name string) {
 	})
 }
 
-func (l *lab) runs(name string) error {
-	pods, err := l.pods()
+func (l *testLab) runs(name string) error {
+	pods, err := l.podsByName()
 	if err != nil {
 		return err
 	}
@@ -134,26 +134,26 @@ func (l *lab) runs(name string) error {
 	return fmt.Errorf("phase %q %s: %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
 }
 
-// refused starts a pod that the kubelet must not admit, and returns the reason.
-func (l *lab) refused(name string, limits resources) (reason, message string) {
+// runRefused starts a pod that the kubelet must refuse, and returns the kubelet's reason.
+func (l *testLab) runRefused(name string, limits podResources) (reason, message string) {
 	l.t.Helper()
-	l.drop(name, limits)
-	within(l.t, 20*time.Second, "pod "+name+" is refused", func() error {
-		pods, err := l.pods()
+	l.putManifest(name, limits)
+	checkWithin(l.t, 20*time.Second, "pod "+name+" is refused", func() error {
+		pods, err := l.podsByName()
 		if p := pods[name]; err == nil && p.Status.Phase == "Failed" {
 			reason, message = p.Status.Reason, p.Status.Message
 			return nil
 		}
 		return fmt.Errorf("phase %q, %v", pods[name].Status.Phase, err)
 	})
-	l.remove(name)
+	l.removePods(name)
 	return reason, message
 }
 
-// status returns the kubelet's status of a running pod.
-func (l *lab) status(name string) podStatus {
+// statusOf returns the kubelet's status of a running pod.
+func (l *testLab) statusOf(name string) podStatus {
 	l.t.Helper()
-	pods, err := l.pods()
+	pods, err := l.podsByName()
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -164,10 +164,10 @@ func (l *lab) status(name string) podStatus {
 	return p
 }
 
-// devices returns the VFs of a pod in the kubelet's answer, sorted.
-func (l *lab) devices(name string) (ids []string) {
+// devicesOf returns the VFs of a pod as the kubelet reports them, sorted.
+func (l *testLab) devicesOf(name string) (ids []string) {
 	l.t.Helper()
-	for _, h := range holders(l.t, resource) {
+	for _, h := range heldDevices(l.t, resource) {
 		if h.Pod == name+"-node" {
 			ids = append(ids, h.ID)
 		}
@@ -176,12 +176,12 @@ func (l *lab) devices(name string) (ids []string) {
 	return ids
 }
 
-// variables returns the container's environment, which the container has printed.
-func (l *lab) variables(name string) map[string]string {
+// variablesOf returns the environment of a container from the container's log.
+func (l *testLab) variablesOf(name string) map[string]string {
 	l.t.Helper()
-	log := fmt.Sprintf("%s/shop_%s-node_%s/app/0.log", podLogs, name, l.status(name).Metadata.UID)
+	log := fmt.Sprintf("%s/shop_%s-node_%s/app/0.log", podLogs, name, l.statusOf(name).Metadata.UID)
 	variables := map[string]string{}
-	within(l.t, 5*time.Second, "the container writes its variables", func() error {
+	checkWithin(l.t, 5*time.Second, "the container writes its variables", func() error {
 		data, err := os.ReadFile(log)
 		for line := range strings.Lines(string(data)) {
 			if parts := strings.SplitN(strings.TrimSpace(line), " ", 4); len(parts) == 4 {
@@ -197,16 +197,16 @@ func (l *lab) variables(name string) map[string]string {
 	return variables
 }
 
-// remove ends pods and waits until the kubelet has forgotten them and they have no sandbox.
-func (l *lab) remove(names ...string) {
+// removePods ends pods. removePods waits until the kubelet no longer lists the pods and the pods have no sandbox.
+func (l *testLab) removePods(names ...string) {
 	l.t.Helper()
 	for _, name := range names {
 		if err := os.Remove(filepath.Join(manifests, name+".json")); err != nil {
 			l.t.Error(err)
 		}
 	}
-	within(l.t, 40*time.Second, fmt.Sprintf("pods %v end", names), func() error {
-		pods, err := l.pods()
+	checkWithin(l.t, 40*time.Second, fmt.Sprintf("pods %v end", names), func() error {
+		pods, err := l.podsByName()
 		if err != nil {
 			return err
 		}
@@ -225,7 +225,7 @@ func (l *lab) remove(names ...string) {
 	})
 }
 
-// recordOf returns a plugin's record of a pod, or "" if there is none.
+// recordOf returns the path of a plugin's record of a pod, or "" if no plugin has a record.
 func recordOf(pod string) string {
 	paths, _ := filepath.Glob("/run/podlace/*/*")
 	for _, path := range paths {
@@ -237,19 +237,19 @@ func recordOf(pod string) string {
 }
 
 // removeAll ends all pods.
-func (l *lab) removeAll() {
+func (l *testLab) removeAll() {
 	files, _ := filepath.Glob(manifests + "/*.json")
 	var names []string
 	for _, f := range files {
 		names = append(names, strings.TrimSuffix(filepath.Base(f), ".json"))
 	}
-	if len(names) > 0 && l.kubelet.cmd != nil {
-		l.remove(names...)
+	if len(names) > 0 && l.testKubelet.cmd != nil {
+		l.removePods(names...)
 	}
 }
 
-// sameNUMA returns the NUMA node of all devices, and fails the test if they are on several.
-func (l *lab) sameNUMA(pod string, ids []string) int {
+// sameNUMA returns the NUMA node of the devices. sameNUMA fails the test if the devices are on several NUMA nodes.
+func (l *testLab) sameNUMA(pod string, ids []string) int {
 	l.t.Helper()
 	for _, id := range ids {
 		if l.numaOf(id) != l.numaOf(ids[0]) {
@@ -260,10 +260,10 @@ func (l *lab) sameNUMA(pod string, ids []string) int {
 	return l.numaOf(ids[0])
 }
 
-// cpus returns the container's exclusive CPUs.
-func (l *lab) cpus(name string) []int64 {
+// cpusOf returns the exclusive CPUs of a pod's container.
+func (l *testLab) cpusOf(name string) []int64 {
 	l.t.Helper()
-	for _, h := range holders(l.t, resource) {
+	for _, h := range heldDevices(l.t, resource) {
 		if h.Pod == name+"-node" {
 			return h.CPUs
 		}

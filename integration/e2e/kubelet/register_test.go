@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// TestRegister: in either order of start and with either registration, pods get VFs, two of them on one NUMA node. The container, the
-// kubelet, the daemon's socket and podlace name the same VFs.
+// TestRegister: pods get VFs with both kinds of registration, whether the kubelet or the plugin starts first. Two VFs of a pod are on one
+// NUMA node. The container's environment, the kubelet, the daemon's socket and `podlace sriov ls` report the same VFs.
 func TestRegister(t *testing.T) {
 	node.Skip(t)
 	for _, registration := range []string{"classic", "registry"} {
@@ -22,14 +22,14 @@ func TestRegister(t *testing.T) {
 			t.Run(registration+", the "+first+" first", func(t *testing.T) {
 				l := prepareLab(t, "none", registration)
 				if first == "kubelet" {
-					l.kubelet.run()
-					l.plugin.run()
+					l.testKubelet.runKubelet()
+					l.devicePlugin.runDaemon()
 				} else {
-					l.plugin.run()
+					l.devicePlugin.runDaemon()
 					time.Sleep(500 * time.Millisecond) // it finds no kubelet
-					l.kubelet.run()
+					l.testKubelet.runKubelet()
 				}
-				t.Logf("registered %d ms after the start of the second", l.ready(20*time.Second).Milliseconds())
+				t.Logf("registered %d ms after the start of the second", l.awaitReady(20*time.Second).Milliseconds())
 				folder := map[string]string{"classic": "device-plugins", "registry": "plugins_registry"}[registration]
 				if sockets, _ := filepath.Glob(filepath.Join(kubeletRoot, folder, "example.com_fast-*.sock")); len(sockets) != 1 {
 					t.Errorf("sockets %v: want one in %s", sockets, folder)
@@ -39,17 +39,17 @@ func TestRegister(t *testing.T) {
 				if slices.Contains(two, one[0]) {
 					t.Errorf("%v and %v: allocated twice", one, two)
 				}
-				l.named("one", one)
-				l.named("two", two)
+				l.checkReported("one", one)
+				l.checkReported("two", two)
 			})
 		}
 	}
 }
 
-// named fails the test unless the daemon and podlace report these VFs for the pod.
-func (l *lab) named(pod string, ids []string) {
+// checkReported fails the test unless the daemon and `podlace sriov ls` report these VFs for the pod.
+func (l *testLab) checkReported(pod string, ids []string) {
 	l.t.Helper()
-	answer, err := allocation.Ask(l.socket(), time.Now().Add(10*time.Second), allocation.Question{Namespace: "shop", Pod: pod + "-node"})
+	answer, err := allocation.Ask(l.socketPath(), time.Now().Add(10*time.Second), allocation.Question{Namespace: "shop", Pod: pod + "-node"})
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func (l *lab) named(pod string, ids []string) {
 	if slices.Sort(got); !slices.Equal(got, ids) {
 		l.t.Errorf("the daemon says that pod %s has %v: want %v", pod, got, ids)
 	}
-	list := l.list()
+	list := l.listDevices()
 	for _, id := range ids {
 		if !regexp.MustCompile(`(?m)^.*` + regexp.QuoteMeta(id) + ` .*shop/` + pod + `-node`).MatchString(list) {
 			l.t.Errorf("podlace sriov ls does not say that pod %s has %s:\n%s", pod, id, list)

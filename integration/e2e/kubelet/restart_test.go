@@ -14,68 +14,68 @@ import (
 
 const restarts = 20
 
-// grants are the VFs of running pods and their containers.
-type grants map[string]struct {
+// podGrants contains the VFs and the container of each running pod.
+type podGrants map[string]struct {
 	ids       []string
 	container string
 }
 
-// grant runs a pod and records its VFs.
-func (l *lab) grant(g grants, name string, limits resources) {
+// grantVFs runs a pod and records its VFs.
+func (l *testLab) grantVFs(g podGrants, name string, limits podResources) {
 	l.t.Helper()
 	ids := l.runPod(name, limits)
 	g[name] = struct {
 		ids       []string
 		container string
-	}{ids, l.status(name).Status.ContainerStatuses[0].ContainerID}
+	}{ids, l.statusOf(name).Status.ContainerStatuses[0].ContainerID}
 }
 
-// kept fails the test unless all pods still have their VFs and their containers.
-func (l *lab) kept(g grants) {
+// checkKept fails the test unless all pods still have their VFs and their containers.
+func (l *testLab) checkKept(g podGrants) {
 	l.t.Helper()
 	for name, had := range g {
-		within(l.t, 20*time.Second, "pod "+name+" still runs", func() error { return l.runs(name) })
-		if ids := l.devices(name); !slices.Equal(ids, had.ids) {
+		checkWithin(l.t, 20*time.Second, "pod "+name+" still runs", func() error { return l.runs(name) })
+		if ids := l.devicesOf(name); !slices.Equal(ids, had.ids) {
 			l.t.Errorf("pod %s has %v: want %v, as before", name, ids, had.ids)
 		}
-		if c := l.status(name).Status.ContainerStatuses[0]; c.ContainerID != had.container || c.RestartCount != 0 {
+		if c := l.statusOf(name).Status.ContainerStatuses[0]; c.ContainerID != had.container || c.RestartCount != 0 {
 			l.t.Errorf("pod %s has a new container %s after %d restarts: want %s", name, c.ContainerID, c.RestartCount, had.container)
 		}
 	}
 }
 
-// all returns the VFs of all pods.
-func (g grants) all() (ids []string) {
+// allGranted returns the VFs of all pods.
+func (g podGrants) allGranted() (ids []string) {
 	for _, had := range g {
 		ids = append(ids, had.ids...)
 	}
 	return ids
 }
 
-// TestKubeletRestarts: after each restart or kill, the kubelet soon knows the resource again. Pods keep their VFs, and a new pod gets
-// all other VFs, so none is lost or allocated twice.
+// TestKubeletRestarts: after each restart or kill of the kubelet, the device plugin registers again within seconds. Running pods keep their
+// VFs. A new pod gets all free VFs, so no VF is lost or allocated twice.
 func TestKubeletRestarts(t *testing.T) {
 	node.Skip(t)
 	for _, registration := range []string{"classic", "registry"} {
 		t.Run(registration, func(t *testing.T) {
 			l := prepareLab(t, "best-effort", registration)
-			l.kubelet.run()
-			l.plugin.run()
-			l.ready(20 * time.Second)
-			g := grants{}
-			l.grant(g, "one", vfs(1))
-			l.grant(g, "two", guaranteed(1, 2))
+			l.testKubelet.runKubelet()
+			l.devicePlugin.runDaemon()
+			l.awaitReady(20 * time.Second)
+			g := podGrants{}
+			l.grantVFs(g, "one", vfs(1))
+			l.grantVFs(g, "two", guaranteedLimits(1, 2))
 			var longest time.Duration
 			for n := range restarts {
-				l.kubelet.end([]syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[n%2])
-				l.kubelet.run()
-				took := l.readyAgain()
+				l.testKubelet.endProgram([]syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[n%2])
+				l.testKubelet.runKubelet()
+				took := l.awaitHealthy()
 				longest = max(longest, took)
-				l.kept(g)
+				l.checkKept(g)
 				if n%3 == 0 {
 					rest := fmt.Sprint("rest-", n)
-					l.distinct(append(l.runPod(rest, vfs(allVFs-3)), g.all()...))
-					l.remove(rest)
+					l.checkDistinct(append(l.runPod(rest, vfs(allVFs-3)), g.allGranted()...))
+					l.removePods(rest)
 				}
 			}
 			t.Logf("%d restarts, registered again within %d ms", restarts, longest.Milliseconds())
@@ -83,34 +83,34 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// readyAgain waits until the kubelet itself has the resource, and returns the time that this took.
-func (l *lab) readyAgain() time.Duration {
+// awaitHealthy waits until the kubelet has all VFs, and returns the waiting time.
+func (l *testLab) awaitHealthy() time.Duration {
 	l.t.Helper()
 	begin := time.Now()
-	within(l.t, 10*time.Second, "the kubelet has the resource", func() error { return l.healthy(allVFs) })
+	checkWithin(l.t, 10*time.Second, "the kubelet has the resource", func() error { return l.checkHealthy(allVFs) })
 	return time.Since(begin)
 }
 
-// TestPluginRestarts: pods keep running while the daemon is stopped, and the restarted daemon knows them. The kubelet allocates
-// nothing meanwhile.
+// TestPluginRestarts: pods keep running while the daemon is stopped, and the restarted daemon reports their VFs. The kubelet allocates no
+// VF while the daemon is stopped.
 func TestPluginRestarts(t *testing.T) {
 	l := newLab(t, "none")
-	g := grants{}
-	l.grant(g, "one", vfs(1))
-	l.grant(g, "two", vfs(2))
+	g := podGrants{}
+	l.grantVFs(g, "one", vfs(1))
+	l.grantVFs(g, "two", vfs(2))
 	for n, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL, syscall.SIGTERM} {
-		l.plugin.end(signal)
+		l.devicePlugin.endProgram(signal)
 		away := fmt.Sprint("away-", n)
-		within(t, 10*time.Second, "the kubelet has noticed", func() error { return l.free(0) })
-		if reason, message := l.refused(away, vfs(1)); reason != "UnexpectedAdmissionError" && reason != "OutOfexample.com/fast" {
+		checkWithin(t, 10*time.Second, "the kubelet has noticed", func() error { return l.checkFree(0) })
+		if reason, message := l.runRefused(away, vfs(1)); reason != "UnexpectedAdmissionError" && reason != "OutOfexample.com/fast" {
 			t.Errorf("pod %s: %s: %s", away, reason, message)
 		}
-		l.plugin.run()
-		l.ready(10 * time.Second)
-		l.kept(g)
-		l.named("two", g["two"].ids)
+		l.devicePlugin.runDaemon()
+		l.awaitReady(10 * time.Second)
+		l.checkKept(g)
+		l.checkReported("two", g["two"].ids)
 		rest := fmt.Sprint("rest-", n)
-		l.distinct(append(l.runPod(rest, vfs(allVFs-3)), g.all()...))
-		l.remove(rest)
+		l.checkDistinct(append(l.runPod(rest, vfs(allVFs-3)), g.allGranted()...))
+		l.removePods(rest)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestStory: the commands in docs/SRIOV.md print the documented output on this node for the documented pods, with the shipped kubelet
-// settings.
+// TestStory runs the documented pods with the shipped kubelet settings. The commands in docs/SRIOV.md print the documented output on this
+// node.
 func TestStory(t *testing.T) {
 	node.Skip(t)
 	l := prepareLab(t, "none", "classic")
@@ -25,19 +25,19 @@ func TestStory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.kubelet.run()
-	l.plugin.run()
-	l.ready(20 * time.Second)
+	l.testKubelet.runKubelet()
+	l.devicePlugin.runDaemon()
+	l.awaitReady(20 * time.Second)
 	for _, pod := range []string{"web", "db"} {
-		l.runPod(pod, guaranteed(4, 2))
+		l.runPod(pod, guaranteedLimits(4, 2))
 	}
 	var shown []string
-	for line := range strings.Lines(l.list()) {
+	for line := range strings.Lines(l.listDevices()) {
 		if strings.Contains(line, "DEVICE") || strings.Contains(line, "shop/") {
 			shown = append(shown, line)
 		}
 	}
-	explained, err := l.podlace("explain", resource, "--count", "7")
+	explained, err := l.runPodlace("explain", resource, "--count", "7")
 	if err != nil {
 		t.Error(err)
 	}

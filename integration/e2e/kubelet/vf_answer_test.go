@@ -24,8 +24,8 @@ import (
 
 const podSocket = kubeletRoot + "/pod-resources/kubelet.sock"
 
-// hide moves the kubelet's socket away until the returned function is called.
-func hide(t *testing.T) (show func()) {
+// hideSocket moves the kubelet's socket away until the returned function is called.
+func hideSocket(t *testing.T) (show func()) {
 	t.Helper()
 	aside := podSocket + ".aside"
 	if err := os.Rename(podSocket, aside); err != nil {
@@ -38,49 +38,50 @@ func hide(t *testing.T) (show func()) {
 	})
 }
 
-// refusals counts the ADDs that failed because neither the daemon nor the kubelet reported the pod's VFs.
-func (l *vfLab) refusals() int {
-	data, _ := os.ReadFile(l.kubelet.log)
+// countRefusals returns the number of ADDs that failed because neither the daemon nor the kubelet reported the pod's VFs.
+func (l *vfLab) countRefusals() int {
+	data, _ := os.ReadFile(l.testKubelet.log)
 	return strings.Count(string(data), `plugin type=\"sriov\" failed (add): sriov add: find the VFs of the pod:`)
 }
 
-// TestDaemonAnswers: pods with and without VFs start if only the daemon can answer which VFs a pod has.
+// TestDaemonAnswers: the sriov plugin can ask only the daemon for a pod's VFs, and not the kubelet. Pods with VFs and pods without VFs
+// start.
 func TestDaemonAnswers(t *testing.T) {
 	l := newVFLab(t, `"kubeletDir": "/nonexistent"`)
-	l.put("web", container{name: "app", limits: resources{resource: "2", slow: "1"}})
-	l.has("web", l.up("web", ""), append(l.allocated("web", "app", slow), l.allocated("web", "app", resource)...)...)
-	l.put("plain", container{name: "app"})
-	l.has("plain", l.up("plain", ""))
-	l.remove("web", "plain")
-	l.allHome()
+	l.putPod("web", containerSpec{name: "app", limits: podResources{resource: "2", slow: "1"}})
+	l.checkVFs("web", l.awaitRunning("web", ""), append(l.allocatedVFs("web", "app", slow), l.allocatedVFs("web", "app", resource)...)...)
+	l.putPod("plain", containerSpec{name: "app"})
+	l.checkVFs("plain", l.awaitRunning("plain", ""))
+	l.removePods("web", "plain")
+	l.checkReturned()
 }
 
-// TestWhoAnswers: pods get the same VFs from the daemon and, if the daemon is stopped, from the kubelet. If neither can answer, the
-// pod does not start until one is back. Without the daemon the kubelet starts no container with its devices, but the sandbox still has
-// them.
+// TestWhoAnswers: a pod gets the same VFs from the daemon's answer and, while the daemon is stopped, from the kubelet's answer. If neither
+// the daemon nor the kubelet answers, the pod does not start until one of them answers again. While the daemon is stopped, the kubelet
+// starts no container that requests devices of the daemon. A new sandbox of the pod still gets the VFs.
 func TestWhoAnswers(t *testing.T) {
 	l := newVFLab(t)
-	l.put("web", container{name: "app", limits: resources{resource: "2", slow: "1"}})
-	uid := l.up("web", "")
-	ids := append(l.allocated("web", "app", slow), l.allocated("web", "app", resource)...)
-	l.put("plain", container{name: "app"})
-	plain := l.up("plain", "")
+	l.putPod("web", containerSpec{name: "app", limits: podResources{resource: "2", slow: "1"}})
+	uid := l.awaitRunning("web", "")
+	ids := append(l.allocatedVFs("web", "app", slow), l.allocatedVFs("web", "app", resource)...)
+	l.putPod("plain", containerSpec{name: "app"})
+	plain := l.awaitRunning("plain", "")
 
-	l.plugin.end(syscall.SIGKILL)
+	l.devicePlugin.endProgram(syscall.SIGKILL)
 	if _, err := os.Stat(allocation.Socket); err != nil {
 		t.Error(err) // it refuses connections, as after a crash
 	}
 	web := l.endSandbox("web")
-	l.again("plain", l.endSandbox("plain"))
+	l.awaitRestarted("plain", l.endSandbox("plain"))
 	l.awaitNewSandbox("web", web)
-	l.attached("web", ids...)
-	l.has("plain", plain)
+	l.checkAttached("web", ids...)
+	l.checkVFs("plain", plain)
 
-	show := hide(t)
-	former := l.refusals()
+	show := hideSocket(t)
+	former := l.countRefusals()
 	web = l.endSandbox("web")
-	within(t, 40*time.Second, "an ADD is refused", func() error {
-		if l.refusals() == former {
+	checkWithin(t, 40*time.Second, "an ADD is refused", func() error {
+		if l.countRefusals() == former {
 			return fmt.Errorf("%d refusals", former)
 		}
 		return nil
@@ -89,15 +90,16 @@ func TestWhoAnswers(t *testing.T) {
 		t.Errorf("neither daemon nor kubelet reports the pod's VFs, but the sandbox is %+v", s)
 	}
 	show()
-	l.plugin.run()
-	l.again("web", web)
-	l.has("web", uid, ids...)
-	l.remove("web", "plain")
-	l.allHome()
+	l.devicePlugin.runDaemon()
+	l.awaitRestarted("web", web)
+	l.checkVFs("web", uid, ids...)
+	l.removePods("web", "plain")
+	l.checkReturned()
 }
 
-// hammer asks the kubelet for all pods at a given rate until stop is called. stop returns the number of rejected requests.
-func hammer(t *testing.T, rate int) (stop func() (limited int)) {
+// sendRequests requests all pods from the kubelet at a given rate until the returned function is called. The returned function returns the
+// number of rejected requests.
+func sendRequests(t *testing.T, rate int) (stop func() (limited int)) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -122,110 +124,109 @@ func hammer(t *testing.T, rate int) (stop func() (limited int)) {
 	return sync.OnceValue(func() int { close(done); <-ended; conn.Close(); return limited })
 }
 
-// TestRateLimit (V-24): while other programs exceed the kubelet's rate limit, pods get their allocated VFs, or ADD fails and succeeds
-// later.
+// TestRateLimit (V-24): other programs exceed the kubelet's rate limit. Each pod gets its allocated VFs. A failed ADD succeeds when the
+// kubelet retries it.
 func TestRateLimit(t *testing.T) {
 	l := newVFLab(t)
 	uids, ids := map[string]string{}, map[string][]string{}
 	for n := range 4 {
 		name := fmt.Sprint("web", n)
-		l.put(name, container{name: "app", limits: vfs(n % 3)})
-		uids[name] = l.up(name, "")
-		ids[name] = l.allocated(name, "app", resource)
+		l.putPod(name, containerSpec{name: "app", limits: vfs(n % 3)})
+		uids[name] = l.awaitRunning(name, "")
+		ids[name] = l.allocatedVFs(name, "app", resource)
 	}
 	for _, who := range []string{"daemon", "kubelet"} {
 		rate := 600
 		if who == "kubelet" {
-			// The kubelet's rate limit is 100 requests a second. With 600 requests a second from another program, all ADDs of one
-			// minute may fail.
-			l.plugin.end(syscall.SIGTERM)
+			// The kubelet's rate limit is 100 requests a second. At 600 requests a second from another program, all ADDs of one minute may fail.
+			l.devicePlugin.endProgram(syscall.SIGTERM)
 			rate = 200
 		}
-		refused, stop, former := l.refusals(), hammer(t, rate), map[string]sandbox{}
+		refused, stop, former := l.countRefusals(), sendRequests(t, rate), map[string]podSandbox{}
 		for name := range uids {
 			former[name] = l.endSandbox(name)
 		}
 		for name := range uids {
 			l.awaitNewSandbox(name, former[name])
-			l.attached(name, ids[name]...)
+			l.checkAttached(name, ids[name]...)
 		}
 		for name := range uids {
 			if who == "daemon" { // a container with the daemon's devices needs the daemon
-				l.again(name, former[name])
+				l.awaitRestarted(name, former[name])
 			}
 		}
 		limited := stop()
-		t.Logf("by the %s: the kubelet refused %d requests of another program, and %d ADDs failed", who, limited, l.refusals()-refused)
+		t.Logf("by the %s: the kubelet refused %d requests of another program, and %d ADDs failed", who, limited, l.countRefusals()-refused)
 		if limited == 0 {
 			t.Error("the kubelet was never asked too much")
 		}
 	}
-	l.plugin.run()
+	l.devicePlugin.runDaemon()
 	for name, uid := range uids {
-		within(t, 60*time.Second, "pod "+name+" runs", func() error { return l.runs(name) })
-		l.has(name, uid, ids[name]...)
+		checkWithin(t, 60*time.Second, "pod "+name+" runs", func() error { return l.runs(name) })
+		l.checkVFs(name, uid, ids[name]...)
 	}
-	l.remove(slices.Sorted(maps.Keys(uids))...)
-	l.allHome()
+	l.removePods(slices.Sorted(maps.Keys(uids))...)
+	l.checkReturned()
 }
 
-// TestRestartDuringAdd (V-25): the kubelet is killed while an ADD waits for the answer of the daemon or of the kubelet.
+// TestRestartDuringAdd (V-25): the kubelet is killed while an ADD waits for an answer from the daemon or from the kubelet.
 func TestRestartDuringAdd(t *testing.T) {
 	l := newVFLab(t)
 	for _, who := range []string{"daemon", "kubelet"} {
-		l.put("web", container{name: "app", limits: vfs(2)})
-		uid := l.up("web", "")
-		ids := l.allocated("web", "app", resource)
+		l.putPod("web", containerSpec{name: "app", limits: vfs(2)})
+		uid := l.awaitRunning("web", "")
+		ids := l.allocatedVFs("web", "app", resource)
 		stop := func() int { return 0 }
 		if who == "daemon" {
 			l.signal(syscall.SIGSTOP)
 		} else {
-			l.plugin.end(syscall.SIGTERM)
-			stop = hammer(t, 5000)
+			l.devicePlugin.endProgram(syscall.SIGTERM)
+			stop = sendRequests(t, 5000)
 		}
 		former := l.endSandbox("web")
-		within(t, 20*time.Second, "an ADD runs", func() error {
-			if n := adding(); n != 1 {
+		checkWithin(t, 20*time.Second, "an ADD runs", func() error {
+			if n := runningAdds(); n != 1 {
 				return fmt.Errorf("%d run", n)
 			}
 			return nil
 		})
-		l.kubelet.end(syscall.SIGKILL)
+		l.testKubelet.endProgram(syscall.SIGKILL)
 		stop()
 		if who == "daemon" {
 			l.signal(syscall.SIGCONT)
 		} else {
-			l.plugin.run()
+			l.devicePlugin.runDaemon()
 		}
-		l.kubelet.run()
+		l.testKubelet.runKubelet()
 		if l.refusedAtStart("web") {
-			l.remove("web")
-			l.allHome()
-			l.ready(20 * time.Second)
-			l.put("web", container{name: "app", limits: vfs(2)})
-			uid = l.up("web", uid)
-			ids = l.allocated("web", "app", resource)
+			l.removePods("web")
+			l.checkReturned()
+			l.awaitReady(20 * time.Second)
+			l.putPod("web", containerSpec{name: "app", limits: vfs(2)})
+			uid = l.awaitRunning("web", uid)
+			ids = l.allocatedVFs("web", "app", resource)
 		} else {
-			l.again("web", former)
+			l.awaitRestarted("web", former)
 		}
-		l.has("web", uid, ids...)
-		l.remove("web")
-		l.allHome()
+		l.checkVFs("web", uid, ids...)
+		l.removePods("web")
+		l.checkReturned()
 	}
 }
 
 func (l *vfLab) signal(s syscall.Signal) {
 	l.t.Helper()
-	if err := l.plugin.cmd.Process.Signal(s); err != nil {
+	if err := l.devicePlugin.cmd.Process.Signal(s); err != nil {
 		l.t.Fatal(err)
 	}
 }
 
-// refusedAtStart reports whether the restarted kubelet refuses an earlier pod because the device plugin is not yet registered.
+// refusedAtStart reports whether the restarted kubelet refuses a running pod because the device plugin is not yet registered.
 func (l *vfLab) refusedAtStart(pod string) (refused bool) {
 	l.t.Helper()
-	within(l.t, 60*time.Second, "pod "+pod+" starts or is refused", func() error {
-		pods, err := l.pods()
+	checkWithin(l.t, 60*time.Second, "pod "+pod+" starts or is refused", func() error {
+		pods, err := l.podsByName()
 		p := pods[pod]
 		refused = p.Status.Phase == "Failed" && p.Status.Reason == "UnexpectedAdmissionError"
 		if err == nil && !refused && l.runs(pod) != nil {
@@ -237,33 +238,33 @@ func (l *vfLab) refusedAtStart(pod string) (refused bool) {
 	return refused
 }
 
-// TestSameName: a pod that follows another pod of the same name, or replaces it before its start, gets its own allocated VFs.
+// TestSameName: a new pod has the same name as an ended pod, or replaces a pod that has not started. The new pod gets its own VFs.
 func TestSameName(t *testing.T) {
 	l := newVFLab(t)
 	uid := ""
 	for n, count := range []int{1, 0, 2} {
-		l.put("web", container{name: "app", limits: vfs(count)}) // replaces the previous pod
-		uid = l.up("web", uid)
-		ids := l.allocated("web", "app", resource)
+		l.putPod("web", containerSpec{name: "app", limits: vfs(count)}) // replaces the previous pod
+		uid = l.awaitRunning("web", uid)
+		ids := l.allocatedVFs("web", "app", resource)
 		if len(ids) != count {
 			t.Fatalf("pod %d was allocated %v: want %d", n, ids, count)
 		}
-		l.has("web", uid, ids...)
-		if left := journals(t); len(left) != count {
+		l.checkVFs("web", uid, ids...)
+		if left := journaledVFs(t); len(left) != count {
 			t.Errorf("pod %d: journals of %v: want %v", n, left, ids)
 		}
 	}
 	for _, count := range []int{0, 2, 1} {
-		l.put("web", container{name: "app", limits: vfs(count)})
-		within(t, 10*time.Second, "the kubelet knows the pod", func() error {
-			if ids := l.allocated("web", "app", resource); len(ids) != count {
+		l.putPod("web", containerSpec{name: "app", limits: vfs(count)})
+		checkWithin(t, 10*time.Second, "the kubelet knows the pod", func() error {
+			if ids := l.allocatedVFs("web", "app", resource); len(ids) != count {
 				return fmt.Errorf("it has %v", ids)
 			}
 			return nil
 		})
 	}
-	uid = l.up("web", uid)
-	l.has("web", uid, l.allocated("web", "app", resource)...)
-	l.remove("web")
-	l.allHome()
+	uid = l.awaitRunning("web", uid)
+	l.checkVFs("web", uid, l.allocatedVFs("web", "app", resource)...)
+	l.removePods("web")
+	l.checkReturned()
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// iface is an interface as ip -json shows it.
-type iface struct {
+// linkInfo describes a network interface, as `ip -json link show` prints it.
+type linkInfo struct {
 	Name     string   `json:"ifname"`
 	MAC      string   `json:"address"`
 	MTU      int      `json:"mtu"`
@@ -30,8 +30,8 @@ type iface struct {
 	Flags    []string `json:"flags"`
 }
 
-// interfaces returns the interfaces of a network namespace; "" is the node.
-func interfaces(netns string) (all []iface, err error) {
+// linksIn returns the interfaces of a network namespace; "" is the namespace of the node.
+func linksIn(netns string) (all []linkInfo, err error) {
 	command := []string{"ip", "-json", "link", "show"}
 	if netns != "" {
 		command = append([]string{"nsenter", "--net=" + netns}, command...)
@@ -43,7 +43,7 @@ func interfaces(netns string) (all []iface, err error) {
 	return all, err
 }
 
-// addInterfaces creates a veth for each VF of a sysfs tree, and returns the VFs' addresses.
+// addInterfaces creates a veth in place of each VF of a sysfs tree, and returns the PCI addresses of the VFs.
 func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/net/*v?"))
@@ -71,14 +71,14 @@ func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	return ids // sorted, as Glob does
 }
 
-// atHome returns the VFs' interfaces on the node, by PCI address.
-func atHome(t *testing.T, sysfs string) map[string]iface {
+// linksOnNode returns the interfaces of the VFs that are on the node, by PCI address.
+func linksOnNode(t *testing.T, sysfs string) map[string]linkInfo {
 	t.Helper()
-	all, err := interfaces("")
+	all, err := linksIn("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]iface{}
+	found := map[string]linkInfo{}
 	for _, i := range all {
 		path, _ := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/net", i.Name))
 		if len(path) > 0 {
@@ -89,8 +89,8 @@ func atHome(t *testing.T, sysfs string) map[string]iface {
 	return found
 }
 
-// journals returns the VFs for which the plugin has a journal: pods have them.
-func journals(t *testing.T) (ids []string) {
+// journaledVFs returns the VFs of pods. The plugin has a journal for each of these VFs.
+func journaledVFs(t *testing.T) (ids []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/run/podlace/.vfs")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -104,7 +104,7 @@ func journals(t *testing.T) (ids []string) {
 	return ids
 }
 
-// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The plugin reads it. The rest of /sys is
+// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The plugin reads this mount. The rest of /sys is
 // unchanged.
 func showCards(t *testing.T, sysfs string) {
 	t.Helper()
@@ -170,7 +170,7 @@ func useConflist(t *testing.T, text string) {
 	t.Cleanup(func() { set(former) })
 }
 
-// restartContainerd ends containerd, so that it reads its configuration; scripts/node.sh restarts it.
+// restartContainerd ends containerd. scripts/node.sh starts containerd again, and containerd reads its configuration.
 func restartContainerd(t *testing.T) {
 	t.Helper()
 	pid := func() (n int) {
@@ -182,7 +182,7 @@ func restartContainerd(t *testing.T) {
 	if err := syscall.Kill(former, syscall.SIGTERM); err != nil || former == 0 {
 		t.Fatalf("containerd has PID %d: %v", former, err)
 	}
-	within(t, 20*time.Second, "containerd runs again", func() error {
+	checkWithin(t, 20*time.Second, "containerd runs again", func() error {
 		if now := pid(); now == former || now == 0 {
 			return errors.New("it has not ended")
 		}
@@ -190,15 +190,16 @@ func restartContainerd(t *testing.T) {
 	})
 }
 
-// sandbox is the sandbox of a running pod.
-type sandbox struct {
+// podSandbox is the sandbox of a running pod.
+type podSandbox struct {
 	id, netns  string
 	pid        int
 	containers []string // container IDs; endSandbox fills them in
 }
 
-// sandboxOf finds the sandbox of a pod by containerd's input for runc; ok is false if there is none.
-func sandboxOf(pod string) (found sandbox, ok bool) {
+// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; the second result is false if the pod has
+// no sandbox.
+func sandboxOf(pod string) (found podSandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {
 		var c struct {
@@ -214,7 +215,7 @@ func sandboxOf(pod string) (found sandbox, ok bool) {
 		if err != nil || a["io.kubernetes.cri.container-type"] != "sandbox" || a["io.kubernetes.cri.sandbox-name"] != pod+"-node" {
 			continue
 		}
-		s := sandbox{id: filepath.Base(filepath.Dir(f))}
+		s := podSandbox{id: filepath.Base(filepath.Dir(f))}
 		for _, n := range c.Linux.Namespaces {
 			if n.Type == "network" {
 				s.netns = n.Path
@@ -227,8 +228,8 @@ func sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// adding returns the number of plugin processes that run ADD.
-func adding() (n int) {
+// runningAdds returns the number of sriov processes that run ADD.
+func runningAdds() (n int) {
 	programs, _ := filepath.Glob("/proc/[0-9]*/exe")
 	for _, p := range programs {
 		target, err := os.Readlink(p)

@@ -29,15 +29,15 @@ const (
 	conflist = "10-podlace-sriov.conflist"
 )
 
-// vfLab is a lab whose pods get their VFs from the shipped conflist. Veths stand in for the VFs' interfaces.
+// vfLab is a lab whose pods get VFs through the shipped conflist. Veths take the place of the VFs' interfaces.
 type vfLab struct {
-	*lab
-	before map[string]iface // interfaces of the VFs, by PCI address
-	ids    []string         // addresses of all VFs, sorted
+	*testLab
+	before map[string]linkInfo // interfaces of the VFs, by PCI address
+	ids    []string            // addresses of all VFs, sorted
 }
 
-// newVFLab starts kubelet and device plugin. The conflist has an additional resource before the shipped one, and additional keys of
-// sriov.
+// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy the list of resources starts
+// with an additional resource, and the sriov plugin has additional keys.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
 	shipped, err := conf.Conflist(conflist)
@@ -52,43 +52,43 @@ func startVFLab(t *testing.T, pools, network string) *vfLab {
 	t.Helper()
 	node.Skip(t)
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: numaNodes, PFs: 2, VFs: 4, CPUs: cpusEach})
-	l := &vfLab{lab: &lab{t: t, kubelet: newKubelet(t, "none"), plugin: newPlugin(t, sysfs, "classic")}}
+	l := &vfLab{testLab: &testLab{t: t, testKubelet: newKubelet(t, "none"), devicePlugin: newPlugin(t, sysfs, "classic")}}
 	l.dropIns = t.TempDir()
 	const patient = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncrashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"
-	if err := errors.Join(os.WriteFile(l.plugin.config(), []byte(pools), 0o600),
+	if err := errors.Join(os.WriteFile(l.devicePlugin.config(), []byte(pools), 0o600),
 		os.WriteFile(filepath.Join(l.dropIns, "50-restarts.conf"), []byte(patient), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	l.ids = addInterfaces(t, sysfs)
-	l.before = atHome(t, sysfs)
+	l.before = linksOnNode(t, sysfs)
 	if got := slices.Sorted(maps.Keys(l.before)); !slices.Equal(got, l.ids) {
 		t.Fatalf("interfaces of %v: want %v", got, l.ids)
 	}
 	showCards(t, sysfs)
 	useConflist(t, network)
 	t.Cleanup(l.removeAll)
-	l.kubelet.run()
-	l.plugin.run()
-	l.ready(20 * time.Second)
+	l.testKubelet.runKubelet()
+	l.devicePlugin.runDaemon()
+	l.awaitReady(20 * time.Second)
 	return l
 }
 
-// container is one container of a pod, and its requests.
-type container struct {
+// containerSpec describes one container of a pod and its limits.
+type containerSpec struct {
 	name   string
-	limits resources
+	limits podResources
 	first  bool // an init container
 }
 
-// started is the first output of each container: its interfaces.
-const started = "interfaces when it starts:"
+// startMark begins the first line that each container prints. The rest of the line lists the interfaces of the container.
+const startMark = "interfaces when it starts:"
 
-// put writes a new pod's manifest into the kubelet's folder.
-func (l *vfLab) put(name string, containers ...container) {
+// putPod writes a new pod's manifest into the kubelet's folder.
+func (l *vfLab) putPod(name string, containers ...containerSpec) {
 	l.t.Helper()
 	list := map[bool][]any{}
 	for _, c := range containers {
-		command := `echo "` + started + `" $(ls /sys/class/net)`
+		command := `echo "` + startMark + `" $(ls /sys/class/net)`
 		if !c.first {
 			command += `; trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`
 		}
@@ -112,11 +112,11 @@ func (l *vfLab) write(name string, manifest any) {
 	}
 }
 
-// up waits until a pod with a UID other than the given one runs, and returns its UID.
-func (l *vfLab) up(name, former string) (uid string) {
+// awaitRunning waits until the pod runs with a new UID, and returns this UID.
+func (l *vfLab) awaitRunning(name, former string) (uid string) {
 	l.t.Helper()
-	within(l.t, 60*time.Second, "pod "+name+" runs", func() error {
-		pods, err := l.pods()
+	checkWithin(l.t, 60*time.Second, "pod "+name+" runs", func() error {
+		pods, err := l.podsByName()
 		if err != nil {
 			return err
 		}
@@ -135,11 +135,11 @@ func (l *vfLab) up(name, former string) (uid string) {
 	return uid
 }
 
-// attached fails the test unless the pod has exactly these VFs in its namespace, as net1, net2 and so on beside eth0.
-func (l *vfLab) attached(name string, ids ...string) {
+// checkAttached fails the test unless the pod's namespace contains exactly these VFs as net1, net2 and so on, in addition to eth0.
+func (l *vfLab) checkAttached(name string, ids ...string) {
 	l.t.Helper()
 	s, ok := sandboxOf(name)
-	all, err := interfaces(s.netns)
+	all, err := linksIn(s.netns)
 	if err != nil || !ok {
 		l.t.Fatalf("pod %s: sandbox %+v: %v", name, s, err)
 	}
@@ -155,15 +155,15 @@ func (l *vfLab) attached(name string, ids ...string) {
 	if !maps.Equal(got, want) || len(all) != len(ids)+2 {
 		l.t.Errorf("pod %s, sandbox %+v, has %+v: want eth0, lo and %v, which are %v", name, s, all, want, ids)
 	}
-	if written := journals(l.t); slices.ContainsFunc(ids, func(id string) bool { return !slices.Contains(written, id) }) {
+	if written := journaledVFs(l.t); slices.ContainsFunc(ids, func(id string) bool { return !slices.Contains(written, id) }) {
 		l.t.Errorf("journals of %v: want also %v", written, ids)
 	}
 }
 
-// has fails the test unless the pod has exactly these VFs, and had them at each start of its containers.
-func (l *vfLab) has(name, uid string, ids ...string) {
+// checkVFs fails the test unless the pod has exactly these VFs now and had them at each start of its containers.
+func (l *vfLab) checkVFs(name, uid string, ids ...string) {
 	l.t.Helper()
-	l.attached(name, ids...)
+	l.checkAttached(name, ids...)
 	names := []string{"eth0", "lo"} // sorted like the output of ls
 	for n := range ids {
 		names = append(names, fmt.Sprint("net", n+1))
@@ -173,21 +173,21 @@ func (l *vfLab) has(name, uid string, ids ...string) {
 		l.t.Errorf("logs of pod %s: %v, %v", name, containers, err)
 	}
 	for _, c := range containers {
-		l.saw(c, strings.Join(names, " "))
+		l.checkStarts(c, strings.Join(names, " "))
 	}
 }
 
-// saw fails the test unless a container found these interfaces at each start. Starts without output are ignored except for the last,
-// because the kubelet removes logs and kills containers that have just started.
-func (l *vfLab) saw(logs, want string) {
+// checkStarts fails the test unless a container listed these interfaces at each start. Only the last start must have an output, because the
+// kubelet removes logs and kills containers that have just started.
+func (l *vfLab) checkStarts(logs, want string) {
 	l.t.Helper()
-	within(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {
+	checkWithin(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {
 		files, err := filepath.Glob(logs + "/*.log")
 		slices.SortFunc(files, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) // 9.log, 10.log
 		said := false
 		for _, f := range files {
 			data, _ := os.ReadFile(f)
-			_, text, ok := strings.Cut(string(data), started+" ")
+			_, text, ok := strings.Cut(string(data), startMark+" ")
 			got, _, isWhole := strings.Cut(text, "\n")
 			if said = ok && isWhole; said && got != want {
 				l.t.Fatalf("%s: the container started with %q: want %q", f, got, want)
@@ -200,10 +200,10 @@ func (l *vfLab) saw(logs, want string) {
 	})
 }
 
-// allocated returns a container's VFs of a resource in the kubelet's answer, sorted.
-func (l *vfLab) allocated(pod, container, of string) (ids []string) {
+// allocatedVFs returns a container's VFs of a resource as the kubelet reports them, sorted.
+func (l *vfLab) allocatedVFs(pod, container, of string) (ids []string) {
 	l.t.Helper()
-	for _, h := range holders(l.t, of) {
+	for _, h := range heldDevices(l.t, of) {
 		if h.Pod == pod+"-node" && h.Container == container {
 			ids = append(ids, h.ID)
 		}
@@ -212,16 +212,16 @@ func (l *vfLab) allocated(pod, container, of string) (ids []string) {
 	return ids
 }
 
-// allHome waits for the end of all sandboxes, and fails the test unless all VFs are on the node with their original settings.
-func (l *vfLab) allHome() {
+// checkReturned waits for the end of all sandboxes, and fails the test unless all VFs are on the node with their original settings.
+func (l *vfLab) checkReturned() {
 	l.t.Helper()
-	within(l.t, 30*time.Second, "no VF has a journal", func() error { // the kubelet forgets pods before their sandboxes end
-		if left := journals(l.t); len(left) > 0 {
+	checkWithin(l.t, 30*time.Second, "no VF has a journal", func() error { // the kubelet forgets pods before their sandboxes end
+		if left := journaledVFs(l.t); len(left) > 0 {
 			return fmt.Errorf("left are %v", left)
 		}
 		return nil
 	})
-	now := atHome(l.t, l.sysfs)
+	now := linksOnNode(l.t, l.sysfs)
 	for _, id := range l.ids {
 		if was, is := fmt.Sprintf("%+v", l.before[id]), fmt.Sprintf("%+v", now[id]); was != is {
 			l.t.Errorf("VF %s is %s: want %s", id, is, was)
@@ -232,14 +232,14 @@ func (l *vfLab) allHome() {
 	}
 }
 
-// endSandbox kills a pod's sandbox, which the kubelet recreates.
-func (l *vfLab) endSandbox(pod string) (former sandbox) {
+// endSandbox kills a pod's sandbox. The kubelet then creates a new sandbox.
+func (l *vfLab) endSandbox(pod string) (former podSandbox) {
 	l.t.Helper()
 	former, ok := sandboxOf(pod)
 	if !ok {
 		l.t.Fatalf("pod %s has no sandbox", pod)
 	}
-	pods, err := l.pods()
+	pods, err := l.podsByName()
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -256,9 +256,9 @@ func (l *vfLab) endSandbox(pod string) (former sandbox) {
 }
 
 // awaitNewSandbox waits for a new sandbox of a pod.
-func (l *vfLab) awaitNewSandbox(pod string, former sandbox) {
+func (l *vfLab) awaitNewSandbox(pod string, former podSandbox) {
 	l.t.Helper()
-	within(l.t, 60*time.Second, "pod "+pod+" has a new sandbox", func() error {
+	checkWithin(l.t, 60*time.Second, "pod "+pod+" has a new sandbox", func() error {
 		if s, ok := sandboxOf(pod); !ok || s.id == former.id {
 			return fmt.Errorf("it has %+v", s)
 		}
@@ -266,13 +266,13 @@ func (l *vfLab) awaitNewSandbox(pod string, former sandbox) {
 	})
 }
 
-// again waits until the pod's containers run in a new sandbox. It ignores restart counts, because the kubelet counts from 0 again
-// after it has removed the old container.
-func (l *vfLab) again(pod string, former sandbox) {
+// awaitRestarted waits until the pod's containers run in a new sandbox. awaitRestarted ignores restart counts, because they start at 0
+// again after the kubelet has removed the old container.
+func (l *vfLab) awaitRestarted(pod string, former podSandbox) {
 	l.t.Helper()
 	l.awaitNewSandbox(pod, former)
-	within(l.t, 60*time.Second, "pod "+pod+" runs again", func() error {
-		pods, err := l.pods()
+	checkWithin(l.t, 60*time.Second, "pod "+pod+" runs again", func() error {
+		pods, err := l.podsByName()
 		if err != nil {
 			return err
 		}

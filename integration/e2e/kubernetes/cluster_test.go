@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubernetes_test runs Podlace in a real Kubernetes cluster of three nodes (scripts/cluster.sh): `make cluster ARGS=-test`.
+// Package kubernetes_test runs Podlace in a real Kubernetes cluster of three nodes: `make cluster ARGS=-test`. The script
+// scripts/cluster.sh runs the cluster.
 //
 //	KUBERNETES    folder of Kubernetes' programs and etcd
 //	CONTAINERD    containerd of the nodes
@@ -24,8 +25,8 @@ import (
 	"time"
 )
 
-// cluster is a running scripts/cluster.sh.
-type cluster struct {
+// testCluster is a cluster that scripts/cluster.sh runs.
+type testCluster struct {
 	dir, script string
 	env         []string
 	families    []string // "4", "6"
@@ -36,8 +37,8 @@ type cluster struct {
 	killed      bool     // by the test
 }
 
-// start runs a cluster until the end of the test. The nodes have no network yet.
-func start(t *testing.T, families string, env ...string) *cluster {
+// startCluster runs a cluster until the end of the test. The nodes have no pod network yet.
+func startCluster(t *testing.T, families string, env ...string) *testCluster {
 	t.Helper()
 	images := os.Getenv("IMAGES")
 	if os.Getenv("KUBERNETES") == "" || images == "" || os.Getenv("MANIFEST") == "" {
@@ -54,8 +55,8 @@ func start(t *testing.T, families string, env ...string) *cluster {
 	if err := os.Symlink(images, filepath.Join(dir, "images")); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{dir: dir, script: script, families: strings.Fields(families), cmd: exec.Command(script, "run", dir),
-		sysctls: sysctls()}
+	c := &testCluster{dir: dir, script: script, families: strings.Fields(families), cmd: exec.Command(script, "run", dir),
+		sysctls: kubeletSysctls()}
 	c.env = append(append(os.Environ(), "FAMILIES="+families), env...)
 	c.cmd.Env, c.cmd.Stderr = c.env, os.Stderr
 	input, err := c.cmd.StdinPipe()
@@ -70,7 +71,7 @@ func start(t *testing.T, families string, env ...string) *cluster {
 		t.Fatal(err)
 	}
 	c.input = input
-	t.Cleanup(func() { c.stop(t) })
+	t.Cleanup(func() { c.stopCluster(t) })
 	begin := time.Now()
 	for lines := bufio.NewScanner(output); lines.Scan(); {
 		if lines.Text() == "ready" {
@@ -83,11 +84,11 @@ func start(t *testing.T, families string, env ...string) *cluster {
 	return nil
 }
 
-// machines returns the machines that have a separate cgroup.
-func (c *cluster) machines() []string { return []string{"plane", "node1", "node2", "node3"} }
+// machineNames returns the names of the control plane and of the nodes. Each of these machines has its own cgroup.
+func (c *testCluster) machineNames() []string { return []string{"plane", "node1", "node2", "node3"} }
 
-// pid returns the process whose namespaces are the machine's.
-func (c *cluster) pid(t *testing.T, machine string) string {
+// machinePID returns the ID of a process in the namespaces of a machine.
+func (c *testCluster) machinePID(t *testing.T, machine string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(c.dir, machine, "pid"))
 	if err != nil {
@@ -96,10 +97,10 @@ func (c *cluster) pid(t *testing.T, machine string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// group returns the cgroup of a machine.
-func (c *cluster) group(t *testing.T, machine string) string {
+// cgroupOf returns the cgroup of a machine.
+func (c *testCluster) cgroupOf(t *testing.T, machine string) string {
 	t.Helper()
-	data, err := os.ReadFile("/proc/" + c.pid(t, machine) + "/cgroup")
+	data, err := os.ReadFile("/proc/" + c.machinePID(t, machine) + "/cgroup")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,15 +113,15 @@ func (c *cluster) group(t *testing.T, machine string) string {
 	return "podlace-node-" + number
 }
 
-func (c *cluster) noteGroups(t *testing.T) {
+func (c *testCluster) noteGroups(t *testing.T) {
 	t.Helper()
-	for _, m := range c.machines() {
-		c.groups = append(c.groups, c.group(t, m))
+	for _, m := range c.machineNames() {
+		c.groups = append(c.groups, c.cgroupOf(t, m))
 	}
 }
 
-// left returns what remains of the cluster on the machine.
-func (c *cluster) left() (left []string) {
+// listRemains returns the cluster's cgroups and other objects that still exist on the host.
+func (c *testCluster) listRemains() (left []string) {
 	for _, g := range c.groups {
 		found, _ := filepath.Glob("/sys/fs/cgroup/*/" + g)
 		lone, _ := filepath.Glob("/sys/fs/cgroup/" + g)
@@ -137,15 +138,15 @@ func (c *cluster) left() (left []string) {
 	return left
 }
 
-// stop ends the cluster and returns an error that lists what remains on the machine.
-func (c *cluster) stop(t *testing.T) {
+// stopCluster ends the cluster and fails the test if anything of the cluster remains on the host.
+func (c *testCluster) stopCluster(t *testing.T) {
 	t.Helper()
 	_ = c.input.Close()
 	if err := c.cmd.Wait(); err != nil && !c.killed {
 		t.Errorf("cluster.sh: %v", err)
 	}
-	left := c.left()
-	if now := sysctls(); now != c.sysctls {
+	left := c.listRemains()
+	if now := kubeletSysctls(); now != c.sysctls {
 		left = append(left, fmt.Sprintf("the sysctls are %s and were %s", now, c.sysctls))
 	}
 	if len(left) > 0 {
@@ -158,8 +159,8 @@ func (c *cluster) stop(t *testing.T) {
 	_ = os.RemoveAll(c.dir)
 }
 
-// sysctls are the machine-wide parameters that a kubelet sets from any namespace.
-func sysctls() (values string) {
+// kubeletSysctls returns the values of the host-wide sysctls that a kubelet changes from inside any namespace.
+func kubeletSysctls() (values string) {
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
 		data, _ := os.ReadFile("/proc/sys/" + name)
 		values += name + "=" + strings.TrimSpace(string(data)) + " "
@@ -167,8 +168,8 @@ func sysctls() (values string) {
 	return values
 }
 
-// run runs a command of cluster.sh and returns its output. The command "exec" runs a program in a machine.
-func (c *cluster) run(t *testing.T, verb string, args ...string) string {
+// runScript runs a command of cluster.sh and returns its output. The command "exec" runs a program in one machine of the cluster.
+func (c *testCluster) runScript(t *testing.T, verb string, args ...string) string {
 	t.Helper()
 	out, err := c.try(verb, "", args...)
 	if err != nil {
@@ -177,7 +178,7 @@ func (c *cluster) run(t *testing.T, verb string, args ...string) string {
 	return out
 }
 
-func (c *cluster) try(verb, input string, args ...string) (string, error) {
+func (c *testCluster) try(verb, input string, args ...string) (string, error) {
 	cmd := exec.Command(c.script, append([]string{verb, c.dir}, args...)...)
 	cmd.Env, cmd.Stdin = c.env, strings.NewReader(input)
 	var stderr bytes.Buffer
@@ -189,21 +190,21 @@ func (c *cluster) try(verb, input string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-func (c *cluster) kubectl(t *testing.T, args ...string) string {
+func (c *testCluster) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
-	return c.run(t, "exec", append([]string{"plane", "kubectl"}, args...)...)
+	return c.runScript(t, "exec", append([]string{"plane", "kubectl"}, args...)...)
 }
 
-// list decodes the output of kubectl get.
-func (c *cluster) list(t *testing.T, into any, args ...string) {
+// getObjects decodes the output of `kubectl get`.
+func (c *testCluster) getObjects(t *testing.T, into any, args ...string) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(c.kubectl(t, append([]string{"get", "-o", "json"}, args...)...)), into); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// apply sends objects to the API server.
-func (c *cluster) apply(t *testing.T, objects ...any) {
+// applyObjects sends objects to the API server.
+func (c *testCluster) applyObjects(t *testing.T, objects ...any) {
 	t.Helper()
 	data, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
 	if err != nil {
@@ -214,23 +215,23 @@ func (c *cluster) apply(t *testing.T, objects ...any) {
 	}
 }
 
-// network applies Podlace's manifest and waits until all nodes are ready.
-func (c *cluster) network(t *testing.T) {
+// setUpNetwork applies Podlace's manifest and waits until all nodes are ready.
+func (c *testCluster) setUpNetwork(t *testing.T) {
 	t.Helper()
-	before := c.watchLists(t)
+	before := c.countWatchLists(t)
 	begin := time.Now()
 	c.kubectl(t, "apply", "-f", os.Getenv("MANIFEST"))
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 	t.Logf("all nodes are Ready %.1f s after kubectl apply", time.Since(begin).Seconds())
-	if now := c.watchLists(t); now < before+3 {
+	if now := c.countWatchLists(t); now < before+3 {
 		t.Errorf("the API server has sent the list of nodes as a watch %d times before the agents came and %d times since", before, now-before)
 	}
 }
 
 var watchLists = regexp.MustCompile(`(?m)^apiserver_watch_list_duration_seconds_count\{.*resource="nodes",scope="cluster".*\} (\d+)$`)
 
-// watchLists counts the lists of all nodes that the API server has sent as watches (WatchList).
-func (c *cluster) watchLists(t *testing.T) int {
+// countWatchLists returns how often the API server has streamed the list of all nodes through a watch (WatchList).
+func (c *testCluster) countWatchLists(t *testing.T) int {
 	t.Helper()
 	found := watchLists.FindStringSubmatch(c.kubectl(t, "get", "--raw", "/metrics"))
 	if found == nil {

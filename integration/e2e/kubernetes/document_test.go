@@ -26,8 +26,8 @@ func TestSourceAddresses(t *testing.T) {
 	}
 	shown, after, _ := strings.Cut(rest, "\n\n")
 	var rows []string
-	for _, p := range (setup{}).paths() {
-		rows = append(rows, "| "+strings.Join([]string{p.client, p.target, p.sees(), p.except()}, " | ")+" |")
+	for _, p := range (clusterSetup{}).allPaths() {
+		rows = append(rows, "| "+strings.Join([]string{p.client, p.target, p.describeSource(), p.exceptionsOf()}, " | ")+" |")
 	}
 	want := strings.Join(rows, "\n")
 	if shown == want {
@@ -42,15 +42,15 @@ func TestSourceAddresses(t *testing.T) {
 	}
 }
 
-// sees describes the client's address as the server sees it.
-func (p path) sees() string {
+// describeSource describes the client's address as the server sees it.
+func (p netPath) describeSource() string {
 	if p.server == "" {
 		return "nothing: refused"
 	}
 	return p.words(p.seen)
 }
 
-func (p path) words(seen string) string {
+func (p netPath) words(seen string) string {
 	kind := "pod"
 	if p.from == "outside" {
 		kind = "machine"
@@ -61,36 +61,36 @@ func (p path) words(seen string) string {
 	case strings.HasPrefix(seen, "tunnel"):
 		return "the tunnel of the client's node"
 	case strings.HasPrefix(seen, "gateway"):
-		return "the gateway of its own node"
+		return "the gateway of the server's node"
 	case seen == p.from:
 		return "the " + kind
 	case seen == p.to:
-		return "the node that was called"
+		return "the node that the client called"
 	}
 	return "the pod's node"
 }
 
-// except returns the setups in which the path has a different result.
-func (p path) except() string {
+// exceptionsOf returns the setups in which the path has a different result.
+func (p netPath) exceptionsOf() string {
 	var list []string
-	usual := setup{proxy: "iptables"}
-	if _, refused := p.expect(setup{proxy: "nftables"}, "4"); refused != "" && p.server != "" {
+	usual := clusterSetup{proxy: "iptables"}
+	if _, refused := p.expectedSource(clusterSetup{proxy: "nftables"}, "4"); refused != "" && p.server != "" {
 		list = append(list, "kube-proxy in nftables mode: refused")
 	}
-	if _, refused := p.expect(usual, "6"); refused != "" && p.server != "" {
+	if _, refused := p.expectedSource(usual, "6"); refused != "" && p.server != "" {
 		list = append(list, "IPv6: refused")
 	}
-	if seen, _ := p.expect(usual, "6"); seen != p.seen && seen != "" {
+	if seen, _ := p.expectedSource(usual, "6"); seen != p.seen && seen != "" {
 		list = append(list, "IPv6: "+p.words(seen))
 	}
-	all := setup{proxy: "iptables", masqueradeAll: true}
-	if seen, _ := p.expect(all, "4"); seen != p.seen && seen != "" {
+	all := clusterSetup{proxy: "iptables", masqueradeAll: true}
+	if seen, _ := p.expectedSource(all, "4"); seen != p.seen && seen != "" {
 		list = append(list, "`masqueradeAll`: "+p.words(seen))
 	}
 	if p.port == hostPort && p.server == "server1" {
 		for _, q := range hostPortPaths("3", "1") {
-			_, always := q.expect(setup{proxy: "nftables", crio: true}, "4")
-			_, refused := q.expect(setup{proxy: "iptables", crio: true}, "4")
+			_, always := q.expectedSource(clusterSetup{proxy: "nftables", crio: true}, "4")
+			_, refused := q.expectedSource(clusterSetup{proxy: "iptables", crio: true}, "4")
 			switch {
 			case q.target != p.target || q.client != p.client || refused == "":
 			case always != "":

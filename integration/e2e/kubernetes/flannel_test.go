@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// The shell blocks of "From flannel" in docs/CLUSTER.md, in order. TestFlannel runs each line.
+// These constants are the numbers of the shell blocks in the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of these
+// blocks.
 const (
 	blockApply = iota
 	blockLeftovers
@@ -28,17 +29,17 @@ const flannelConflist = `{"name": "cbr0", "cniVersion": "0.3.1", "plugins": [
 	{"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}},
 	{"type": "portmap", "capabilities": {"portMappings": true}}]}`
 
-// flannel is a cluster whose network was flannel.
-type flannel struct {
-	*world
+// flannelCluster is a cluster that started with flannel as its pod network.
+type flannelCluster struct {
+	*testWorld
 	backend  string
 	manifest string
 	nodes    []string // the nodes that reach each other through flannel
 	steps    []string
 }
 
-// TestFlannel moves a cluster from flannel to Podlace, back, and to Podlace again with the commands of docs/CLUSTER.md. The pods'
-// connections survive. With host-gw no packet is lost. A tunnel loses packets until both of its nodes have it.
+// TestFlannel moves a cluster from flannel to Podlace, back to flannel, and again to Podlace, with the commands of docs/CLUSTER.md. The
+// pods' connections survive. With the backend host-gw no packet is lost. A tunnel between two nodes loses packets until both nodes have it.
 func TestFlannel(t *testing.T) {
 	if os.Getenv("FLANNEL") == "" || os.Getenv("REFERENCE") == "" {
 		t.Skip("SKIP, no flannel: FLANNEL or REFERENCE is not set; make cluster ARGS='-test -run TestFlannel' builds both")
@@ -46,31 +47,32 @@ func TestFlannel(t *testing.T) {
 	for _, backend := range []string{"host-gw", "vxlan"} {
 		t.Run(backend, func(t *testing.T) {
 			f := startFlannel(t, backend)
-			all := f.call(t, f.tcpPaths("server", "client"), nil)
-			during := f.traffic(t, "client", "server")
+			all := f.startCalls(t, f.tcpPaths("server", "client"), nil)
+			during := f.startTraffic(t, "client", "server")
 			f.takeOver(t)
-			during.end(t, "taking over", backend == "vxlan")
+			during.endCalls(t, "taking over", backend == "vxlan")
 			f.addPodsOf(t, "new", "Podlace")
-			during = f.traffic(t, "new", "server")
+			during = f.startTraffic(t, "new", "server")
 			f.giveBack(t)
-			during.end(t, "giving back", backend == "vxlan")
+			during.endCalls(t, "giving back", backend == "vxlan")
 			f.addPodsOf(t, "back", "flannel")
 			f.removePodlace(t)
-			during = f.traffic(t, "back", "client")
+			during = f.startTraffic(t, "back", "client")
 			f.takeOver(t)
-			during.end(t, "taking over again", backend == "vxlan")
-			all.end(t, "all the time", false)
+			during.endCalls(t, "taking over again", backend == "vxlan")
+			all.endCalls(t, "all the time", false)
 			f.addPodsOf(t, "last", "Podlace")
 			f.removeFlannel(t)
 		})
 	}
 }
 
-// startFlannel starts a cluster with flannel as network, and the pods and services of the matrix.
-func startFlannel(t *testing.T, backend string) *flannel {
+// startFlannel starts a cluster with flannel as its pod network, and starts the pods and Services of the matrix.
+func startFlannel(t *testing.T, backend string) *flannelCluster {
 	t.Helper()
-	c := start(t, "4", "PROXY=iptables", "BRIDGE_NF=1")
-	f := &flannel{world: &world{cluster: c}, backend: backend, nodes: []string{"1", "2", "3"}, steps: documented(t, "From flannel", blocks)}
+	c := startCluster(t, "4", "PROXY=iptables", "BRIDGE_NF=1")
+	f := &flannelCluster{testWorld: &testWorld{testCluster: c}, backend: backend, nodes: []string{"1", "2", "3"},
+		steps: documentedBlocks(t, "From flannel", blocks)}
 	offLink := "vxlan"
 	if backend == "host-gw" { // host-gw needs nodes on one link
 		f.nodes, offLink = []string{"1", "2"}, "refuse"
@@ -83,17 +85,17 @@ func startFlannel(t *testing.T, backend string) *flannel {
 	f.writeRemoval(t, string(manifest))
 	f.write(t, "net-conf.json", fmt.Sprintf(`{"Network": "10.244.0.0/16", "Backend": {"Type": %q}}`, backend))
 	f.write(t, "10-flannel.conflist", flannelConflist)
-	for _, n := range c.machines()[1:] {
-		c.run(t, "exec", n, "sh", "-ec", `mkdir -p /opt/cni/bin /etc/cni/net.d
+	for _, n := range c.machineNames()[1:] {
+		c.runScript(t, "exec", n, "sh", "-ec", `mkdir -p /opt/cni/bin /etc/cni/net.d
 			cd "$0" && cp bridge host-local loopback portmap /opt/cni/bin/ && cp "$1/flannel" /opt/cni/bin/`,
 			os.Getenv("REFERENCE"), os.Getenv("FLANNEL"))
 	}
 	f.startDaemons(t)
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
-	f.world = newWorld(t, c)
+	f.testWorld = newWorld(t, c)
 	for name, p := range f.places {
 		if !strings.HasPrefix(name, "node") {
-			echo(t, p)
+			serveEcho(t, p)
 		}
 	}
 	f.checkRoutes(t, "flannel")
@@ -101,7 +103,7 @@ func startFlannel(t *testing.T, backend string) *flannel {
 }
 
 // writeRemoval writes the manifest that removes Podlace.
-func (c *cluster) writeRemoval(t *testing.T, manifest string) {
+func (c *testCluster) writeRemoval(t *testing.T, manifest string) {
 	t.Helper()
 	_, image, _ := strings.Cut(manifest, "image: ")
 	image, _, _ = strings.Cut(image, "\n")
@@ -114,15 +116,16 @@ func (c *cluster) writeRemoval(t *testing.T, manifest string) {
 	c.write(t, "removal.yaml", string(out))
 }
 
-func (c *cluster) write(t *testing.T, name, text string) {
+func (c *testCluster) write(t *testing.T, name, text string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// documented returns the shell blocks of a section of docs/CLUSTER.md, and fails the test unless there are count of them.
-func documented(t *testing.T, heading string, want int) (list []string) {
+// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. It fails the test unless the section has the wanted number of
+// blocks.
+func documentedBlocks(t *testing.T, heading string, want int) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/CLUSTER.md")
 	if err != nil {
@@ -140,27 +143,27 @@ func documented(t *testing.T, heading string, want int) (list []string) {
 	return list
 }
 
-// step runs a block of the documentation in several machines.
-func (f *flannel) step(t *testing.T, block int, machines ...string) {
+// runBlock runs a block of the documentation in several machines.
+func (f *flannelCluster) runBlock(t *testing.T, block int, machines ...string) {
 	t.Helper()
 	for _, m := range machines {
-		f.follow(t, m, f.steps[block])
+		f.runLines(t, m, f.steps[block])
 	}
 }
 
-// follow runs lines of the documentation in one machine.
-func (c *cluster) follow(t *testing.T, machine, lines string) string {
+// runLines runs lines of the documentation in one machine.
+func (c *testCluster) runLines(t *testing.T, machine, lines string) string {
 	t.Helper()
-	out := c.run(t, "exec", machine, "env", "PATH="+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"), "bash", "-ec", "cd "+c.dir+"\n"+lines)
+	out := c.runScript(t, "exec", machine, "env", "PATH="+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"), "bash", "-ec", "cd "+c.dir+"\n"+lines)
 	t.Logf("%s: %s%s", machine, lines, out)
 	return out
 }
 
 // startDaemons runs flanneld and writes the conflist, as flannel's DaemonSet does.
-func (f *flannel) startDaemons(t *testing.T) {
+func (f *flannelCluster) startDaemons(t *testing.T) {
 	t.Helper()
-	for _, n := range f.machines()[1:] {
-		f.run(t, "exec", n, "sh", "-ec", `
+	for _, n := range f.machineNames()[1:] {
+		f.runScript(t, "exec", n, "sh", "-ec", `
 			NODE_NAME=$1 setsid "$2/flanneld" --kube-subnet-mgr --kubeconfig-file="$0/plane/admin.kubeconfig" --iface=eth0 --ip-masq \
 				--net-config-path="$0/net-conf.json" </dev/null >>"$0/$1/flannel.log" 2>&1 &
 			echo $! >/run/flannel.pid
@@ -170,57 +173,57 @@ func (f *flannel) startDaemons(t *testing.T) {
 	}
 }
 
-// takeOver makes Podlace the network, stops flannel, and removes its unneeded state.
-func (f *flannel) takeOver(t *testing.T) {
+// takeOver moves the cluster to Podlace, stops flannel, and removes the state of flannel that no pod needs.
+func (f *flannelCluster) takeOver(t *testing.T) {
 	t.Helper()
 	f.write(t, "podlace.yaml", f.manifest)
-	f.step(t, blockApply, "plane")
+	f.runBlock(t, blockApply, "plane")
 	f.checkRoutes(t, "142")
-	for _, n := range f.machines()[1:] {
-		f.run(t, "exec", n, "sh", "-ec", "kill $(cat /run/flannel.pid); rm /run/flannel.pid")
+	for _, n := range f.machineNames()[1:] {
+		f.runScript(t, "exec", n, "sh", "-ec", "kill $(cat /run/flannel.pid); rm /run/flannel.pid")
 	}
-	f.step(t, blockLeftovers, f.machines()[1:]...)
+	f.runBlock(t, blockLeftovers, f.machineNames()[1:]...)
 	f.checkRoutes(t, "142")
 }
 
-// giveBack makes flannel the network again.
-func (f *flannel) giveBack(t *testing.T) {
+// giveBack moves the cluster back to flannel.
+func (f *flannelCluster) giveBack(t *testing.T) {
 	t.Helper()
-	f.step(t, blockBack, "plane")
+	f.runBlock(t, blockBack, "plane")
 	f.startDaemons(t)
 	if f.backend == "host-gw" {
-		f.step(t, blockRoutes, f.machines()[1:]...)
+		f.runBlock(t, blockRoutes, f.machineNames()[1:]...)
 	}
 	f.checkRoutes(t, "flannel")
 }
 
-// removePodlace replaces the pods of Podlace's network, and removes Podlace.
-func (f *flannel) removePodlace(t *testing.T) {
+// removePodlace replaces the pods that Podlace attached, and then removes Podlace.
+func (f *flannelCluster) removePodlace(t *testing.T) {
 	t.Helper()
 	for _, n := range f.nodes {
 		f.kubectl(t, "-n", namespace, "delete", "pod", "new"+n)
 	}
-	f.step(t, blockRemove, "plane")
+	f.runBlock(t, blockRemove, "plane")
 	f.checkLeases(t)
 	f.checkRoutes(t, "flannel")
 	f.ask4(t, "client1", "server2")
 }
 
-// removeFlannel deletes the last pods of flannel's network, and then flannel's rules, while traffic flows between Podlace's pods.
-func (f *flannel) removeFlannel(t *testing.T) {
+// removeFlannel deletes the last pods that flannel attached, and then flannel's rules. Traffic between Podlace's pods continues meanwhile.
+func (f *flannelCluster) removeFlannel(t *testing.T) {
 	t.Helper()
-	during := f.traffic(t, "last", "last")
+	during := f.startTraffic(t, "last", "last")
 	for _, n := range []string{"1", "2", "3"} {
 		f.kubectl(t, "-n", namespace, "delete", "pod", "server"+n, "client"+n)
 	}
 	for _, n := range f.nodes {
 		f.kubectl(t, "-n", namespace, "delete", "pod", "back"+n)
 	}
-	f.step(t, blockChains, f.machines()[1:]...)
-	during.end(t, "removing flannel's rules", false)
+	f.runBlock(t, blockChains, f.machineNames()[1:]...)
+	during.endCalls(t, "removing flannel's rules", false)
 	f.checkLeases(t)
-	for _, n := range f.machines()[1:] {
-		rules := f.run(t, "exec", n, "sh", "-c", "iptables-save; ip link; ls /run/flannel /var/lib/cni/flannel 2>&1 || :")
+	for _, n := range f.machineNames()[1:] {
+		rules := f.runScript(t, "exec", n, "sh", "-c", "iptables-save; ip link; ls /run/flannel /var/lib/cni/flannel 2>&1 || :")
 		for _, word := range []string{"FLANNEL", "flannel.1", "CNI-DN-", "subnet.env"} {
 			if strings.Contains(rules, word) {
 				t.Errorf("%s still has %s:\n%s", n, word, rules)
@@ -229,12 +232,13 @@ func (f *flannel) removeFlannel(t *testing.T) {
 	}
 }
 
-// checkRoutes waits until each node's routes to the other nodes have protocol 142, or are flannel's.
-func (f *flannel) checkRoutes(t *testing.T, whose string) {
+// checkRoutes waits until each node has the routes to the other nodes. All these routes must belong to the wanted program, either Podlace
+// (protocol 142) or flannel.
+func (f *flannelCluster) checkRoutes(t *testing.T, whose string) {
 	t.Helper()
 	for _, n := range f.nodes {
 		for end := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
-			routes := f.run(t, "exec", "node"+n, "ip", "-4", "route", "show", "type", "unicast")
+			routes := f.runScript(t, "exec", "node"+n, "ip", "-4", "route", "show", "type", "unicast")
 			ours, others := 0, 0
 			for line := range strings.Lines(routes) {
 				switch {
@@ -256,7 +260,7 @@ func (f *flannel) checkRoutes(t *testing.T, whose string) {
 }
 
 // checkLeases checks that each leased address belongs to exactly one existing pod.
-func (f *flannel) checkLeases(t *testing.T) {
+func (f *flannelCluster) checkLeases(t *testing.T) {
 	t.Helper()
 	var list struct {
 		Items []struct {
@@ -264,8 +268,8 @@ func (f *flannel) checkLeases(t *testing.T) {
 			Status struct{ PodIP string }
 		}
 	}
-	f.list(t, &list, "-n", namespace, "pods")
-	for _, n := range f.machines()[1:] {
+	f.getObjects(t, &list, "-n", namespace, "pods")
+	for _, n := range f.machineNames()[1:] {
 		var want []string
 		for _, p := range list.Items {
 			if p.Spec.NodeName == n {
@@ -273,7 +277,7 @@ func (f *flannel) checkLeases(t *testing.T) {
 			}
 		}
 		slices.Sort(want)
-		got := strings.Fields(f.run(t, "exec", n, "sh", "-c", "cd /var/lib/cni/networks/cbr0 && ls -d 10.* || :"))
+		got := strings.Fields(f.runScript(t, "exec", n, "sh", "-c", "cd /var/lib/cni/networks/cbr0 && ls -d 10.* || :"))
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
 			t.Errorf("%s leases %v, and its pods have %v", n, got, want)

@@ -18,14 +18,14 @@ const (
 	callPatience = 30 * time.Second // of a TCP connection, in which a lost segment is sent again
 )
 
-// route is the path from a place to an address.
-type route struct {
+// dialPath is the path from a network namespace to an address and port.
+type dialPath struct {
 	from, address string
 	port          int
 }
 
-// calls are connections and streams of datagrams that last until they are stopped.
-type calls struct {
+// openCalls contains TCP connections and UDP flows that last until they are stopped.
+type openCalls struct {
 	stop  chan struct{}
 	tasks sync.WaitGroup
 
@@ -35,22 +35,22 @@ type calls struct {
 	reasons       []string
 }
 
-// call opens a connection for each path of tcp, and sends 100 datagrams a second along each path of udp.
-func (f *flannel) call(t *testing.T, tcp, udp []route) *calls {
+// startCalls opens a connection for each TCP path, and sends 100 datagrams a second along each UDP path.
+func (f *flannelCluster) startCalls(t *testing.T, tcp, udp []dialPath) *openCalls {
 	t.Helper()
-	c := &calls{stop: make(chan struct{}), conns: len(tcp)}
+	c := &openCalls{stop: make(chan struct{}), conns: len(tcp)}
 	for _, p := range tcp {
 		conn := f.open(t, "tcp", p)
-		c.tasks.Go(func() { c.converse(p, conn) })
+		c.tasks.Go(func() { c.exchangeWords(p, conn) })
 	}
 	for _, p := range udp {
-		conn := f.answered(t, p)
-		c.tasks.Go(func() { c.count(p, conn) })
+		conn := f.openUDP(t, p)
+		c.tasks.Go(func() { c.countAnswers(p, conn) })
 	}
 	return c
 }
 
-func (f *flannel) open(t *testing.T, network string, p route) (conn net.Conn) {
+func (f *flannelCluster) open(t *testing.T, network string, p dialPath) (conn net.Conn) {
 	t.Helper()
 	err := f.places[p.from].Do(func() (err error) {
 		conn, err = net.DialTimeout(network, net.JoinHostPort(p.address, fmt.Sprint(p.port)), dialLimit)
@@ -62,9 +62,9 @@ func (f *flannel) open(t *testing.T, network string, p route) (conn net.Conn) {
 	return conn
 }
 
-// answered opens a stream of datagrams to a server that answers. Each try uses a new socket, because the kernel keeps the failed route
-// of a stream that began before kube-proxy had the Service's rules.
-func (f *flannel) answered(t *testing.T, p route) net.Conn {
+// openUDP opens a UDP flow and waits for the first answer of the server. Each try uses a new socket. If a socket sends data before
+// kube-proxy has the Service's rules, the kernel keeps a wrong route for this socket.
+func (f *flannelCluster) openUDP(t *testing.T, p dialPath) net.Conn {
 	t.Helper()
 	for deadline := time.Now().Add(callPatience); ; {
 		conn := f.open(t, "udp", p)
@@ -84,8 +84,8 @@ func (f *flannel) answered(t *testing.T, p route) net.Conn {
 	}
 }
 
-// converse sends one word after another and expects each back.
-func (c *calls) converse(p route, conn net.Conn) {
+// exchangeWords sends words one after another and expects each word back.
+func (c *openCalls) exchangeWords(p dialPath, conn net.Conn) {
 	defer conn.Close()
 	word := []byte("word")
 	for !c.ended() {
@@ -105,8 +105,8 @@ func (c *calls) converse(p route, conn net.Conn) {
 	}
 }
 
-// count sends datagrams and counts the answers.
-func (c *calls) count(p route, conn net.Conn) {
+// countAnswers sends datagrams and counts the answers.
+func (c *openCalls) countAnswers(p dialPath, conn net.Conn) {
 	defer conn.Close()
 	answers := make(chan int)
 	go func() {
@@ -134,7 +134,7 @@ func (c *calls) count(p route, conn net.Conn) {
 	}
 }
 
-func (c *calls) ended() bool {
+func (c *openCalls) ended() bool {
 	select {
 	case <-c.stop:
 		return true
@@ -143,8 +143,8 @@ func (c *calls) ended() bool {
 	}
 }
 
-// end prints the losses. No connection may be lost, and a datagram only if losses are expected.
-func (c *calls) end(t *testing.T, what string, lossy bool) {
+// endCalls prints the losses. endCalls fails the test if a connection was lost. Lost datagrams fail the test unless losses are expected.
+func (c *openCalls) endCalls(t *testing.T, what string, lossy bool) {
 	t.Helper()
 	close(c.stop)
 	c.tasks.Wait()
@@ -157,40 +157,42 @@ func (c *calls) end(t *testing.T, what string, lossy bool) {
 	}
 }
 
-// traffic connects pods across nodes, by pod addresses, by a service and with the machine outside.
-func (f *flannel) traffic(t *testing.T, from, to string) *calls {
+// startTraffic connects pods of different nodes by their addresses and by a Service, and connects pods with the machine outside of the
+// cluster.
+func (f *flannelCluster) startTraffic(t *testing.T, from, to string) *openCalls {
 	t.Helper()
 	server, outside := f.services["server2"]["4"], f.places["outside"].address["4"]
-	udp := []route{{from + "1", server, 80}, {from + "1", outside, 8080},
+	udp := []dialPath{{from + "1", server, 80}, {from + "1", outside, 8080},
 		{"outside", "192.0.2.11", nodePort("server2")}, {"outside", "192.0.2.12", 8081},
 	}
 	if to == "last" { // the pods behind the service are deleted
 		udp = udp[1:2]
 	}
-	tcp := append(f.tcpPaths(from, to), route{from + "1", outside, echoPort})
+	tcp := append(f.tcpPaths(from, to), dialPath{from + "1", outside, echoPort})
 	if f.backend == "host-gw" || from != "new" { // after the return to flannel, a vxlan node has another address towards pods
-		tcp = append(tcp, route{"node1", f.places[to+"2"].address["4"], echoPort})
+		tcp = append(tcp, dialPath{"node1", f.places[to+"2"].address["4"], echoPort})
 	}
 	for _, p := range f.tcpPaths(from, to) {
-		udp = append(udp, route{p.from, p.address, 8080})
+		udp = append(udp, dialPath{p.from, p.address, 8080})
 	}
-	return f.call(t, tcp, udp)
+	return f.startCalls(t, tcp, udp)
 }
 
-// tcpPaths are the paths between pods of all nodes.
-func (f *flannel) tcpPaths(from, to string) (paths []route) {
+// tcpPaths returns the paths between pods of all nodes.
+func (f *flannelCluster) tcpPaths(from, to string) (paths []dialPath) {
 	for _, a := range f.nodes {
 		for _, b := range f.nodes {
 			if a != b {
-				paths = append(paths, route{from + a, f.places[to+b].address["4"], echoPort})
+				paths = append(paths, dialPath{from + a, f.places[to+b].address["4"], echoPort})
 			}
 		}
 	}
 	return paths
 }
 
-// addPodsOf starts a pod on each node and checks which network attached it. Old and new pods and the machine outside must answer.
-func (f *flannel) addPodsOf(t *testing.T, name, maker string) {
+// addPodsOf starts a pod on each node and checks which network attached the pod. Old pods, new pods and the machine outside of the cluster
+// must answer.
+func (f *flannelCluster) addPodsOf(t *testing.T, name, maker string) {
 	t.Helper()
 	var objects []any
 	for _, n := range f.nodes {
@@ -199,14 +201,14 @@ func (f *flannel) addPodsOf(t *testing.T, name, maker string) {
 			"spec": map[string]any{"nodeName": "node" + n, "terminationGracePeriodSeconds": 1,
 				"containers": []any{map[string]any{"name": "a", "image": "podlace.test/busybox:1"}}}})
 	}
-	f.apply(t, objects...)
+	f.applyObjects(t, objects...)
 	f.kubectl(t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s")
 	f.addPods(t)
 	f.checkLeases(t)
 	for _, n := range f.nodes {
-		serve(t, name+n, f.places[name+n])
-		echo(t, f.places[name+n])
-		records := f.run(t, "exec", "node"+n, "sh", "-c", "cat /run/podlace/cbr0/bridge-* 2>/dev/null || :")
+		serveName(t, name+n, f.places[name+n])
+		serveEcho(t, f.places[name+n])
+		records := f.runScript(t, "exec", "node"+n, "sh", "-c", "cat /run/podlace/cbr0/bridge-* 2>/dev/null || :")
 		if made := strings.Contains(records, f.places[name+n].address["4"]); made != (maker == "Podlace") {
 			t.Errorf("Podlace has a record of %s%s: %v, want the pod attached by %s", name, n, made, maker)
 		}
@@ -216,25 +218,25 @@ func (f *flannel) addPodsOf(t *testing.T, name, maker string) {
 		f.ask4(t, name+n, "server"+other)
 		f.ask4(t, name+n, "server"+n)
 		f.ask4(t, "client"+other, name+n)
-		_, seen, err := f.ask(name+n, "tcp", f.places["outside"].address["4"], 8080, dialLimit)
+		_, seen, err := f.askServer(name+n, "tcp", f.places["outside"].address["4"], 8080, dialLimit)
 		if want := f.places["node"+n].address["4"]; err != nil || seen.String() != want {
 			t.Errorf("%s%s reaches the machine outside as %s, want %s: %v", name, n, seen, want, err)
 		}
 	}
 }
 
-func (f *flannel) ask4(t *testing.T, from, to string) {
+func (f *flannelCluster) ask4(t *testing.T, from, to string) {
 	t.Helper()
 	for _, network := range []string{"tcp", "udp"} {
-		got, seen, err := f.ask(from, network, f.places[to].address["4"], 8080, dialLimit)
+		got, seen, err := f.askServer(from, network, f.places[to].address["4"], 8080, dialLimit)
 		if want := f.places[from].address["4"]; err != nil || got != to || seen.String() != want {
 			t.Errorf("%s to %s by %s: answered by %q to %s, want to %s: %v", from, to, network, got, seen, want, err)
 		}
 	}
 }
 
-// echo returns the data of a connection until the end of the test.
-func echo(t *testing.T, p *place) {
+// serveEcho sends the data of each connection back until the end of the test.
+func serveEcho(t *testing.T, p *netPlace) {
 	t.Helper()
 	var l net.Listener
 	err := p.Do(func() (err error) {

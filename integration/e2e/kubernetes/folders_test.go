@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// TestFolders removes or moves folders of the node while the agent runs, as kubeadm reset does. They are filled again without help,
-// because the kubelet's new container has the new folders.
+// TestFolders removes or moves folders of the node while the agent runs, as `kubeadm reset` does. The kubelet then starts a new container
+// with new folders, and the agent fills these without help.
 func TestFolders(t *testing.T) {
-	c := start(t, "4 6")
-	c.network(t)
+	c := startCluster(t, "4 6")
+	c.setUpNetwork(t)
 	for what, step := range map[string][2]string{
 		"node1": {"rm -rf /etc/cni/net.d", "test -s /etc/cni/net.d/10-podlace.conflist"},
 		"node2": {"mv /opt/cni/bin /opt/cni/bin.old", "test -x /opt/cni/bin/podlace-bridge"},
 		"node3": {"rm -rf /run/podlace", "test -s /run/podlace/node.json"},
 	} {
 		begin := time.Now()
-		c.run(t, "exec", what, "sh", "-c", step[0])
+		c.runScript(t, "exec", what, "sh", "-c", step[0])
 		for end := begin.Add(2 * time.Minute); ; time.Sleep(time.Second) {
 			if _, err := c.try("exec", "", what, "sh", "-c", step[1]); err == nil {
 				t.Logf("%s: %s: back after %.0f s", what, step[0], time.Since(begin).Seconds())
@@ -28,6 +28,6 @@ func TestFolders(t *testing.T) {
 			}
 		}
 	}
-	c.apply(t, pods()...)
+	c.applyObjects(t, matrixPods()...)
 	c.kubectl(t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s")
 }

@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// TestKilled: a cluster whose parent is killed leaves nothing. Meanwhile a second cluster runs with the same addresses.
+// TestKilled: nothing remains of a cluster whose parent process is killed. A second cluster with the same addresses keeps running.
 func TestKilled(t *testing.T) {
-	one := start(t, "4 6")
-	two := start(t, "4 6")
+	one := startCluster(t, "4 6")
+	two := startCluster(t, "4 6")
 	one.killed = true
 	if err := one.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(2 * time.Minute); len(one.left()) > 0; time.Sleep(200 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); len(one.listRemains()) > 0; time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("still on the machine: %s", strings.Join(one.left(), "\n"))
+			t.Fatalf("still on the machine: %s", strings.Join(one.listRemains(), "\n"))
 		}
 	}
-	for _, n := range two.machines() {
-		if got := two.run(t, "exec", n, "hostname"); got != n+"\n" {
+	for _, n := range two.machineNames() {
+		if got := two.runScript(t, "exec", n, "hostname"); got != n+"\n" {
 			t.Errorf("%s of the other cluster reports the name %q", n, got)
 		}
 	}

@@ -13,11 +13,10 @@ import (
 	"time"
 )
 
-// TestDualStack: all paths work with kube-proxy in both modes, with br_netfilter on and off, and with kube-proxy's masquerade of all
-// traffic.
+// TestDualStack: all paths work in both modes of kube-proxy, with br_netfilter on and off, and with the option masqueradeAll of kube-proxy.
 func TestDualStack(t *testing.T) {
-	c := start(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
-	c.network(t)
+	c := startCluster(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
+	c.setUpNetwork(t)
 	w := newWorld(t, c)
 	for _, v := range []struct {
 		proxy, bridgeNF string
@@ -27,10 +26,10 @@ func TestDualStack(t *testing.T) {
 		{"iptables", "0", true}, {"iptables", "0", false}, {"iptables", "1", false},
 	} {
 		t.Run(fmt.Sprintf("%s, bridge-nf-call-iptables %s, masqueradeAll %v", v.proxy, v.bridgeNF, v.masqueradeAll), func(t *testing.T) {
-			s := setup{proxy: v.proxy, masqueradeAll: v.masqueradeAll}
+			s := clusterSetup{proxy: v.proxy, masqueradeAll: v.masqueradeAll}
 			c.setBridgeNF(t, v.bridgeNF)
 			c.setProxy(t, s)
-			w.matrix(t, s)
+			w.testMatrix(t, s)
 		})
 	}
 }
@@ -39,9 +38,9 @@ func TestDualStack(t *testing.T) {
 func TestOneFamily(t *testing.T) {
 	for _, family := range []string{"4", "6"} {
 		t.Run("IPv"+family, func(t *testing.T) {
-			c := start(t, family, "PROXY=iptables", "BRIDGE_NF=1")
-			c.network(t)
-			newWorld(t, c).matrix(t, setup{proxy: "iptables"})
+			c := startCluster(t, family, "PROXY=iptables", "BRIDGE_NF=1")
+			c.setUpNetwork(t)
+			newWorld(t, c).testMatrix(t, clusterSetup{proxy: "iptables"})
 		})
 	}
 }
@@ -51,8 +50,8 @@ var (
 	masqueradeLine = regexp.MustCompile(`masqueradeAll: \w+`)
 )
 
-// writeProxy writes the configuration of a node's kube-proxy and reports whether it changed.
-func (c *cluster) writeProxy(t *testing.T, n string, s setup) bool {
+// writeProxy writes the kube-proxy configuration of a node and reports whether the file changed.
+func (c *testCluster) writeProxy(t *testing.T, n string, s clusterSetup) bool {
 	t.Helper()
 	file := filepath.Join(c.dir, n, "proxy.yaml")
 	old, err := os.ReadFile(file)
@@ -70,28 +69,29 @@ func (c *cluster) writeProxy(t *testing.T, n string, s setup) bool {
 	return true
 }
 
-// setProxy changes kube-proxy's configuration, and restarts each changed kube-proxy.
-func (c *cluster) setProxy(t *testing.T, s setup) {
+// setProxy changes the kube-proxy configuration of the nodes, and restarts kube-proxy on each node with a changed file.
+func (c *testCluster) setProxy(t *testing.T, s clusterSetup) {
 	t.Helper()
 	changed := map[string]string{}
-	for _, n := range c.machines()[1:] {
+	for _, n := range c.machineNames()[1:] {
 		if pid := c.proxyPID(t, n); c.writeProxy(t, n, s) {
 			changed[n] = pid
 		}
 	}
-	for _, n := range c.machines()[1:] {
+	for _, n := range c.machineNames()[1:] {
 		c.awaitProxy(t, n, s.proxy, changed[n])
 	}
 }
 
 // proxyPID returns the process ID of the node's kube-proxy.
-func (c *cluster) proxyPID(t *testing.T, n string) string {
+func (c *testCluster) proxyPID(t *testing.T, n string) string {
 	t.Helper()
-	return strings.TrimSpace(c.run(t, "exec", n, "cat", "/run/node/proxy.pid"))
+	return strings.TrimSpace(c.runScript(t, "exec", n, "cat", "/run/node/proxy.pid"))
 }
 
-// awaitProxy waits until the node has a new kube-proxy process, the mode's rules for the last service, and no rules of the other mode.
-func (c *cluster) awaitProxy(t *testing.T, node, mode, before string) {
+// awaitProxy waits until the node has a new kube-proxy process and the mode's rules for the last Service. Rules of the other mode must be
+// gone.
+func (c *testCluster) awaitProxy(t *testing.T, node, mode, before string) {
 	t.Helper()
 	script := map[string]string{
 		"nftables": "nft list table ip6 kube-proxy | grep -q 31005 && ! iptables-save -t nat | grep -q KUBE-SEP",
@@ -108,9 +108,9 @@ func (c *cluster) awaitProxy(t *testing.T, node, mode, before string) {
 	}
 }
 
-func (c *cluster) setBridgeNF(t *testing.T, value string) {
+func (c *testCluster) setBridgeNF(t *testing.T, value string) {
 	t.Helper()
-	for _, n := range c.machines()[1:] {
-		c.run(t, "exec", n, "sysctl", "-qw", "net.bridge.bridge-nf-call-iptables="+value, "net.bridge.bridge-nf-call-ip6tables="+value)
+	for _, n := range c.machineNames()[1:] {
+		c.runScript(t, "exec", n, "sysctl", "-qw", "net.bridge.bridge-nf-call-iptables="+value, "net.bridge.bridge-nf-call-ip6tables="+value)
 	}
 }

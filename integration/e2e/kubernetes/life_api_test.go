@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// podCIDR returns the podCIDR of a node.
-func (c *cluster) podCIDR(t *testing.T, node, family string) string {
+// podCIDROf returns the podCIDR of a node.
+func (c *testCluster) podCIDROf(t *testing.T, node, family string) string {
 	t.Helper()
 	for _, cidr := range strings.Fields(c.kubectl(t, "get", "node", node, "-o", "jsonpath={.spec.podCIDRs[*]}")) {
 		if familyOf(cidr) == family {
@@ -25,29 +25,29 @@ func (c *cluster) podCIDR(t *testing.T, node, family string) string {
 	return ""
 }
 
-// apiServerAway restarts agents while the API server is stopped. Nothing changes.
-func (l *life) apiServerAway(t *testing.T) {
+// stopAPIServer restarts agents while the API server is stopped. No route changes.
+func (l *clusterLife) stopAPIServer(t *testing.T) {
 	before := l.allRoutes(t)
-	var monitors []*monitor
-	for _, n := range l.machines()[1:] {
-		monitors = append(monitors, l.monitor(t, n))
+	var monitors []*eventMonitor
+	for _, n := range l.machineNames()[1:] {
+		monitors = append(monitors, l.startMonitor(t, n))
 	}
-	tr := l.traffic(t, pairs()...)
+	tr := l.startTraffic(t, podPairs()...)
 	begin := time.Now()
-	l.run(t, "exec", "plane", "sh", "-c", "touch /run/node/stay-down; kill -KILL $(cat /run/node/apiserver.pid)")
+	l.runScript(t, "exec", "plane", "sh", "-c", "touch /run/node/stay-down; kill -KILL $(cat /run/node/apiserver.pid)")
 	time.Sleep(*apiAway / 4)
-	for _, n := range l.machines()[1:] {
-		l.signal(t, n, l.signal(t, n, 0, unix.SIGKILL), 0) // there is a next one
+	for _, n := range l.machineNames()[1:] {
+		l.signalAgent(t, n, l.signalAgent(t, n, 0, unix.SIGKILL), 0) // there is a next one
 	}
 	time.Sleep(time.Until(begin.Add(*apiAway)))
-	lost, _ := tr.end(t, "")
+	lost, _ := tr.endFlows(t, "")
 	changes := 0
 	for _, m := range monitors {
-		changes += m.end(t)
+		changes += m.endMonitor(t)
 	}
 	after := l.allRoutes(t)
-	l.run(t, "exec", "plane", "rm", "/run/node/stay-down")
-	starts := await(t, "API server", func() bool {
+	l.runScript(t, "exec", "plane", "rm", "/run/node/stay-down")
+	starts := awaitCondition(t, "API server", func() bool {
 		_, err := l.try("exec", "", "plane", "kubectl", "get", "--raw", "/readyz")
 		return err == nil
 	})
@@ -56,22 +56,22 @@ func (l *life) apiServerAway(t *testing.T) {
 	l.addNode(t, 1)
 	l.awaitNode(t, 1)
 	t.Logf("the API server was away for %.0f s, and its start took %.1f s; %d changes; all agents route a new node %.1f s after that; load %s",
-		away.Seconds(), starts.Seconds(), changes, time.Since(back).Seconds(), load())
+		away.Seconds(), starts.Seconds(), changes, time.Since(back).Seconds(), loadAverage())
 	if lost != 0 || changes != 0 || before != after {
 		t.Errorf("%d packets lost and %d changes, want none; routes before:\n%s\nafter:\n%s", lost, changes, before, after)
 	}
 	l.kubectl(t, "delete", "node", joined(1))
-	l.settled(t)
+	l.awaitAgents(t)
 	l.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
 }
 
 func joined(i int) string { return fmt.Sprintf("joined%d", i) }
 
-// addNode creates a Node object for a node that does not exist, with addresses on the link of node1 and node2.
-func (l *life) addNode(t *testing.T, i int) {
+// addNode creates the Node object of a fictitious node, with addresses on the link of node1 and node2.
+func (l *clusterLife) addNode(t *testing.T, i int) {
 	t.Helper()
 	cidrs := []string{fmt.Sprintf("10.244.%d.0/24", 100+i), fmt.Sprintf("fd00:10:244:%x::/64", 100+i)}
-	l.apply(t, map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": joined(i)},
+	l.applyObjects(t, map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": joined(i)},
 		"spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})
 	status, err := json.Marshal(map[string]any{"status": map[string]any{"addresses": []any{
 		map[string]any{"type": "InternalIP", "address": fmt.Sprintf("192.0.2.%d", 150+i)},
@@ -83,25 +83,26 @@ func (l *life) addNode(t *testing.T, i int) {
 }
 
 // awaitNode waits until all nodes have routes to the pods of a new node.
-func (l *life) awaitNode(t *testing.T, i int) {
+func (l *clusterLife) awaitNode(t *testing.T, i int) {
 	t.Helper()
-	for _, n := range l.machines()[1:] {
+	for _, n := range l.machineNames()[1:] {
 		for _, f := range l.families {
 			pod := map[string]string{"4": fmt.Sprintf("10.244.%d.9", 100+i), "6": fmt.Sprintf("fd00:10:244:%x::9", 100+i)}[f]
 			to := map[string]string{"4": fmt.Sprintf("192.0.2.%d", 150+i), "6": fmt.Sprintf("2001:db8::%d", 150+i)}[f]
-			await(t, "route of "+n+" to "+joined(i), func() bool {
-				via := l.gateway(t, n, pod)
+			awaitCondition(t, "route of "+n+" to "+joined(i), func() bool {
+				via := l.gatewayOf(t, n, pod)
 				return via == to || n == "node3" && strings.HasPrefix(via, "169.254.") || n == "node3" && strings.HasPrefix(via, "fe80:")
 			})
 		}
 	}
 }
 
-// nodesJoin adds and removes routes to 20 nodes, one after another. Routes to other nodes do not change.
-func (l *life) nodesJoin(t *testing.T) {
+// joinNodes creates and deletes 20 Node objects one after another. The agents add and remove the routes. The routes to the existing nodes
+// do not change.
+func (l *clusterLife) joinNodes(t *testing.T) {
 	const count = 20
 	before := l.allRoutes(t)
-	tr := l.traffic(t, pairs()...)
+	tr := l.startTraffic(t, podPairs()...)
 	var lags []time.Duration
 	for i := range count {
 		l.addNode(t, i)
@@ -113,10 +114,10 @@ func (l *life) nodesJoin(t *testing.T) {
 	for i := range count {
 		l.kubectl(t, "delete", "node", joined(i))
 	}
-	gone := await(t, "end of the routes to nodes that left", func() bool { return l.allRoutes(t) == before })
-	lost, _ := tr.end(t, "")
+	gone := awaitCondition(t, "end of the routes to nodes that left", func() bool { return l.allRoutes(t) == before })
+	lost, _ := tr.endFlows(t, "")
 	t.Logf("%d nodes joined: routes on all nodes %.0f ms after the Node had podCIDRs and addresses (median), at most %.0f ms; gone %.1f s after the last left; load %s",
-		count, float64(lags[count/2].Milliseconds()), float64(lags[count-1].Milliseconds()), gone.Seconds(), load())
+		count, float64(lags[count/2].Milliseconds()), float64(lags[count-1].Milliseconds()), gone.Seconds(), loadAverage())
 	if lost != 0 {
 		t.Errorf("%d packets lost, want none", lost)
 	}

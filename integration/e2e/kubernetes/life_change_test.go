@@ -16,68 +16,68 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// others fails the test if a flow between unaffected nodes lost packets. It returns the longest time without replies of the affected
-// node's flows.
-func (r *traffic) others(t *testing.T, node string) (outage time.Duration) {
+// endTraffic ends the flows. The test fails if a flow that does not involve the given node lost packets. endTraffic returns the longest
+// time without a reply in the flows of the given node.
+func (r *echoTraffic) endTraffic(t *testing.T, node string) (outage time.Duration) {
 	t.Helper()
-	lost, most := r.end(t, node)
+	lost, most := r.endFlows(t, node)
 	if lost != 0 {
 		t.Errorf("%d packets lost between other nodes than %s, want none", lost, node)
 	}
-	return time.Duration(most) * pace
+	return time.Duration(most) * requestPace
 }
 
-// reach fails the test unless all pods reach each other again without losses.
-func (l *life) reach(t *testing.T) {
+// checkReach fails the test unless all pods reach each other without losses.
+func (l *clusterLife) checkReach(t *testing.T) {
 	t.Helper()
-	tr := l.traffic(t, pairs()...)
-	time.Sleep(100 * pace)
-	if lost, _ := tr.end(t, ""); lost != 0 {
+	tr := l.startTraffic(t, podPairs()...)
+	time.Sleep(100 * requestPace)
+	if lost, _ := tr.endFlows(t, ""); lost != 0 {
 		t.Errorf("%d packets lost after the recovery", lost)
 	}
 }
 
-// foreignDaemon: another program repeatedly deletes the agent's routes on a node.
-func (l *life) foreignDaemon(t *testing.T) {
-	before := l.routes(t, "node2")
-	tr := l.traffic(t, pairs()...)
-	m := l.monitor(t, "node2")
-	l.run(t, "exec", "node2", "sh", "-c", fmt.Sprintf(`for i in $(seq 80); do
+// foreignDaemon runs a program that repeatedly deletes the agent's routes on a node.
+func (l *clusterLife) foreignDaemon(t *testing.T) {
+	before := l.agentRoutes(t, "node2")
+	tr := l.startTraffic(t, podPairs()...)
+	m := l.startMonitor(t, "node2")
+	l.runScript(t, "exec", "node2", "sh", "-c", fmt.Sprintf(`for i in $(seq 80); do
 		ip nexthop flush proto %[1]d; ip -4 route flush proto %[1]d; ip -6 route flush proto %[1]d; sleep 0.1; done`, noderoutes.Protocol))
-	back := await(t, "routes after the foreign daemon", func() bool { return l.routes(t, "node2") == before })
-	outage := tr.others(t, "node2")
-	m.end(t)
-	deleted := m.count("-nexthop")
+	back := awaitCondition(t, "routes after the foreign daemon", func() bool { return l.agentRoutes(t, "node2") == before })
+	outage := tr.endTraffic(t, "node2")
+	m.endMonitor(t)
+	deleted := m.countEvents("-nexthop")
 	t.Logf("%d nexthops deleted in 80 rounds; all back %.1f s after the last; packets of %.1f s lost to and from node2; load %s", deleted, back.Seconds(),
-		outage.Seconds(), load())
+		outage.Seconds(), loadAverage())
 	if deleted < 20 || outage == 0 {
 		t.Errorf("%d nexthops deleted, and packets of %v lost: want each of 4 several times, and a loss", deleted, outage)
 	}
-	l.reach(t)
+	l.checkReach(t)
 }
 
-// linkFlap: a node's link goes down and up. The test restores the other programs' routes, as a network manager does.
-func (l *life) linkFlap(t *testing.T) {
-	before := l.routes(t, "node2")
-	tr := l.traffic(t, pairs()...)
-	l.run(t, "exec", "node2", "ip", "link", "set", "eth0", "down")
-	if down := l.routes(t, "node2"); strings.Contains(down, "192.0.2.11") {
+// flapLink sets a node's link down and up. Afterwards the test restores the routes that the agent does not own, as a network manager does.
+func (l *clusterLife) flapLink(t *testing.T) {
+	before := l.agentRoutes(t, "node2")
+	tr := l.startTraffic(t, podPairs()...)
+	l.runScript(t, "exec", "node2", "ip", "link", "set", "eth0", "down")
+	if down := l.agentRoutes(t, "node2"); strings.Contains(down, "192.0.2.11") {
 		t.Errorf("with eth0 down there are routes by eth0: %s", down)
 	}
 	time.Sleep(time.Second)
-	l.run(t, "exec", "node2", "sh", "-ec", `ip link set eth0 up
+	l.runScript(t, "exec", "node2", "sh", "-ec", `ip link set eth0 up
 		ip address add 2001:db8::12/64 dev eth0 nodad
 		ip route add default via 192.0.2.1
 		ip -6 route add default via 2001:db8::1`)
-	back := await(t, "routes after the link", func() bool { return l.routes(t, "node2") == before })
-	outage := tr.others(t, "node2")
+	back := awaitCondition(t, "routes after the link", func() bool { return l.agentRoutes(t, "node2") == before })
+	outage := tr.endTraffic(t, "node2")
 	t.Logf("all routes are back %.2f s after the link; packets of %.1f s lost to and from node2, of which the link was down 1 s; load %s",
-		back.Seconds(), outage.Seconds(), load())
-	l.reach(t)
+		back.Seconds(), outage.Seconds(), loadAverage())
+	l.checkReach(t)
 }
 
-// heard returns the time at which the API server reported the wanted state of a node.
-func (c *cluster) heard(t *testing.T, node, path, wanted string) <-chan time.Time {
+// watchNode returns the time at which the API server reported the wanted value for a node.
+func (c *testCluster) watchNode(t *testing.T, node, path, wanted string) <-chan time.Time {
 	t.Helper()
 	cmd := exec.Command(c.script, "exec", c.dir, "plane", "kubectl", "get", "node", node, "--watch", "-o", "jsonpath={"+path+"}{\"\\n\"}")
 	cmd.Env = c.env
@@ -102,8 +102,9 @@ func (c *cluster) heard(t *testing.T, node, path, wanted string) <-chan time.Tim
 	return told
 }
 
-// restartKubelet ends the kubelet of a node. It restarts with now in place of old in its arguments.
-func (c *cluster) restartKubelet(t *testing.T, node, old, now string) {
+// restartKubelet replaces a text in the kubelet's arguments on a node, and kills the kubelet. The restarted kubelet has the changed
+// arguments.
+func (c *testCluster) restartKubelet(t *testing.T, node, old, now string) {
 	t.Helper()
 	file := filepath.Join(c.dir, node, "services", "kubelet")
 	text, err := os.ReadFile(file)
@@ -118,18 +119,19 @@ func (c *cluster) restartKubelet(t *testing.T, node, old, now string) {
 			t.Fatal(err)
 		}
 	}
-	c.run(t, "exec", node, "sh", "-c", "kill -KILL $(cat /run/node/kubelet.pid)")
+	c.runScript(t, "exec", node, "sh", "-c", "kill -KILL $(cat /run/node/kubelet.pid)")
 }
 
-// addressChanged replaces a node's addresses at once, and the kubelet reports the new ones. Then the node gets its old addresses back.
-func (l *life) addressChanged(t *testing.T) {
+// changeAddress replaces the addresses of a node, and the kubelet reports the new addresses. Afterwards the node gets its old addresses
+// back.
+func (l *clusterLife) changeAddress(t *testing.T) {
 	old, now := [2]string{"192.0.2.12", "2001:db8::12"}, [2]string{"192.0.2.22", "2001:db8::22"}
 	before := l.allRoutes(t)
 	for range 2 {
-		tr := l.traffic(t, pairs()...)
-		told := l.heard(t, "node2", ".status.addresses[*].address", now[0])
+		tr := l.startTraffic(t, podPairs()...)
+		told := l.watchNode(t, "node2", ".status.addresses[*].address", now[0])
 		begin := time.Now()
-		l.run(t, "exec", "node2", "sh", "-ec", fmt.Sprintf(`ip address flush dev eth0 scope global
+		l.runScript(t, "exec", "node2", "sh", "-ec", fmt.Sprintf(`ip address flush dev eth0 scope global
 			ip address add %s/24 dev eth0
 			ip address add %s/64 dev eth0 nodad
 			ip route replace default via 192.0.2.1
@@ -138,76 +140,76 @@ func (l *life) addressChanged(t *testing.T) {
 		var known time.Time
 		select {
 		case known = <-told:
-		case <-time.After(patience):
-			t.Fatalf("the API server does not know of %s after %v; load %s", now[0], patience, load())
+		case <-time.After(eventLimit):
+			t.Fatalf("the API server does not know of %s after %v; load %s", now[0], eventLimit, loadAverage())
 		}
-		await(t, "routes to the new address", func() bool {
-			return l.gateway(t, "node1", l.places["server2"].address["4"]) == now[0] &&
-				l.gateway(t, "node1", l.places["server2"].address["6"]) == now[1] &&
-				l.gateway(t, "node2", l.places["server1"].address["4"]) == "192.0.2.11"
+		awaitCondition(t, "routes to the new address", func() bool {
+			return l.gatewayOf(t, "node1", l.places["server2"].address["4"]) == now[0] &&
+				l.gatewayOf(t, "node1", l.places["server2"].address["6"]) == now[1] &&
+				l.gatewayOf(t, "node2", l.places["server1"].address["4"]) == "192.0.2.11"
 		})
 		routed := time.Since(known)
 		l.awaitFlows(t, tr, "node2")
 		answers := time.Since(known)
-		outage := tr.others(t, "node2")
+		outage := tr.endTraffic(t, "node2")
 		t.Logf("address %s: the API server knew %.1f s later; node1 routed to it %.0f ms after that, all pods answered %.0f ms after that;"+
 			" packets of %.1f s lost to and from node2; load %s", now[0], known.Sub(begin).Seconds(), float64(routed.Milliseconds()),
-			float64(answers.Milliseconds()), outage.Seconds(), load())
+			float64(answers.Milliseconds()), outage.Seconds(), loadAverage())
 		old, now = now, old
 	}
-	await(t, "routes as before", func() bool { return l.allRoutes(t) == before })
-	l.reach(t)
+	awaitCondition(t, "routes as before", func() bool { return l.allRoutes(t) == before })
+	l.checkReach(t)
 }
 
-// awaitFlows waits until each flow of a node has a new reply.
-func (l *life) awaitFlows(t *testing.T, tr *traffic, node string) {
+// awaitFlows waits until each flow of a node has received one more reply.
+func (l *clusterLife) awaitFlows(t *testing.T, tr *echoTraffic, node string) {
 	t.Helper()
 	number := strings.TrimPrefix(node, "node")
 	for _, f := range tr.flows {
 		if strings.HasSuffix(f.from, number) || strings.HasSuffix(f.to, number) {
-			had := f.replies(t)
-			await(t, "replies: "+f.String(), func() bool { return f.replies(t) > had })
+			had := f.countReplies(t)
+			awaitCondition(t, "replies: "+f.String(), func() bool { return f.countReplies(t) > had })
 		}
 	}
 }
 
-// podCIDRChanged deletes a Node object, which is created again with other podCIDRs. Its old pods are deleted.
-func (l *life) podCIDRChanged(t *testing.T) {
+// changePodCIDR deletes a Node object and creates it again with other podCIDRs. The old pods of the node are deleted.
+func (l *clusterLife) changePodCIDR(t *testing.T) {
 	oldPod := l.places["server2"].address["4"]
-	tr := l.traffic(t, aside())
-	l.run(t, "exec", "node2", "sh", "-c", "touch /run/node/stay-down; kill -KILL $(cat /run/node/kubelet.pid)")
+	tr := l.startTraffic(t, pairWithoutNode2())
+	l.runScript(t, "exec", "node2", "sh", "-c", "touch /run/node/stay-down; kill -KILL $(cat /run/node/kubelet.pid)")
 	l.kubectl(t, "delete", "node", "node2")
-	gone := await(t, "end of the routes to node2", func() bool { return l.gateway(t, "node1", oldPod) == "192.0.2.1" })
+	gone := awaitCondition(t, "end of the routes to node2", func() bool { return l.gatewayOf(t, "node1", oldPod) == "192.0.2.1" })
 	cidrs := []string{"10.244.77.0/24", "fd00:10:244:77::/64"}
-	l.apply(t, map[string]any{"apiVersion": "v1", "kind": "Node",
+	l.applyObjects(t, map[string]any{"apiVersion": "v1", "kind": "Node",
 		"metadata": map[string]any{"name": "node2", "labels": map[string]any{"kubernetes.io/os": "linux"}},
 		"spec":     map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})
 	l.kubectl(t, "-n", namespace, "delete", "pod", "client2", "server2", "--force", "--wait=false")
-	l.run(t, "exec", "node2", "rm", "/run/node/stay-down")
+	l.runScript(t, "exec", "node2", "rm", "/run/node/stay-down")
 	begin := time.Now()
-	routed := await(t, "routes to the new podCIDR", func() bool {
-		return l.gateway(t, "node1", "10.244.77.9") == "192.0.2.12" && l.gateway(t, "node1", "fd00:10:244:77::9") == "2001:db8::12"
+	routed := awaitCondition(t, "routes to the new podCIDR", func() bool {
+		return l.gatewayOf(t, "node1", "10.244.77.9") == "192.0.2.12" && l.gatewayOf(t, "node1", "fd00:10:244:77::9") == "2001:db8::12"
 	})
-	if via := l.gateway(t, "node1", oldPod); via != "192.0.2.1" {
+	if via := l.gatewayOf(t, "node1", oldPod); via != "192.0.2.1" {
 		t.Errorf("node1 sends packets for the old podCIDR to %s", via)
 	}
 	l.findPods(t)
 	answers := time.Since(begin)
-	tr.others(t, "node2")
+	tr.endTraffic(t, "node2")
 	for _, name := range []string{"client2", "server2"} {
 		if got := l.places[name].address["4"]; !strings.HasPrefix(got, "10.244.77.") {
 			t.Errorf("%s has the address %s after the change to 10.244.77.0/24", name, got)
 		}
 	}
 	var node struct{ PodCIDRs []string }
-	if err := json.Unmarshal([]byte(l.run(t, "exec", "node2", "cat", "/run/podlace/node.json")), &node); err != nil {
+	if err := json.Unmarshal([]byte(l.runScript(t, "exec", "node2", "cat", "/run/podlace/node.json")), &node); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := fmt.Sprint(node.PodCIDRs), fmt.Sprint(cidrs); got != want {
 		t.Errorf("node.json has %s, want %s", got, want)
 	}
 	t.Logf("routes gone %.1f s after the Node; %.1f s from the start of the kubelet to the routes of node1, %.1f s to replies of the new pods to"+
-		" pods of all nodes; load %s", gone.Seconds(), routed.Seconds(), answers.Seconds(), load())
-	l.settled(t)
-	l.reach(t)
+		" pods of all nodes; load %s", gone.Seconds(), routed.Seconds(), answers.Seconds(), loadAverage())
+	l.awaitAgents(t)
+	l.checkReach(t)
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// A monitor records a node's netlink events: changes of the agent's routes and nexthops, and new links.
-type monitor struct {
+// eventMonitor records the netlink events of a node for the agent's routes and nexthops, and for new links.
+type eventMonitor struct {
 	node    string
 	socket  *nl.NetlinkSocket
 	stop    chan struct{}
@@ -25,10 +25,10 @@ type monitor struct {
 	err    error
 }
 
-// monitor records events in a node until it is stopped.
-func (l *life) monitor(t *testing.T, node string) *monitor {
+// startMonitor records events in a node until the monitor is stopped.
+func (l *clusterLife) startMonitor(t *testing.T, node string) *eventMonitor {
 	t.Helper()
-	m := &monitor{node: node, stop: make(chan struct{})}
+	m := &eventMonitor{node: node, stop: make(chan struct{})}
 	err := l.places[node].Do(func() (err error) {
 		m.socket, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 			unix.RTNLGRP_NEXTHOP)
@@ -43,7 +43,7 @@ func (l *life) monitor(t *testing.T, node string) *monitor {
 	return m
 }
 
-func (m *monitor) listen() {
+func (m *eventMonitor) listen() {
 	for {
 		select {
 		case <-m.stop:
@@ -66,7 +66,7 @@ func (m *monitor) listen() {
 	}
 }
 
-func (m *monitor) note(kind uint16, body []byte) {
+func (m *eventMonitor) note(kind uint16, body []byte) {
 	const protocolOfRoute, protocolOfNexthop = 5, 2
 	ours := func(at int) bool { return len(body) > at && body[at] == noderoutes.Protocol }
 	switch kind {
@@ -88,15 +88,15 @@ func (m *monitor) note(kind uint16, body []byte) {
 	}
 }
 
-func (m *monitor) add(gone bool, event string) {
+func (m *eventMonitor) add(gone bool, event string) {
 	if gone {
 		event = "-" + event
 	}
 	m.events = append(m.events, event)
 }
 
-// count returns the number of recorded events that are in a list.
-func (m *monitor) count(events ...string) (n int) {
+// countEvents returns how many of the recorded events are in the given list.
+func (m *eventMonitor) countEvents(events ...string) (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.events {
@@ -109,8 +109,8 @@ func (m *monitor) count(events ...string) (n int) {
 	return n
 }
 
-// end returns the number of changes of routes and nexthops.
-func (m *monitor) end(t *testing.T) (changes int) {
+// endMonitor stops the monitor and returns the number of changes of routes and nexthops.
+func (m *eventMonitor) endMonitor(t *testing.T) (changes int) {
 	t.Helper()
 	close(m.stop)
 	m.running.Wait()
@@ -118,5 +118,5 @@ func (m *monitor) end(t *testing.T) (changes int) {
 	if m.err != nil {
 		t.Errorf("monitor of %s: %v", m.node, m.err)
 	}
-	return m.count("route", "-route", "nexthop", "-nexthop")
+	return m.countEvents("route", "-route", "nexthop", "-nexthop")
 }

@@ -11,19 +11,19 @@ import (
 
 var exhausted = flag.Duration("exhausted", 45*time.Second, "TestPoolExhausted: how long pods wait for an address")
 
-// TestPoolExhausted: a node with 5 pod addresses gets 9 pods. It stays Ready, no pod is evicted, and waiting pods start as other pods
-// end.
+// TestPoolExhausted: 9 pods are scheduled to a node with 5 pod addresses. The node stays Ready, no pod is evicted, and waiting pods start
+// when other pods end.
 func TestPoolExhausted(t *testing.T) {
 	const room, count = 5, 9
-	c := start(t, "4 6", "CONTROLLERS=--node-cidr-mask-size-ipv4=29")
-	c.network(t)
+	c := startCluster(t, "4 6", "CONTROLLERS=--node-cidr-mask-size-ipv4=29")
+	c.setUpNetwork(t)
 	var objects []any
 	for i := range count {
-		objects = append(objects, sleeper("default", fmt.Sprintf("pod-%d", i), 1, "pool"))
+		objects = append(objects, idlePod("default", fmt.Sprintf("pod-%d", i), 1, "pool"))
 	}
 	c.kubectl(t, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
-	c.apply(t, objects...)
-	await(t, "full node", func() bool { return len(c.poolPods(t)["Running"]) == room && len(c.failures(t, "default")) > 0 })
+	c.applyObjects(t, objects...)
+	awaitCondition(t, "full node", func() bool { return len(c.poolPods(t)["Running"]) == room && len(c.failedSandboxes(t, "default")) > 0 })
 	looks, since := 0, time.Now()
 	for ; time.Since(since) < *exhausted; time.Sleep(2 * time.Second) {
 		looks++
@@ -35,12 +35,14 @@ func TestPoolExhausted(t *testing.T) {
 		}
 	}
 	t.Logf("a node with room for %d of %d pods was Ready %d of %d times in %.0f s, and no pod was evicted; load %s", room, count, looks, looks,
-		time.Since(since).Seconds(), load())
+		time.Since(since).Seconds(), loadAverage())
 	var waits []time.Duration
 	for left := count - room; left > 0; left-- {
 		running := c.poolPods(t)["Running"]
 		c.kubectl(t, "delete", "pod", running[0])
-		waits = append(waits, await(t, "pod in the place of one that left", func() bool { return len(c.poolPods(t)["Running"]) == room }))
+		waits = append(waits, awaitCondition(t, "pod in the place of one that left", func() bool {
+			return len(c.poolPods(t)["Running"]) == room
+		}))
 	}
 	if pods := c.poolPods(t); len(pods["Running"]) != room || len(pods) != 1 {
 		t.Errorf("the pods are %v, want %d running", pods, room)
@@ -48,8 +50,8 @@ func TestPoolExhausted(t *testing.T) {
 	t.Logf("replacement pods started after %v; the kubelet tries again every 10 to 20 s", waits)
 }
 
-// poolPods returns the names of the pods by phase.
-func (c *cluster) poolPods(t *testing.T) map[string][]string {
+// poolPods returns the names of the pods, grouped by phase.
+func (c *testCluster) poolPods(t *testing.T) map[string][]string {
 	t.Helper()
 	var list struct {
 		Items []struct {
@@ -60,7 +62,7 @@ func (c *cluster) poolPods(t *testing.T) map[string][]string {
 			Status struct{ Phase, Reason string }
 		}
 	}
-	c.list(t, &list, "pods", "-l", "batch=pool")
+	c.getObjects(t, &list, "pods", "-l", "batch=pool")
 	phases := map[string][]string{}
 	for _, p := range list.Items {
 		if p.Metadata.DeletionTimestamp == "" {

@@ -25,63 +25,63 @@ var (
 	apiAway = flag.Duration("api-away", time.Minute, "TestClusterLife: how long the API server is away")
 )
 
-// patience is the maximum time that the tests wait for an expected event. It is not a performance figure, because a machine may be
-// slow.
-const patience = 2 * time.Minute
+// eventLimit is the maximum time that the tests wait for an expected event. This limit is long because some machines are slow. The limit is
+// no measure of performance.
+const eventLimit = 2 * time.Minute
 
-// TestClusterLife: each event of a cluster's life loses only the packets that it must lose, and no ADD.
+// TestClusterLife: events such as a reboot cause only unavoidable packet losses, and no ADD fails.
 func TestClusterLife(t *testing.T) {
 	l := newLife(t)
 	for _, e := range []struct {
 		name string
-		run  func(*life, *testing.T)
+		run  func(*clusterLife, *testing.T)
 	}{
-		{"agents killed", (*life).agentsKilled},
-		{"API server away", (*life).apiServerAway},
-		{"nodes join and leave", (*life).nodesJoin},
-		{"link flap", (*life).linkFlap},
-		{"address changed", (*life).addressChanged},
-		{"foreign daemon", (*life).foreignDaemon},
-		{"podCIDR changed", (*life).podCIDRChanged},
-		{"reboot", (*life).reboot},
+		{"agents killed", (*clusterLife).killAgents},
+		{"API server away", (*clusterLife).stopAPIServer},
+		{"nodes join and leave", (*clusterLife).joinNodes},
+		{"link flap", (*clusterLife).flapLink},
+		{"address changed", (*clusterLife).changeAddress},
+		{"foreign daemon", (*clusterLife).foreignDaemon},
+		{"podCIDR changed", (*clusterLife).changePodCIDR},
+		{"reboot", (*clusterLife).rebootNode},
 	} {
 		t.Run(e.name, func(t *testing.T) {
 			begin := time.Now()
 			e.run(l, t)
-			t.Logf("took %.0f s; load %s", time.Since(begin).Seconds(), load())
+			t.Logf("took %.0f s; load %s", time.Since(begin).Seconds(), loadAverage())
 		})
 	}
 }
 
-// life is a world with a client and a server on each node.
-type life struct{ *world }
+// clusterLife is a world with a client pod and a server pod on each node.
+type clusterLife struct{ *testWorld }
 
-func newLife(t *testing.T) *life {
+func newLife(t *testing.T) *clusterLife {
 	t.Helper()
-	c := start(t, "4 6")
-	c.network(t)
+	c := startCluster(t, "4 6")
+	c.setUpNetwork(t)
 	return c.startWorld(t)
 }
 
-// startWorld starts the pods once a network exists.
-func (c *cluster) startWorld(t *testing.T) *life {
+// startWorld starts the pods of a cluster whose pod network works.
+func (c *testCluster) startWorld(t *testing.T) *clusterLife {
 	t.Helper()
-	l := &life{&world{cluster: c, places: map[string]*place{}}}
+	l := &clusterLife{&testWorld{testCluster: c, places: map[string]*netPlace{}}}
 	l.addMachines(t)
 	l.findPods(t)
 	return l
 }
 
-// findPods creates the missing pods and finds the node of each.
-func (l *life) findPods(t *testing.T) {
+// findPods creates the missing pods and finds the node and the namespace of each pod.
+func (l *clusterLife) findPods(t *testing.T) {
 	t.Helper()
-	l.apply(t, pods()...)
+	l.applyObjects(t, matrixPods()...)
 	l.kubectl(t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s")
 	l.addPods(t)
-	tr := l.traffic(t, pairs()...) // until each flow had a reply, so that the neighbour tables are filled
-	await(t, "replies of all pods", func() bool {
+	tr := l.startTraffic(t, podPairs()...) // until each flow had a reply, so that the neighbour tables are filled
+	awaitCondition(t, "replies of all pods", func() bool {
 		for _, f := range tr.flows {
-			if f.replies(t) == f.before {
+			if f.countReplies(t) == f.before {
 				return false
 			}
 		}
@@ -91,23 +91,23 @@ func (l *life) findPods(t *testing.T) {
 	tr.running.Wait()
 }
 
-// await returns the time until a condition is true.
-func await(t *testing.T, what string, reached func() bool) time.Duration {
+// awaitCondition waits until a condition is true and returns the waiting time.
+func awaitCondition(t *testing.T, what string, reached func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	for !reached() {
-		if time.Since(begin) > patience {
-			t.Fatalf("no %s after %v; load %s", what, patience, load())
+		if time.Since(begin) > eventLimit {
+			t.Fatalf("no %s after %v; load %s", what, eventLimit, loadAverage())
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 	return time.Since(begin)
 }
 
-// agent returns the process ID of podlace-node on a node, or 0.
-func (c *cluster) agent(t *testing.T, node string) int {
+// agentPID returns the process ID of podlace-node on a node, or 0 if podlace-node does not run.
+func (c *testCluster) agentPID(t *testing.T, node string) int {
 	t.Helper()
-	group := c.group(t, node)
+	group := c.cgroupOf(t, node)
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, f := range files {
 		if name, err := os.ReadFile(f); err != nil || string(name) != "podlace-node\n" {
@@ -122,11 +122,11 @@ func (c *cluster) agent(t *testing.T, node string) int {
 	return 0
 }
 
-// signal sends a signal to a node's agent once the process ID differs from the previous one.
-func (c *cluster) signal(t *testing.T, node string, before int, s unix.Signal) (pid int) {
+// signalAgent waits until a node's agent has a new process ID, and sends a signal to the agent.
+func (c *testCluster) signalAgent(t *testing.T, node string, before int, s unix.Signal) (pid int) {
 	t.Helper()
-	await(t, "agent on "+node, func() bool {
-		pid = c.agent(t, node)
+	awaitCondition(t, "agent on "+node, func() bool {
+		pid = c.agentPID(t, node)
 		return pid != 0 && pid != before
 	})
 	if err := unix.Kill(pid, s); err != nil {
@@ -135,14 +135,14 @@ func (c *cluster) signal(t *testing.T, node string, before int, s unix.Signal) (
 	return pid
 }
 
-// settled waits until all agents are ready.
-func (l *life) settled(t *testing.T) {
+// awaitAgents waits until all agents are ready.
+func (l *clusterLife) awaitAgents(t *testing.T) {
 	t.Helper()
 	l.kubectl(t, "-n", "podlace", "rollout", "status", "daemonset/podlace-node", "--timeout=120s")
 }
 
-// gateway returns the address or else the link to which a node sends packets for an address.
-func (l *life) gateway(t *testing.T, node, address string) (via string) {
+// gatewayOf returns the gateway through which a node sends packets for an address. Without a gateway it returns the link.
+func (l *clusterLife) gatewayOf(t *testing.T, node, address string) (via string) {
 	t.Helper()
 	err := l.places[node].Do(func() error {
 		routes, err := netlink.RouteGet(net.ParseIP(address))
@@ -167,19 +167,19 @@ func (l *life) gateway(t *testing.T, node, address string) (via string) {
 
 var unlike = regexp.MustCompile(` (nhid|id) \d+`)
 
-// routes returns the agent's routes and nexthops on a node, without IDs.
-func (l *life) routes(t *testing.T, node string) string {
+// agentRoutes returns the agent's routes and nexthops on a node, without the IDs of the nexthops.
+func (l *clusterLife) agentRoutes(t *testing.T, node string) string {
 	t.Helper()
-	out := l.run(t, "exec", node, "sh", "-c", fmt.Sprintf(
+	out := l.runScript(t, "exec", node, "sh", "-c", fmt.Sprintf(
 		"ip -4 route show proto %[1]d; ip -6 route show proto %[1]d; ip nexthop show proto %[1]d | sort", noderoutes.Protocol))
 	return unlike.ReplaceAllString(out, "")
 }
 
-// allRoutes returns the routes of all nodes.
-func (l *life) allRoutes(t *testing.T) (all string) {
+// allRoutes returns the agents' routes of all nodes.
+func (l *clusterLife) allRoutes(t *testing.T) (all string) {
 	t.Helper()
-	for _, n := range l.machines()[1:] {
-		all += n + ":\n" + l.routes(t, n)
+	for _, n := range l.machineNames()[1:] {
+		all += n + ":\n" + l.agentRoutes(t, n)
 	}
 	return all
 }

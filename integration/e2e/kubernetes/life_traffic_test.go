@@ -17,44 +17,44 @@ import (
 	"time"
 )
 
-// pace is the time between two echo requests of a flow. Six flows send 1,000 a second.
-const pace = 6 * time.Millisecond
+// requestPace is the time between two echo requests of a flow. Six flows together send 1,000 requests a second.
+const requestPace = 6 * time.Millisecond
 
-// A flow is a stream of echo requests from a pod to a pod of another node. The sender's kernel counts the replies, so a slow test
-// loses none. Two flows of one family never begin in the same pod.
-type flow struct {
+// echoFlow is a stream of echo requests from a pod to a pod of another node. The sender's kernel counts the replies, so a slow test process
+// misses none. Two flows of the same family never start in the same pod.
+type echoFlow struct {
 	from, to, family string
-	place            *place
+	place            *netPlace
 	conn             net.Conn
 	sent             atomic.Int64
 	before           int // replies
 }
 
-func (f *flow) String() string { return fmt.Sprintf("%s to %s, IPv%s", f.from, f.to, f.family) }
+func (f *echoFlow) String() string { return fmt.Sprintf("%s to %s, IPv%s", f.from, f.to, f.family) }
 
-// traffic consists of flows that run until they are stopped.
-type traffic struct {
-	flows   []*flow
+// echoTraffic consists of flows that run until they are stopped.
+type echoTraffic struct {
+	flows   []*echoFlow
 	stop    chan struct{}
 	running sync.WaitGroup
 	began   time.Time
 }
 
-// pairs are the connections from each node to each other node, in one direction.
-func pairs() [][2]string {
+// podPairs returns pairs of pods that connect each node with each other node, in one direction.
+func podPairs() [][2]string {
 	return [][2]string{{"client1", "server2"}, {"client2", "server3"}, {"client3", "server1"}}
 }
 
-// aside is a flow between nodes other than node2, from a pod in which no flow of pairs begins.
-func aside() [2]string { return [2]string{"server3", "client1"} }
+// pairWithoutNode2 returns a pair of pods on nodes other than node2. No flow of podPairs starts in the first pod of this pair.
+func pairWithoutNode2() [2]string { return [2]string{"server3", "client1"} }
 
-// traffic starts a flow of each family between each pair of pods.
-func (w *world) traffic(t *testing.T, pairs ...[2]string) *traffic {
+// startTraffic starts an IPv4 and an IPv6 flow between each pair of pods.
+func (w *testWorld) startTraffic(t *testing.T, pairs ...[2]string) *echoTraffic {
 	t.Helper()
-	r := &traffic{stop: make(chan struct{}), began: time.Now()}
+	r := &echoTraffic{stop: make(chan struct{}), began: time.Now()}
 	for _, p := range pairs {
 		for _, family := range w.families {
-			f := &flow{from: p[0], to: p[1], family: family, place: w.places[p[0]]}
+			f := &echoFlow{from: p[0], to: p[1], family: family, place: w.places[p[0]]}
 			if err := f.open(w.places[p[1]].address[family]); err != nil {
 				t.Fatalf("%s: %v", f, err)
 			}
@@ -62,13 +62,13 @@ func (w *world) traffic(t *testing.T, pairs ...[2]string) *traffic {
 		}
 	}
 	for _, f := range r.flows {
-		f.before = f.replies(t)
-		r.running.Go(func() { f.run(r.stop) })
+		f.before = f.countReplies(t)
+		r.running.Go(func() { f.runFlow(r.stop) })
 	}
 	return r
 }
 
-func (f *flow) open(address string) error {
+func (f *echoFlow) open(address string) error {
 	network := map[string]string{"4": "ip4:icmp", "6": "ip6:ipv6-icmp"}[f.family]
 	return f.place.Do(func() (err error) {
 		f.conn, err = net.DialIP(network, nil, &net.IPAddr{IP: netip.MustParseAddr(address).AsSlice()})
@@ -76,8 +76,8 @@ func (f *flow) open(address string) error {
 	})
 }
 
-// run sends at fixed times, even if one request was late. A request that cannot be sent counts as a lost one.
-func (f *flow) run(stop chan struct{}) {
+// runFlow sends requests at fixed times. A late request does not delay the next request. A request that cannot be sent counts as lost.
+func (f *echoFlow) runFlow(stop chan struct{}) {
 	message := make([]byte, 64)
 	message[0] = map[string]byte{"4": 8, "6": 128}[f.family]
 	binary.BigEndian.PutUint16(message[4:], 142)
@@ -87,7 +87,7 @@ func (f *flow) run(stop chan struct{}) {
 		case <-stop:
 			_ = f.conn.Close()
 			return
-		case <-time.After(time.Until(begin.Add(time.Duration(i) * pace))):
+		case <-time.After(time.Until(begin.Add(time.Duration(i) * requestPace))):
 		}
 		binary.BigEndian.PutUint16(message[6:], uint16(i))
 		if f.family == "4" { // the kernel computes the checksum of ICMPv6
@@ -99,7 +99,7 @@ func (f *flow) run(stop chan struct{}) {
 	}
 }
 
-// checksum returns the checksum of RFC 1071.
+// checksum returns the Internet checksum of RFC 1071.
 func checksum(message []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(message); i += 2 {
@@ -111,8 +111,8 @@ func checksum(message []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// replies returns the number of echo replies that the sender's kernel has received.
-func (f *flow) replies(t *testing.T) (count int) {
+// countReplies returns the number of echo replies that the sender's kernel has received.
+func (f *echoFlow) countReplies(t *testing.T) (count int) {
 	t.Helper()
 	err := f.place.Do(func() error {
 		if f.family == "6" {
@@ -139,26 +139,27 @@ func (f *flow) replies(t *testing.T) (count int) {
 	return count
 }
 
-// lost returns the number of requests without a reply so far.
-func (f *flow) lost(t *testing.T) int {
+// countLost returns the number of requests that have no reply so far.
+func (f *echoFlow) countLost(t *testing.T) int {
 	sent := int(f.sent.Load())
-	return sent - (f.replies(t) - f.before)
+	return sent - (f.countReplies(t) - f.before)
 }
 
-// end stops the flows, waits for outstanding replies, and prints the losses of each flow. It returns the losses of all flows except
-// those from or to pods of the given node, which may lose packets. With an empty name no node may.
-func (r *traffic) end(t *testing.T, except string) (lost, exceptLost int) {
+// endFlows stops the flows, waits for outstanding replies, and prints the losses of each flow. endFlows returns separately the losses of
+// the flows from or to pods of the given node, because these flows may lose packets. If the name of the node is empty, the first result
+// contains all losses.
+func (r *echoTraffic) endFlows(t *testing.T, except string) (lost, exceptLost int) {
 	t.Helper()
 	close(r.stop)
 	r.running.Wait()
 	took := time.Since(r.began)
 	sent, texts := 0, []string{}
 	for _, f := range r.flows {
-		missing, limit := f.lost(t), time.Now().Add(10*time.Second)
+		missing, limit := f.countLost(t), time.Now().Add(10*time.Second)
 		if except != "" { // many replies never arrive
 			limit = time.Now().Add(time.Second)
 		}
-		for ; missing > 0 && time.Now().Before(limit); missing = f.lost(t) {
+		for ; missing > 0 && time.Now().Before(limit); missing = f.countLost(t) {
 			time.Sleep(50 * time.Millisecond)
 		}
 		number := strings.TrimPrefix(except, "node")
@@ -171,12 +172,12 @@ func (r *traffic) end(t *testing.T, except string) (lost, exceptLost int) {
 		texts = append(texts, fmt.Sprintf("%s: %d", f, missing))
 	}
 	t.Logf("%d echo requests in %.1f s, %.0f a second; lost: %s; load %s", sent, took.Seconds(), float64(sent)/took.Seconds(),
-		strings.Join(texts, "; "), load())
+		strings.Join(texts, "; "), loadAverage())
 	return lost, exceptLost
 }
 
-// load is the machine's load average of the last minute.
-func load() string {
+// loadAverage returns the machine's load average of the last minute.
+func loadAverage() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	one, _, _ := strings.Cut(string(text), " ")
 	return one

@@ -19,78 +19,81 @@ const olderImage = "localhost/podlace:older"
 
 var imageLine = regexp.MustCompile(`image: (\S+)`)
 
-// TestUpdate updates the image of an earlier commit to this one under traffic, while pods are created and deleted.
+// TestUpdate updates a cluster from the image of an earlier commit to the image of this commit. Meanwhile traffic flows, and pods are
+// created and deleted.
 func TestUpdate(t *testing.T) {
-	shipped, now := manifest(t)
-	withImage(t, buildOlder(t))
-	c := start(t, "4 6")
+	shipped, now := shippedManifest(t)
+	addImage(t, buildOlder(t))
+	c := startCluster(t, "4 6")
 	older := strings.ReplaceAll(shipped, now, olderImage)
 	if _, err := c.try("exec", older, "plane", "kubectl", "apply", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
 	l := c.startWorld(t)
-	l.settled(t)
-	before := l.run(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*")
-	l.replaced(t, func() {
+	l.awaitAgents(t)
+	before := l.runScript(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*")
+	l.replaceAgents(t, func() {
 		l.kubectl(t, "-n", "podlace", "set", "image", "daemonset/podlace-node", "podlace-node="+now)
 	})
-	if after := l.run(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*"); after == before {
+	if after := l.runScript(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*"); after == before {
 		t.Errorf("the update left the plugins as they were: %s", after)
 	}
 }
 
-// TestTakeOver applies the manifest to a cluster that was configured by hand. Its routes, of protocol boot, become the agent's.
+// TestTakeOver applies the manifest to a cluster with manually configured routes. The manual routes of the cluster (protocol boot) become
+// routes of the agent.
 func TestTakeOver(t *testing.T) {
-	shipped, _ := manifest(t)
-	// The router has routes to the node in the other subnet, and keeps them.
+	shipped, _ := shippedManifest(t)
+	// The router keeps its manual routes to the node in the other subnet.
 	ours := strings.Replace(shipped, `"offLink": "vxlan"`, `"offLink": "fabric", "adopt": ["boot"]`, 1)
 	if ours == shipped {
 		t.Fatal("the manifest sets no offLink to vxlan")
 	}
-	c := start(t, "4 6")
-	c.run(t, "byhand")
+	c := startCluster(t, "4 6")
+	c.runScript(t, "byhand")
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
 	l := c.startWorld(t)
-	l.replaced(t, func() {
+	l.replaceAgents(t, func() {
 		if _, err := l.try("exec", ours, "plane", "kubectl", "apply", "-f", "-"); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "DaemonSet", func() bool { return l.agent(t, "node1") != 0 })
+		awaitCondition(t, "DaemonSet", func() bool { return l.agentPID(t, "node1") != 0 })
 	})
-	if routes := l.routes(t, "node1"); strings.Count(routes, "192.0.2.12") == 0 || strings.Count(routes, "2001:db8::12") == 0 {
+	if routes := l.agentRoutes(t, "node1"); strings.Count(routes, "192.0.2.12") == 0 || strings.Count(routes, "2001:db8::12") == 0 {
 		t.Errorf("the agent of node1 has not taken over the routes to node2:\n%s", routes)
 	}
 }
 
-// replaced replaces the agents under traffic and waits for the new ones. No packet and no ADD may be lost.
-func (l *life) replaced(t *testing.T, change func()) {
+// replaceAgents applies a change that replaces the agents, under traffic, and waits for the new agents. replaceAgents fails the test if a
+// packet is lost or an ADD fails.
+func (l *clusterLife) replaceAgents(t *testing.T, change func()) {
 	t.Helper()
-	var monitors []*monitor
-	for _, n := range l.machines()[1:] {
-		monitors = append(monitors, l.monitor(t, n))
+	var monitors []*eventMonitor
+	for _, n := range l.machineNames()[1:] {
+		monitors = append(monitors, l.startMonitor(t, n))
 	}
-	tr, ch := l.traffic(t, pairs()...), l.churn(t)
+	tr, ch := l.startTraffic(t, podPairs()...), l.churn(t)
 	time.Sleep(churnEvery)
 	begin := time.Now()
 	change()
-	l.settled(t)
+	l.awaitAgents(t)
 	took := time.Since(begin)
 	time.Sleep(churnEvery)
-	lost, _ := tr.end(t, "")
-	ch.end(t)
+	lost, _ := tr.endFlows(t, "")
+	ch.endChurn(t)
 	changes := 0
 	for _, m := range monitors {
-		changes += m.end(t)
+		changes += m.endMonitor(t)
 	}
-	t.Logf("all agents replaced in %.0f s, with %d changes of routes and nexthops; load %s", took.Seconds(), changes, load())
+	t.Logf("all agents replaced in %.0f s, with %d changes of routes and nexthops; load %s", took.Seconds(), changes, loadAverage())
 	if lost != 0 {
 		t.Errorf("%d packets lost, want none", lost)
 	}
 }
 
-// manifest returns the shipped manifest, and the name of its image.
-func manifest(t *testing.T) (text, image string) {
+// shippedManifest returns the shipped manifest and the name of its image.
+func shippedManifest(t *testing.T) (text, image string) {
 	t.Helper()
 	data, err := os.ReadFile(os.Getenv("MANIFEST"))
 	if err != nil {
@@ -103,8 +106,8 @@ func manifest(t *testing.T) (text, image string) {
 	return string(data), string(found[1])
 }
 
-// withImage adds an image to the nodes of the test.
-func withImage(t *testing.T, archive string) {
+// addImage adds an image to the nodes of the test.
+func addImage(t *testing.T, archive string) {
 	t.Helper()
 	dir := t.TempDir()
 	all, err := filepath.Glob(os.Getenv("IMAGES") + "/*.tar")
@@ -122,7 +125,7 @@ func withImage(t *testing.T, archive string) {
 	t.Setenv("IMAGES", dir)
 }
 
-// buildOlder builds the image of an earlier commit, only for this machine's architecture.
+// buildOlder builds the image of an earlier commit for this machine's architecture only.
 func buildOlder(t *testing.T) (archive string) {
 	t.Helper()
 	run := func(dir, name string, args ...string) string {
@@ -154,6 +157,6 @@ func buildOlder(t *testing.T) (archive string) {
 	archive = filepath.Join(dir, "older.tar")
 	run(root+"/scripts/image", "go", "run", ".", "pack", "-name", olderImage, "-out", archive, "-entrypoint", "/podlace-node",
 		"/podlace-node="+dir+"/podlace-node", "/plugins="+programs)
-	t.Logf("the image of %.12s took %.0f s; load %s", revision, time.Since(begin).Seconds(), load())
+	t.Logf("the image of %.12s took %.0f s; load %s", revision, time.Since(begin).Seconds(), loadAverage())
 	return archive
 }

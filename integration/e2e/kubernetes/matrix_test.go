@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// target is the address that a path dials.
-func (w *world) target(p path, family string) string {
+// targetOf returns the address that a path dials.
+func (w *testWorld) targetOf(p netPath, family string) string {
 	if service, ok := strings.CutPrefix(p.to, "service/"); ok {
 		return w.services[service][family]
 	}
@@ -23,8 +23,8 @@ func (w *world) target(p path, family string) string {
 	return w.places[p.to].address[family]
 }
 
-// name returns the name of an address's owner.
-func (w *world) name(a netip.Addr) string {
+// ownerOf returns the name of the pod or machine that has an address.
+func (w *testWorld) ownerOf(a netip.Addr) string {
 	for name, p := range w.places {
 		if p.address[familyOf(a.String())] == a.String() {
 			return name
@@ -34,23 +34,23 @@ func (w *world) name(a netip.Addr) string {
 		for _, cidr := range cidrs {
 			switch a {
 			case cidr.Addr():
-				return "tunnel" + number(n)
+				return "tunnel" + nodeNumber(n)
 			case cidr.Addr().Next():
-				return "gateway" + number(n)
+				return "gateway" + nodeNumber(n)
 			}
 		}
 	}
 	return a.String()
 }
 
-// walk tests a path and returns its entry for the table; wrong describes an unexpected result.
-func (w *world) walk(p path, s setup, network, family string) (cell, wrong string) {
-	want, refused := p.expect(s, family)
+// testPath tests a path, and returns the text for the path's cell in the table. The second result describes an unexpected outcome.
+func (w *testWorld) testPath(p netPath, s clusterSetup, network, family string) (cell, wrong string) {
+	want, refused := p.expectedSource(s, family)
 	limit := dialLimit
 	if refused != "" {
 		limit = refusedLimit
 	}
-	server, seen, err := w.ask(p.from, network, w.target(p, family), p.port, limit)
+	server, seen, err := w.askServer(p.from, network, w.targetOf(p, family), p.port, limit)
 	switch {
 	case err != nil && refused != "":
 		return "refused", ""
@@ -61,22 +61,22 @@ func (w *world) walk(p path, s setup, network, family string) (cell, wrong strin
 	case server != p.server:
 		return "WRONG " + server, fmt.Sprintf("%s answered, want %s", server, p.server)
 	}
-	cell = w.name(seen)
+	cell = w.ownerOf(seen)
 	if cell != want {
 		return cell, fmt.Sprintf("%s sees %s (%s), want %s", server, cell, seen, want)
 	}
 	return cell, ""
 }
 
-// settle waits until each path works or the deadline passes, because kube-proxy learns of a ready backend with a delay.
-func (w *world) settle(s setup, paths []path) {
+// awaitPaths waits until all paths work or the deadline passes, because kube-proxy learns of a ready backend with a delay.
+func (w *testWorld) awaitPaths(s clusterSetup, paths []netPath) {
 	end := time.Now().Add(30 * time.Second)
 	for _, p := range paths {
 		for _, f := range w.families {
-			_, refused := p.expect(s, f)
+			_, refused := p.expectedSource(s, f)
 			for _, network := range []string{"tcp", "udp"} {
 				for refused == "" && time.Now().Before(end) {
-					if _, wrong := w.walk(p, s, network, f); wrong == "" {
+					if _, wrong := w.testPath(p, s, network, f); wrong == "" {
 						break
 					}
 					time.Sleep(100 * time.Millisecond)
@@ -86,14 +86,14 @@ func (w *world) settle(s setup, paths []path) {
 	}
 }
 
-// matrix tests all paths once kube-proxy serves all services, and prints the table of the source addresses that the servers see.
-func (w *world) matrix(t *testing.T, s setup) {
+// testMatrix tests all paths once kube-proxy serves all Services. testMatrix prints the table of the source addresses that the servers see.
+func (w *testWorld) testMatrix(t *testing.T, s clusterSetup) {
 	t.Helper()
-	w.settle(s, s.paths())
-	w.walkAll(t, s, s.paths())
+	w.awaitPaths(s, s.allPaths())
+	w.walkAll(t, s, s.allPaths())
 }
 
-func (w *world) walkAll(t *testing.T, s setup, paths []path) {
+func (w *testWorld) walkAll(t *testing.T, s clusterSetup, paths []netPath) {
 	t.Helper()
 	var table strings.Builder
 	out := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
@@ -111,7 +111,7 @@ func (w *world) walkAll(t *testing.T, s setup, paths []path) {
 		_, _ = fmt.Fprint(out, title)
 		for _, f := range w.families {
 			for _, network := range []string{"tcp", "udp"} {
-				cell, wrong := w.walk(p, s, network, f)
+				cell, wrong := w.testPath(p, s, network, f)
 				if wrong != "" {
 					t.Errorf("%s, %s, IPv%s: %s", title, network, f, wrong)
 				}

@@ -13,35 +13,35 @@ import (
 	"time"
 )
 
-// TestKubeProxy: all paths work after a kill of kube-proxy, and after a switch to another mode and back. The paths that do not pass
-// through kube-proxy also work without it, and their connections survive all of this.
+// TestKubeProxy: all paths work after a kill of kube-proxy, and after a switch to the other mode and back. The paths that do not pass
+// through kube-proxy also work while it is stopped, and their connections survive all these changes.
 func TestKubeProxy(t *testing.T) {
-	c := start(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
-	c.network(t)
+	c := startCluster(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
+	c.setUpNetwork(t)
 	w := newWorld(t, c)
-	nftables, iptables := setup{proxy: "nftables"}, setup{proxy: "iptables"}
-	w.matrix(t, nftables)
-	var direct []path
-	for _, p := range nftables.paths() {
-		if !p.byProxy() {
+	nftables, iptables := clusterSetup{proxy: "nftables"}, clusterSetup{proxy: "iptables"}
+	w.testMatrix(t, nftables)
+	var direct []netPath
+	for _, p := range nftables.allPaths() {
+		if !p.isProxied() {
 			direct = append(direct, p)
 		}
 	}
-	held := w.hold(t, nftables, direct)
+	held := w.holdOpen(t, nftables, direct)
 	for _, step := range []struct {
 		title string
-		then  setup
-		do    func(t *testing.T, then setup)
+		then  clusterSetup
+		do    func(t *testing.T, then clusterSetup)
 	}{
 		{"killed", nftables, c.killProxy},
 		{"switched to iptables", iptables, c.setProxy},
 		{"switched back", nftables, c.setProxy},
-		{"cleaned up, then iptables", iptables, func(t *testing.T, then setup) { w.cleanProxy(t, then, direct) }},
-		{"cleaned up, then nftables", nftables, func(t *testing.T, then setup) { w.cleanProxy(t, then, direct) }},
+		{"cleaned up, then iptables", iptables, func(t *testing.T, then clusterSetup) { w.cleanProxy(t, then, direct) }},
+		{"cleaned up, then nftables", nftables, func(t *testing.T, then clusterSetup) { w.cleanProxy(t, then, direct) }},
 	} {
 		t.Run(step.title, func(t *testing.T) {
 			step.do(t, step.then)
-			w.matrix(t, step.then)
+			w.testMatrix(t, step.then)
 		})
 	}
 	asked, lost := held()
@@ -51,57 +51,57 @@ func TestKubeProxy(t *testing.T) {
 	}
 }
 
-// killProxy kills the kube-proxy of each node, and waits for the next.
-func (c *cluster) killProxy(t *testing.T, s setup) {
+// killProxy kills kube-proxy on each node and waits for the restarted process.
+func (c *testCluster) killProxy(t *testing.T, s clusterSetup) {
 	t.Helper()
-	for _, n := range c.machines()[1:] {
+	for _, n := range c.machineNames()[1:] {
 		pid := c.proxyPID(t, n)
-		c.run(t, "exec", n, "kill", "-KILL", pid)
+		c.runScript(t, "exec", n, "kill", "-KILL", pid)
 		c.awaitProxy(t, n, s.proxy, pid)
 	}
 }
 
-// cleanProxy stops kube-proxy on all nodes and lets it remove its rules. Then the other paths must work, and kube-proxy starts again
-// with the setup.
-func (w *world) cleanProxy(t *testing.T, s setup, direct []path) {
+// cleanProxy stops kube-proxy on all nodes and removes its rules. While kube-proxy is stopped, cleanProxy checks the paths that need no
+// kube-proxy. Then cleanProxy starts kube-proxy again.
+func (w *testWorld) cleanProxy(t *testing.T, s clusterSetup, direct []netPath) {
 	t.Helper()
 	pids := map[string]string{}
-	for _, n := range w.machines()[1:] {
+	for _, n := range w.machineNames()[1:] {
 		pids[n] = w.proxyPID(t, n)
-		w.run(t, "exec", n, "sh", "-ec", `touch /run/node/stay-down; kill "$1"; while kill -0 "$1" 2>/dev/null; do sleep 0.05; done
+		w.runScript(t, "exec", n, "sh", "-ec", `touch /run/node/stay-down; kill "$1"; while kill -0 "$1" 2>/dev/null; do sleep 0.05; done
 			kube-proxy --cleanup`, "sh", pids[n])
-		left := w.run(t, "exec", n, "sh", "-c", "nft list tables | grep kube-proxy; iptables-save | grep -e '-j KUBE-S' -e KUBE-SEP; :")
+		left := w.runScript(t, "exec", n, "sh", "-c", "nft list tables | grep kube-proxy; iptables-save | grep -e '-j KUBE-S' -e KUBE-SEP; :")
 		if strings.TrimSpace(left) != "" {
 			t.Errorf("%s: kube-proxy --cleanup has left\n%s", n, left)
 		}
 	}
 	w.walkAll(t, s, direct)
-	for _, n := range w.machines()[1:] {
+	for _, n := range w.machineNames()[1:] {
 		w.writeProxy(t, n, s)
-		w.run(t, "exec", n, "rm", "/run/node/stay-down")
+		w.runScript(t, "exec", n, "rm", "/run/node/stay-down")
 	}
-	for _, n := range w.machines()[1:] {
+	for _, n := range w.machineNames()[1:] {
 		w.awaitProxy(t, n, s.proxy, pids[n])
 	}
 }
 
-// hold opens a TCP connection and a UDP flow for each path and family, and exchanges a message over each every 20 ms. The returned
-// function stops and counts them.
-func (w *world) hold(t *testing.T, s setup, paths []path) func() (asked int, lost []string) {
+// holdOpen opens a TCP connection and a UDP flow for each path and family, and exchanges a message every 20 ms over each of them. The
+// returned function stops the exchange, and returns the number of messages and the lost connections.
+func (w *testWorld) holdOpen(t *testing.T, s clusterSetup, paths []netPath) func() (asked int, lost []string) {
 	t.Helper()
 	var group sync.WaitGroup
 	var mutex sync.Mutex
 	end, asked, lost := make(chan struct{}), 0, []string(nil)
 	for _, p := range paths {
 		for _, f := range w.families {
-			if _, refused := p.expect(s, f); refused != "" {
+			if _, refused := p.expectedSource(s, f); refused != "" {
 				continue
 			}
 			for _, network := range []string{"tcp", "udp"} {
 				conn := w.connect(t, p, network, f)
 				group.Go(func() {
 					defer conn.Close()
-					n, err := exchange(conn, end)
+					n, err := exchangeMessages(conn, end)
 					mutex.Lock()
 					defer mutex.Unlock()
 					asked += n
@@ -121,10 +121,10 @@ func (w *world) hold(t *testing.T, s setup, paths []path) func() (asked int, los
 	}
 }
 
-func (w *world) connect(t *testing.T, p path, network, family string) (conn net.Conn) {
+func (w *testWorld) connect(t *testing.T, p netPath, network, family string) (conn net.Conn) {
 	t.Helper()
 	err := w.places[p.from].Do(func() (err error) {
-		conn, err = net.DialTimeout(network, net.JoinHostPort(w.target(p, family), fmt.Sprint(p.port)), dialLimit)
+		conn, err = net.DialTimeout(network, net.JoinHostPort(w.targetOf(p, family), fmt.Sprint(p.port)), dialLimit)
 		return err
 	})
 	if err == nil && network == "tcp" { // the server speaks first
@@ -137,8 +137,8 @@ func (w *world) connect(t *testing.T, p path, network, family string) (conn net.
 	return conn
 }
 
-// exchange sends requests until the end, or until a reply is missing.
-func exchange(conn net.Conn, end <-chan struct{}) (n int, err error) {
+// exchangeMessages sends requests until the end, or until a reply is missing.
+func exchangeMessages(conn net.Conn, end <-chan struct{}) (n int, err error) {
 	for ; ; n++ {
 		select {
 		case <-end:

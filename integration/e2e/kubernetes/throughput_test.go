@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// TestThroughput compares TCP from pod to pod across nodes by the agent's routes with the same by routes written by hand, in turns, and
-// measures the tunnel to another subnet. The agents are gone meanwhile; their routes stay.
+// TestThroughput measures TCP between pods of different nodes. The measurements alternate between the agent's routes and manually added
+// routes. TestThroughput also measures the tunnel to another subnet. No agent runs during the measurements, and the agents' routes stay.
 //
 //	ROUNDS   measurements of each, default 20
 func TestThroughput(t *testing.T) {
@@ -24,30 +24,30 @@ func TestThroughput(t *testing.T) {
 	if err != nil {
 		rounds = 20
 	}
-	c := start(t, "4 6")
-	c.network(t)
+	c := startCluster(t, "4 6")
+	c.setUpNetwork(t)
 	w := newWorld(t, c)
 	c.kubectl(t, "delete", "-n", "podlace", "daemonset", "podlace-node", "--wait")
 	agent := c.podRoutes(t)
-	c.run(t, "byhand")
+	c.runScript(t, "byhand")
 	hand := c.podRoutes(t)
 	rates := map[string][]float64{}
 	measure := func(title, to string) {
 		for _, f := range w.families {
-			rates[title+" IPv"+f] = append(rates[title+" IPv"+f], w.rate(t, "client1", to, f))
+			rates[title+" IPv"+f] = append(rates[title+" IPv"+f], w.measureRate(t, "client1", to, f))
 		}
 	}
 	for i := range rounds {
 		for j := range 2 {
 			if i%2 == j { // the two sides alternate in going first
-				c.restore(t, hand)
+				c.restoreRoutes(t, hand)
 				measure("by hand", "server2")
 			} else {
-				c.restore(t, agent)
+				c.restoreRoutes(t, agent)
 				measure("agent", "server2")
 			}
 		}
-		c.restore(t, agent)
+		c.restoreRoutes(t, agent)
 		measure("tunnel", "server3")
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
@@ -72,8 +72,8 @@ func TestThroughput(t *testing.T) {
 
 const flowTime = 300 * time.Millisecond
 
-// rate is in Gbit/s.
-func (w *world) rate(t *testing.T, from, to, family string) float64 {
+// measureRate measures the rate of TCP between two pods in Gbit/s.
+func (w *testWorld) measureRate(t *testing.T, from, to, family string) float64 {
 	t.Helper()
 	listen := netip.AddrPortFrom(netip.MustParseAddr(w.places[to].address[family]), 0)
 	result, err := meter.Run(t.Context(), meter.Flow{Protocol: meter.TCP, From: w.places[from].Do, To: w.places[to].Do,
@@ -84,14 +84,14 @@ func (w *world) rate(t *testing.T, from, to, family string) float64 {
 	return result.Mean.Payload / 1e9
 }
 
-// podRoutes returns the routes of node1, node2 and node3 to the other nodes' pods, as commands that restore them.
-func (c *cluster) podRoutes(t *testing.T) map[string]string {
+// podRoutes returns the routes of node1, node2 and node3 to the pods of the other nodes, as commands that restore the routes.
+func (c *testCluster) podRoutes(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for _, n := range c.machines()[1:] {
+	for _, n := range c.machineNames()[1:] {
 		for _, f := range c.families {
 			cidr := map[string]string{"4": "10.244.0.0/16", "6": "fd00:10:244::/56"}[f]
-			for line := range strings.Lines(c.run(t, "exec", n, "ip", "-"+f, "route", "show", "root", cidr)) {
+			for line := range strings.Lines(c.runScript(t, "exec", n, "ip", "-"+f, "route", "show", "root", cidr)) {
 				words := strings.Fields(line)
 				if at := slices.Index(words, "nhid"); at > 0 { // the nexthop object has the rest
 					words = append(words[:at+2:at+2], "proto", "142")
@@ -108,11 +108,11 @@ func (c *cluster) podRoutes(t *testing.T) map[string]string {
 	return all
 }
 
-// restore replaces the other routes by these.
-func (c *cluster) restore(t *testing.T, routes map[string]string) {
+// restoreRoutes replaces the current routes to the other nodes' pods by the given routes.
+func (c *testCluster) restoreRoutes(t *testing.T, routes map[string]string) {
 	t.Helper()
 	for n, commands := range routes {
-		c.run(t, "exec", n, "sh", "-ec", commands)
+		c.runScript(t, "exec", n, "sh", "-ec", commands)
 	}
 	if now := c.podRoutes(t); !maps.Equal(now, routes) {
 		t.Fatalf("the routes are %q, want %q", now, routes)

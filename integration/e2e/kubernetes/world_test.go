@@ -19,16 +19,16 @@ import (
 
 const namespace = "matrix"
 
-// A place is a network namespace of the cluster, with its addresses by family.
-type place struct {
+// netPlace is a network namespace of the cluster with its addresses by family.
+type netPlace struct {
 	*sandbox.Pod
 	address map[string]string
 }
 
-// world is the cluster with the data that the matrix needs.
-type world struct {
-	*cluster
-	places   map[string]*place
+// testWorld is a cluster with the addresses that the tests of the matrix need.
+type testWorld struct {
+	*testCluster
+	places   map[string]*netPlace
 	services map[string]map[string]string // name, family: address
 	cidrs    map[string][]netip.Prefix    // podCIDRs of each node
 }
@@ -48,8 +48,8 @@ func byFamily(addresses []string) map[string]string {
 	return m
 }
 
-// pods are the pods of the matrix: a server with a hostPort and a client on each node.
-func pods() (objects []any) {
+// matrixPods returns the pods of the matrix: a server with a hostPort and a client on each node.
+func matrixPods() (objects []any) {
 	objects = append(objects, map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}})
 	for _, node := range []string{"1", "2", "3"} {
 		for _, kind := range []string{"server", "client"} {
@@ -72,8 +72,8 @@ func pods() (objects []any) {
 	return objects
 }
 
-// services have one pod each. local1 serves only the traffic of its node.
-func services() (objects []any) {
+// matrixServices returns the Services of the matrix; each has one pod. The Service local1 serves only the traffic of its node.
+func matrixServices() (objects []any) {
 	for i, name := range []string{"server1", "server2", "server3", "client1", "local1"} {
 		var ports []any
 		for _, protocol := range []string{"TCP", "UDP"} {
@@ -96,11 +96,13 @@ func nodePort(service string) int {
 	return map[string]int{"server1": 31001, "server2": 31002, "server3": 31003, "client1": 31004, "local1": 31005}[service]
 }
 
-// newWorld starts the pods and services of the matrix. In each pod and outside, a server returns its name and the client's address.
-func newWorld(t *testing.T, c *cluster) *world {
+// newWorld starts the pods and Services of the matrix. Servers in each pod and in the machine outside of the cluster answer with their name
+// and the client's address.
+func newWorld(t *testing.T, c *testCluster) *testWorld {
 	t.Helper()
-	w := &world{cluster: c, places: map[string]*place{}, services: map[string]map[string]string{}, cidrs: map[string][]netip.Prefix{}}
-	c.apply(t, append(pods(), services()...)...)
+	w := &testWorld{testCluster: c, places: map[string]*netPlace{}, services: map[string]map[string]string{},
+		cidrs: map[string][]netip.Prefix{}}
+	c.applyObjects(t, append(matrixPods(), matrixServices()...)...)
 	c.kubectl(t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s")
 	w.addMachines(t)
 	w.addCIDRs(t)
@@ -111,19 +113,19 @@ func newWorld(t *testing.T, c *cluster) *world {
 			Spec     struct{ ClusterIPs []string }
 		}
 	}
-	c.list(t, &list, "-n", namespace, "services")
+	c.getObjects(t, &list, "-n", namespace, "services")
 	for _, s := range list.Items {
 		w.services[s.Metadata.Name] = byFamily(s.Spec.ClusterIPs)
 	}
 	for name, p := range w.places {
 		if !strings.HasPrefix(name, "node") {
-			serve(t, name, p)
+			serveName(t, name, p)
 		}
 	}
 	return w
 }
 
-func (w *world) addMachines(t *testing.T) {
+func (w *testWorld) addMachines(t *testing.T) {
 	t.Helper()
 	root, err := os.ReadFile(filepath.Join(w.dir, "pid"))
 	if err != nil {
@@ -133,11 +135,11 @@ func (w *world) addMachines(t *testing.T) {
 		"node3": {"198.51.100.13", "2001:db8:1::13"}, "outside": {"192.0.2.100", "2001:db8::100"}}
 	for name, list := range addresses {
 		path := fmt.Sprintf("/proc/%s/root/run/netns/%s", strings.TrimSpace(string(root)), name)
-		w.places[name] = &place{Pod: &sandbox.Pod{Name: name, Path: path}, address: byFamily(list)}
+		w.places[name] = &netPlace{Pod: &sandbox.Pod{Name: name, Path: path}, address: byFamily(list)}
 	}
 }
 
-func (w *world) addCIDRs(t *testing.T) {
+func (w *testWorld) addCIDRs(t *testing.T) {
 	t.Helper()
 	var list struct {
 		Items []struct {
@@ -145,14 +147,14 @@ func (w *world) addCIDRs(t *testing.T) {
 			Spec     struct{ PodCIDRs []netip.Prefix }
 		}
 	}
-	w.list(t, &list, "nodes")
+	w.getObjects(t, &list, "nodes")
 	for _, n := range list.Items {
 		w.cidrs[n.Metadata.Name] = n.Spec.PodCIDRs
 	}
 }
 
-// addPods finds the network namespace of each pod by its addresses.
-func (w *world) addPods(t *testing.T) {
+// addPods finds the network namespace of each pod by the pod's addresses.
+func (w *testWorld) addPods(t *testing.T) {
 	t.Helper()
 	var list struct {
 		Items []struct {
@@ -161,7 +163,7 @@ func (w *world) addPods(t *testing.T) {
 			Status   struct{ PodIPs []struct{ IP string } }
 		}
 	}
-	w.list(t, &list, "-n", namespace, "pods")
+	w.getObjects(t, &list, "-n", namespace, "pods")
 	for _, p := range list.Items {
 		var addresses []string
 		for _, ip := range p.Status.PodIPs {
@@ -170,15 +172,15 @@ func (w *world) addPods(t *testing.T) {
 		if len(addresses) != len(w.families) {
 			t.Fatalf("pod %s has the addresses %v, and the cluster has %d families", p.Metadata.Name, addresses, len(w.families))
 		}
-		path, err := netnsOf("/proc/"+w.pid(t, p.Spec.NodeName)+"/root/run/netns", addresses[0])
+		path, err := netnsOf("/proc/"+w.machinePID(t, p.Spec.NodeName)+"/root/run/netns", addresses[0])
 		if err != nil {
 			t.Fatalf("pod %s: %v", p.Metadata.Name, err)
 		}
-		w.places[p.Metadata.Name] = &place{Pod: &sandbox.Pod{Name: p.Metadata.Name, Path: path}, address: byFamily(addresses)}
+		w.places[p.Metadata.Name] = &netPlace{Pod: &sandbox.Pod{Name: p.Metadata.Name, Path: path}, address: byFamily(addresses)}
 	}
 }
 
-// netnsOf finds the network namespace with an address among those of a folder.
+// netnsOf finds the network namespace with the given address in a folder of namespaces.
 func netnsOf(folder, address string) (string, error) {
 	files, err := os.ReadDir(folder)
 	if err != nil {
@@ -204,9 +206,9 @@ func netnsOf(folder, address string) (string, error) {
 	return "", fmt.Errorf("no network namespace in %s has the address %s", folder, address)
 }
 
-// serve answers on port 8080 by TCP and UDP with the place's name and the client's address, until the end of the test. A TCP
-// connection then becomes an echo server.
-func serve(t *testing.T, name string, p *place) {
+// serveName runs a server on port 8080 for TCP and UDP until the end of the test. The server answers with the name of its pod or machine,
+// and with the client's address. After this answer, the server sends the data of a TCP connection back.
+func serveName(t *testing.T, name string, p *netPlace) {
 	t.Helper()
 	var tcp net.Listener
 	var udp *net.UDPConn
@@ -249,8 +251,8 @@ const (
 	refusedLimit = 500 * time.Millisecond // timeout of paths that must not work; working paths take some milliseconds
 )
 
-// ask connects from a place, and returns the name of the server and the client's address as the server sees it.
-func (w *world) ask(from, network, address string, port int, limit time.Duration) (server string, seen netip.Addr, err error) {
+// askServer connects to a server, and returns the server's name and the client's address as the server sees it.
+func (w *testWorld) askServer(from, network, address string, port int, limit time.Duration) (server string, seen netip.Addr, err error) {
 	var conn net.Conn
 	err = w.places[from].Do(func() (err error) {
 		conn, err = net.DialTimeout(network, net.JoinHostPort(address, fmt.Sprint(port)), limit)

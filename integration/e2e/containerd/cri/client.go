@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cri runs pods through a node's runtime as the kubelet does, and tests their traffic. The tests of containerd and of CRI-O
-// share it.
+// Package cri runs pods through a node's runtime as the kubelet does, and tests their traffic. The tests of containerd and the tests of
+// CRI-O use this package.
 package cri
 
 import (
@@ -39,8 +39,8 @@ func Dial(socket string) (Client, error) {
 	return Client{api.NewRuntimeServiceClient(conn), conn}, nil
 }
 
-// Open connects a test to the runtime, or skips the test without a node. The
-// test fails if it leaves anything in the node.
+// Open connects a test to the runtime, or skips the test if it does not run in a node of package node. The test also fails if it leaves any
+// state in the node.
 func Open(t *testing.T, socket string) Client {
 	t.Helper()
 	node.Skip(t)
@@ -53,7 +53,7 @@ func Open(t *testing.T, socket string) Client {
 	return c
 }
 
-// PodOption changes the configuration of a pod before it is run.
+// PodOption changes the configuration of a pod before the pod runs.
 type PodOption func(*api.PodSandboxConfig)
 
 // HostPort maps a port of the node to the pod's web server.
@@ -67,7 +67,8 @@ func MapPort(host, container int32) PodOption {
 	}
 }
 
-// Limits sets the bandwidth annotations; to and from are the pod's directions.
+// Limits sets the bandwidth annotations. The first argument is the limit for traffic to the pod, and the second argument is the limit for
+// traffic from the pod.
 func Limits(to, from string) PodOption {
 	return func(p *api.PodSandboxConfig) {
 		p.Annotations["kubernetes.io/ingress-bandwidth"] = to
@@ -176,14 +177,13 @@ func (c Client) Start(ctx context.Context, sandbox string, config *api.PodSandbo
 	return r.ContainerId, nil
 }
 
-// Network is what the runtime reports of a sandbox's network.
+// Network contains the addresses and the network namespace that the runtime reports for a sandbox.
 type Network struct {
 	V4, V6 netip.Addr
 	Netns  string
 }
 
-// Network returns the addresses and the namespace of a sandbox. The addresses
-// are invalid if the runtime reports none.
+// Network returns the addresses and the network namespace of a sandbox. An address that the runtime does not report is the zero value.
 func (c Client) Network(ctx context.Context, sandbox string) (Network, error) {
 	r, err := c.PodSandboxStatus(ctx, &api.PodSandboxStatusRequest{PodSandboxId: sandbox, Verbose: true})
 	if err != nil {
@@ -232,8 +232,7 @@ func netnsOf(info string) (string, error) {
 	return "", errors.New("sandbox info: no network namespace")
 }
 
-// WarmUp runs the node's first pod and removes it, so that the bridge and the static rules of a network's first pod exist before the
-// tests.
+// WarmUp runs one pod and removes it. The node then has its bridge and static rules before the tests begin.
 func WarmUp(socket string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

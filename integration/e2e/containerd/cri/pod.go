@@ -14,8 +14,8 @@ import (
 	api "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// serve is the command of a container with a web server that answers with the name of its pod.
-const serve = `trap "exit 0" TERM; mkdir /www && hostname > /www/index.html && httpd -f -p 8080 -h /www & wait`
+// serveName is the command of a container whose web server answers with the name of the pod.
+const serveName = `trap "exit 0" TERM; mkdir /www && hostname > /www/index.html && httpd -f -p 8080 -h /www & wait`
 
 // Pod is a running sandbox with one container.
 type Pod struct {
@@ -27,7 +27,7 @@ type Pod struct {
 	container string
 }
 
-// RunPod runs a sandbox with a web server in it; the end of the test removes it.
+// RunPod runs a sandbox with a web server in it, and removes the sandbox at the end of the test.
 func RunPod(t *testing.T, c Client, name string, options ...PodOption) *Pod {
 	t.Helper()
 	config := PodConfig(name, options...)
@@ -39,7 +39,7 @@ func RunPod(t *testing.T, c Client, name string, options ...PodOption) *Pod {
 	}
 	t.Logf("pod %s: RunPodSandbox %d ms", name, time.Since(begin).Milliseconds())
 	t.Cleanup(func() { p.Remove() })
-	if p.container, err = c.Start(t.Context(), p.Sandbox, config, serve); err != nil {
+	if p.container, err = c.Start(t.Context(), p.Sandbox, config, serveName); err != nil {
 		t.Fatal(err)
 	}
 	if p.Network, err = c.Network(t.Context(), p.Sandbox); err != nil {
@@ -52,7 +52,7 @@ func RunPod(t *testing.T, c Client, name string, options ...PodOption) *Pod {
 	return p
 }
 
-// Stop stops the sandbox, which calls DEL.
+// Stop stops the sandbox; the runtime then calls DEL.
 func (p *Pod) Stop() {
 	p.t.Helper()
 	begin := time.Now()
@@ -62,7 +62,7 @@ func (p *Pod) Stop() {
 	p.t.Logf("pod %s: StopPodSandbox %d ms", p.Name, time.Since(begin).Milliseconds())
 }
 
-// Remove stops and removes the sandbox. It is a no-op for a removed one.
+// Remove stops and removes the sandbox. Remove is a no-op if the sandbox is already removed.
 func (p *Pod) Remove() {
 	p.t.Helper()
 	if p.Sandbox == "" {
@@ -75,7 +75,7 @@ func (p *Pod) Remove() {
 	p.Sandbox = ""
 }
 
-// Exec runs a command in the container and returns what it writes.
+// Exec runs a command in the container and returns the output of the command.
 func (p *Pod) Exec(command ...string) string {
 	p.t.Helper()
 	r, err := p.client.ExecSync(p.t.Context(), &api.ExecSyncRequest{ContainerId: p.container, Cmd: command, Timeout: 5})
@@ -89,14 +89,14 @@ func (p *Pod) Exec(command ...string) string {
 	return string(r.Stdout)
 }
 
-// Fetch returns what a URL answers to the container's own wget.
+// Fetch requests a URL with wget in the container and returns the body of the response.
 func (p *Pod) Fetch(url string) string {
 	p.t.Helper()
 	return strings.TrimSpace(p.Exec("wget", "-q", "-O", "-", url))
 }
 
-// Serves fails the test unless the address answers with the pod's name to a
-// client in the network namespace ("" is the node's own).
+// Serves fails the test unless a client gets the pod's name from an address. The client is in the given network namespace; the name ""
+// means the namespace of the node.
 func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	p.t.Helper()
 	got, err := Get(p.t.Context(), netns, "http://"+at.String()+"/")
@@ -105,17 +105,16 @@ func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	}
 }
 
-// ServesOn fails the test unless a port of the node's address answers with the
-// pod's name.
+// ServesOn fails the test unless a client on the node gets the pod's name from a port of the node's IPv4 address.
 func (p *Pod) ServesOn(port uint16) {
 	p.t.Helper()
 	p.Serves("", p.OnNode4(port))
 }
 
-// OnNode4 returns a port of the node's IPv4 address.
+// OnNode4 returns the node's IPv4 address with a port.
 func (p *Pod) OnNode4(port uint16) netip.AddrPort { return netip.AddrPortFrom(node4, port) }
 
-// Ignores fails the test if anything accepts a connection to the address.
+// Ignores fails the test if any server accepts a connection to the address.
 func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 	p.t.Helper()
 	err := Place(netns)(func() error {
@@ -130,7 +129,7 @@ func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 	}
 }
 
-// At returns where the pod's web server listens on one of its addresses.
+// At returns one of the pod's addresses with the port of the pod's web server.
 func (p *Pod) At(addr netip.Addr) netip.AddrPort { return netip.AddrPortFrom(addr, HTTPPort) }
 
 // SeenAsNode checks that another machine sees the node's address as the source of the

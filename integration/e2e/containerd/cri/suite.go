@@ -23,14 +23,14 @@ var (
 	localhost = netip.MustParseAddr("127.0.0.1")
 )
 
-// HostPorts says from which places a hostPort answers, besides the node, the outside and other pods. It depends on the program that
-// maps hostPorts.
+// HostPorts lists the additional sources from which a hostPort is reachable. The node, other machines and other pods always reach a
+// hostPort. These sources differ between the programs that map hostPorts.
 type HostPorts struct {
 	Localhost bool // by 127.0.0.1
 	Itself    bool // from the pod that has the port
 }
 
-// Suite runs the tests that all runtimes share, as subtests.
+// Suite runs the common tests of all runtimes as subtests.
 func Suite(t *testing.T, socket string, ports HostPorts) {
 	for _, test := range []struct {
 		name string
@@ -43,7 +43,8 @@ func Suite(t *testing.T, socket string, ports HostPorts) {
 	}
 }
 
-// testStatus: the node is ready before, with and after a pod. The plugins' STATUS must not fail.
+// testStatus: the runtime reports the node as ready before, during and after the life of a pod. The test requires that STATUS of the
+// plugins does not fail.
 func testStatus(t *testing.T, c Client) {
 	t.Helper()
 	ExpectReady(t, c)
@@ -61,8 +62,9 @@ func ExpectReady(t *testing.T, c Client) {
 	}
 }
 
-// testTraffic: pods reach one another. A hostPort answers the node, the outside and other pods, whether or not bridged packets pass
-// the IP rules (nodes differ in this). Localhost and the pod itself get an answer exactly if the mapping program supports it.
+// testTraffic: pods reach each other, and the node, other machines and other pods reach a hostPort. The test runs with br_netfilter on and
+// off, because nodes differ in this setting. The argument of type HostPorts names the additional sources from which the hostPort must be
+// reachable.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	t.Helper()
 	for _, value := range []string{"1", "0"} {
@@ -95,7 +97,8 @@ func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	}
 }
 
-// setBridgeCalls switches br_netfilter of the node until the end of the test. Without br_netfilter the node behaves as with "0".
+// setBridgeCalls sets bridge-nf-call-iptables and bridge-nf-call-ip6tables of the node until the end of the test. A node without
+// br_netfilter behaves like a node where both settings are 0.
 func setBridgeCalls(t *testing.T, value string) {
 	t.Helper()
 	for _, name := range []string{"iptables", "ip6tables"} {
@@ -118,7 +121,7 @@ func setBridgeCalls(t *testing.T, value string) {
 	}
 }
 
-// testLoopback: the runtime calls loopback at the same time as the pod network.
+// testLoopback: the pod reaches itself through 127.0.0.1 and ::1. The runtime calls the loopback plugin in parallel with the pod network.
 func testLoopback(t *testing.T, c Client) {
 	t.Helper()
 	p := RunPod(t, c, "lo")
@@ -132,7 +135,7 @@ func testLoopback(t *testing.T, c Client) {
 	}
 }
 
-// testMasquerade: another machine sees the node's addresses as source, for container traffic too.
+// testMasquerade: another machine sees the node's addresses as the source of the packets of a pod and of its container.
 func testMasquerade(t *testing.T, c Client) {
 	t.Helper()
 	p := RunPod(t, c, "client")
@@ -145,7 +148,8 @@ func testMasquerade(t *testing.T, c Client) {
 	}
 }
 
-// testBandwidth measures at the receiver: both the mean and the first second, because a burst shows only in the first second.
+// testBandwidth measures the rate at the receiver. The test checks the mean rate and the rate of the first second, because only the first
+// second shows a burst.
 func testBandwidth(t *testing.T, c Client) {
 	t.Helper()
 	const port, sink = 18082, 9000
@@ -186,7 +190,7 @@ func expectLimit(t *testing.T, what string, limit float64, flow meter.Flow) {
 	}
 }
 
-// testSequence gives one hostPort to several pods in sequence.
+// testSequence runs several pods one after another with the same hostPort.
 func testSequence(t *testing.T, c Client) {
 	t.Helper()
 	const port = 18083

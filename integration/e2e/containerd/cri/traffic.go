@@ -23,7 +23,7 @@ import (
 // OutsideNetns is the network namespace at the other end of the node's eth0.
 const OutsideNetns = "/run/netns/outside"
 
-// Place is the network namespace at path; "" is that of this process.
+// Place returns the network namespace at path; "" is the namespace of this process.
 func Place(path string) meter.Place {
 	if path == "" {
 		return meter.Here
@@ -54,8 +54,8 @@ func enter(path string) error {
 	return nil
 }
 
-// client returns an HTTP client that dials from the network namespace.
-func client(netns string) *http.Client {
+// httpClient returns an HTTP client that dials from the network namespace.
+func httpClient(netns string) *http.Client {
 	dialer := net.Dialer{Timeout: 3 * time.Second}
 	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 		err = Place(netns)(func() error {
@@ -70,8 +70,8 @@ func client(netns string) *http.Client {
 	}
 }
 
-// ServeAddress answers on the address, inside the network namespace, with the
-// address of the client; it returns the URL.
+// ServeAddress starts a server on an address in a network namespace and returns the URL. The server answers each client with the client's
+// address.
 func ServeAddress(t *testing.T, netns string, addr netip.Addr) string {
 	t.Helper()
 	var l net.Listener
@@ -88,11 +88,11 @@ func ServeAddress(t *testing.T, netns string, addr netip.Addr) string {
 	return "http://" + l.Addr().String() + "/"
 }
 
-// Get fetches a URL from the network namespace. It retries for a while, because a new container does not listen yet.
+// Get fetches a URL from the network namespace. Get retries for 3 s, because the server of a new container does not listen at once.
 func Get(ctx context.Context, netns, url string) (string, error) {
 	var body string
 	err := Eventually(ctx, 3*time.Second, func() error {
-		r, err := client(netns).Get(url)
+		r, err := httpClient(netns).Get(url)
 		if err != nil {
 			return err
 		}
@@ -104,7 +104,7 @@ func Get(ctx context.Context, netns, url string) (string, error) {
 	return body, err
 }
 
-// Eventually repeats f until it succeeds or the time is over.
+// Eventually calls f repeatedly until f succeeds or the time limit passes.
 func Eventually(ctx context.Context, limit time.Duration, f func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

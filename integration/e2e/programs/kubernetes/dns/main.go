@@ -40,7 +40,7 @@ func run(ctx context.Context, kubeconfig string, addresses []string) error {
 		return fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)
-	z := zone{factory.Core().V1().Services().Lister(), factory.Discovery().V1().EndpointSlices().Lister()}
+	z := dnsZone{factory.Core().V1().Services().Lister(), factory.Discovery().V1().EndpointSlices().Lister()}
 	factory.Start(ctx.Done())
 	for kind, synced := range factory.WaitForCacheSync(ctx.Done()) {
 		if !synced {
@@ -69,7 +69,7 @@ func run(ctx context.Context, kubeconfig string, addresses []string) error {
 	}
 }
 
-func servePackets(packets net.PacketConn, z zone) error {
+func servePackets(packets net.PacketConn, z dnsZone) error {
 	buffer := make([]byte, 4096)
 	for {
 		n, from, err := packets.ReadFrom(buffer)
@@ -79,7 +79,7 @@ func servePackets(packets net.PacketConn, z zone) error {
 		if err != nil {
 			continue // an ICMP error for an earlier answer
 		}
-		if reply := z.reply(buffer[:n], maxPacket); reply != nil {
+		if reply := z.replyTo(buffer[:n], maxPacket); reply != nil {
 			if _, err := packets.WriteTo(reply, from); err != nil {
 				log.Printf("answer to %s: %v", from, err)
 			}
@@ -87,7 +87,7 @@ func servePackets(packets net.PacketConn, z zone) error {
 	}
 }
 
-func serveStreams(listener net.Listener, z zone) error {
+func serveStreams(listener net.Listener, z dnsZone) error {
 	for {
 		conn, err := listener.Accept()
 		if err != nil {

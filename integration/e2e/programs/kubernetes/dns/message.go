@@ -17,8 +17,8 @@ const (
 	idle      = 30 * time.Second
 )
 
-// serveStream answers the questions of one TCP connection, each with its length before it.
-func serveStream(conn net.Conn, z zone) {
+// serveStream answers the questions of one TCP connection. Each message has a prefix with its length.
+func serveStream(conn net.Conn, z dnsZone) {
 	defer conn.Close()
 	for {
 		var length [2]byte
@@ -32,7 +32,7 @@ func serveStream(conn net.Conn, z zone) {
 		if _, err := io.ReadFull(conn, query); err != nil {
 			return
 		}
-		reply := z.reply(query, maxStream-1)
+		reply := z.replyTo(query, maxStream-1)
 		if reply == nil {
 			return
 		}
@@ -45,9 +45,9 @@ func serveStream(conn net.Conn, z zone) {
 	}
 }
 
-// reply returns the answer to a query of one question, or nil if there is nothing to answer. An answer above the limit is cut to its
-// header with the bit "truncated", and the client asks again over TCP.
-func (z zone) reply(query []byte, limit int) []byte {
+// replyTo returns the answer to a query with one question, or nil if the query is invalid or is a response itself. An answer longer than
+// the limit is cut to its header with the TC (truncated) bit, and the client retries over TCP.
+func (z dnsZone) replyTo(query []byte, limit int) []byte {
 	var parser dnsmessage.Parser
 	header, err := parser.Start(query)
 	if err != nil || header.Response {
@@ -61,7 +61,7 @@ func (z zone) reply(query []byte, limit int) []byte {
 		Header:    dnsmessage.Header{ID: header.ID, Response: true, Authoritative: true, RecursionDesired: header.RecursionDesired},
 		Questions: []dnsmessage.Question{question},
 	}
-	message.Answers, message.RCode = z.answer(question)
+	message.Answers, message.RCode = z.answerQuestion(question)
 	packed, err := message.Pack()
 	if err == nil && len(packed) > limit {
 		message.Answers, message.Truncated = nil, true

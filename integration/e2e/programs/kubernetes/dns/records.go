@@ -11,18 +11,18 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// podRecords answers 10-244-0-5.NAMESPACE.pod, whether or not that pod exists.
+// podRecords answers names such as 10-244-0-5.NAMESPACE.pod, even if no pod has the address.
 func podRecords(q dnsmessage.Question, name string) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	host, _, found := strings.Cut(name, ".")
 	for _, separator := range []string{".", ":"} {
-		if addr := parse(strings.ReplaceAll(host, "-", separator)); found && addr.IsValid() {
-			return address(q, addr), dnsmessage.RCodeSuccess
+		if addr := parseAddr(strings.ReplaceAll(host, "-", separator)); found && addr.IsValid() {
+			return addressRecord(q, addr), dnsmessage.RCodeSuccess
 		}
 	}
 	return nil, dnsmessage.RCodeNameError
 }
 
-// serviceRecords returns one SRV record for each name and port behind a Service.
+// serviceRecords returns one SRV record for each pair of endpoint name and port of a Service.
 func serviceRecords(q dnsmessage.Question, all []endpoint, name, protocol, base string) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	var answers []dnsmessage.Resource
 	var seen []string
@@ -47,8 +47,8 @@ func serviceRecords(q dnsmessage.Question, all []endpoint, name, protocol, base 
 	return answers, dnsmessage.RCodeSuccess
 }
 
-// address returns the record of an address if the question is for its family.
-func address(q dnsmessage.Question, addr netip.Addr) []dnsmessage.Resource {
+// addressRecord returns the A or AAAA record of an address if the question asks for this type.
+func addressRecord(q dnsmessage.Question, addr netip.Addr) []dnsmessage.Resource {
 	switch {
 	case addr.Is4():
 		return only(q, dnsmessage.TypeA, &dnsmessage.AResource{A: addr.As4()})
@@ -69,19 +69,19 @@ func record(q dnsmessage.Question, body dnsmessage.ResourceBody) dnsmessage.Reso
 	return dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET, TTL: ttl}, Body: body}
 }
 
-// parse returns the zero address for what is none.
-func parse(ip string) netip.Addr {
+// parseAddr parses an IP address; the result for an invalid text is the zero value.
+func parseAddr(ip string) netip.Addr {
 	addr, _ := netip.ParseAddr(ip)
 	return addr
 }
 
-// dashed is the name of an endpoint without a hostname: its address with dashes.
-func dashed(addr netip.Addr) string {
+// dashedName returns the name of an endpoint without a hostname: the endpoint's address with dashes.
+func dashedName(addr netip.Addr) string {
 	return strings.NewReplacer(".", "-", ":", "-").Replace(addr.String())
 }
 
-// reverse returns the name of an address in in-addr.arpa or ip6.arpa.
-func reverse(addr netip.Addr) string {
+// reverseName returns the name of an address in in-addr.arpa or ip6.arpa.
+func reverseName(addr netip.Addr) string {
 	var b strings.Builder
 	bytes := addr.AsSlice()
 	for _, one := range slices.Backward(bytes) {

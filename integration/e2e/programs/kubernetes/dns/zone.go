@@ -20,13 +20,13 @@ const (
 	chain  = 8 // names of ExternalName Services followed for one question
 )
 
-// zone answers questions about the names of Services and Pods, as Kubernetes' specification of DNS wants.
-type zone struct {
+// dnsZone answers questions about the names of Services and Pods, as Kubernetes' DNS specification requires.
+type dnsZone struct {
 	services corelisters.ServiceLister
 	slices   discoverylisters.EndpointSliceLister
 }
 
-// endpoint is one address that a Service's name leads to. Its name is that of the pod below the Service, or empty for a cluster IP.
+// endpoint is one address behind the name of a Service. The field name is the pod's name below the Service; it is empty for a cluster IP.
 type endpoint struct {
 	name  string
 	addr  netip.Addr
@@ -38,11 +38,12 @@ type port struct {
 	number         uint16
 }
 
-// answer returns the records of one question. Names outside of the zone are refused: there is no upstream server.
-func (z zone) answer(q dnsmessage.Question) ([]dnsmessage.Resource, dnsmessage.RCode) {
+// answerQuestion returns the records for one question. Questions about names outside of the zone are refused, because there is no upstream
+// server.
+func (z dnsZone) answerQuestion(q dnsmessage.Question) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	name := strings.ToLower(q.Name.String())
 	if strings.HasSuffix(name, ".in-addr.arpa.") || strings.HasSuffix(name, ".ip6.arpa.") {
-		return z.pointer(q, name)
+		return z.answerPointer(q, name)
 	}
 	rest, inside := strings.CutSuffix("."+name, "."+domain)
 	if !inside {
@@ -53,13 +54,13 @@ func (z zone) answer(q dnsmessage.Question) ([]dnsmessage.Resource, dnsmessage.R
 		return podRecords(q, pod)
 	}
 	if service, ok := strings.CutSuffix(rest, ".svc"); ok {
-		return z.service(q, strings.Split(service, "."), chain)
+		return z.answerService(q, strings.Split(service, "."), chain)
 	}
 	return nil, dnsmessage.RCodeNameError
 }
 
-// service answers NAME.NAMESPACE, POD.NAME.NAMESPACE and _PORT._PROTOCOL.NAME.NAMESPACE.
-func (z zone) service(q dnsmessage.Question, words []string, depth int) ([]dnsmessage.Resource, dnsmessage.RCode) {
+// answerService answers questions for NAME.NAMESPACE, POD.NAME.NAMESPACE and _PORT._PROTOCOL.NAME.NAMESPACE.
+func (z dnsZone) answerService(q dnsmessage.Question, words []string, depth int) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	if len(words) < 2 {
 		return nil, dnsmessage.RCodeNameError
 	}
@@ -69,9 +70,9 @@ func (z zone) service(q dnsmessage.Question, words []string, depth int) ([]dnsme
 		return nil, dnsmessage.RCodeNameError
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		return z.external(q, s.Spec.ExternalName, depth)
+		return z.answerExternal(q, s.Spec.ExternalName, depth)
 	}
-	found := z.endpoints(s)
+	found := z.endpointsOf(s)
 	switch {
 	case len(front) == 2 && strings.HasPrefix(front[0], "_") && strings.HasPrefix(front[1], "_"):
 		return serviceRecords(q, found, front[0][1:], front[1][1:], name+"."+namespace+".svc."+domain)
@@ -85,13 +86,14 @@ func (z zone) service(q dnsmessage.Question, words []string, depth int) ([]dnsme
 	}
 	var answers []dnsmessage.Resource
 	for _, e := range found {
-		answers = append(answers, address(q, e.addr)...)
+		answers = append(answers, addressRecord(q, e.addr)...)
 	}
 	return answers, dnsmessage.RCodeSuccess
 }
 
-// external returns the CNAME of an ExternalName Service, and the records of its target if the target is in the zone.
-func (z zone) external(q dnsmessage.Question, to string, depth int) ([]dnsmessage.Resource, dnsmessage.RCode) {
+// answerExternal returns the CNAME record of an ExternalName Service. answerExternal adds the records of the target if the target is in the
+// zone.
+func (z dnsZone) answerExternal(q dnsmessage.Question, to string, depth int) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	target, err := dnsmessage.NewName(strings.TrimSuffix(to, ".") + ".")
 	if err != nil || depth == 0 {
 		return nil, dnsmessage.RCodeServerFailure
@@ -100,21 +102,21 @@ func (z zone) external(q dnsmessage.Question, to string, depth int) ([]dnsmessag
 	if service, ok := strings.CutSuffix(target.String(), ".svc."+domain); ok && q.Type != dnsmessage.TypeCNAME {
 		next := q
 		next.Name = target
-		more, _ := z.service(next, strings.Split(service, "."), depth-1)
+		more, _ := z.answerService(next, strings.Split(service, "."), depth-1)
 		answers = append(answers, more...)
 	}
 	return answers, dnsmessage.RCodeSuccess
 }
 
-// endpoints returns the cluster IPs of a Service, or the ready endpoints of a headless one.
-func (z zone) endpoints(s *corev1.Service) (all []endpoint) {
+// endpointsOf returns the cluster IPs of a Service. For a headless Service it returns the ready endpoints.
+func (z dnsZone) endpointsOf(s *corev1.Service) (all []endpoint) {
 	if s.Spec.ClusterIP != corev1.ClusterIPNone {
 		var ports []port
 		for _, p := range s.Spec.Ports {
 			ports = append(ports, port{p.Name, strings.ToLower(string(p.Protocol)), uint16(p.Port)}) //nolint:gosec // the API checks the range
 		}
 		for _, ip := range s.Spec.ClusterIPs {
-			all = append(all, endpoint{addr: parse(ip), ports: ports})
+			all = append(all, endpoint{addr: parseAddr(ip), ports: ports})
 		}
 		return all
 	}
@@ -129,7 +131,7 @@ func (z zone) endpoints(s *corev1.Service) (all []endpoint) {
 				continue
 			}
 			for _, ip := range e.Addresses {
-				one := endpoint{name: dashed(parse(ip)), addr: parse(ip), ports: ports}
+				one := endpoint{name: dashedName(parseAddr(ip)), addr: parseAddr(ip), ports: ports}
 				if e.Hostname != nil && *e.Hostname != "" {
 					one.name = *e.Hostname
 				}
@@ -157,15 +159,15 @@ func slicePorts(slice *discoveryv1.EndpointSlice) (all []port) {
 	return all
 }
 
-// pointer answers with the name of the Service that has the address as a cluster IP.
-func (z zone) pointer(q dnsmessage.Question, name string) ([]dnsmessage.Resource, dnsmessage.RCode) {
+// answerPointer answers a PTR question for an address with the name of the Service that has this address as a cluster IP.
+func (z dnsZone) answerPointer(q dnsmessage.Question, name string) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	services, err := z.services.List(labels.Everything())
 	if err != nil {
 		return nil, dnsmessage.RCodeServerFailure
 	}
 	for _, s := range services {
 		for _, ip := range s.Spec.ClusterIPs {
-			if addr := parse(ip); addr.IsValid() && reverse(addr) == name {
+			if addr := parseAddr(ip); addr.IsValid() && reverseName(addr) == name {
 				target, err := dnsmessage.NewName(s.Name + "." + s.Namespace + ".svc." + domain)
 				if err != nil {
 					return nil, dnsmessage.RCodeServerFailure

@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// newZone returns a zone with a Service of each kind in the namespace shop.
-func newZone(t *testing.T) zone {
+// newZone returns a zone that has one Service of each kind in the namespace "shop".
+func newZone(t *testing.T) dnsZone {
 	t.Helper()
 	index := func() cache.Indexer {
 		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
@@ -49,11 +49,11 @@ func newZone(t *testing.T) zone {
 			t.Fatal(err)
 		}
 	}
-	return zone{corelisters.NewServiceLister(services), discoverylisters.NewEndpointSliceLister(endpointSlices)}
+	return dnsZone{corelisters.NewServiceLister(services), discoverylisters.NewEndpointSliceLister(endpointSlices)}
 }
 
-// text writes records as a zone file does, without the name and the time to live.
-func text(answers []dnsmessage.Resource) string {
+// formatRecords formats records as a zone file does, without the name and the time to live.
+func formatRecords(answers []dnsmessage.Resource) string {
 	var all []string
 	for _, a := range answers {
 		switch body := a.Body.(type) {
@@ -120,23 +120,26 @@ func TestAnswer(t *testing.T) {
 				"A": dnsmessage.TypeA, "AAAA": dnsmessage.TypeAAAA, "SRV": dnsmessage.TypeSRV,
 				"CNAME": dnsmessage.TypeCNAME, "PTR": dnsmessage.TypePTR,
 			}
-			answers, code := z.answer(dnsmessage.Question{Name: dnsmessage.MustNewName(test.name), Type: kinds[test.kind], Class: dnsmessage.ClassINET})
-			if got := text(answers); got != test.want || code != test.code {
+			answers, code := z.answerQuestion(dnsmessage.Question{
+				Name: dnsmessage.MustNewName(test.name), Type: kinds[test.kind], Class: dnsmessage.ClassINET,
+			})
+			if got := formatRecords(answers); got != test.want || code != test.code {
 				t.Errorf("%q, %v; want %q, %v", got, code, test.want, test.code)
 			}
 		})
 	}
 }
 
-// A Service that names itself ends after some steps, and its answer still fits into a packet.
+// TestLoop: an ExternalName Service contains its own name. The answer ends after a fixed number of records and fits into a packet.
 func TestLoop(t *testing.T) {
-	answers, _ := newZone(t).answer(dnsmessage.Question{Name: dnsmessage.MustNewName("loop.shop.svc.cluster.local."), Type: dnsmessage.TypeA})
+	loop := dnsmessage.Question{Name: dnsmessage.MustNewName("loop.shop.svc.cluster.local."), Type: dnsmessage.TypeA}
+	answers, _ := newZone(t).answerQuestion(loop)
 	if len(answers) != chain {
 		t.Errorf("%d records, want %d", len(answers), chain)
 	}
 }
 
-// An answer above the limit is empty and has the bit "truncated".
+// TestTruncated: an answer above the size limit has no records and has the TC (truncated) bit.
 func TestTruncated(t *testing.T) {
 	z := newZone(t)
 	ask := dnsmessage.Message{
@@ -152,14 +155,14 @@ func TestTruncated(t *testing.T) {
 		truncated      bool
 	}{{maxPacket, 2, false}, {60, 0, true}} {
 		var got dnsmessage.Message
-		if err := got.Unpack(z.reply(query, test.limit)); err != nil {
+		if err := got.Unpack(z.replyTo(query, test.limit)); err != nil {
 			t.Fatal(err)
 		}
 		if got.ID != 42 || !got.Response || len(got.Answers) != test.answers || got.Truncated != test.truncated {
 			t.Errorf("limit %d: %d answers, header %+v", test.limit, len(got.Answers), got.Header)
 		}
 	}
-	if reply := z.reply([]byte{1, 2, 3}, maxPacket); reply != nil {
+	if reply := z.replyTo([]byte{1, 2, 3}, maxPacket); reply != nil {
 		t.Errorf("%d bytes of noise got an answer: %x", 3, reply)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e is Kubernetes' e2e.test with the specs of sig-network, and of test/e2e/common, which the network suite imports.
+// Package e2e builds Kubernetes' e2e.test with the specs of sig-network and of test/e2e/common. The network suite imports test/e2e/common.
 package e2e
 
 import (

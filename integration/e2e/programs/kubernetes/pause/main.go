@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pause is the first process of a pod's sandbox: it waits for a signal and reaps the children that pods with a shared
-// PID namespace leave to it.
+// Command pause is the first process of a pod's sandbox. The process waits for a signal and reaps orphaned processes of pods with a shared
+// PID namespace.
 package main
 
 import (
