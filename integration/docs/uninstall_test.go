@@ -158,6 +158,37 @@ func TestUninstallLeavesChangedFiles(t *testing.T) {
 	}
 }
 
+// TestUninstallWarnsOfPods checks that make uninstall warns before its first change if attachments are recorded on the node.
+func TestUninstallWarnsOfPods(t *testing.T) {
+	const warning = "uninstall.sh: warning: attachments of Podlace on this node: "
+	c := newCheckout(t)
+	c.mustInstall(t)
+	for _, other := range []string{".vfs/bridge-x", "net/.lock", "net/portmap-d8d64386d0c169a6"} {
+		c.record(t, other)
+	}
+	if out := c.mustMake(t, "uninstall", "DRYRUN=1"); strings.Contains(out, warning) {
+		t.Errorf("without attachments:\n%s", out)
+	}
+	c.record(t, "net/bridge-d8d64386d0c169a6")
+	c.record(t, "net/bridge-c9662934705251cc")
+	if out := c.mustMake(t, "uninstall"); !strings.HasPrefix(out, warning+"2. ") {
+		t.Errorf("with two attachments:\n%s", out)
+	}
+}
+
+// record writes a file among the records of the node.
+func (c installTree) record(t *testing.T, name string) {
+	t.Helper()
+	path := filepath.Join(c.into, "run/podlace", name)
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = os.WriteFile(path, nil, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestReceiptVerifies checks that sha256sum accepts the receipt as a list of checksums and reports a changed file.
 func TestReceiptVerifies(t *testing.T) {
 	c := newCheckout(t)

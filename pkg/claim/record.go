@@ -54,8 +54,6 @@ type Record struct {
 	Time time.Time `json:"time"`
 	// Reserved lists the pods for which the claim was reserved when the record was written. More pods may have been added to the claim later.
 	Reserved []Consumer `json:"reserved,omitempty"`
-	// Extended marks a claim that the scheduler created for containers that request an extended resource.
-	Extended bool `json:"extended,omitempty"`
 	// Bound lists the devices whose driver is changed for the claim.
 	Bound []Binding `json:"bound,omitempty"`
 	// Devices lists the devices of this driver that the claim has. A record has at least one device. Each of these devices names the claim but

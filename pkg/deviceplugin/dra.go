@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -22,9 +21,6 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// retryDRA is the pause before the next attempt to start the DRA driver.
-const retryDRA = 10 * time.Second
-
 // Limits of requests to the API server, as the kubelet's defaults for 110 pods. Each Prepare reads its claim. With client-go's default of 5
 // requests a second, 50 pods that start at once would wait for 8 seconds.
 const (
@@ -34,7 +30,7 @@ const (
 
 // claimDriver is the part of dra.Driver that the daemon uses.
 type claimDriver interface {
-	Run(context.Context) error
+	Run(context.Context)
 	Update(dra.Inventory)
 	Ready() string
 	// Leads reports whether this instance of the daemon may change the devices of claims. A second instance on the node, of an older or newer
@@ -122,22 +118,8 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 		Changed: func() { notify(d.records) },
 	})
 	driver := d.driver
-	d.running.Go(func() { d.runDRA(ctx, driver) })
+	d.running.Go(func() { driver.Run(ctx) })
 	return true
-}
-
-// runDRA runs the DRA driver until ctx is done. If the driver stops with an error, runDRA starts the driver again.
-func (d *daemon) runDRA(ctx context.Context, driver claimDriver) {
-	for {
-		if err := driver.Run(ctx); err != nil && ctx.Err() == nil {
-			d.log.Error("resources with \"api\": \"dra\" are not offered: the driver stopped; retrying", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(retryDRA):
-		}
-	}
 }
 
 // newClient returns a client for the API server. The function uses the kubeconfig or the ServiceAccount of the pod.

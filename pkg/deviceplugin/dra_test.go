@@ -31,7 +31,7 @@ type recordingDriver struct {
 	follows bool // another instance leads
 }
 
-func (r *recordingDriver) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (r *recordingDriver) Run(ctx context.Context) { <-ctx.Done() }
 
 func (r *recordingDriver) Leads() bool {
 	r.mu.Lock()

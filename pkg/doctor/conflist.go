@@ -60,6 +60,9 @@ func (n *node) conflist() (found []Finding) {
 
 func (n *node) listNetworks() string {
 	list := []string{n.ConfDir + " is empty"}
+	if len(n.notes) > 0 {
+		list[0] = "no file in " + n.ConfDir + " can be used"
+	}
 	for i, net := range n.networks {
 		list = append(list[:i], fmt.Sprintf("%s: network %q with %s", net.File, net.Name, net.Plugins[0].Type))
 	}
@@ -153,6 +156,7 @@ func (n *node) binaries() (found []Finding) {
 	if len(types) == 0 {
 		return skipped(noNetwork)
 	}
+	found = n.loopback()
 	versions := map[string][]string{}
 	for _, name := range types {
 		path := filepath.Join(n.BinDir, name)
@@ -160,7 +164,7 @@ func (n *node) binaries() (found []Finding) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			found = append(found, Finding{Level: Error, Code: pluginMissing, What: "the plugin " + name + " is missing", Evidence: err.Error(),
-				Consequence: "no pod starts", Command: "make install CNI_BIN_DIR=" + n.BinDir})
+				Consequence: "no pod starts", Command: n.installCommand(name)})
 		case errors.Is(err, reconcile.ErrForeign):
 			found = append(found, Finding{Level: Warning, Code: pluginForeign,
 				What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),
@@ -168,14 +172,14 @@ func (n *node) binaries() (found []Finding) {
 				Command:     "make install CNI_BIN_DIR=" + n.BinDir})
 		case err != nil:
 			found = append(found, Finding{Level: Error, Code: pluginBroken, What: "the plugin " + name + " does not start", Evidence: err.Error(),
-				Consequence: "no pod starts", Command: "file " + path})
+				Consequence: "no pod starts", Command: startCommand(path, err)})
 		default:
 			versions[version] = append(versions[version], name)
 		}
 	}
 	if len(versions) > 1 {
 		found = append(found, Finding{Level: Warning, Code: pluginVersions,
-			What: "the plugins have different versions", Evidence: fmt.Sprint(versions),
+			What: "the plugins have different versions", Evidence: versionsText(versions),
 			Consequence: "an older plugin may refuse a record of a newer one", Command: "make install CNI_BIN_DIR=" + n.BinDir})
 	}
 	return found

@@ -34,6 +34,7 @@ func newLab(t *testing.T) lab {
 		"\"\nbin_dirs = [\""+l.BinDir+"\"]\n")
 	l.plugin("bridge", "plugin of Podlace v1")
 	l.plugin("host-local", "plugin of Podlace v1")
+	l.plugin("loopback", "plugin of Podlace v1")
 	return l
 }
 
@@ -160,7 +161,7 @@ func conflistCases() map[string]breakage {
 		"missing plugin": {"binaries", func(l *lab) { os.Remove(l.BinDir + "/host-local") }, "error the plugin host-local is missing"},
 		"foreign plugin": {"binaries", func(l *lab) { l.plugin("bridge", "plugin v1.9.1") }, "warning the plugin bridge is not Podlace's"},
 		"broken plugin":  {"binaries", func(l *lab) { l.write("bin/bridge", "\x7fELF") }, "error the plugin bridge does not start | "},
-		"two versions":   {"binaries", func(l *lab) { l.plugin("bridge", "plugin of Podlace v2") }, "map[v1:[host-local] v2:[bridge]]"},
+		"two versions":   {"binaries", func(l *lab) { l.plugin("bridge", "plugin of Podlace v2") }, "v1: host-local; v2: bridge | make install"},
 		"STATUS fails":   {"status", func(l *lab) { l.write("bin/bridge", statusFails) }, `network "pods" is not ready | bridge: code 50: no room`},
 	}
 }
@@ -224,7 +225,7 @@ func stateCases() map[string]breakage {
 			l.command("mkdir", "-p", "/run/podlace")
 			l.command("mount", "-t", "tmpfs", "-o", "ro", "none", "/run/podlace")
 			l.t.Cleanup(func() { _ = exec.Command("umount", "/run/podlace").Run() })
-		}, "it is read-only"},
+		}, "the state in /run/podlace cannot be written | it is read-only | mount -o remount,rw "},
 		"full": {"disk", func(l *lab) {
 			l.command("mkdir", "-p", "/run/podlace")
 			l.command("mount", "-t", "tmpfs", "-o", "size=64k", "none", "/run/podlace")
@@ -244,7 +245,7 @@ func stateCases() map[string]breakage {
 
 // TestFindings creates one problem at a time, and checks that the right check reports it.
 func TestFindings(t *testing.T) {
-	for _, cases := range []map[string]breakage{conflistCases(), runtimeCases(), firewallCases(), stateCases()} {
+	for _, cases := range []map[string]breakage{conflistCases(), runtimeCases(), firewallCases(), stateCases(), remedyCases()} {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				l := newLab(t)

@@ -101,16 +101,15 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Run serves the kubelet and publishes devices until ctx is done. Run returns an error only if it cannot start. Run does not fail if the
-// API server is unreachable.
-func (d *Driver) Run(ctx context.Context) error {
+// Run serves the kubelet and publishes devices until ctx is done. Run retries after errors, also if the API server is unreachable.
+func (d *Driver) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var publishing sync.WaitGroup
 	defer publishing.Wait()
 	defer cancel() // ends the goroutines before the wait
 	publishing.Go(func() { d.whileLeading(ctx, d.slices.publish) })
-	return d.serve(ctx)
+	d.serve(ctx)
 }
 
 // Update passes a new inventory to the driver. The function never blocks.

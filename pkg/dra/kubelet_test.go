@@ -117,13 +117,11 @@ func (l *draLab) updateInventory(r pool.Resource, faults map[string]Fault) {
 // runDriver runs the driver until the test ends or until stop() is called.
 func (l *draLab) runDriver() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- l.Run(ctx) }()
+	done := make(chan struct{})
+	go func() { defer close(done); l.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			l.Error(err)
-		}
+		<-done
 	})
 	l.Cleanup(stop)
 	return stop

@@ -21,11 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Kubernetes sets these annotations on claims.
-const (
-	podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
-	extendedAnnotation = resourceapi.ExtendedResourceClaimAnnotation
-)
+// podClaimAnnotation is an annotation that Kubernetes sets on claims that it generates for a pod.
+const podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
 
 // claimPlan describes the work of Prepare for one claim.
 type claimPlan struct {
@@ -84,7 +81,7 @@ func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (
 	if err != nil {
 		return claimPlan{}, err
 	}
-	p.record.State, p.record.Writer, p.record.Extended = claim.Preparing, plugin.Version, c.Annotations[extendedAnnotation] == "true"
+	p.record.State, p.record.Writer = claim.Preparing, plugin.Version
 	for _, r := range c.Status.ReservedFor {
 		p.record.Reserved = append(p.record.Reserved, claim.Consumer{Resource: r.Resource, Name: r.Name, UID: string(r.UID)})
 	}
