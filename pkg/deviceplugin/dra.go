@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Limits of requests to the API server, as the kubelet's defaults for 110 pods. Each Prepare reads its claim. With client-go's default of 5
-// requests a second, 50 pods that start at once would wait for 8 seconds.
+// Limits of requests to the API server. The values are the kubelet's defaults, which are made for 110 pods. Each Prepare reads its claim.
+// With client-go's default of 5 requests a second, 50 pods that start at once would wait for 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100

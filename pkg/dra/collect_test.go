@@ -221,7 +221,8 @@ func TestSweepCDI(t *testing.T) {
 	}
 }
 
-// TestSweepAtStart: the specifications of ended claims are deleted even if the instance led before the collector started.
+// TestSweepAtStart: the collector deletes the specifications of ended claims, even if the instance became the leader before the collector
+// started.
 func TestSweepAtStart(t *testing.T) {
 	l := newDRALab(t)
 	must(t, os.MkdirAll(l.options.CDI, 0o755), os.WriteFile(filepath.Join(l.options.CDI, cdiFile("c-2")), []byte("{}"), 0o644))

@@ -121,8 +121,8 @@ func TestFailureOtherProgram(t *testing.T) {
 	}
 }
 
-// TestDriverLost: a prepared claim whose VF has lost its driver, such as after a reset of the PF, is prepared again: the VF gets its driver,
-// and pods can have the VF.
+// TestDriverLost: the VF of a prepared claim loses its driver, for example after a reset of the PF. The next Prepare binds the driver
+// again, and pods can use the VF.
 func TestDriverLost(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)

@@ -53,9 +53,9 @@ func (l *leadership) whyNotServing() string {
 	return l.whyWaiting
 }
 
-// setFollower records that another instance is the leader. With leader "", err prevents this instance from becoming the leader. During an
-// update, several instances that are pods may serve the kubelet at the same time. An instance that runs as a service must be the only
-// instance. A second service, or pods beside a service, would take over the kubelet's connection.
+// setFollower records that another instance is the leader. If the name of the leader is "", an error prevents this instance from becoming
+// the leader. During an update, several instances that are pods may serve the kubelet at the same time. An instance that runs as a service
+// must be the only instance. A second service, or pods beside a service, would take over the kubelet's connection.
 func (l *leadership) setFollower(d *Driver, leader string, err error) {
 	waits := ""
 	if d.options.Instance == "" || strings.HasPrefix(leader, servicePrefix) {
@@ -157,7 +157,7 @@ func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 }
 
 // takeLead takes the lock if no other instance holds it. If another instance holds the lock, the result is the name of that instance and an
-// error. After any other error the name is "". The caller must release the lock before the caller closes the folder.
+// error. After any other error, the name in the result is "". The caller must release the lock before the caller closes the folder.
 func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, err error) {
 	dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {

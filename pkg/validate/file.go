@@ -87,8 +87,8 @@ func (c *checker) add(t part, at plugin.Place, key string, code plugin.FindingCo
 	c.problems = append(c.problems, Problem{t.file, at.Line, at.Column, key, code, isError, fmt.Sprintf(format, args...)})
 }
 
-// inFile returns the place in the file of a place in the part. Without a column, and for a line that the file has in another form, it is
-// the first word of the line.
+// inFile converts a place in the part to a place in the file. If the column is unknown or the file writes the line in another form, the
+// result is the first word of the line.
 func (t part) inFile(at plugin.Place) plugin.Place {
 	line := min(t.line+max(at.Line, 1), t.total) // YAML's errors may be after the end
 	outer, inner := lineOf(t.source, line), lineOf(t.data, max(at.Line, 1))
