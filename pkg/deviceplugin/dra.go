@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Limits of requests to the API server, as the kubelet's defaults for 110 pods. Each Prepare reads its claim. With client-go's default of 5
-// requests a second, 50 pods that start at once would wait for 8 seconds.
+// Limits of requests to the API server. The values are the kubelet's defaults, which are made for 110 pods. Each Prepare reads its claim.
+// With client-go's default of 5 requests a second, 50 pods that start at once would wait for 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100
@@ -140,7 +140,7 @@ func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// publishedDevices returns the content of the ResourceSlices by device ID.
+// publishedDevices returns the content of the ResourceSlices for each device. The key is the ID of the device.
 func (d *daemon) publishedDevices() map[string]allocation.Published {
 	d.mu.Lock()
 	driver := d.driver
@@ -183,7 +183,7 @@ func (d *daemon) isLeaked(dev pci.Device) bool {
 	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0
 }
 
-// faultTexts returns the text of each fault, by device ID.
+// faultTexts returns the text of each fault. The key is the ID of the device.
 func faultTexts(faults map[string]dra.Fault) map[string]string {
 	out := map[string]string{}
 	for id, f := range faults {
@@ -192,8 +192,8 @@ func faultTexts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get them, or if no resource has
-// the API DRA.
+// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get such devices, or if no
+// resource has the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

@@ -233,7 +233,7 @@ func TestLeftClaims(t *testing.T) {
 	}
 }
 
-// TestDriverOfClaims checks that the driver of their resource is bound to free VFs before a claim needs them. A claimed VF keeps the driver
+// TestDriverOfClaims checks that each free VF gets the driver of its resource before a claim needs the VF. A claimed VF keeps the driver
 // that the claim selected, and it is healthy with this driver. A free VF is faulty if its interface is in another namespace.
 func TestDriverOfClaims(t *testing.T) {
 	sysfs := twoPFs(t)

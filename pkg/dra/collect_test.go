@@ -104,7 +104,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestLostRecord (DRA-F7): a lost record is rebuilt from the claim after it was missing twice in a row.
+// TestLostRecord (DRA-F7): a record is rebuilt from its claim after two searches in a row have not found the record.
 func TestLostRecord(t *testing.T) {
 	l := newDRALab(t)
 	c, gone := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "gone", deviceResult("a", vf1))
@@ -156,9 +156,9 @@ func TestLostRecordOfPod(t *testing.T) {
 	}
 }
 
-// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, its VF gets its former driver: the driver of the
-// resource, of the VF's last interface, or of the PF's other VFs. If the other VFs have different drivers, the log says what the admin can
-// do.
+// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, the VF gets its former driver. The sources of this
+// driver are the resource, the VF's last interface and the other VFs of the PF. If the other VFs have different drivers, the log says what
+// the admin can do.
 func TestLostDriver(t *testing.T) {
 	for _, c := range []struct {
 		title  string
@@ -221,7 +221,8 @@ func TestSweepCDI(t *testing.T) {
 	}
 }
 
-// TestSweepAtStart: the specifications of ended claims are deleted even if the instance led before the collector started.
+// TestSweepAtStart: the collector deletes the specifications of ended claims, even if the instance became the leader before the collector
+// started.
 func TestSweepAtStart(t *testing.T) {
 	l := newDRALab(t)
 	must(t, os.MkdirAll(l.options.CDI, 0o755), os.WriteFile(filepath.Join(l.options.CDI, cdiFile("c-2")), []byte("{}"), 0o644))

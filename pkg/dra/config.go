@@ -98,7 +98,7 @@ func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// checkSingle returns an error if a request has several devices and a setting is possible for only one device.
+// checkSingle returns an error if a request has several devices but one of its settings is only valid for a single device.
 func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
 	n := 0
 	for _, r := range a.Devices.Results {
@@ -140,8 +140,8 @@ func checkSingleOfEntries(c *resourceapi.ResourceClaim, devices []allocation.Dev
 	return nil
 }
 
-// checkConfig returns an error for an entry of the claim that applies to none of its devices. The function also returns an error if a class
-// entry cannot be attributed to one class. The function returns a warning for an entry of a class that applies to no device.
+// checkConfig returns an error if an entry of the claim applies to no device. The function also returns an error if a class entry cannot be
+// attributed to one class. The function returns a warning for an entry of a class that applies to no device.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := readEntries(c.Status.Allocation.Devices.Config)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim. The argument keys
-// is the text of the parameters.
+// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim. The second argument
+// contains the parameters as JSON text.
 func configEntryFrom(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
 	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`
 	if keys != "" {
@@ -138,7 +138,7 @@ func TestConfigFor(t *testing.T) {
 	}
 }
 
-// setRequests sets the requests of a claim. Each word, such as "vf fast" or "vf/a fast", consists of a request and a class.
+// setRequests sets the requests of a claim. Each element of the list contains a request and a class, such as "vf fast" or "vf/a fast".
 func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 	for _, r := range list {
 		name, class, _ := strings.Cut(r, " ")

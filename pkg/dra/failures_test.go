@@ -54,8 +54,8 @@ func TestFailureClockJump(t *testing.T) {
 	must(t, l.unprepare(t.Context(), "c-1"))
 }
 
-// TestFailureSameName: a claim has the same name as an earlier claim but another UID. The new claim is a different claim. The new claim
-// gets the VF only after the earlier claim is unprepared. The end of one claim does not affect the other.
+// TestFailureSameName: a claim has the same name as an earlier claim but another UID. The new claim gets the VF only after the earlier
+// claim is unprepared. The end of one claim does not affect the other.
 func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
 	old, same := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "web", deviceResult("a", vf0))
@@ -121,8 +121,8 @@ func TestFailureOtherProgram(t *testing.T) {
 	}
 }
 
-// TestDriverLost: a prepared claim whose VF has lost its driver, such as after a reset of the PF, is prepared again: the VF gets its driver,
-// and pods can have the VF.
+// TestDriverLost: the VF of a prepared claim loses its driver, for example after a reset of the PF. The next Prepare binds the driver
+// again, and pods can use the VF.
 func TestDriverLost(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)

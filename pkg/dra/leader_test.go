@@ -139,8 +139,8 @@ func TestServiceAndPod(t *testing.T) {
 	}
 }
 
-// TestCannotLead: an instance that cannot take the lock for another reason than a leading instance says that reason. A service does not
-// serve, because another instance may. A pod serves.
+// TestCannotLead: an error prevents an instance from taking the lock, although no other instance holds it. The instance reports the error.
+// A service does not serve the kubelet, because another instance may serve it. A pod serves the kubelet.
 func TestCannotLead(t *testing.T) {
 	l := newDRALab(t)
 	must(t, os.MkdirAll(filepath.Join(filepath.Dir(l.options.Claims), leaderLock), 0o755))
@@ -154,7 +154,7 @@ func TestCannotLead(t *testing.T) {
 	l.await("the pod serves", func() bool { return pod.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
 }
 
-// TestServiceTakesLead checks that a pod stops to serve the kubelet when a service becomes the leader.
+// TestServiceTakesLead checks that a pod no longer serves the kubelet when a service becomes the leader.
 func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)
 	pod := l.newInstance("uid-a")
@@ -175,7 +175,7 @@ func TestServiceTakesLead(t *testing.T) {
 	l.await("the pod serves again", func() bool { return pod.isLeader() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
-// TestSocketsRemoved checks that the driver creates deleted sockets again, even if their folder was deleted too.
+// TestSocketsRemoved checks that the driver restores its sockets after another program deletes them or their folder.
 func TestSocketsRemoved(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()

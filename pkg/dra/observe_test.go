@@ -12,8 +12,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// TestStreamAfterList: client-go lists the slices after a failed streaming list. When the next streaming list succeeds, it does not list
-// again, so the failure of the list has ended.
+// TestStreamAfterList: client-go lists the slices after a failed streaming list. After the next streaming list succeeds, client-go does not
+// repeat the ordinary list. The success of the streaming list therefore also ends the failure of the ordinary list.
 func TestStreamAfterList(t *testing.T) {
 	l := newDRALab(t)
 	client := l.client

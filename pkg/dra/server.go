@@ -26,7 +26,7 @@ import (
 const (
 	firstRestart   = time.Second
 	longestRestart = 30 * time.Second
-	// checkInterval is the time between two checks of the sockets, because another program may delete them.
+	// checkInterval is the time between two checks of the sockets. The checks are needed because another program may delete the sockets.
 	checkInterval = time.Second
 )
 

@@ -93,7 +93,7 @@ func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration,
 	return Refusal{failure.Code, failure.Msg}
 }
 
-// Refusal is the error that a plugin answers.
+// Refusal is an error that a plugin returned.
 type Refusal struct {
 	Code uint
 	Msg  string
