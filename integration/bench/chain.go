@@ -94,7 +94,7 @@ func annotatedLimits(rate uint64) map[string]uint64 {
 	return map[string]uint64{"ingressRate": rate, "ingressBurst": runtimeBurst, "egressRate": rate, "egressBurst": runtimeBurst}
 }
 
-// capabilities returns the capabilities that a runtime passes for a pod with one port. With limited the pod also has two bandwidth
+// capabilities returns the capabilities that a runtime passes for a pod with one port. If limited is true, the pod also has two bandwidth
 // annotations.
 func (s scenario) capabilities(limited bool) map[string]any {
 	args := map[string]any{

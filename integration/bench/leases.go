@@ -124,8 +124,8 @@ func writeLease(folder string, addr netip.Addr, id string) error {
 	return os.WriteFile(filepath.Join(folder, addr.String()), []byte(id+"\r\n"+podInterface), 0o600)
 }
 
-// measureRebuild changes the lease folder like another program, and measures the next ADD. The additional time is the time for rebuilding
-// the index.
+// measureRebuild changes the lease folder, as another program would, and measures the next ADD. The additional time is the time for
+// rebuilding the index.
 func (r *report) measureRebuild(c *chain, warm float64) {
 	folder := filepath.Join(resultsFolder, c.network)
 	last := netip.MustParseAddr("10.96.255.200")

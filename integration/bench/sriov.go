@@ -26,7 +26,7 @@ const (
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method end undoes the setup.
+// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method `end` undoes the setup.
 type fakeTest struct {
 	testing.TB
 	folder string
@@ -112,7 +112,8 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	return measureJournal(r, o)
 }
 
-// lookupContender measures a plugin that must look up the devices of the pod. The plugin replaces the command nothing in the chain.
+// lookupContender measures a plugin that must look up the devices of the pod. In the chain, the plugin replaces the empty plugin of the
+// folder nothing/.
 type lookupContender struct {
 	*chain
 	args string

@@ -25,8 +25,8 @@ import (
 
 const migrating = "docs/MIGRATING.md"
 
-// needReference returns the folder of the reference plugins. It skips the test if nft or iptables is missing, which the reference plugins
-// need.
+// needReference returns the folder of the reference plugins. The reference plugins need nft and iptables. If one of these programs is
+// missing, needReference skips the test.
 func needReference(t *testing.T) string {
 	t.Helper()
 	dir := harness.ReferenceDir()
@@ -42,8 +42,8 @@ func needReference(t *testing.T) string {
 	return dir
 }
 
-// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. edits are pairs of old and new text in
-// the configuration.
+// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. The argument edits contains pairs: a
+// text of the configuration, and the text that replaces it.
 func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...string) testNetwork {
 	t.Helper()
 	masquerade, ports := "", ""

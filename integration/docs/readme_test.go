@@ -87,7 +87,7 @@ func TestKeysAreDocumented(t *testing.T) {
 	}
 }
 
-// refusedValues maps each key that a README calls refused to a configuration that the plugin must refuse.
+// refusedValues contains a configuration for each key that a plugin must refuse, according to the plugin's README.
 func refusedValues() map[string]string {
 	return map[string]string{
 		"portmap/conditionsV4":      `{"conditionsV4": ["ip", "daddr", "192.0.2.1"]}`,
@@ -97,7 +97,7 @@ func refusedValues() map[string]string {
 	}
 }
 
-// TestRefusals checks that a plugin refuses each key that its README calls refused.
+// TestRefusals checks that each plugin refuses the keys for which its README documents a refusal.
 func TestRefusals(t *testing.T) {
 	pod := newPod(t, podName)
 	told := map[string]bool{}
@@ -247,7 +247,7 @@ func writeNodeFile(t *testing.T, text string) {
 	t.Cleanup(func() { _ = os.Remove(path) })
 }
 
-// replaceMACs replaces MAC addresses by a constant, because some of them are random.
+// replaceMACs replaces each MAC address with a constant, because some MAC addresses are random.
 func replaceMACs(t testing.TB, text []byte) (v any) {
 	t.Helper()
 	mac := regexp.MustCompile(`"mac": ?"([0-9a-f]{2}:){5}[0-9a-f]{2}"`)

@@ -166,7 +166,7 @@ func TestEveryExampleCompiles(t *testing.T) {
 	checkClaims(t, config[0], shown)
 }
 
-// evaluateAll evaluates expressions like the allocator. It evaluates the expressions of a request only for devices that the class selects.
+// evaluateAll evaluates expressions as the allocator does: expressions of a request only for devices that the class selects.
 func evaluateAll(t *testing.T, devices []cel.Device, class, list []string) {
 	t.Helper()
 	for _, d := range devices {

@@ -53,7 +53,7 @@ func Patience(blocked bool) time.Duration {
 }
 
 // Networked calls f in the namespace of a pod or of the host, so that f may use package net. Package net binds to ::1 once to find the
-// supported families. Networked makes this test on the host. In a pod whose lo is down, the test would find no family.
+// supported families. Networked starts this search on the host. In a pod whose lo is down, the search would find no family.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()
@@ -82,8 +82,8 @@ type Speaker struct {
 	udp net.PacketConn
 }
 
-// Speak starts a server at an address of a machine. The server answers connections and datagrams of Ask with the machine's name. nil means
-// the node.
+// Speak starts a server at an address of a machine, or of the node if the machine is nil. The server answers connections and datagrams of
+// Ask with the machine's name.
 func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
 	s := &Speaker{}
 	err := Networked(on, func() (err error) {

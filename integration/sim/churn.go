@@ -151,7 +151,7 @@ func randomPicker(seed uint64) kubelet.Pick {
 
 func first(vfs []int, n int) []int { return vfs[:min(n, len(vfs))] }
 
-// difference returns the sorted elements of list that are not in other.
+// difference returns the sorted elements of the first list that are missing from the second list.
 func difference(list, other []int) []int {
 	out := slices.DeleteFunc(slices.Clone(list), func(i int) bool { return slices.Contains(other, i) })
 	slices.Sort(out)
