@@ -55,7 +55,7 @@ func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	return count, idle, nil
 }
 
-// othersTime returns the processor time of all processes. It omits this process and the kernel threads for soft interrupts.
+// othersTime returns the processor time of all processes except this process and the kernel threads for soft interrupts.
 func othersTime() (total time.Duration, err error) {
 	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {

@@ -47,7 +47,7 @@ type nodeLedger struct {
 	recordFolder, leaseFolder string
 }
 
-// measureGC measures one GC of a network with stale and valid attachments. It checks that GC removes exactly the stale attachments.
+// measureGC measures one GC of a network with stale and valid attachments, and checks that GC removes exactly the stale attachments.
 func (r *report) measureGC(o options, n nodes) {
 	stale, valid := o.scaledSize(gcStale), o.scaledSize(gcValid)
 	l, err := n.newLedger(pluginSet{sideOurs, o.plugins}, valid)

@@ -14,7 +14,7 @@ const (
 	guardPayload   = 64
 )
 
-// measureGuard compares pods with and without antiSpoof. It measures verbs, and traffic between two pods of the node.
+// measureGuard compares pods with and without antiSpoof: the time of verbs, and the traffic between two pods of the node.
 func (r *report) measureGuard(o options, n nodes) {
 	var entries []*contenderEntry
 	var streams, datagrams []*flowTrack

@@ -61,7 +61,8 @@ func (r *report) measureLeases(o options, n nodes) {
 	}
 }
 
-// compareMedians returns the medians of a verb on an empty node and on a full node. It omits failed entries and reports each failure once.
+// compareMedians returns the medians of a verb on an empty node and on a full node. compareMedians omits failed entries and reports each
+// failure once.
 func (r *report) compareMedians(entries map[string]*contenderEntry, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {

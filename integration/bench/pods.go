@@ -74,8 +74,8 @@ func (r *report) measurePods(o options, n nodes) {
 	r.measureStatus(chains[besideMany], fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
 }
 
-// measureAttach measures the kernel's share of the time of an ADD. It sends one request that creates a veth pair with a bridge port. For
-// this request the kernel visits all ports of the bridge.
+// measureAttach measures the kernel's share of the time of an ADD. measureAttach sends one request that creates a veth pair with a bridge
+// port. For this request the kernel visits all ports of the bridge.
 func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 	var f figure
 	for what, into := range map[string]*float64{besideNone: &f.Base, besideMany: &f.Value} {

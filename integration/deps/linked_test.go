@@ -83,8 +83,8 @@ func goTool(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// linkedPackages returns the packages whose functions a binary contains. It reads the table that Go's runtime uses for tracebacks, because
-// a stripped binary still contains this table.
+// linkedPackages returns the packages whose functions a binary contains. linkedPackages reads the table that Go's runtime uses for
+// tracebacks, because a stripped binary still contains this table.
 func linkedPackages(t *testing.T, f *elf.File) []string {
 	t.Helper()
 	section := f.Section(".gopclntab")

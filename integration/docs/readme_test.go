@@ -276,7 +276,7 @@ type failureDocument struct {
 	Details    string `json:"details"`
 }
 
-// mustRefuse runs ADD of one plugin and returns the error. It fails the test if ADD succeeds.
+// mustRefuse runs ADD of one plugin, returns the error, and fails the test if ADD succeeds.
 func mustRefuse(t testing.TB, config string, pod *sandbox.Pod) (f failureDocument) {
 	t.Helper()
 	stdout, ok := runPlugin(t, "ADD", config, pod)

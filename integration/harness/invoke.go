@@ -213,7 +213,7 @@ func OneDocument(t testing.TB, text string, into any) {
 // Object is a JSON object that tests can edit.
 type Object map[string]any
 
-// Encode renders a configuration as JSON. It returns bytes and strings unchanged.
+// Encode renders a configuration as JSON, but returns bytes and strings unchanged.
 func Encode(v any) []byte {
 	switch v := v.(type) {
 	case nil:

@@ -122,7 +122,7 @@ func speakTCP(l net.Listener, as string) {
 	}
 }
 
-// speakUDP answers each question with the name and the question. It ignores datagrams that are not questions.
+// speakUDP answers each question with the name and the question. speakUDP ignores datagrams that are not questions.
 func speakUDP(c net.PacketConn, as string) {
 	b := make([]byte, 1500)
 	for {
@@ -136,7 +136,7 @@ func speakUDP(c net.PacketConn, as string) {
 	}
 }
 
-// Ask returns the name of the machine that answers at an address. It uses a TCP connection or one UDP datagram.
+// Ask returns the name of the machine that answers at an address. Ask uses a TCP connection or one UDP datagram.
 func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
 	if protocol == "tcp" {
 		return Dial(from, address, limit)

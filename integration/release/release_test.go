@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// folderFrom returns the folder that an environment variable names. It skips the test if the variable is not set.
+// folderFrom returns the folder that an environment variable names, or skips the test if the variable is not set.
 func folderFrom(t *testing.T, variable string) string {
 	t.Helper()
 	dir := os.Getenv(variable)

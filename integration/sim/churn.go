@@ -101,7 +101,7 @@ func simulateRun(m *machine, o options, policy kubelet.Policy, a choiceMethod, s
 	return t.figures(), nil
 }
 
-// admitPod tries to admit a pod. It counts the result only after the initial phase that fills the node.
+// admitPod tries to admit a pod, and counts the result only after the initial phase that fills the node.
 func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) error {
 	if !counts {
 		t = &runCounters{}

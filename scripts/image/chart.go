@@ -88,7 +88,7 @@ func validChoices(components []string) (all [][]string) {
 	return all
 }
 
-// objectTemplates renders the manifest with each choice of components. It merges the resulting texts of each object into one template.
+// objectTemplates renders the manifest with each choice of components, and merges the resulting texts of each object into one template.
 func objectTemplates(conf string, components []string) (chartFiles, error) {
 	all := validChoices(components)
 	if len(all) > 64 {

@@ -58,8 +58,8 @@ func hasList(lines []string) bool {
 	return slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(strings.TrimLeft(l, " "), "- ") })
 }
 
-// commonLines returns a table. Its element [i][j] is the length of the longest common subsequence of merged from line i and text from line
-// j.
+// commonLines returns a table. Element [i][j] of the table is the length of the longest common subsequence of merged from line i and text
+// from line j.
 func commonLines(merged []mergedLine, text []string) [][]int {
 	common := make([][]int, len(merged)+1)
 	for i := range common {

@@ -173,7 +173,8 @@ func connect(pods []netip.Prefix) error {
 	return errors.Join(setUpHost(host, hostSide, pods), setUpPod(inside, podSide, pods))
 }
 
-// setUpHost configures the node as Calico's agent does. It does not set route_localnet, because the tested plugin must set this sysctl.
+// setUpHost configures the node as Calico's agent does. setUpHost does not set route_localnet, because the tested plugin must set this
+// sysctl.
 func setUpHost(host *kernel.Node, link kernel.Link, pods []netip.Prefix) error {
 	err := errors.Join(host.Set(
 		kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"},

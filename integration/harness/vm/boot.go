@@ -18,7 +18,7 @@ import (
 // executes the file "run" in this folder and writes the exit status to the file "exit".
 const sharedFolder = "/mnt"
 
-// bootGuest runs in the first process of the guest. It always powers the virtual machine off at the end.
+// bootGuest runs in the first process of the guest, and always powers the virtual machine off at the end.
 func bootGuest() {
 	if err := start(); err != nil {
 		fmt.Println("vm:", err)
