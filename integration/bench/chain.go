@@ -232,7 +232,7 @@ func (c *chain) flowOf(direction string) (meter.Flow, error) {
 	return meter.Flow{From: c.pod.Do, To: c.node.Do, Listen: netip.AddrPortFrom(gateway, 0)}, err
 }
 
-// whileAttached calls f between ADD and DEL.
+// whileAttached calls the function f between ADD and DEL.
 func (c *chain) whileAttached(f func() error) (err error) {
 	defer func() { err = errors.Join(err, c.run(verbDel, executeProcess)) }()
 	if err := c.run(verbAdd, executeProcess); err != nil {

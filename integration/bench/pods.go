@@ -75,7 +75,7 @@ func (r *report) measurePods(o options, n nodes) {
 }
 
 // measureAttach measures the kernel's share of the time of an ADD. measureAttach sends one request that creates a veth pair with a bridge
-// port. For this request the kernel visits all ports of the bridge.
+// port. For this request, the kernel visits all ports of the bridge.
 func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 	var f figure
 	for what, into := range map[string]*float64{besideNone: &f.Base, besideMany: &f.Value} {

@@ -49,7 +49,7 @@ func (s *fakeTest) TempDir() string {
 	return dir
 }
 
-// callSafely calls f, which may call Fatal, and returns the error.
+// callSafely calls a function that may call Fatal, and returns the error.
 func (s *fakeTest) callSafely(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -70,8 +70,8 @@ func (s *fakeTest) end() error {
 	})
 }
 
-// measureSRIOV measures the plugin sriov with veth interfaces in place of VFs. The kernel moves veth interfaces between namespaces like
-// interfaces of a card.
+// measureSRIOV measures the plugin sriov with veth interfaces in place of VFs. The kernel moves a veth interface to another namespace in
+// the same way as an interface of a card.
 func (r *report) measureSRIOV(o options, n nodes) {
 	if err := n.measureSRIOV(r, o); err != nil {
 		r.fail(groupSRIOV, err)

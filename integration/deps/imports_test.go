@@ -223,7 +223,7 @@ func TestGivenPackages(t *testing.T) {
 	}
 }
 
-// isBelow reports whether pkg is parent or a package below it.
+// isBelow reports whether the first package is the second package, or is below the second package.
 func isBelow(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
 
 func allowed(pkg string, who []string) bool {

@@ -38,8 +38,8 @@ func forbiddenPackages() []string {
 		module + "pkg/reconcile"}
 }
 
-// binaryFolder returns the folder of the CNI binaries. Without PODLACE_BIN it builds the binaries with the release's flags into a new
-// folder.
+// binaryFolder returns the folder of the CNI binaries. Without PODLACE_BIN, binaryFolder builds the binaries with the release's flags into
+// a new folder.
 func binaryFolder(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("PODLACE_BIN"); dir != "" {

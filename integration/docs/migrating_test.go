@@ -111,7 +111,7 @@ func TestWhatStays(t *testing.T) {
 	}
 }
 
-// leftoverKinds runs f and returns the kinds of state that remain, in the words of the document.
+// leftoverKinds calls the function f, and returns the kinds of state that remain, in the words of the document.
 func leftoverKinds(t *testing.T, f func()) []string {
 	t.Helper()
 	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},

@@ -111,7 +111,7 @@ func (c Call) Start() (Outcome, error) {
 	return o, err
 }
 
-// Enter calls f in the namespace of a pod or of the host.
+// Enter calls the function f in the namespace of a pod or of the host.
 func Enter(pod *sandbox.Pod, f func() error) error {
 	if pod == nil {
 		return f()

@@ -206,7 +206,7 @@ func TestSameAgain(t *testing.T) {
 	}
 }
 
-// TestCPUs checks that VFs and CPUs of a pod are near one NUMA node with the Topology Manager. Without the Topology Manager the device
+// TestCPUs checks that VFs and CPUs of a pod are near one NUMA node with the Topology Manager. Without the Topology Manager, the device
 // plugin does not learn the NUMA node of the CPUs.
 func TestCPUs(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-cpus", "96", "-policies", "none,single-numa-node")
