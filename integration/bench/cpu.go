@@ -99,8 +99,8 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 }
 
 // timeSince returns the processor time that this process and its packets used. The time is the total minus the idle time and minus the time
-// of other processes. The result is 0 if the time is unknown: the kernel drops the times of a process and its children if the parent
-// process never waited for the process.
+// of other processes. The result is 0 if the time is unknown. The kernel drops the times of a process and its children if the parent
+// process never waits for the process.
 func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	others := p.others - before.others
 	if others < 0 {

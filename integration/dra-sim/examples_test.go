@@ -196,8 +196,8 @@ func checkClaims(t *testing.T, config string, shown []string) {
 	}
 }
 
-// TestGuardsMatter checks that an expression that does not test the presence of an attribute fails for a device without the attribute.
-// check-claim must report this expression.
+// TestGuardsMatter uses an expression that reads an attribute, but does not test the presence of the attribute. The expression must fail
+// for a device without the attribute. The command check-claim must report the expression.
 func TestGuardsMatter(t *testing.T) {
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(`device.attributes["resource.kubernetes.io"].numaNode == 1`, cel.Options{})
 	failed := 0

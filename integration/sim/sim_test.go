@@ -39,8 +39,8 @@ func (r *report) mean(t *testing.T, p kubelet.Policy, a choiceMethod, measure in
 	return row.meanOf(measure).mean
 }
 
-// TestAllNearOneNode checks that under the kubelet's default policy all VFs of a pod are near one NUMA node if any NUMA node has room for
-// the pod. The test covers small and large machines.
+// TestAllNearOneNode covers the kubelet's default policy. If a NUMA node has room for a pod, all VFs of the pod must be near one NUMA node.
+// The test covers small and large machines.
 func TestAllNearOneNode(t *testing.T) {
 	for _, topology := range []string{"2x2x16", "2x1x64", "4x2x8", "8x1x8", "2x4x5"} {
 		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-policies", "none", "-topology", topology)
