@@ -71,9 +71,9 @@ func (r *report) measureConnections(o options, n nodes) {
 // otherPods describes the hostPorts of other pods on the node. The fields are the number of pods, and the number of ports of each pod.
 type otherPods struct{ count, each int }
 
-// cloneRules simulates further pods on a node with one pod. For each further pod it copies the iptables rules of the real pod and changes
-// the ports. The copies precede the pod's rules, as if the other pods had been attached before. ADD of so many pods with the reference
-// would take hours.
+// cloneRules simulates further pods on a node with one pod. For each further pod, cloneRules copies the iptables rules of the real pod and
+// changes the ports. The copies precede the pod's rules, as if the other pods had been attached before. ADD of so many pods with the
+// reference would take hours.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()
@@ -96,8 +96,8 @@ func cloneRules(c *chain, count int) error {
 // clonesAtOnce is the maximum number of copies in one message to the kernel.
 const clonesAtOnce = 40
 
-// restoreClones adds copied rules for the simulated pods with numbers from first up to, but not including, end. The argument saved contains
-// the rules of the real pod. The argument own is the chain of the real pod.
+// restoreClones adds copied rules for the simulated pods with the numbers first to end-1. The arguments saved and own contain the rules of
+// the real pod and the name of the real pod's chain.
 func restoreClones(saved, own string, first, end int) error {
 	var input strings.Builder
 	input.WriteString("*nat\n")

@@ -33,8 +33,9 @@ type attachmentEntry struct {
 	IfName      string `json:"ifname"`
 }
 
-// nodeLedger contains the records and leases of many attachments of one network. All are copies of the record and the lease of one real
-// attachment. A stale attachment simulates a pod for which the runtime never called DEL, and whose namespace and link are gone.
+// nodeLedger contains the records and leases of many attachments of one network. All these records and leases are copies of the record and
+// the lease of one real attachment. A stale attachment simulates a pod whose namespace and link are gone, and for which the runtime never
+// called DEL.
 type nodeLedger struct {
 	chain  *chain
 	record map[string]any // record of the real attachment

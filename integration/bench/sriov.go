@@ -112,8 +112,8 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	return measureJournal(r, o)
 }
 
-// lookupContender measures a plugin that must look up the devices of the pod. In the chain, the plugin replaces the empty plugin of the
-// folder nothing/.
+// lookupContender measures a plugin that must look up the devices of the pod. In the chain, the measured plugin replaces the test plugin of
+// the folder nothing/.
 type lookupContender struct {
 	*chain
 	args string

@@ -99,7 +99,7 @@ func (c *queryChecker) add(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// The method use checks that all selected metrics have the given labels.
+// The method `use` checks that all selected metrics have the given labels.
 func (c *queryChecker) use(where string, labels ...string) {
 	for _, label := range labels {
 		if !slices.Contains(c.known, label) {

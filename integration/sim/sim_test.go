@@ -47,8 +47,8 @@ func TestAllNearOneNode(t *testing.T) {
 		for _, a := range []pool.Policy{pool.NUMABestFit, pool.Pack, pool.Balance} {
 			row, _ := r.findRow(r.topologies[0], kubelet.None, choiceMethod(a))
 			for seed, f := range row.runs {
-				// For the policy pack, few PFs are more important than few NUMA nodes. If NUMA nodes have several PFs, pack may choose fewer PFs on
-				// more NUMA nodes.
+				// For the policy "pack", a small number of PFs is more important than a small number of NUMA nodes. If NUMA nodes have several PFs,
+				// pack may choose fewer PFs on more NUMA nodes.
 				if f[oneNUMAWithRoom] != 100 && a != pool.Pack {
 					t.Errorf("%s, %s, seed %d: %.2f %% near one node", topology, a, seed, f[oneNUMAWithRoom])
 				}

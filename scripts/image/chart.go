@@ -182,8 +182,8 @@ func unlessSet(value, text string) func([]string) []string {
 	}
 }
 
-// configTemplate returns the template of podlace-node's configuration. It merges the configuration of the base, the keys of components, and
-// the keys of the chart's value `config`.
+// configTemplate returns the template of podlace-node's configuration. The template merges the configuration of the base, the keys of
+// components, and the keys of the chart's value `config`.
 func configTemplate(conf string, components []string) ([]string, error) {
 	base, err := compactJSON(filepath.Join(conf, "base", "config.json"))
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// mergedLine is a line of an object. Its bit set marks the choices of components for which the object contains this line.
+// mergedLine is a line of an object. The bit set of a line marks the choices of components for which the object contains the line.
 type mergedLine struct {
 	text string
 	in   uint64
@@ -108,8 +108,8 @@ func shortestCondition(all []componentLiteral, in, scope uint64) (string, error)
 	return "", fmt.Errorf("no condition of three components selects the choices %b of %b", in, scope)
 }
 
-// conditionOf returns a condition that joins literals by "and" or by "or". The literals are the chosen literals, plus further literals
-// whose number is size.
+// conditionOf returns a condition that joins literals by "and" or by "or". The condition contains all chosen literals, and as many further
+// literals as size says.
 func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in, scope uint64) (string, bool) {
 	if size > 0 {
 		for i, l := range all {
