@@ -68,7 +68,7 @@ func allowedImporters() map[string][]string {
 			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
 		// These packages change the system, start a program, or write the plugin's result.
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
-			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
+			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent", "pkg/attachment", "pkg/ipam"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/probes/probestest": nil,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package allocation defines a protocol: other programs ask the SR-IOV device plugin which devices a pod has. A connection carries one
-// question and one answer over a unix socket that only root can use. The question and the answer are one line of JSON each. A CNI plugin
-// links this package, so the package is small.
+// question and one answer over a unix socket that only root can use. The question and the answer are one line of JSON each. The package is
+// small, because it is linked into a CNI plugin.
 package allocation
 
 import (
@@ -41,12 +41,13 @@ type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
 	UID       string `json:"uid,omitempty"` // of the pod; it distinguishes pods of the same name
-	// Resources limits a question about one pod to the named resources. Other device plugins may serve some of these resources. An empty list
-	// means all resources of this device plugin.
+	// If this list is set, the answer about one pod contains only devices of the listed resources. Other device plugins may serve some of
+	// these resources. An empty list means all resources of this device plugin.
 	Resources []string `json:"resources,omitempty"`
-	// Claims requests also the devices that ResourceClaims assigned.
+	// If Claims is true, the answer also contains the devices that ResourceClaims assigned.
 	Claims bool `json:"claims,omitempty"`
-	// Published requests the content of the node's ResourceSlices. Only a question about all pods may set Published.
+	// If Published is true, the answer also contains the content of the node's ResourceSlices. Only a question about all pods may set this
+	// field.
 	Published bool `json:"published,omitempty"`
 }
 
@@ -91,21 +92,24 @@ type Claim struct {
 // Answer is the device plugin's answer. If Error is set, the pod's devices are unknown, and the field Devices is not valid.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices are the devices of the pod with this UID. Without
-	// the checkpoint, Devices are the devices of the pod with the same name.
+	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices contains the devices of the pod with this UID.
+	// Without the checkpoint, Devices contains the devices of the pod with the same name.
 	UID string `json:"uid,omitempty"`
-	// Resources repeats the resources of the question if Devices contains all their devices.
+	// Resources is a copy of the question's list of resources. The copy confirms that Devices contains all of the pod's devices of these
+	// resources.
 	Resources []string `json:"resources,omitempty"`
-	// Claims repeats the field Claims of the question. If the field is true, Devices includes the devices of ResourceClaims.
+	// Claims is a copy of the question's field. If Claims is true, the list Devices includes the devices of ResourceClaims.
 	Claims bool `json:"claims,omitempty"`
-	// Others are the pod's claimed devices of resources that the question does not name. The list is nil if an older daemon sent the answer.
+	// Others is a list of the pod's claimed devices whose resources the question does not name. The list is nil if an older daemon sent the
+	// answer.
 	Others []Device `json:"others,omitzero"`
-	// Faults maps the ID of each unhealthy device to the reason. Only the answer to a question about all pods sets Faults.
+	// Faults maps the ID of each unhealthy device to the reason why it is unhealthy. Only the answer to a question about all pods sets Faults.
 	Faults map[string]string `json:"faults,omitempty"`
 	// Published maps device IDs to the content of the ResourceSlices.
 	Published map[string]Published `json:"published,omitempty"`
 	Error     string               `json:"error,omitempty"`
-	// Uncertain is true if Error means that the pod may have a device which the kubelet lists for no container.
+	// Uncertain is true if the pod may have a device although the kubelet lists no container that uses this device. The text in Error explains
+	// this.
 	Uncertain bool `json:"uncertain,omitempty"`
 }
 
@@ -117,12 +121,12 @@ type Published struct {
 	Taints     []string          `json:"taints,omitempty"`
 }
 
-// ErrUncertain means that the pod may have a device which the kubelet lists for no container.
+// ErrUncertain means that the pod may have a device although the kubelet lists no container that uses this device.
 var ErrUncertain = errors.New("the device was allocated, but the kubelet lists no container that has it")
 
 // Ask sends a question to the socket and waits for the answer until a deadline. Ask returns the text in the answer's Error as a Go error.
-// For an uncertain answer that error matches ErrUncertain (errors.Is). The error is fs.ErrNotExist or syscall.ECONNREFUSED if no daemon
-// listens, and os.ErrDeadlineExceeded after the deadline.
+// If the answer is uncertain, the Go error matches ErrUncertain (errors.Is). The Go error is fs.ErrNotExist or syscall.ECONNREFUSED if no
+// daemon listens, and os.ErrDeadlineExceeded after the deadline.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -189,7 +193,7 @@ func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context,
 	return write(conn, answer(ctx, q))
 }
 
-// peer returns the user ID of the client (SO_PEERCRED of unix(7)).
+// peer() returns the user ID of the client (SO_PEERCRED of unix(7)).
 func peer(conn *net.UnixConn) (uid uint32, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// askEnv is an environment variable: if it is set, the test program asks a socket and prints the answer.
+// askEnv is an environment variable: if it is set, the test program sends a question to a socket and prints the answer.
 const askEnv = "PODLACE_TEST_ASK"
 
 func TestMain(m *testing.M) {

@@ -27,6 +27,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -56,7 +57,7 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset returns the byte of the network's lock file that serves as the attachment's lock. All plugins of a chain use the same lock.
+// offset() returns the byte of the network's lock file that serves as the attachment's lock. All plugins of a chain use the same lock.
 // Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
@@ -83,7 +84,7 @@ type Record struct {
 	Written time.Time `json:"-"` // time of the file
 }
 
-// Attachment is an attachment that this process has locked.
+// Attachment represents an attachment that this process has locked.
 type Attachment struct {
 	Key
 	// WithLink is saved in the record. If WithLink is true, the plugin that deletes the link also deletes the record.
@@ -141,6 +142,7 @@ func (a *Attachment) file() string { return a.plugin + "-" + a.Hash() }
 
 // Save writes the record with the plugin's state.
 func (a *Attachment) Save(state any) error {
+	defer fault.Phase("record")()
 	raw, err := json.Marshal(state)
 	if err != nil {
 		return err
@@ -182,7 +184,7 @@ func (a *Attachment) Resave(state any) {
 	}
 }
 
-// Load reads the record's state. The result ok is false if there is no record. Load ignores an unreadable record, so that the caller
+// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record, so that the caller
 // computes the state from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
@@ -224,7 +226,7 @@ func (a *Attachment) Remove() error {
 	return a.dir.Remove(a.file())
 }
 
-// Plugins lists the plugins that store records.
+// Plugins is the list of the plugins that store records.
 var Plugins = []string{"bridge", "portmap", "bandwidth", "sriov"}
 
 // ForgetWithLink deletes those records of the attachment in which WithLink is set. The caller has deleted the link.
@@ -268,7 +270,7 @@ func All() ([]Record, error) {
 	return records, err
 }
 
-// Scan returns the records of all plugins in all networks, and separately the files that are not records of this format.
+// Scan returns the records of all plugins in all networks, and a second list with the record files that cannot be decoded.
 func Scan() (records []Record, damaged []Damaged, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -278,7 +280,8 @@ func Scan() (records []Record, damaged []Damaged, err error) {
 	return records, damaged, err
 }
 
-// readRecords returns a network's records whose file names begin with the prefix, and the files that are not records of this format.
+// readRecords returns a network's records whose file names begin with the prefix, and a second list with those files that cannot be
+// decoded.
 func readRecords(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))
 	if err != nil {
@@ -376,12 +379,12 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
 }
 
-// MAC returns a locally administered unicast MAC address, which is a hash of the key and of the end of the link.
+// MAC returns a locally administered unicast MAC address, which is a hash of the key and of a text that names one end of the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
 // AddressMAC returns a locally administered unicast MAC address, which is a hash of the network and of the pod's first address. Other
 // hosts' neighbour entries for the first address stay valid when the next pod gets the same first address. Neighbour entries for a pod's
-// additional addresses may become wrong, because the next pod may get them with another first address.
+// additional addresses may become wrong, because another pod may later get such an address together with another first address.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

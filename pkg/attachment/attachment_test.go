@@ -77,7 +77,7 @@ type testState struct {
 	Value string `json:"value"`
 }
 
-// attach opens an attachment in a network that only this test uses.
+// attach() opens an attachment in a network that only this test uses.
 func attach(t *testing.T, id string) (*Attachment, *plugin.Request) {
 	t.Helper()
 	r := request(t.Name(), id, "eth0")
@@ -239,8 +239,8 @@ func mustFile(t *testing.T, r *plugin.Request) *os.File {
 	return f
 }
 
-// TestRecordTooLarge checks that Save refuses a record that is too large for DEL to read. Load ignores a too large record that another
-// version wrote.
+// TestRecordTooLarge checks that Save refuses a record that is too large for DEL to read. Another version may write a record that is too
+// large; Load ignores this record.
 func TestRecordTooLarge(t *testing.T) {
 	a, r := attach(t, "large")
 	defer a.Close()

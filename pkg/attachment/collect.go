@@ -103,7 +103,8 @@ func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
 	return set
 }
 
-// ReportUnreadable stores the result of removing the state of a hash. After success it deletes the record file.
+// ReportUnreadable stores the error of a removal: the caller has tried to remove the state that belongs to a hash. If there was no error,
+// ReportUnreadable deletes the record file.
 func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	if err == nil {
 		err = forget(g.r.Network, g.r.Plugin+"-"+hash)

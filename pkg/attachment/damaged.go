@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Damaged is a file of an attachment that is not a record of this format.
+// Damaged is a file that has the name of a record, but whose content is not a record in the current format.
 type Damaged struct {
 	Network string
 	Name    string // name of the file
@@ -23,10 +23,10 @@ func (d Damaged) Plugin() string {
 	return plugin
 }
 
-// Of reports whether the file belongs to the attachment with the key.
+// Of returns true if the file belongs to the attachment with the key.
 func (d Damaged) Of(k Key) bool { return d.Network == k.Network && d.Name == d.Plugin()+"-"+k.Hash() }
 
-// Unreadable returns all files of the node's attachments that are not records of this format.
+// Unreadable returns all record files of the node whose content is not a record in the current format.
 func Unreadable() (damaged []Damaged, err error) {
 	_, damaged, err = Scan()
 	return damaged, err

@@ -9,15 +9,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Locker says how to take locks: waiting for the holder or not.
+// Locker is a way to take a lock that another process may hold: waiting for the holder, or failing at once.
 type Locker int
 
 const (
-	// Waiting waits until the holder releases the lock. All verbs except STATUS use Waiting.
+	// Waiting is the choice to wait until the holder releases the lock. All verbs except STATUS use this value.
 	Waiting Locker = iota
 
-	// Trying fails at once if another process holds the lock. STATUS uses Trying. If a lock is held, STATUS skips the repair, and the next
-	// STATUS tries the repair again.
+	// Trying is the choice to fail at once if another process holds the lock. STATUS uses this value. If a lock is held, STATUS skips the
+	// repair, and the next STATUS tries the repair again.
 	Trying
 )
 
@@ -34,7 +34,7 @@ func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	}
 }
 
-// within returns how long to wait for a lock: at most the given time, and zero for Trying.
+// within() returns the longest time to wait for a lock. For Waiting this is the given time, and for Trying it is zero.
 func (l Locker) within(most time.Duration) time.Duration {
 	if l == Trying {
 		return 0
@@ -64,8 +64,8 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 	return func() { _ = lock.Unlock(); dir.Close() }, nil
 }
 
-// Key takes the lock of an attachment, which excludes all other plugins. A key that contains only a network stands for the network's lock.
-// The folder of the network must exist.
+// Key takes the lock of an attachment. While the lock is held, no other plugin changes the attachment. A key that contains only a network
+// stands for the network's lock. The folder of the network must exist.
 func (l Locker) Key(k Key) (*Attachment, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {

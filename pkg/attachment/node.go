@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any reports whether a plugin has a record in any network. Any reads only file names, not the records.
+// Any returns true if a plugin has at least one record on the node. Any reads only the file names, not the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {
@@ -85,7 +85,7 @@ func AllOf(plugin string) (all []Record, err error) {
 	return all, err
 }
 
-// Attachments returns the records of a network by attachment and plugin, and separately the files that are not records of this format.
+// Attachments returns the records of a network by attachment and plugin, and a second list with the record files that cannot be decoded.
 func Attachments(network string) (found map[Key]map[string]Record, damaged []Damaged, err error) {
 	records, damaged, err := readRecords(network, "")
 	found = map[Key]map[string]Record{}
@@ -98,7 +98,7 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 	return found, damaged, err
 }
 
-// Checked returns the recorded state of the attachment that a CHECK request names. For an unreadable record it returns an error with
+// Checked returns the recorded state of the attachment that a CHECK request names. If the record is unreadable, the result is an error with
 // plugin.CodeStateDiffers. A record of a newer version is only logged: after a downgrade, a failed CHECK could make the runtime restart the
 // node's pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
@@ -129,8 +129,8 @@ func LostRecord(r *plugin.Request) error {
 
 const renew = "the record cannot be restored, and DEL works without it; delete and recreate the pod"
 
-// RecordsOf returns the named plugins' records of one attachment, by plugin. For an unreadable record it returns an error that names the
-// file.
+// RecordsOf returns the named plugins' records of one attachment, by plugin. If a record is unreadable, the result is an error that names
+// the file.
 func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {
@@ -155,8 +155,8 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	return found, nil
 }
 
-// ByHash returns a plugin's record of the attachment whose key has the given hash, in any network. The result ok is false if no readable
-// record exists.
+// ByHash returns a plugin's record of the attachment whose key has the given hash, in any network. The second result is false if no
+// readable record exists.
 func ByHash(plugin, hash string) (rec Record, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -191,7 +191,7 @@ func Sorted[T any](of map[Key]T) []Key {
 	})
 }
 
-// Reopen locks an attachment that has a plugin's record, and returns the current record. The result ok is false if the record is gone.
+// Reopen locks an attachment that has a plugin's record, and returns the current record. The third result is false if the record is gone.
 func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {
 	a, err = l.Key(k)
 	if err != nil {
@@ -210,7 +210,7 @@ func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool
 // Journals is the folder of the VF journals, beside the folders of the networks. A journal saves a VF's settings before a pod gets the VF.
 const Journals = ".vfs"
 
-// Journaled returns the PCI addresses of all VFs that a pod uses or whose settings have not been restored yet.
+// Journaled returns the PCI addresses of all VFs that have a journal: a pod uses the VF, or the VF's settings have not been restored yet.
 func Journaled() ([]string, error) {
 	dir, err := store.Open(filepath.Join(store.Root, Journals))
 	if err != nil {
@@ -222,7 +222,7 @@ func Journaled() ([]string, error) {
 }
 
 // Clear removes the records and notes of all networks. No plugin may run at the same time. Clear keeps the files of other programs. Clear
-// also keeps the VF journals, because no other file has the settings to restore.
+// also keeps the VF journals, because only the journals contain the settings to restore.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}

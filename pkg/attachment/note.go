@@ -19,13 +19,13 @@ func (a *Attachment) Note(mark, text string) error {
 	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// Noted returns the text of the network's note with the mark. The result ok is false if there is no note with this mark.
+// Noted returns the text of the network's note that has the given mark. The second result is false if there is no note with this mark.
 func (a *Attachment) Noted(mark string) (text string, ok bool) {
 	data, err := a.dir.Read("." + mark)
 	return string(data), err == nil
 }
 
-// Notes returns the marks of those notes of the network that begin with a prefix.
+// Notes returns those marks of the network's notes that begin with a prefix.
 func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 	names, err := a.dir.List()
 	for _, name := range names {
@@ -39,14 +39,14 @@ func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 // Unnote removes the network's note with the mark.
 func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
 
-// NotedIn returns the text of a network's note without taking the network's lock. The result ok is false if there is no note with this
+// NotedIn returns the text of a network's note without taking the network's lock. The second result is false if there is no note with this
 // mark.
 func NotedIn(network, mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
 	return string(data), err == nil
 }
 
-// NotedBy returns the name of any network that has a note with the mark.
+// NotedBy returns the name of a network that has a note with the mark. If several networks have this note, the choice is arbitrary.
 func NotedBy(mark string) (network string, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -85,7 +85,7 @@ func NoteNode(mark, text string) error {
 	return dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// NodeNoted returns the text of the node's note with the mark. The result ok is false if there is no note with this mark.
+// NodeNoted returns the text of the node's note with the mark. The second result is false if there is no note with this mark.
 func NodeNoted(mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(store.Root, "."+mark))
 	return string(data), err == nil
@@ -101,8 +101,8 @@ func UnnoteNode(mark string) error {
 	return dir.Remove("." + mark)
 }
 
-// Changed saves a text as a note of the node, and reports whether the text differs from the saved one. An empty text removes the note. Each
-// verb runs in a separate process. With Changed, the processes together log a lasting condition only once.
+// Changed saves a text as a note of the node, and reports whether the text differs from the previous text of the note. An empty text
+// removes the note. Each verb runs in a separate process. The note lets these processes log a lasting condition only once.
 func Changed(mark, text string) bool {
 	if before, _ := NodeNoted(mark); before == text {
 		return false

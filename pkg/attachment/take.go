@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Take locks the attachment of r for DEL and returns the recorded state. The result found is false if there is no record. The lock is taken
+// Take locks the attachment of r for DEL and returns the recorded state. The third result is false if there is no record. The lock is taken
 // even without a record, so that DEL does not remove the changes of a concurrent ADD. The caller removes the attachment's state, calls
 // Remove, and closes the attachment. If the network has no folder, att is nil. Close, Remove and ForgetWithLink do nothing for a nil
 // attachment.
@@ -52,7 +52,7 @@ func take[T any](r *plugin.Request, k Key) (att *Attachment, rec Of[T], found bo
 	return att, rec, found, nil
 }
 
-// Of is a record and the decoded state of the plugin.
+// An Of value consists of a record and its decoded state.
 type Of[T any] struct {
 	Record
 	State T

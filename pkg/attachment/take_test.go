@@ -86,7 +86,7 @@ func TestTakeDead(t *testing.T) {
 	}
 }
 
-// TestForgetWithLink checks that only records with WithLink are removed, and only those of the one attachment.
+// TestForgetWithLink checks that only records with WithLink are removed, and only for the one attachment.
 func TestForgetWithLink(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	requests := map[string]*plugin.Request{}
@@ -172,7 +172,7 @@ func content(t *testing.T, a *Attachment) string {
 	return string(data)
 }
 
-// collect runs GC for r. The function remove removes the state of one stale attachment.
+// collect() runs GC for r. The argument remove is a function that removes the state of one stale attachment.
 func collect(r *plugin.Request, remove func(*Attachment, testState) error) error {
 	gc := NewGC[testState](r)
 	for att, st := range gc.Stale() {

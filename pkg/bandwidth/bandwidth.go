@@ -6,7 +6,7 @@
 //
 // Ingress is shaped on the host side of the pair, where the node sends the pod's packets. Egress arrives on the host side of the pair, is
 // redirected to an intermediate functional block device (ifb), and is shaped there. The token buckets for ingress and egress are in the
-// node's namespace. A pod cannot change them there, even with CAP_NET_ADMIN.
+// node's namespace. There, even a pod with CAP_NET_ADMIN cannot change the token buckets.
 package bandwidth
 
 import (
@@ -96,7 +96,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return r.Prev, err
 }
 
-// change replaces the limits of a link and returns the device of the egress limit. After an error it restores the previous limits.
+// change() replaces the limits of a link and returns the device of the egress limit. After an error it restores the previous limits.
 func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	if err := next.recordClsactOwner(host, link, old); err != nil {
 		return ifb, err
@@ -113,7 +113,8 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace changes the limits of a link in place. Lifted limits are removed last, so that a live pod always has a limit until then.
+// replace() changes the limits of a link in place. Limits that the new state does not contain are removed last. Until then, a live pod
+// always has a limit.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
@@ -129,8 +130,8 @@ func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, ol
 	return ifb, att.Save(next)
 }
 
-// subtract returns the limits of st that have no counterpart in next. The states st and next belong to the same link. If no limit remains,
-// the result has Index 0.
+// subtract() returns the limits of st that have no counterpart in next. The states st and next belong to the same link. If no limit
+// remains, the result has Index 0.
 func (st state) subtract(next state) state {
 	if next.Ingress != nil {
 		st.Ingress = nil
@@ -144,8 +145,8 @@ func (st state) subtract(next state) state {
 	return st
 }
 
-// merge returns the limits of st and of more. If both have a limit for a direction, the limit of more is used. The states st and more
-// belong to the same link.
+// merge() returns the limits of two states of the same link. If both states have a limit for a direction, the result contains the limit of
+// the state in the argument.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
@@ -156,7 +157,7 @@ func (st state) merge(more state) state {
 	return st
 }
 
-// plan computes the state that ADD should reach for an attachment.
+// plan() computes the state that ADD should reach for an attachment.
 func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	st := state{Link: link.Name, Index: link.Index, Asked: c.Asked, Latency: c.Latency}
 	st.Ingress = c.Allowed.Ingress.bucket(link.MTU, c.Latency, fair)
@@ -189,7 +190,7 @@ func (st state) hasFairQueues() bool {
 	return st.Ingress != nil && st.Ingress.Fair.Packets > 0 || st.Egress != nil && st.Egress.Fair.Packets > 0
 }
 
-// apply sets the limits of a link and returns the device of the egress limit.
+// apply() sets the limits of a link and returns the device of the egress limit.
 func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err error) {
 	if st.Ingress != nil {
 		if err := host.Shape(link, *st.Ingress); err != nil {
@@ -286,7 +287,7 @@ func del(r *plugin.Request) error {
 	return remove(host, att, st)
 }
 
-// gc removes the limits of stale attachments and restores lost limits of the remaining attachments.
+// gc() removes the limits of stale attachments and restores lost limits of the remaining attachments.
 func gc(r *plugin.Request) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -304,7 +305,7 @@ func gc(r *plugin.Request) error {
 	return gc.Err()
 }
 
-// remove removes the limits first and the record last.
+// remove() first removes the limits, and then the record.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	if err := deleteLimits(host, st); err != nil {
 		return err
@@ -346,8 +347,8 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// device returns the recorded device of an egress limit, if that device is an ifb. A damaged record may name another program's link, which
-// must not be changed.
+// device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may name another program's link,
+// which must not be changed.
 func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {
@@ -356,7 +357,7 @@ func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err erro
 	return link, true, nil
 }
 
-// status restores lost limits, and only logs an error of this repair. STATUS fails only if the configuration is invalid.
+// status() restores lost limits, and only logs an error of this repair. STATUS fails only if the configuration is invalid.
 func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err

@@ -301,7 +301,7 @@ func TestSecondInterface(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestNetkit checks that the host side of a netkit pair is found in the same way as that of a veth pair.
+// TestNetkit checks that the host side of a netkit pair is found in the same way as the host side of a veth pair.
 func TestNetkit(t *testing.T) {
 	l := newLab(t)
 	// the default policy in both namespaces lets all packets pass

@@ -14,9 +14,9 @@ import (
 // never less than burstFrames full frames.
 //
 // A segment is a packet of up to 64 KiB. If a segment is longer than the burst, the kernel splits it into frames before queueing
-// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only. It keeps the queues of these
-// links fine-grained. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments, because a
-// shorter queue would drop every segment.
+// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only. In return, the packets in the
+// queues of these links are small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments,
+// because a shorter queue would drop every segment.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -31,9 +31,9 @@ const (
 	maxBurstTime = 274 * time.Second
 )
 
-// bucket returns the token bucket that enforces a limit on a link with the given MTU. The result is nil if the rate is zero. A packet waits
-// at most for the latency, or longer if the minimum queue length needs more time at this rate. With a fair queue, a flow waits only for its
-// own packets.
+// bucket() returns the token bucket that enforces a limit on a link with the given MTU. The result is nil if the rate is zero. The latency
+// is the longest time that a packet waits. If the minimum queue length needs more time at this rate, a packet may wait longer. With a fair
+// queue, a flow waits only for its own packets.
 func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket {
 	if l.Rate == 0 {
 		return nil
@@ -45,8 +45,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	}
 	burst = min(max(burst, burstFrames*frame), l.sentIn(maxBurstTime), maxBytes)
 	queue := max(l.sentIn(latency), queueFrames*frame, queueSegments*min(burst, segment))
-	// Beside full frames, the queue must have room for small packets: at least half a frame. Without this room, greedy flows would keep the
-	// queue full, and no small packet would ever enter it.
+	// A queue that is full of whole frames must still have room for small packets, at least half a frame. Without this room, greedy flows
+	// would keep the queue full, and no small packet would ever enter it.
 	counted := uint64(mtu + header)
 	queue += max(queue%counted, counted/2) - queue%counted
 	bucket := kernel.Bucket{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
@@ -64,8 +64,8 @@ func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Buck
 }
 
 // These constants are parameters of a fair queue, which is an fq_codel qdisc. CoDel must not drop a packet that waits only for one earlier
-// frame, since this is no persistent queue. Therefore the target is at least 1.5 frames. A flow without congestion control, such as
-// unanswered UDP, can queue at most the bytes that are sent in one interval.
+// frame, since this is no persistent queue. Therefore the target is at least the time in which 1.5 frames are sent. A flow without
+// congestion control, such as unanswered UDP, can queue at most the bytes that are sent in one interval.
 const (
 	fairInterval   = 100 * time.Millisecond // the kernel's default, enough for any round trip on Earth
 	fairMinPackets = 64

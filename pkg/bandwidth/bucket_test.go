@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// model computes a token bucket with integers of unlimited size.
+// model() computes a token bucket with integers of unlimited size.
 func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	n := func(v uint64) *big.Int { return new(big.Int).SetUint64(v) }
 	in := func(t time.Duration) *big.Int {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// check compares each part of the limits with the values that ADD or later an admin set.
+// check() compares each part of the limits with the wanted values: the values of ADD, or the values that an admin set later.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Both holds one value for each direction. Directions are named from the pod's side: ingress is the traffic that the pod receives.
+// Both is a pair of values, one for each direction. Directions are named from the pod's side: ingress is the traffic that the pod receives.
 type Both[T any] struct {
 	Ingress T `json:"ingress,omitzero"`
 	Egress  T `json:"egress,omitzero"`
@@ -34,11 +34,11 @@ type Config struct {
 	Latency time.Duration // maximum wait of a packet
 }
 
-// unlimited reports whether neither direction has a limit.
+// unlimited() reports whether neither direction has a limit.
 func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
-// rawLimits mirrors the JSON. A value is nil if its key is missing or null. The function number rejects any other value that is not a
-// number, and its error names the key.
+// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number() parses a value, and returns an error that names the
+// key if the value is not a number.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`
@@ -60,8 +60,8 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// A lower rate would look like no connection at all, and no interface reaches a higher rate. A runtime's rate outside these bounds is set
-// to the nearest bound.
+// These are the bounds of a rate. A pod with a rate below minRate would seem to have no connection, and no interface reaches a rate above
+// maxRate. A runtime's rate outside these bounds is set to the nearest bound.
 const (
 	minRate = 1_000           // 1 kbit/s
 	maxRate = 100_000_000_000 // 100 Gbit/s
@@ -112,7 +112,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// annotation returns the name of the pod annotation that sets the burst of a direction in bits. Kubernetes itself has no such annotation.
+// annotation() returns the name of the pod annotation that sets the burst of a direction in bits. Kubernetes itself has no such annotation.
 func annotation(direction string) string { return "podlace.io/" + direction + "-burst" }
 
 // requestedLimit returns the limit that was requested for a direction. If the pod has an annotation for the burst, the runtime's burst is
@@ -140,7 +140,7 @@ func requestedLimit(direction string, rate, burst *json.RawMessage, annotations 
 	return l, nil
 }
 
-// clamp returns an error for an invalid limit in the configuration file. A limit from the runtime is moved into the bounds.
+// clamp() returns an error for an invalid limit in the configuration file. A limit from the runtime is moved into the bounds.
 func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
 	rate, burst := l.Rate, l.Burst
 	switch {
@@ -191,7 +191,7 @@ func parseLatency(text string) (time.Duration, error) {
 	return latency, nil
 }
 
-// number parses a JSON value that is a number of bits.
+// number() parses a JSON value that is a number of bits.
 func number(key string, raw *json.RawMessage) (uint64, error) {
 	if raw == nil {
 		return 0, nil

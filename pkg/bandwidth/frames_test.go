@@ -120,7 +120,7 @@ func TestShortFramesLimited(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// byEarlierVersion replaces an attachment's filter by the filter of earlier versions, which does not match short frames.
+// byEarlierVersion replaces an attachment's filter by the older filter that does not match short frames.
 func (l lab) byEarlierVersion() {
 	l.Helper()
 	ifb := l.link(l.ifb("a"))
@@ -131,7 +131,7 @@ func (l lab) byEarlierVersion() {
 	}))
 }
 
-// redirection returns which frames of the host side are redirected to the attachment's device.
+// redirection() reports which frames of the host side are redirected to the attachment's device.
 func (l lab) redirection() kernel.Redirection {
 	l.Helper()
 	have, err := l.host.Redirected(l.hostSide, l.link(l.ifb("a")))
@@ -233,7 +233,7 @@ func TestReferenceRedirectReplaced(t *testing.T) {
 	}
 }
 
-// TestOthersRedirectStays checks that reload does not change a redirect whose target is not the device of a limit.
+// TestOthersRedirectStays checks that reload keeps a redirect if its target is not the device of a limit.
 func TestOthersRedirectStays(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB("mirror0", l.hostSide)

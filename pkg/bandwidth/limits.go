@@ -127,8 +127,8 @@ func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err er
 	return list, nil
 }
 
-// look returns the limits of one attachment. The result ok is false if a DEL has removed the attachment during the interval. If a part is
-// missing, look reads it again under the lock, because a running ADD or DEL may be changing it.
+// look() returns the limits of one attachment. The second result is false if a DEL has removed the attachment during the interval. If a
+// part is missing, look() reads it again under the lock, because a running ADD or DEL may be changing it.
 func (s bucketSamples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool, err error) {
 	records, err := attachment.RecordsOf(key, pluginName)
 	rec, ok := records[pluginName]
@@ -189,7 +189,7 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Record) (Limits,
 	return l, err
 }
 
-// fill stores the token bucket of a link in d. The argument lost is the reason why packets bypass the bucket.
+// fill() stores the token bucket of a link in d. The last argument is the reason why packets bypass the bucket.
 func (d *Direction) fill(s bucketSamples, link kernel.Link, lost string) {
 	now, ok := s.after[link.Index]
 	if lost == "" && !ok {

@@ -24,7 +24,7 @@ func (l lab) key(id string) attachment.Key {
 	return attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}
 }
 
-// look returns the result of Look for the only attachment that has a record.
+// look() returns the result of Look for the only attachment that has a record.
 func (l lab) look() Limits {
 	l.Helper()
 	all, err := attachment.All()

@@ -47,8 +47,9 @@ func delUnrecorded(r *plugin.Request) error {
 	return errors.Join(errs...)
 }
 
-// unshapePod removes the pod's ingress limit. Without a namespace it searches the link by the name that Podlace's bridge plugin gives to
-// the host side. If another main plugin created the link, that plugin's DEL deletes the link together with the limit.
+// unshapePod removes the pod's ingress limit. If the namespace is unknown, unshapePod searches for a link with the name that Podlace's
+// bridge plugin gives to the host side. If another main plugin created the link, that plugin's DEL deletes the link together with the
+// limit.
 func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	link, ok, err := host.Link(attachment.KeyOf(r).HostVeth())
 	ok = ok && link.LeadsGroup() // any other link of that name is another program's

@@ -99,7 +99,7 @@ func TestLeftOver(t *testing.T) {
 }
 
 // TestLostRecordOurBridge checks DEL without a record and without a namespace: DEL computes the link's name from the key. Podlace's bridge
-// plugin made that link the leader of a device group. If the link with that name leads no group, its token bucket stays.
+// plugin made that link the leader of a device group. If the link with that name is not the leader of a group, DEL keeps its token bucket.
 func TestLostRecordOurBridge(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		l := connected(t)
@@ -131,7 +131,7 @@ func TestLostRecordSet(t *testing.T) {
 	}
 }
 
-// rename renames the pod's interface.
+// rename() renames the pod's interface.
 func (l lab) rename(to string) error {
 	return l.Pod.Do(func() error {
 		return netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Peer}}, to)
@@ -156,8 +156,9 @@ func TestLostRecordRenamed(t *testing.T) {
 	l.must(l.rename("eth0"))
 }
 
-// TestLostRecordSpares checks that DEL keeps another attachment's device with the same name. Names are equal if network and container ID,
-// concatenated, are the same text. The reference plugin also gives all interfaces of a container the same device name.
+// TestLostRecordSpares checks that DEL keeps another attachment's device with the same name. The device names of two attachments are equal
+// if network and container ID, concatenated, are the same text. The reference plugin also gives all interfaces of a container the same
+// device name.
 func TestLostRecordSpares(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

@@ -44,7 +44,7 @@ func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker)
 	return errors.Join(errs...)
 }
 
-// restore reads the record again under the lock, since the pod may have got new limits or may be gone.
+// restore() reads the record again under the lock, since the pod may have got new limits or may be gone.
 func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger, locks attachment.Locker) error {
 	att, rec, ok, err := locks.Reopen(key, pluginName)
 	if err != nil || !ok {
@@ -85,7 +85,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 	return nil
 }
 
-// restoreEgress restores the missing parts of an egress limit. The result lost is true if any part was missing.
+// restoreEgress restores the missing parts of an egress limit. The first result is true if any part was missing.
 func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket, log *slog.Logger) (lost bool, err error) {
 	ifb, have, err := redirectedTo(host, link, st.IFB)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// Device returns the name of the ifb device in an attachment's record, or "" if there is none. The result shared is true if the reference
+// Device returns the name of the ifb device in an attachment's record, or "" if there is none. The second result is true if the reference
 // plugin uses the same name. The reference plugin's DEL then deletes the device.
 func Device(rec attachment.Record) (name string, shared bool, err error) {
 	var st state

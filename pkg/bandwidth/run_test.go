@@ -92,7 +92,7 @@ func (l lab) ifb(id string) string {
 	return ifbName(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
 }
 
-// applied returns the rates that the kernel applies, as "ingress/egress" in bits per second.
+// applied() returns the rates that the kernel applies, as "ingress/egress" in bits per second.
 func (l lab) applied(id string) string {
 	l.Helper()
 	rate := func(name string) (rate uint64) {

@@ -34,7 +34,7 @@ func (l *lab) connectPair(kind string) {
 	l.must(l.host.SetUp(l.hostSide))
 }
 
-// prepare connects the victim and the tenant with pairs of the given kind. Only the victim gets limits.
+// prepare() connects the victim and the tenant with pairs of the given kind. Only the victim gets limits.
 func prepare(t *testing.T, kind string) (a attack, ok bool) {
 	a = attack{victim: connectedAs(t, "bwt0"), tenant: connectedAs(t, "bwt1")}
 	err := kerneltest.ForgePair(kind, "kt-probe0", 0, "kt-probe1", 0)
@@ -49,7 +49,7 @@ func prepare(t *testing.T, kind string) (a attack, ok bool) {
 	return a, true
 }
 
-// strike replaces the tenant's eth0 by an interface with the ifindexes of the victim's pair.
+// strike() replaces the tenant's eth0 by an interface with the ifindexes of the victim's pair.
 func (a attack) strike(kind string) {
 	a.tenant.Helper()
 	a.tenant.must(a.tenant.Pod.Do(func() error {
@@ -127,8 +127,8 @@ func TestForgedPeer(t *testing.T) {
 	}
 }
 
-// delSameName calls DEL for an attachment whose device name is that of the victim's device. The names are equal because network and
-// container ID, concatenated, are the same text.
+// delSameName calls DEL for an attachment whose device has the same name as the victim's device. The names of both devices are equal
+// because network and container ID, concatenated, are the same text.
 func (a attack) delSameName() {
 	a.victim.removeRecord(a.victim.key("a"))
 	twin := a.tenant

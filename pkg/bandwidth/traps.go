@@ -8,12 +8,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns settings that are valid but have no effect, or another effect than their names suggest. Findings does no I/O.
+// Findings returns valid settings that have no effect, or whose effect differs from what their names suggest. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config)...)
 }
 
-// traps returns the findings that Parse does not log. A configuration that contains limits needs no capability.
+// traps() returns the findings that Parse does not log. A configuration that contains limits needs no capability.
 func traps(config []byte) []plugin.Finding {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {

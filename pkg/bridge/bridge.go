@@ -49,7 +49,7 @@ type state struct {
 
 type bridge struct{ ipam ipam.Runner }
 
-// Plugin returns the bridge plugin. IPAM plugins in the argument builtin run inside this process.
+// Plugin returns the bridge plugin. The IPAM plugins that are passed as arguments run inside this process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	b := bridge{ipam.Runner{Builtin: builtin}}
 	return plugin.Plugin{Name: "bridge", Add: b.add, Del: b.del, Check: b.check, GC: b.gc, Status: b.status}
@@ -177,7 +177,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 }
 
 // clearResidue removes objects that an unfinished ADD with the same key left behind. The result is an error if the container is already
-// attached, even in another namespace, because the runtime has the result of that attachment.
+// attached, even in another namespace: the runtime still uses the result of the earlier ADD.
 func (b bridge) clearResidue(j *job) error {
 	var st state
 	recorded, err := j.att.Load(&st)
@@ -185,8 +185,8 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if recorded && st.Unfinished {
-		// The process that began this ADD has ended, because the current process holds the lock. The links of the ended process are found by
-		// their names.
+		// An earlier process began this ADD. That process has ended, because the current process holds the lock. The links that it created are
+		// found by their names.
 		if err := b.clear(j, st); err != nil {
 			return err
 		}
@@ -248,8 +248,8 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove removes all parts of an attachment. Removing continues after an error. The record is deleted last, and only if all other parts are
-// gone. The addresses are released after the node no longer uses them, so that two pods never use one address.
+// remove() removes all parts of an attachment. Removing continues after an error. The record is deleted last, and only if all other parts
+// are gone. The addresses are released after the node no longer uses them, so that two pods never use one address.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
@@ -258,7 +258,7 @@ func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) er
 	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
 }
 
-// finishRemove does the last steps of remove. The argument err contains the errors of the earlier steps on the node.
+// finishRemove does the last steps of remove(). The argument err contains the errors of the earlier steps on the node.
 func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
 		err = b.releaseAddresses(r, st.IPAM)
@@ -286,7 +286,7 @@ func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage) erro
 	return b.ipam.Del(&as, name)
 }
 
-// status restores flushed rules. STATUS fails only if no ADD can work on this node.
+// status() restores flushed rules. STATUS fails only if no ADD can work on this node.
 func (b bridge) status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -323,7 +323,7 @@ func (c Config) whyUnusable(host *kernel.Node) error {
 	return err
 }
 
-// supported returns an error if the node lacks a feature that the configuration needs. ADD calls it before any change.
+// supported() returns an error if the node lacks a feature that the configuration needs. ADD calls supported() before any change.
 func (c Config) supported(host *kernel.Node) error {
 	err := c.VLANs.supported(host)
 	if c.MACSpoofCheck || c.AntiSpoof {

@@ -58,8 +58,8 @@ func addPort(t *testing.T, bridge string) (del func()) {
 	}
 }
 
-// TestForeignBridgeKeepsMAC checks a bridge that another program created. From the first ADD on, its MAC stays the same when ports join and
-// leave. Each ADD result contains this MAC.
+// TestForeignBridgeKeepsMAC checks a bridge that another program created. From the first ADD on, the bridge keeps its MAC when ports join
+// and leave. Each ADD result contains this MAC.
 func TestForeignBridgeKeepsMAC(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"btfgw": nil, "btfno": {"isGateway", false, "ipMasq", false}, "btfl2": {"isGateway", false, "ipMasq", false, "ipam", nil},
@@ -94,7 +94,7 @@ func TestForeignBridgeKeepsMAC(t *testing.T) {
 	}
 }
 
-// TestVLANGatewayOnForeignBridge checks that the gateway interface of a VLAN keeps its MAC, and that the bridge below it keeps its MAC.
+// TestVLANGatewayOnForeignBridge checks that neither the gateway interface of a VLAN nor the bridge below it changes its MAC.
 func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -114,7 +114,7 @@ func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	}
 }
 
-// echo starts a UDP server on an address of the node. The server answers until the test ends.
+// echo() starts a UDP server on an address of the node. The server answers until the test ends.
 func echo(t *testing.T, address string) (port string) {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", net.JoinHostPort(address, "0"))
@@ -135,7 +135,7 @@ func echo(t *testing.T, address string) (port string) {
 	return fmt.Sprint(conn.LocalAddr().(*net.UDPAddr).Port)
 }
 
-// exchange sends datagrams from a pod until stop is closed. The next datagram is sent after the answer to the previous datagram. The
+// exchange() sends datagrams from a pod until a channel is closed. The next datagram is sent after the answer to the previous datagram. The
 // results are the number of answered datagrams and the number of lost datagrams. The time limit for an answer is long enough for a slow
 // machine.
 func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered, lost int, err error) {

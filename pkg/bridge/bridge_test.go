@@ -58,7 +58,7 @@ func TestAdd(t *testing.T) {
 	l.OK(a.check("prevResult", withoutInterfaceIndex(a)))
 }
 
-// withoutInterfaceIndex returns the ADD result in the form of CNI version 0.2.0, which has no interface indexes.
+// withoutInterfaceIndex returns the ADD result without interface indexes, as in CNI version 0.2.0.
 func withoutInterfaceIndex(a attached) types100.Result {
 	prev := a.result
 	prev.IPs = nil
@@ -152,8 +152,8 @@ func TestIPv4PodHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestAddressReused checks that the next pod with an address is reachable at once. The peer still has the previous pod in its neighbour
-// cache.
+// TestAddressReused checks that a new pod with the address of a deleted pod is reachable at once. The peer still has the deleted pod in its
+// neighbour cache.
 func TestAddressReused(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
@@ -187,7 +187,7 @@ func TestAddressReused(t *testing.T) {
 	}
 }
 
-// TestReachedAtOnce checks that frames pass when ADD returns. The kernel delays its work for a new link by up to a second.
+// TestReachedAtOnce checks that frames can pass as soon as ADD returns. The kernel delays its work for a new link by up to a second.
 func TestReachedAtOnce(t *testing.T) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -217,7 +217,7 @@ func TestReachedAtOnce(t *testing.T) {
 }
 
 // mustAnswer fails the test unless a connection to the address is refused within a second. The refusal proves that the pod is reachable. If
-// from is nil, the connection starts on the node.
+// the first argument is nil, the connection starts on the node.
 func (l lab) mustAnswer(from *sandbox.Pod, addr string) {
 	l.Helper()
 	ask := func() error {

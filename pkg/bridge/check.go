@@ -22,7 +22,7 @@ func differs(format string, args ...any) error {
 // isDifferent reports whether err means that the observed state differs from the wanted state.
 func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
 
-// check compares the state of the node and the pod with prevResult and the configuration.
+// check() compares the state of the node and the pod with prevResult and the configuration.
 func (b bridge) check(r *plugin.Request) error {
 	j, err := b.open(r)
 	if err != nil {
@@ -95,7 +95,7 @@ func (j *job) recordedRoutes(l *layer3) {
 	})
 }
 
-// observe looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod
+// observe() looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod
 // side. The name of the host side does not matter.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool
@@ -288,8 +288,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	return nil
 }
 
-// checkMasquerade fails if an attachment's masquerade is missing. For an attachment without a record it only logs the loss, because Podlace
-// cannot restore that masquerade.
+// checkMasquerade fails if an attachment's masquerade is missing. If the attachment has no record, the loss is only logged, because Podlace
+// cannot restore the masquerade without a record.
 func (j *job) checkMasquerade(l layer3) error {
 	err := withHint(j.compareMasquerade(l))
 	if !j.hasRecord {
@@ -322,9 +322,9 @@ func (j *job) compareMasquerade(l layer3) error {
 }
 
 // checkRecord fails if Podlace attached the pod but the record is lost. A pod without a record may belong to the reference plugin, so
-// checkRecord needs evidence that Podlace attached the pod. The host side must have Podlace's name. The port must have a guarded pod's
-// flags, or Podlace's rules must masquerade the pod while the reference plugin's rules do not. A flush of the rules does not change port
-// flags.
+// checkRecord needs evidence that Podlace attached the pod. The host side must have Podlace's name. In addition, the port must have the
+// flags of a guarded pod, or Podlace's rules must masquerade the pod and the reference plugin's rules must not masquerade it. A flush of
+// the rules does not change port flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// healthyPod is a pod in a correct state: a configuration, and changes that nodes, runtimes, other plugins and workloads typically make. In
-// the commands, BR stands for the bridge, HOST for the host side, and V4 and V6 for the pod's addresses.
+// healthyPod describes a pod in a correct state: its configuration, and the changes that the node, the runtime, other plugins or the
+// workload made. In the commands, BR stands for the bridge, HOST stands for the host side, and V4 and V6 stand for the pod's addresses.
 type healthyPod struct {
 	keys       []any
 	need       string // kernel feature that the node needs
@@ -186,8 +186,8 @@ const cleanUp = "ip link del BR; ip link del BR.100; ip link del up0; ip link de
 	"ip route del unreachable fd00:90::/32; ip route del blackhole 192.0.2.0/24; sysctl -qw net.ipv4.conf.default.forwarding=1; " +
 	"sysctl -qw net.ipv4.ip_forward=0; sysctl -qw net.ipv4.ip_forward=1; sysctl -qw net.ipv6.conf.all.forwarding=1"
 
-// TestCheckHealthy (C-66, C-67) checks that CHECK succeeds for each healthy pod. CHECK logs no warning except the expected line in the
-// field tells.
+// TestCheckHealthy (C-66, C-67) checks that CHECK succeeds for each healthy pod. CHECK logs only the expected warning of the case, if there
+// is one.
 func TestCheckHealthy(t *testing.T) {
 	kinds := podsByConfiguration([]string{"10.90.0.0/24", "fd00:90::/64"})
 	maps.Copy(kinds, podsByChanges())

@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// run runs a shell command on the node. In the command, HOST stands for the host side of the pod, and V4 and V6 for the pod's addresses.
+// run() runs a shell command on the node. In the command, HOST stands for the host side of the pod, and V4 and V6 stand for the pod's
+// addresses.
 func (a attached) run(command string) error {
 	command = a.named(command)
 	out, err := exec.Command("sh", "-ec", command).CombinedOutput()
@@ -25,7 +26,7 @@ func (a attached) run(command string) error {
 	return nil
 }
 
-// named replaces the word HOST by the name of the host side, and the words V4 and V6 by the pod's addresses.
+// named() replaces the word HOST by the name of the host side, and the words V4 and V6 by the pod's addresses.
 func (a attached) named(text string) string {
 	var words []string
 	if len(a.result.Interfaces) > 1 {
@@ -42,7 +43,7 @@ func (a attached) runInPod(command string) error {
 	return a.Pod.Do(func() error { return a.run(command) })
 }
 
-// damage is a command on the node that disconnects or exposes pods, and the text with which CHECK must report this.
+// damage consists of a command that disconnects or exposes pods, and of the text with which CHECK must report this.
 type damage struct {
 	command  string
 	says     string
@@ -50,7 +51,7 @@ type damage struct {
 	repair   string // command that repairs a damage which no verb restores and which the next pod would meet
 }
 
-// damages returns commands that each make one change on the node. The pods are on bridge btn0 and have hairpinMode.
+// damages() returns commands that each make one change on the node. The pods are on bridge btn0 and have hairpinMode.
 func damages() map[string]damage {
 	const all, byGC = "STATUS GC", "GC"
 	refuses := func(route string) damage {
@@ -135,7 +136,7 @@ func (l lab) mustReport(d damage) {
 	}
 }
 
-// mustRestore checks that a verb restores the damaged part and logs this once. The next call of the verb must not restore it again.
+// mustRestore checks that a verb restores the damaged part and logs this once. The next call of the verb must restore nothing.
 func (a attached) mustRestore(verb string) {
 	a.Helper()
 	keys := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}

@@ -40,8 +40,8 @@ func delDefault(gateway, dst string) func(netlink.Link) error {
 	}
 }
 
-// breakages returns changes that each break one part of an attachment, with the text of CHECK's error. The field repair restores the bridge
-// for the next case.
+// breakages() returns changes that each break one part of an attachment, with the text of CHECK's error. repair() restores the bridge for
+// the next case.
 func breakages() map[string]struct {
 	change func(attached) error
 	says   string

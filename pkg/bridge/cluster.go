@@ -20,8 +20,8 @@ import (
 // equal.
 const useClusterCIDR = "useClusterCidr"
 
-// resolve replaces the keywords "auto" and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call it. The file
-// is read only if the configuration contains one of these keywords.
+// resolve() replaces the keywords "auto" and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call resolve().
+// The file is read only if the configuration contains one of these keywords.
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
@@ -97,7 +97,7 @@ func readClusterCIDRs() func() []netip.Prefix {
 	})
 }
 
-// renewNetwork updates two kinds of exceptions: the network's shared exceptions, and those of single pods.
+// renewNetwork updates two kinds of exceptions: the network's shared exceptions, and the exceptions of single pods.
 func renewNetwork(log *slog.Logger, network string, read func() []netip.Prefix) error {
 	errs := []error{renewShared(log, network, read)}
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
@@ -128,8 +128,8 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 	return writeMasquerade(att, m, pods)
 }
 
-// staleNote returns the masquerade configuration with the CIDRs from node.json. The result stale is true if the current configuration has
-// other CIDRs. A configuration without useClusterCidr is never stale.
+// staleNote returns the masquerade configuration with the CIDRs from node.json. The second result is true if these CIDRs differ from those
+// in the current configuration. A configuration without useClusterCidr is never stale.
 func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale bool) {
 	text, _ := attachment.NotedIn(network, masqueraded)
 	if json.Unmarshal([]byte(text), &m) != nil || m.Cluster == 0 {

@@ -29,7 +29,7 @@ func writeNode(t *testing.T, content string) {
 	t.Cleanup(func() { _ = os.Remove(nodefile.Path) })
 }
 
-// mustExcept checks that the pod's masquerade exempts the destinations in want, and does not exempt those in not.
+// mustExcept checks that the pod's masquerade exempts all destinations in the first list, and no destination in the second list.
 func (a attached) mustExcept(want, not string) {
 	a.Helper()
 	if a.Conf["ipMasqBackend"] != "iptables" {
@@ -184,7 +184,7 @@ func TestNodeFileIsReadOnce(t *testing.T) {
 		l.add("first")
 		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK)
 		if err == nil {
-			// inotify merges equal consecutive events into a single event. The close event in between keeps two open events apart.
+			// inotify merges equal consecutive events into a single event. Two open events are not merged if there is a close event between them.
 			_, err = unix.InotifyAddWatch(watch, nodefile.Path, unix.IN_OPEN|unix.IN_CLOSE_NOWRITE)
 		}
 		if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// parsed calls Parse with a configuration that contains the given keys.
+// parsed() calls Parse with a configuration that contains the given keys.
 func parsed(keys, version string, args map[string]string) (Config, error) {
 	return Parse(&plugin.Request{Plugin: "bridge", Network: "net", CNIVersion: version, Args: args, Config: []byte("{" + keys + "}"),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})

@@ -20,10 +20,10 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// floodSize is larger than the kernel's limit for neighbour entries, which is 1,024 by default (gc_thresh3 in ip-sysctl.rst).
+// floodSize is larger than the kernel's limit for neighbour entries (gc_thresh3 in ip-sysctl.rst, 1,024 by default).
 const floodSize = 3000
 
-// uplinkAddresses contains the addresses of a machine on the node's uplink. The key true stands for IPv4.
+// uplinkAddresses contains the addresses of a machine on the node's uplink. The entry with the key true is the IPv4 address.
 var uplinkAddresses = map[bool]string{true: "203.0.113.2", false: "2001:db8:113::2"}
 
 // unassignedAddress returns the nth unassigned address in the pods' subnet.
@@ -41,7 +41,7 @@ func unassignedAddress(is4 bool, n int) netip.Addr {
 // packet socket on the pod's eth0.
 type flood func(a attached, tap int, is4 bool, from int) error
 
-// forge sends neighbour requests for the gateway, with forged sender addresses. The gateway then stores a neighbour entry for each forged
+// forge() sends neighbour requests for the gateway, with forged sender addresses. The gateway then stores a neighbour entry for each forged
 // sender.
 func forge(a attached, tap int, is4 bool, from int) error {
 	s := a.station()
@@ -65,7 +65,7 @@ func scanByGateway(a attached, tap int, is4 bool, from int) error {
 	})
 }
 
-// scan sends packets for the addresses, which needs no privileges. The pod's kernel resolves the addresses itself.
+// scan() sends packets for the addresses. Sending these packets needs no privileges. The pod's kernel resolves the addresses itself.
 func scan(a attached, _ int, is4 bool, from int) error {
 	return a.Pod.Do(func() error {
 		var conn *net.UDPConn

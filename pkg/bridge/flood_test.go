@@ -53,7 +53,8 @@ func (l lab) learnedMACs(bridge string, forged bool) (count int) {
 	return count
 }
 
-// maxLearned returns fdb_max_learned of a bridge, where 0 means no limit. The result ok is false if the kernel does not support this limit.
+// maxLearned returns fdb_max_learned of a bridge, where 0 means no limit. The second result is false if the kernel does not support this
+// limit.
 func (l lab) maxLearned(bridge string) (bound uint32, ok bool) {
 	l.Helper()
 	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)

@@ -111,7 +111,7 @@ func (j *job) checkForeign(l layer3) error {
 		j.att.Network)
 }
 
-// notedMasquerade returns the masquerade configuration that the network's sets were last written from.
+// notedMasquerade returns the masquerade configuration from which the network's sets were last written.
 func notedMasquerade(att *attachment.Attachment) (m Masquerade) {
 	text, _ := att.Noted(masqueraded)
 	_ = json.Unmarshal([]byte(text), &m)

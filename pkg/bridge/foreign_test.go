@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// nft runs nft(8). In the command, NET stands for the suffix of the network's set names, and HOST for the name of a host side.
+// nft() runs nft(8). In the command, NET stands for the suffix of the network's set names, and HOST stands for the name of a host side.
 func (a attached) nft(command string) {
 	a.Helper()
 	words := strings.NewReplacer("NET", MasqueradeSets{Network: a.network()}.name(), "HOST", a.hostVeth()).Replace(command)
@@ -22,7 +22,7 @@ func (a attached) nft(command string) {
 	}
 }
 
-// collect runs GC. The attachments with the given IDs are valid.
+// collect() runs GC. The attachments with the given IDs are valid.
 func (a attached) collect(ids ...string) {
 	a.Helper()
 	var valid []any

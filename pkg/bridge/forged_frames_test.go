@@ -26,7 +26,7 @@ func ip4(to, from net.HardwareAddr, src, dst netip.Addr, protocol byte, flags ui
 	return ether(to, from, unix.ETH_P_IP, head, data)
 }
 
-// igmp returns an IGMP message (RFC 2236, RFC 3376) with its checksum.
+// igmp() returns an IGMP message (RFC 2236, RFC 3376) with its checksum.
 func igmp(kind byte, group netip.Addr, more ...byte) []byte {
 	message := slices.Concat([]byte{kind, 10, 0, 0}, group.AsSlice(), more)
 	copy(message[2:], checksum(message))
@@ -124,7 +124,7 @@ func routerGuises(m station) []routerFrame {
 }
 
 // leadsToRouter reports whether the bridge treats the pod's port as a multicast router port. The command 'bridge mdb show' lists these
-// ports. Afterwards it resets the port to a normal port.
+// ports. Before leadsToRouter returns, it resets the port to a normal port.
 func (a attached) leadsToRouter() (found bool) {
 	a.Helper()
 	const routers = 2 // MDBA_ROUTER in include/uapi/linux/if_bridge.h
@@ -195,7 +195,7 @@ func (p pair) in6(first byte, body ...[]byte) []byte {
 	return ip6(p.v.mac, p.m.mac, p.m.linkLo, p.v.linkLo, first, slices.Concat(body...))
 }
 
-// llc returns a frame that has a length in place of the EtherType (IEEE 802.3).
+// llc() returns a frame that has a length in place of the EtherType (IEEE 802.3).
 func (p pair) llc(body ...[]byte) []byte {
 	return ether(p.v.mac, p.m.mac, uint16(len(slices.Concat(body...))), body...)
 }
@@ -212,7 +212,7 @@ func withByte(frame []byte, at int, value byte) []byte {
 	return f
 }
 
-// datagram returns a UDP header with checksum 0, which means no checksum.
+// datagram() returns a UDP header with checksum 0, which means no checksum.
 func datagram(source, destination uint16) []byte {
 	return slices.Concat(be(source), be(destination), be(12), be(0), []byte("data"))
 }
@@ -247,7 +247,7 @@ func (p pair) harmlessFrames() []frame {
 	}
 }
 
-// forgeries returns frames of a pod that acts as a router, server or neighbour. The frames are wrapped so that simple rules miss them.
+// forgeries() returns frames of a pod that acts as a router, server or neighbour. The frames are wrapped so that simple rules miss them.
 func (p pair) forgeries() []frame {
 	var (
 		gateway4, gateway6 = netip.MustParseAddr("10.60.0.1"), netip.MustParseAddr("fd00:60::1")

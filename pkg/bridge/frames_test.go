@@ -36,7 +36,7 @@ func (a attached) station() station {
 
 func be(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
-// ether returns an Ethernet frame with the payload.
+// ether() returns an Ethernet frame with the payload.
 func ether(to, from net.HardwareAddr, kind uint16, payload ...[]byte) []byte {
 	return slices.Concat(to, from, be(kind), slices.Concat(payload...))
 }
@@ -73,7 +73,7 @@ func ip6(to, from net.HardwareAddr, src, dst netip.Addr, next byte, body []byte)
 		body)
 }
 
-// icmp returns a frame with an ICMPv6 message, which consists of type, code, checksum and body.
+// icmp() returns a frame with an ICMPv6 message, which consists of type, code, checksum and body.
 func icmp(to, from net.HardwareAddr, src, dst netip.Addr, kind byte, body ...[]byte) []byte {
 	message := slices.Concat([]byte{kind, 0, 0, 0}, slices.Concat(body...))
 	copy(message[2:], checksum(src.AsSlice(), dst.AsSlice(), []byte{0, 0}, be(uint16(len(message))), []byte{0, 0, 0, unix.IPPROTO_ICMPV6},
@@ -85,7 +85,7 @@ func udp6(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, b
 	return ip6(to, from, src, dst, unix.IPPROTO_UDP, slices.Concat(be(sport), be(dport), be(uint16(8+len(body))), be(0), []byte(body)))
 }
 
-// tap opens a packet socket on the pod's eth0.
+// tap() opens a packet socket on the pod's eth0.
 func (a attached) tap() (fd int) {
 	a.Helper()
 	const protocol = uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8)
@@ -106,7 +106,7 @@ func (a attached) tap() (fd int) {
 	return fd
 }
 
-// arrivals sends frames from one pod, and returns for each frame whether the other pod received it. The last frame must be a frame that
+// arrivals() sends frames from one pod, and returns for each frame whether the other pod received it. The last frame must be a frame that
 // always arrives.
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()

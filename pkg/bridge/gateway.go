@@ -18,8 +18,8 @@ import (
 func (j *job) setUpGateway(w wiring, l layer3) error {
 	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
-		// The note's name contains the prefix length. The kernel could return the prefix length only in a list of all addresses, which would be
-		// slower.
+		// The note's name contains the prefix length. The kernel could return the prefix length only in a list of all addresses, and reading this
+		// list would be slower.
 		_, noted := j.att.Noted(gatewayNote(bridge, gw))
 		if err := forward(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
@@ -53,7 +53,7 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 	return err
 }
 
-// gatewayNote returns the name of a note: this network has added a gateway address to a bridge.
+// gatewayNote returns the name of a note which says that this network has added a gateway address to a bridge.
 func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
@@ -86,7 +86,7 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	return j.att.Note(gatewayNote(bridge, gw), "")
 }
 
-// replacedBy returns those of the other addresses that conflict with a gateway address. A conflict is another IPv4 address, an IPv6 address
+// replacedBy returns those addresses in a list that conflict with a gateway address. A conflict is another IPv4 address, an IPv6 address
 // with an overlapping subnet, or the same address with another prefix length.
 func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {
@@ -94,7 +94,7 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 			continue
 		}
 		if gw.Addr().Is6() && !other.Overlaps(gw) {
-			// This address does not conflict, so it may stay. If the network added it with an earlier configuration, it is removed once no pod uses
+			// This address does not conflict, so it may stay. An address from an earlier configuration of the network is removed once no pod uses
 			// it.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
@@ -109,8 +109,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 	return gone, nil
 }
 
-// removeGateway removes a gateway address of an earlier configuration from the bridge. The masquerade of that subnet ends too:
-// removeGateway empties the masquerade's note, so that the next ADD rewrites the sets from the pods' records.
+// removeGateway removes a gateway address of an earlier configuration from the bridge. The masquerade of that subnet ends too. For this
+// purpose, removeGateway empties the masquerade's note. The next ADD then rewrites the sets from the pods' records.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	unlock, err := j.att.LockNetwork() // otherwise a STATUS between the two steps would restore the address
 	if err != nil {
@@ -148,8 +148,8 @@ func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	}
 }
 
-// mayReplace returns nil if the address old may be removed from the bridge. An address may be removed if a network of Podlace added it, and
-// if no pod uses it. If the address must stay, mayReplace returns the reason.
+// mayReplace returns nil if a gateway address may be removed from the bridge. An address may be removed if a network of Podlace added it,
+// and if no pod uses it. If the address must stay, mayReplace returns the reason.
 func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
 	network, noted, err := attachment.NotedBy(gatewayNote(bridge, old))
@@ -172,8 +172,8 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		"or set forceAddress, which cuts them off", old.Masked(), gw.Masked(), user)
 }
 
-// userOf returns a description of a pod on the bridge that has an address in the gateway's subnet. A port without a record is treated as a
-// user of the subnet. The result is empty if the subnet has no user. The function reads the records of all attachments on the node.
+// userOf describes a pod that is on the bridge and has an address in the gateway's subnet. A port without a record is treated as a user of
+// the subnet. The result is empty if the subnet has no user. The function reads the records of all attachments on the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {

@@ -60,7 +60,7 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 }
 
 // TestBridgeRenamed checks a changed key "bridge" while a pod is still on the old bridge. ADD of a pod on the new bridge logs a warning
-// that names both bridges. After the old bridge was deleted, ADD logs no warning.
+// that names both bridges. Once the old bridge is deleted, ADD logs no warning.
 func TestBridgeRenamed(t *testing.T) {
 	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil, "ipam", hostLocal("10.76.0.0/24", "fd00:76::/64"))
 	for _, name := range []string{"btf-0", "btf-1", "btf-2"} {
@@ -283,7 +283,7 @@ func TestKata(t *testing.T) {
 	}
 }
 
-// redirectBoth redirects the frames that arrive at one link out of the other link, in both directions.
+// redirectBoth connects two links: each frame that arrives at one of the links is sent through the other link.
 func redirectBoth(names ...string) error {
 	links := map[string]netlink.Link{}
 	for _, name := range names {

@@ -53,9 +53,9 @@ func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin
 	return &of
 }
 
-// allocate gets addresses from the IPAM plugin. If the pool is exhausted, dead pods for which the runtime never called DEL are removed, and
-// allocate tries again. An in-process IPAM plugin reuses the addresses of dead pods itself, and reports the attachments that had them. For
-// an external IPAM plugin, allocate releases the addresses of dead pods and tries once more.
+// allocate() gets addresses from the IPAM plugin. If the pool is exhausted, dead pods for which the runtime never called DEL are removed,
+// and allocate() tries again. An in-process IPAM plugin reuses the addresses of dead pods itself, and reports the attachments that had
+// them. For an external IPAM plugin, allocate() releases the addresses of dead pods and tries once more.
 func (b bridge) allocate(j *job) (*types100.Result, error) {
 	var dead []plugin.Attachment
 	j.r.Reclaimed = func(of plugin.Attachment) { dead = append(dead, of) }
@@ -79,8 +79,9 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
-// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. Collecting cannot deadlock.
-// Only collectors take a second attachment's lock, always that of a dead attachment, and no ADD holds the lock of a dead attachment.
+// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. Collecting cannot deadlock. A
+// process takes the lock of a second attachment only for a collection. That attachment is always dead, and no ADD holds the lock of a dead
+// attachment.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {
@@ -95,8 +96,8 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	return n
 }
 
-// removeDead removes a dead attachment, for which it uses only the record. Another program may meanwhile have attached the container in
-// another namespace. Leases that are newer than the record belong to the other program's attachment.
+// removeDead removes a dead attachment by means of its record alone. Another program may meanwhile have attached the container in another
+// namespace. Leases that are newer than the record belong to the other program's attachment.
 func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
 	att, st, found, err := attachment.TakeDead[state](j.r, of)
 	if err != nil || !found {

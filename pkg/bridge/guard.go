@@ -26,15 +26,15 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// The constant guards is the name of a lock, which is taken to write the guards of all networks. The constant guarded is the mark of a
-// note: the node has the guard table.
+// The first constant is the name of a lock, which is taken to write the guards of all networks. The second constant is the mark of a note
+// which says that the node has the guard table.
 const (
 	guards  = "guards"
 	guarded = "guarded"
 )
 
-// guard sets up the port's spoof protection before the port is up, so that other pods are always protected from this pod. If a flush
-// removed guard rules, guard restores the rules of all networks' pods, even if the current pod needs no guard.
+// guard() sets up the port's spoof protection before the port is up, so that other pods are always protected from this pod. If guard rules
+// were flushed, the rules of all networks' pods are restored, even if the current pod needs no guard.
 func (j *job) guard(port kernel.Link, g *Guard) error {
 	j.restoreFlushed()
 	if g == nil {
@@ -58,8 +58,8 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	return ensureGuard(j.host, *g)
 }
 
-// repairGuards checks the rules, the guards of all recorded attachments, and the guards in more. If any part is missing, all parts are
-// written.
+// repairGuards checks the rules, the guards of all recorded attachments, and the guards in the last argument. If any part is missing, all
+// parts are written.
 func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(guards)
 	if err != nil {
@@ -109,7 +109,7 @@ func guardsOf(pods []attachment.Of[state]) (all []Guard) {
 	return all
 }
 
-// unguard removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite of
+// unguard() removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite of
 // all guards would restore it.
 func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {
@@ -129,8 +129,8 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 }
 
 // checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. Stronger protection
-// in a new configuration is only logged. For a pod without a record, which may be the reference plugin's, missing protection is only logged
-// too. CHECK does not fail for weaker protection, because an error could make the runtime replace the pod.
+// in a new configuration is only logged. A pod without a record may be a pod of the reference plugin, so CHECK only logs that the
+// protection of this pod is missing. CHECK does not fail for weaker protection, because an error could make the runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {
 		err := guardDrift(j.host)

@@ -28,7 +28,7 @@ const (
 	regValue = 2
 )
 
-// These are byte offsets: of the addresses in the IP header, and of the target address in an ICMPv6 neighbour discovery message.
+// These are the byte offsets of the addresses in the IP header, and of the target address in an ICMPv6 neighbour discovery message.
 const (
 	source4, destination4 = 12, 16
 	source6, destination6 = 8, 24
@@ -40,7 +40,7 @@ type guardRules struct {
 	sets map[string]*nftables.Set
 }
 
-// guardSet is a set in the guard table. An element's key consists of the port's name and the fields in key.
+// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address of the type in the field key.
 type guardSet struct {
 	name string
 	key  []nftables.SetDatatype

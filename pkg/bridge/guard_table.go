@@ -24,7 +24,7 @@ type Guard struct {
 	Owner     string       `json:"owner,omitempty"` // for humans who read the rules
 }
 
-// elements returns the elements that the port needs in the sets of the guard table.
+// elements() returns the elements that the port needs in the sets of the guard table.
 func (g Guard) elements() ([]nft.Element, error) {
 	mac, err := net.ParseMAC(g.MAC)
 	if err != nil {
@@ -49,7 +49,7 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 }
 
 // compareGuards returns nil if the kernel has all rules of the current version and all entries of the given guards. If a part is missing,
-// compareGuards returns an error with plugin.CodeStateDiffers, which names the part.
+// compareGuards returns an error that names the part, with plugin.CodeStateDiffers.
 func compareGuards(host *kernel.Node, guards ...Guard) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

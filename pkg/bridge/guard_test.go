@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// These are kinds of frames, named by the protection that drops them.
+// These are kinds of frames. Each kind has the name of the protection that drops these frames.
 const (
 	always   = iota // no protection stops it
 	forgery         // antiSpoof stops it
@@ -35,7 +35,7 @@ type frame struct {
 	bytes []byte
 }
 
-// traffic returns allowed and forbidden frames from pod m to pod v.
+// traffic() returns allowed and forbidden frames from pod m to pod v.
 func traffic(m, v station) []frame {
 	var (
 		gateway4   = netip.MustParseAddr("10.60.0.1")
@@ -291,7 +291,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	}
 }
 
-// TestGCLeavesRunningADD checks that GC does not restore a guard or masquerade that a running ADD has not written yet.
+// TestGCLeavesRunningADD checks that GC leaves a guard or masquerade alone if a running ADD is about to write it.
 func TestGCLeavesRunningADD(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) { testGCLeavesRunningADD(t, backend) })

@@ -2,5 +2,5 @@
 
 package bridge
 
-// Keys returns an empty struct that mirrors the JSON of the configuration. The function plugin.SchemaOf reads its fields.
+// Keys returns an empty struct that mirrors the JSON of the configuration. The function plugin.SchemaOf reads the fields of this struct.
 func Keys() any { return rawConfig{} }

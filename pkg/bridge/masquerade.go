@@ -20,8 +20,8 @@ type Masquerade struct {
 	V4      bool           `json:"v4"`
 	V6      bool           `json:"v6"`
 	Except  []netip.Prefix `json:"except,omitempty"` // destinations that see the pod's own address
-	// Cluster is the number of entries at the end of Except that replaced the keyword useClusterCidr. Cluster is 0 if the configuration does
-	// not contain the keyword.
+	// Cluster is the number of CIDRs that replaced the keyword useClusterCidr. These CIDRs are at the end of the list Except. Cluster is 0 if
+	// the configuration does not contain the keyword.
 	Cluster    int  `json:"cluster,omitempty"`
 	UseCluster bool `json:"-"` // the configuration contains useClusterCidr
 }
@@ -36,7 +36,7 @@ func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.
 	return out
 }
 
-// masquerade sets up masquerade for the pod's traffic that leaves the network. With an in-process IPAM plugin the subnets are known. With
+// masquerade() sets up masquerade for the pod's traffic that leaves the network. With an in-process IPAM plugin the subnets are known. With
 // known subnets, the rules cover whole subnets, which all pods share. With shared subnets, only the first pod of a network changes rules.
 func (j *job) masquerade(l layer3) error {
 	m := j.cfg.Masquerade
@@ -46,7 +46,7 @@ func (j *job) masquerade(l layer3) error {
 	if m.Backend == "" {
 		return j.endMasquerade()
 	}
-	// If nftables masqueraded pods before the configuration changed, these pods stay masqueraded.
+	// Pods that nftables rules masqueraded before a change of the configuration stay masqueraded.
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
@@ -67,8 +67,8 @@ func (j *job) endMasquerade() error {
 	return j.att.Unnote(masqueraded)
 }
 
-// masqueraded is the mark of a note: the network has a chain and sets in nftables. The text of the note is the masquerade configuration in
-// force.
+// This constant is the mark of a note which says that the network has a chain and sets in nftables. The text of the note is the masquerade
+// configuration in force.
 const masqueraded = "masqueraded"
 
 // noteText formats the configuration as the text of this note.
@@ -118,7 +118,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 }
 
 // writeMasquerade replaces the chain and the sets of a network. The note with the configuration is written last. If the process is killed
-// before that, the next ADD finds an empty note and writes all parts again.
+// before this last step, the next ADD finds an empty note and writes all parts again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
 	if err := att.Note(masqueraded, ""); err != nil {
 		return err
@@ -129,8 +129,8 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 	return att.Note(masqueraded, m.noteText())
 }
 
-// repairMasquerade rewrites the chain and the sets of a network that has pods, if any part is missing. Parts that a running ADD has not
-// written yet are not counted as missing. If no pod needs masquerade and the chain was flushed, it removes the note.
+// repairMasquerade rewrites the chain and the sets of a network that has pods, if any part is missing. Parts that a running ADD is about to
+// write do not count as missing. If no pod needs masquerade and the chain was flushed, the note is removed.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
@@ -184,8 +184,8 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 	return m
 }
 
-// unmasquerade removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a concurrent
-// rewrite of the network's sets would restore it. Subnets that other pods may share stay in the sets.
+// unmasquerade() removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a
+// concurrent rewrite of the network's sets would restore it. Subnets that other pods may share stay in the sets.
 func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil

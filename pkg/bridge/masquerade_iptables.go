@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The chain and the rules have the same names and text as the reference plugin's, so that the reference plugin can remove them after a
-// rollback.
+// The name of the chain and the form of the rules are those of the reference plugin. After a rollback, the reference plugin can therefore
+// remove the chain and the rules.
 func masqueradeChain(key attachment.Key) string { return reference.Bridge(reference.Of(key)).Chain() }
 
 func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix) error {
@@ -108,8 +108,8 @@ func (st state) byIPTables() []netip.Prefix {
 	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.ofMasqueradedFamilies(st.Addresses)
 }
 
-// repairIPTables writes the missing iptables rules of masqueraded pods. If wait is false and a lock is held, it returns a busy error and
-// does not wait.
+// repairIPTables writes the missing iptables rules of masqueraded pods. If the last argument is false and another process holds a lock, the
+// result is a busy error, without waiting.
 func repairIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, pod := range finished(pods) {

@@ -28,7 +28,7 @@ type MasqueradeSets struct {
 	Sources, Local []netip.Prefix
 }
 
-// multicast returns the multicast ranges. Multicast is never masqueraded, because a receiver does not answer to the source (RFC 1112, RFC
+// multicast() returns the multicast ranges. Multicast is never masqueraded, because a receiver does not answer to the source (RFC 1112, RFC
 // 4291).
 func multicast() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
@@ -45,10 +45,10 @@ func (m MasqueradeSets) setName(kind string, is4 bool) string {
 
 func (m MasqueradeSets) chainName() string { return "network-" + m.name() }
 
-// empty reports whether m contains no prefix.
+// empty() reports whether m contains no prefix.
 func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 
-// elements returns the elements of both sets. Each prefix is an interval.
+// elements() returns the elements of both sets. Each prefix is an interval.
 func (m MasqueradeSets) elements() (out []nft.Element) {
 	for _, p := range m.Sources {
 		out = append(out, interval(m.setName("pods", p.Addr().Is4()), p)...)
@@ -79,13 +79,13 @@ func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return err
 }
 
-// SetMasquerade replaces all masquerade of the network by m.
+// SetMasquerade replaces the network's chain and sets by new ones with the content of m.
 func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the kernel masquerades all of m. If a part is missing, it returns an error with plugin.CodeStateDiffers,
-// which names the part.
+// compareMasquerade returns nil if the kernel's sets contain all prefixes in m. If a part is missing, the result is an error that names the
+// part, with plugin.CodeStateDiffers.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {
@@ -109,8 +109,8 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
-// hasMasqueradeRules reports whether the network's chain has the expected number of rules, which is one for each address family. ADD uses
-// this check because it is quick.
+// hasMasqueradeRules reports whether the network's chain has the expected number of rules: one rule for each address family. ADD uses this
+// check because it is quick.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -147,7 +147,7 @@ func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Pre
 	return missing, nil
 }
 
-// covers reports whether one interval of a set contains the whole prefix. To a query for one address, the kernel returns the interval that
+// covers() reports whether one interval of a set contains the whole prefix. For an address in a query, the kernel returns the interval that
 // contains the address.
 func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	begin, ok, err := t.Get(nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()})
@@ -197,8 +197,8 @@ func endMasquerade(m MasqueradeSets) error {
 	}, m.chainName())
 }
 
-// interval returns the two elements that represent a prefix in an interval set: the prefix's first address, and the first address after the
-// prefix.
+// interval() returns the two elements that represent a prefix in an interval set: the prefix's first address, and the first address after
+// the prefix.
 func interval(set string, p netip.Prefix) []nft.Element {
 	out := []nft.Element{{Set: set, Key: p.Masked().Addr().AsSlice()}}
 	if end := addressAfter(p); end.IsValid() {
@@ -243,7 +243,7 @@ func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables
 	return chain, sets, nil
 }
 
-// build writes the rules into the chain and the elements into the sets. Each packet needs one lookup for each network, however many pods
+// build() writes the rules into the chain and the elements into the sets. Each packet needs one lookup for each network, however many pods
 // the network has. A new pod changes nothing if the subnets of its network are already in the sets.
 func (m MasqueradeSets) build(r nft.Ruleset) error {
 	chain, sets, err := m.createEmpty(r)
@@ -273,7 +273,7 @@ func addElements(c *nftables.Conn, sets iter.Seq[*nftables.Set], elements []nft.
 	return nil
 }
 
-// distinct removes each prefix that is part of another prefix, since the intervals of a set must not overlap.
+// distinct() removes each prefix that is part of another prefix, since the intervals of a set must not overlap.
 func distinct(prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for i, p := range prefixes {

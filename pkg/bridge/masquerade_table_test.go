@@ -78,7 +78,7 @@ func masquerade(network string, sources, local []string) MasqueradeSets {
 
 func subnets(list ...string) MasqueradeSets { return masquerade("net", list, list) }
 
-// ensure applies masquerade as the plugin does for each new pod. The last element of the argument all belongs to the newest pod.
+// ensure() applies masquerade as the plugin does for each new pod. The last set in the arguments belongs to the newest pod.
 func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	t.Helper()
 	m := all[len(all)-1]

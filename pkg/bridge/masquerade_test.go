@@ -30,7 +30,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// masquerades returns an error unless the given sources and exceptions are in force for the lab's network.
+// masquerades() returns an error unless the given sources and exceptions are in force for the lab's network.
 func (l lab) masquerades(sources, local string) error {
 	h, err := kernel.Host()
 	if err != nil {

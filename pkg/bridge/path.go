@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// compareForwarding returns an error if the node does not forward packets from a gateway link. The function isDifferent recognizes this
-// error. The result byAdmin is true if forwarding is on for the node but off for this link, as an admin may have set it.
+// compareForwarding returns an error if the node does not forward packets from a gateway link. isDifferent() recognizes this error. The
+// first result is true if forwarding is on for the node but off for this link, as an admin may have set it.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
@@ -34,8 +34,8 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 	return false, differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
 
-// forward enables forwarding for packets from a gateway link. The link's own setting is changed only for the first pod, since an admin may
-// later exclude single links from forwarding.
+// forward() enables forwarding for packets from a gateway link. The link's own setting is changed only for the first pod, since an admin
+// may later exclude single links from forwarding.
 func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	var settings []kernel.Sysctl
 	on, err := host.Forwards(is4)
@@ -68,7 +68,7 @@ type path struct {
 	pod     netip.Addr
 }
 
-// paths returns the paths to the pod's addresses whose gateways are on the node.
+// paths() returns the paths to the pod's addresses whose gateways are on the node.
 func (st state) paths() (all []path) {
 	for i := range min(len(st.Gateways), len(st.Addresses)) {
 		all = append(all, path{cmp.Or(st.gatewayLink(), st.Bridge), st.Gateways[i], st.Addresses[i].Addr()})
@@ -76,15 +76,15 @@ func (st state) paths() (all []path) {
 	return all
 }
 
-// connects reports whether the gateway address creates the node's route to the pod. The result is false if the pod's address is outside the
-// gateway's subnet. The result is also false for a bridge in a VRF, which has no route in the main table.
+// connects() reports whether the gateway address creates the node's route to the pod. The result is false if the pod's address is outside
+// the gateway's subnet. The result is also false for a bridge in a VRF, because the main table contains no route for this bridge.
 func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
 // compareRoute checks that the node sends the pod's packets through the link. If the packets take another way, the result is an error that
-// the function isDifferent recognizes. The result overlap is true if the subnet of another link contains the pod's address. ADD has already
-// warned about this overlap.
+// isDifferent() recognizes. The first result is true if the subnet of another link contains the pod's address. ADD has already warned about
+// this overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil
@@ -189,17 +189,21 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts restores the port flags that ADD set. For guarded ports, group_fwd_mask is also restored. The port state is not changed,
-// since an admin may have disabled a port on purpose.
+// repairPorts attaches host sides without a bridge to the recorded bridge. It restores the port flags that ADD set, and group_fwd_mask of
+// guarded ports. It does not change the port state, since an admin may disable a port on purpose. It leaves ports of other bridges alone.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {
-		port, ok, err := host.LinkByIndex(pod.State.Index)
+		port, ok, err := recordedPort(host, pod)
 		errs = append(errs, err)
-		want := pod.State.flags()
-		if !ok || port.Name != pod.HostVeth() || port.Master == 0 {
+		if !ok {
 			continue
 		}
+		if port.Master == 0 {
+			errs = append(errs, joinRecorded(host, log, port, pod.State))
+			continue
+		}
+		want := pod.State.flags()
 		if pod.State.Guard != nil && !port.Reserved {
 			log.Info("group_fwd_mask of a guarded port is missing and is restored", "port", port.Name)
 			errs = append(errs, host.SetReserved(port))
@@ -213,7 +217,7 @@ func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state
 	return errors.Join(errs...)
 }
 
-// flags returns the flags that ADD set on the pod's port.
+// flags() returns the flags that ADD set on the pod's port.
 func (st state) flags() kernel.BridgePort {
 	return kernel.BridgePort{Hairpin: st.Hairpin, Isolated: st.Isolated}
 }

@@ -19,9 +19,9 @@ type port struct {
 	state
 }
 
-// orphanedPorts returns the host sides without a bridge that, according to the records of all networks, were ports of this bridge. The
-// function is called only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step. A bridge
-// that is down may therefore come from a killed ADD that had not attached the orphaned ports yet.
+// orphanedPorts returns the host sides that were ports of this bridge, according to the records of all networks, and that have no bridge
+// now. The function is called only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step.
+// A bridge that is down may therefore come from a killed ADD that had not attached the orphaned ports yet.
 func (j *job) orphanedPorts() ([]port, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
@@ -55,9 +55,9 @@ func previousMAC(lost []port) net.HardwareAddr {
 	return randomMAC()
 }
 
-// adopt prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note contains
-// the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is new, even
-// if it is up.
+// adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note
+// contains the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is
+// new, even if it is up.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)
@@ -92,7 +92,7 @@ func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	return j.host.SetMAC(bridge, bridge.MAC)
 }
 
-// reattach attaches the orphaned ports to the bridge again, with their settings and their gateway addresses. Errors are only logged,
+// reattach() attaches the orphaned ports to the bridge again, with their settings and their gateway addresses. Errors are only logged,
 // because the current ADD is for another pod.
 func (j *job) reattach(bridge kernel.Link, lost []port) {
 	for _, p := range lost {
@@ -102,13 +102,7 @@ func (j *job) reattach(bridge kernel.Link, lost []port) {
 }
 
 func (j *job) reattachPort(bridge kernel.Link, p port) error {
-	errs := []error{j.host.SetMaster(p.link, bridge), j.setPort(bridge, p.link, p.VLANs, p.Hairpin, p.Isolated)}
-	if p.Guard != nil {
-		errs = append(errs, j.host.SetReserved(p.link))
-	}
-	if !p.link.Up {
-		errs = append(errs, j.host.SetUp(p.link))
-	}
+	errs := []error{join(j.host, bridge, p.link, p.state)}
 	gateway, err := j.ensureGatewayLink(bridge, cmp.Or(p.gatewayLink(), bridge.Name), p.VLANs)
 	if err != nil {
 		return errors.Join(append(errs, err)...)

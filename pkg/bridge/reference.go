@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// delUnrecorded implements DEL for an attachment without a record. The reference plugin may have made the attachment, or the record is
-// lost. Most objects are found by names that are computed from the key. The name of the reference plugin's veth pair is random. The pair is
+// delUnrecorded implements DEL for an attachment without a record. Either the reference plugin made the attachment, or the record was lost.
+// Most objects are found by names that are computed from the key. The name of the reference plugin's veth pair is random. The pair is
 // deleted only if provenPodSide reports that it belongs to this attachment.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
@@ -27,8 +27,8 @@ func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	// group could not be found.
 	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
-		// The addresses are released last. If they were released earlier, this pod's masquerade rules could match the packets of the next pod
-		// with the same address.
+		// The addresses are released last. If the addresses were released earlier, this pod's masquerade rules could match the packets of the
+		// next pod with the same address.
 		err = b.releaseAddresses(r, object)
 	}
 	return err
@@ -84,16 +84,16 @@ func isVeth(name string, digits int) bool {
 	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// isOtherAttachment reports whether a host side belongs to another attachment than that of r. Podlace's names contain a hash of the key, so
-// the name shows the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. The next pod with the
-// same address has the same MAC, and so does a pod with the same address in another network.
+// isOtherAttachment reports whether a host side belongs to an attachment other than the attachment of r. Podlace's names contain a hash of
+// the key, so the name shows the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. The next pod
+// with the same address has the same MAC, and so does a pod with the same address in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
 
 // provenPodSide reports whether the pod's interface belongs to this attachment. The proof is that prevResult contains the interface's name
 // and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side must have a name in the form of the
-// reference plugin's names, and must be on the configured bridge. The result side is the host side, if it exists.
+// reference plugin's names, and must be on the configured bridge. The first result is the host side, if it exists.
 func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {
@@ -126,9 +126,9 @@ func NameIn(config []byte) string {
 	return conf.Bridge
 }
 
-// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. The name and MAC of the host
-// side must be in prevResult, and also its bridge. The veth of a VLAN's gateway, which pods share, is not a bridge port and is therefore
-// never deleted here.
+// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. prevResult must contain the
+// name and the MAC of the host side, and the bridge of the host side. The veth of a VLAN's gateway, which pods share, is not a bridge port
+// and is therefore never deleted here.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {
 		return nil

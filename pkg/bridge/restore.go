@@ -36,8 +36,8 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	return errors.Join(append(errs, forgetFlushedVLANs(host))...)
 }
 
-// restoreFlushed restores the rules of all networks if a base chain is missing or empty. It costs one query for each table, and none on a
-// node that never had rules. Errors are only logged, because the current ADD is for another pod.
+// restoreFlushed restores the rules of all networks if a base chain is missing or empty. restoreFlushed needs one query for each table, or
+// no query on a node that never had rules. Errors are only logged, because the current ADD is for another pod.
 func (j *job) restoreFlushed() {
 	t, err := j.host.NFT.Open("")
 	if err != nil {
@@ -89,7 +89,7 @@ func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	return errors.Join(errs...)
 }
 
-// The function finished leaves out the pods of unfinished ADDs, because these ADDs may not have written all rules yet.
+// finished() leaves out the pods of unfinished ADDs, because these ADDs may not have written all rules yet.
 func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
@@ -124,8 +124,8 @@ func Intact(host *kernel.Node) bool {
 	return ok || err != nil
 }
 
-// oldestPod returns the record of a network's oldest pod. Every flush in the lifetime of this pod has removed its rules. A younger pod may
-// have been attached after the flush, so its rules may exist.
+// oldestPod returns the record of a network's oldest pod. Every flush since this pod was attached has removed the pod's rules. A younger
+// pod may have been attached after the flush, so its rules may exist.
 func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	for rec := range attachment.OldestIn(network, "bridge") {
 		var st state

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// Recorded is the part of an attachment's record that commands for the whole node need.
+// Recorded is that part of an attachment's record which commands for the whole node use.
 type Recorded struct {
 	Addresses []netip.Prefix // with the prefix length of their subnet
 	DataDir   string         // data directory of the IPAM plugin; "" for its default
@@ -39,9 +39,10 @@ func FromRecord(rec attachment.Record) (Recorded, error) {
 
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
 
-// ToReference returns the steps that replace an attachment's rules by rules of the reference plugin, so that its DEL can remove them. The
-// argument addresses contains all addresses of the container in the network, because the reference plugin uses one iptables chain for all
-// of them. Podlace's own nftables rules are not removed here. The nftables rules are removed together with their tables.
+// ToReference returns the steps that replace an attachment's rules by rules of the reference plugin, so that the reference plugin's DEL can
+// remove them. The argument addresses contains all addresses of the container in the network, because the reference plugin uses one
+// iptables chain for all of them. Podlace's own nftables rules are not removed here. The nftables rules are removed together with their
+// tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -125,7 +126,8 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 }
 
 // referenceMasquerade returns the configured masquerade with the backend that the reference plugin would choose. The reference plugin has
-// no configuration keys for families and exceptions. The reference plugin's rules can express both, and its DEL removes these rules.
+// no configuration keys for families and exceptions. Rules in the reference plugin's form can still express families and exceptions, and
+// the reference plugin's DEL removes these rules.
 func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if conf == nil {
 		return Masquerade{}, errNoConfiguration

@@ -52,7 +52,7 @@ func bareLab(t *testing.T, keys ...any) lab {
 			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.With(keys...)}}
 }
 
-// newLab adds and deletes a first pod, which creates the network. The leak check at the end therefore sees only leaks of later pods.
+// newLab adds and deletes a first pod, so that the network exists. The leak check at the end therefore sees only leaks of later pods.
 func newLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	l := bareLab(t, keys...)
@@ -63,7 +63,7 @@ func newLab(t *testing.T, keys ...any) lab {
 	return l
 }
 
-// other returns a lab for another pod on the same node.
+// other() returns a lab for another pod on the same node.
 func (l lab) other() lab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)
@@ -78,7 +78,7 @@ type attached struct {
 	result types100.Result
 }
 
-// add attaches the pod. When the test ends, DEL detaches the pod.
+// add() attaches the pod. When the test ends, DEL detaches the pod.
 func (l lab) add(id string, keys ...any) attached {
 	l.Helper()
 	a := attached{lab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
@@ -104,7 +104,7 @@ func (a attached) loseRecord() {
 
 func (l lab) network() string { return l.Conf["name"].(string) }
 
-// age sets old modification times on all records and leases, so that GC may collect them.
+// age() sets old modification times on all records and leases, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
@@ -115,7 +115,7 @@ func (l lab) age() {
 // hostVeth returns the name of the host side.
 func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
 
-// The function onHost calls a function for the link with this name on the node. The method inPod calls it for a link in the pod.
+// onHost() calls a function for the link with this name on the node. inPod() does the same for a link in the pod.
 func onHost(name string, change func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -128,7 +128,7 @@ func (l lab) inPod(name string, change func(netlink.Link) error) error {
 	return l.Pod.Do(func() error { return onHost(name, change) })
 }
 
-// run runs a shell command on the node and returns its output.
+// run() runs a shell command on the node and returns its output.
 func (l lab) run(command string) string {
 	l.Helper()
 	out, err := exec.Command("sh", "-c", command).CombinedOutput()

@@ -96,7 +96,7 @@ func reachService(t *testing.T, program, rules string) {
 	}
 }
 
-// serve starts a server in the pod that answers every connection with the pod's name.
+// serve() starts a server in the pod that answers every connection with the pod's name.
 func (a attached) serve(network, address string) {
 	a.Helper()
 	var listener net.Listener

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// forge replaces the pod's eth0 by one end of a new veth pair inside the pod. The new pair has the ifindexes of the victim's pair. The new
-// eth0 gets the MAC, addresses and routes from the pod's ADD result.
+// forge() replaces the pod's eth0 by one end of a new veth pair inside the pod. The new pair has the ifindexes of the victim's pair. The
+// new eth0 gets the MAC, addresses and routes from the pod's ADD result.
 func (a attached) forge(victim attached) error {
 	host, err := netlink.LinkByName(victim.hostVeth())
 	if err != nil {

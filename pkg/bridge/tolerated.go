@@ -10,9 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// tolerate logs a difference for which CHECK fails only with strictCheck. A tenant may cause this difference in its own pod, an admin may
-// want it, or no verb can restore the state. A failed CHECK may make the runtime recreate the pod. At its start, CRI-O recreates the pods
-// whose CHECK fails.
+// tolerate() logs a difference for which CHECK fails only with strictCheck. There are three reasons for this: a tenant may cause the
+// difference in its own pod, an admin may want the difference, or no verb can restore the state. A failed CHECK may make the runtime
+// recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !isDifferent(err) {
 		return err
@@ -21,8 +21,8 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkTolerated compares the settings whose differences CHECK tolerates without strictCheck. The compared settings are those of the pod,
-// of its record, and of the bridge.
+// checkTolerated compares the settings whose differences CHECK tolerates without strictCheck. The settings belong to the pod, to its
+// record, and to the bridge.
 func (j *job) checkTolerated(w wiring, l layer3) error {
 	made, noted := j.att.Noted(madeNote(w.bridge.Name))
 	var errs []error

@@ -15,13 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns settings that are valid but have no effect, or another effect than their names suggest. The argument pods contains the
-// subnets of the pods' addresses, and the argument node the subnets behind the node's links. Findings does no I/O.
+// Findings returns valid settings that have no effect, or whose effect differs from what their names suggest. The second argument contains
+// the subnets of the pods' addresses. The third argument contains the subnets behind the node's links. Findings does no I/O.
 func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
 }
 
-// traps returns those findings that ADD does not log elsewhere.
+// traps() returns those findings that ADD does not log elsewhere.
 func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	found := plugin.Capabilities(config, "", "")
 	var raw rawConfig
@@ -40,8 +40,9 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 	}
 	if ipam.Type(raw.IPAM) == "" {
 		if len(keys) > 0 {
-			found = append(found, plugin.Finding{Key: strings.Join(keys, ", "), Text: "no effect without ipam: the pod gets no address, " +
-				"the bridge becomes no gateway, and nothing is masqueraded; name an IPAM plugin, such as host-local"})
+			found = append(found, plugin.Finding{Key: strings.Join(keys, ", "), Code: plugin.WithoutIPAM,
+				Text: "no effect without ipam: the pod gets no address, " +
+					"the bridge becomes no gateway, and nothing is masqueraded; name an IPAM plugin, such as host-local"})
 		}
 		return found
 	}
@@ -57,7 +58,7 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 	return append(found, overlaps(pods, others)...)
 }
 
-// overlaps returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
+// overlaps() returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
 // conflict, because the route to the pods is more specific. The router expects this larger subnet if it knows the pods of all nodes. The
 // first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
 // gets this address.
@@ -69,15 +70,15 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 			if !pod.Overlaps(other.Prefix) || router || tunnel {
 				continue
 			}
-			found = append(found, plugin.Finding{Key: "ipam", Text: fmt.Sprintf("the pods' subnet %s overlaps %s: packets for a shared address "+
+			found = append(found, plugin.Finding{Key: "ipam", Code: plugin.SubnetOverlap, Text: fmt.Sprintf("the pods' subnet %s overlaps %s: packets for a shared address "+
 				"reach only one of the two links; connections and hostPorts to the other time out; choose another subnet", pod, other)})
 		}
 	}
 	return found
 }
 
-// logTraps logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may be another
-// program's and is never new. Without IPAM, a note prevents repeated logs.
+// logTraps logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may belong to
+// another program and never counts as new, so a note prevents repeated logs.
 func (j *job) logTraps(l layer3) {
 	if j.cfg.IPAM == "" {
 		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))

@@ -94,7 +94,8 @@ func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	}
 }
 
-// TestKeysWithoutEffectAreLogged checks that the ADD that creates the bridge logs each setting without effect, with the name of its key.
+// TestKeysWithoutEffectAreLogged checks the log of the ADD which creates the bridge. The log must contain the key of each setting without
+// effect.
 func TestKeysWithoutEffectAreLogged(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any

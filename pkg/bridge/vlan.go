@@ -63,7 +63,7 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// ranges returns the ID ranges in one entry of vlanTrunk. Each range consists of its first and its last ID.
+// ranges() returns the ID ranges in one entry of vlanTrunk. Each range consists of its first and its last ID.
 func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 	for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
 		if id != nil && (*id < 1 || *id > 4094) {
@@ -101,8 +101,8 @@ func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	return slices.SortedFunc(maps.Values(byID), func(a, b kernel.VLAN) int { return int(a.ID) - int(b.ID) })
 }
 
-// supported returns an error if the kernel lacks VLAN filtering. A kernel without VLAN filtering would accept the settings but not separate
-// the VLANs.
+// supported() returns an error if the kernel lacks VLAN filtering. A kernel without VLAN filtering would accept the settings but not
+// separate the VLANs.
 func (v VLANs) supported(host *kernel.Node) error {
 	if !v.used() {
 		return nil
@@ -142,12 +142,12 @@ func (j *job) ensureFiltering(bridge *kernel.Link) error {
 }
 
 // setVLANs sets the VLANs of a pod's port while the port is still down. At this time, the port is only in the bridge's default VLAN.
-func (j *job) setVLANs(bridge, port kernel.Link, v VLANs) error {
+func setVLANs(host *kernel.Node, bridge, port kernel.Link, v VLANs) error {
 	var has kernel.VLANs
 	if id := bridge.DefaultVLAN; id != 0 {
 		has = kernel.VLANs{{ID: id, PVID: true, Untagged: true}}
 	}
-	return j.host.ChangeVLANs(port, has, v.onPort(bridge.DefaultVLAN))
+	return host.ChangeVLANs(port, has, v.onPort(bridge.DefaultVLAN))
 }
 
 func (j *job) checkVLANs(w wiring) error {

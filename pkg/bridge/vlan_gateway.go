@@ -23,9 +23,9 @@ func (c Config) gatewayName() string {
 // vlanGateway returns the name of the link that gets the gateway addresses of a VLAN.
 func vlanGateway(bridge string, vlan uint16) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
 
-// ensureGatewayLink returns the link for the gateway addresses, and creates it if necessary. If name is the bridge's name, the link is the
-// bridge itself. For a VLAN, the link is one end of a veth pair. The other end is a bridge port in that VLAN. All pods of the VLAN share
-// this pair, so no DEL deletes it. ADDs may run concurrently, so each ADD does the steps that are still missing.
+// ensureGatewayLink returns the link for the gateway addresses, and creates it if necessary. If the name of the link is the bridge's name,
+// the link is the bridge itself. For a VLAN, the link is one end of a veth pair. The other end is a bridge port in that VLAN. All pods of
+// the VLAN share this pair, so no DEL deletes it. ADDs may run concurrently, so each ADD does the steps that are still missing.
 func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kernel.Link, error) {
 	if name == bridge.Name {
 		return bridge, nil
@@ -73,8 +73,8 @@ func (st state) gatewayLink() string {
 	return vlanGateway(st.Bridge, st.VLANs.ID)
 }
 
-// lostGateway returns the rules of the pod's VLAN gateway. The result lost is true if the kernel lacks the rules although the gateway link
-// exists.
+// lostGateway returns the rules of the pod's VLAN gateway. The second result is true if the kernel lacks the rules although the gateway
+// link exists.
 func (st state) lostGateway(host *kernel.Node) (rules VLANGateway, lost bool, err error) {
 	name := st.gatewayLink()
 	if name == "" {
@@ -155,7 +155,7 @@ func (v VLANs) onGateway() kernel.VLANs {
 }
 
 // ofGateway returns those VLANs of the gateway's port that CHECK and ADD compare. The reference plugin also leaves this port in the
-// bridge's default VLAN, which has no effect. With preserveDefaultVlan, the default VLAN is therefore ignored.
+// bridge's default VLAN. This additional VLAN has no effect. With preserveDefaultVlan, the default VLAN is therefore ignored.
 func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	if v.KeepDefault && bridge.DefaultVLAN != v.ID {
 		return has.Without(bridge.DefaultVLAN)
@@ -194,7 +194,7 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))
 }
 
-// neighbours returns those ports of the bridge that are in the same VLAN as a gateway link. The gateway's own port is left out.
+// neighbours() returns those ports of the bridge that are in the same VLAN as a gateway link. The gateway's own port is left out.
 func (j *job) neighbours(gateway kernel.Link) ([]string, error) {
 	bridge, ok, err := j.host.Link(j.cfg.Bridge)
 	if err != nil || !ok {

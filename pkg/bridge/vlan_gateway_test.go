@@ -202,7 +202,7 @@ func TestGatewayOfOthers(t *testing.T) {
 	l.OK(b.check())
 }
 
-// TestLostVLANs checks that the next ADD repairs a deleted bridge: it attaches all pods in their VLANs, and their gateway.
+// TestLostVLANs checks that the next ADD creates a deleted bridge again, and attaches all pods and their gateway in the right VLANs.
 func TestLostVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {

@@ -87,7 +87,7 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
 }
 
-// vlanTable is the mark of a note: the node has the table of VLAN gateways.
+// vlanTable is the mark of a note which says that the node has the table of VLAN gateways.
 const vlanTable = "vlan-gateways"
 
 // hasVLANTable reports whether the kernel has the table in the current version.
@@ -100,8 +100,8 @@ func hasVLANTable(host *kernel.Node) (bool, error) {
 }
 
 // forgetFlushedVLANs removes the note about the table if the table is missing and no gateway needs it. An ADD may create the table at the
-// same time. ADD creates the table first and writes the note afterwards. The function therefore checks again after removing the note. If
-// the table exists now, the note is restored.
+// same time. ADD creates the table first and writes the note afterwards. The function therefore checks again after it has removed the note.
+// If the table exists now, the note is restored.
 func forgetFlushedVLANs(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return nil
@@ -122,8 +122,8 @@ func installVLANs() error {
 	return nft.Install("nft add table inet "+nft.VLANTable, nft.VLANTable, buildVLANs)
 }
 
-// compareVLANGateway returns nil if the rules exist, or if the kernel does not support them. If a rule is missing, it returns an error with
-// plugin.CodeStateDiffers.
+// compareVLANGateway returns nil if the rules exist, or if the kernel does not support them. If a rule is missing, the result is an error
+// with plugin.CodeStateDiffers.
 func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {

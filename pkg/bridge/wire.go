@@ -88,7 +88,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 }
 
 // findBridge returns the bridge, and the orphaned ports that a deleted bridge left. If the bridge is missing, findBridge creates it, and
-// the result made is true.
+// the second result is true.
 func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error) {
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
@@ -103,7 +103,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 		add = j.host.AddVLANBridge
 	}
 	// A Service with a backend on the client's own bridge works only if iptables rules see the bridged answer of the backend. Without iptables
-	// rules, the answer would go directly to the client, which expects it from the Service's address.
+	// rules, the answer would go directly to the client, but the client expects the answer from the Service's address.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
 	if err = add(name, previousMAC(lost), j.cfg.MTU, filtered); err != nil && !isExist(err) {
 		return link, false, nil, err
@@ -113,7 +113,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 	return link, made, lost, errIfDeleted(name, ok, err)
 }
 
-// errIfDeleted returns an error if a bridge that just existed is missing.
+// errIfDeleted returns an error if a bridge is missing although it existed a moment ago.
 func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
 		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s", name)
@@ -122,8 +122,8 @@ func errIfDeleted(name string, ok bool, err error) error {
 }
 
 // hardenedSysctls returns sysctls that prevent an interface from learning addresses and routes from pods (CVE-2020-10749). Unless enabledad
-// is set, the sysctls also switch off duplicate address detection, which would delay the link-local address by one to two seconds. The
-// sysctls must be set before the link is up.
+// is set, the sysctls also switch off duplicate address detection, because the detection would delay the link-local address by one to two
+// seconds. The sysctls must be set before the link is up.
 func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
 	dad := "0"
@@ -154,7 +154,7 @@ func (j *job) setMAC(w *wiring, l layer3) error {
 	return j.pod.SetMAC(w.pod, w.pod.MAC)
 }
 
-// configure sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
+// configure() sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
 // forwards frames as soon as the host side is up.
 func (j *job) configure(w wiring, l layer3) error {
 	// The host side is a bridge port, which needs no IPv6 address. With IPv6, each host side would add three routes to the node, and the
@@ -219,8 +219,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until a namespace answers to the new addresses of a link. A timeout is only logged. A slow node may still have to
-// add thousands of addresses, and a retry of ADD would make this worse.
+// awaitAddresses waits until the kernel answers requests for the new addresses of a link. A timeout is only logged. A slow node may still
+// have to add thousands of addresses, and a retry of ADD would make this worse.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
@@ -255,27 +255,27 @@ func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 }
 
 func (j *job) configurePort(w wiring) error {
-	if err := j.setPort(w.bridge, w.host, j.cfg.VLANs, j.cfg.Hairpin, j.cfg.Isolated); err != nil {
+	if err := setPort(j.host, w.bridge, w.host, j.cfg.VLANs, kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}); err != nil {
 		return err
 	}
 	return j.host.SetUpLeader(w.host, j.alias())
 }
 
 // setPort sets the VLANs and flags of a pod's port while the port is still down.
-func (j *job) setPort(bridge, port kernel.Link, vlans VLANs, hairpin, isolated bool) error {
+func setPort(host *kernel.Node, bridge, port kernel.Link, vlans VLANs, flags kernel.BridgePort) error {
 	if vlans.used() {
-		if err := j.setVLANs(bridge, port, vlans); err != nil {
+		if err := setVLANs(host, bridge, port, vlans); err != nil {
 			return err
 		}
 	}
-	return j.host.SetPort(port, kernel.BridgePort{Hairpin: hairpin, Isolated: isolated})
+	return host.SetPort(port, flags)
 }
 
 // maxAlias is the maximum length of a link alias, which is IFALIASZ without the terminating zero (include/uapi/linux/if.h).
 const maxAlias = 255
 
-// alias returns the link alias for the host side, which 'ip link' shows to users. The alias contains the pod's name, or the container ID if
-// the name is unknown. For interfaces other than eth0, the interface name follows.
+// alias() returns the link alias for the host side. The command 'ip link' prints this alias. The alias contains the pod's name, or the
+// container ID if the name is unknown. The alias of an interface other than eth0 also contains the interface name.
 func (j *job) alias() string {
 	name := j.r.Pod.String()
 	if name == "" {

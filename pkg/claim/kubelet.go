@@ -100,6 +100,6 @@ func parseEntry(entry []byte, podUID string) (n KubeletClaim, ok bool, err error
 		return KubeletClaim{}, false, nil
 	}
 	var ofDriver struct{ Devices []KubeletDevice }
-	_ = json.Unmarshal(devices, &ofDriver) // only claims whose records cannot be read need it
+	_ = json.Unmarshal(devices, &ofDriver) // only claims whose records are unreadable or lost need it
 	return KubeletClaim{c.ClaimUID, c.Namespace, c.ClaimName, ofDriver.Devices}, true, nil
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// maybeMissing returns the attributes that some VFs lack. The result contains the attributes of the NUMA node, which may be unknown.
+// maybeMissing returns the attributes that some VFs lack. The result contains the attributes of the NUMA node, because the NUMA node of a
+// VF may be unknown.
 func maybeMissing() []attribute {
 	return []attribute{{"resource.kubernetes.io", "numaNode"}, {"dra.net", "numaNode"}}
 }
@@ -23,22 +24,22 @@ func (a attribute) String() string { return a.domain + "/" + a.name }
 var (
 	// celRead matches device.attributes["domain"].name and device.attributes["domain"]["name"]. Optional forms such as .?name do not match.
 	celRead = regexp.MustCompile(`device\.attributes\[["']([^"']+)["']\](?:\.([A-Za-z_]\w*)|\[["']([^"']+)["']\])`)
-	// celBind matches the text cel.bind(alias, device.attributes["domain"],
+	// celBind matches the beginning of a call of cel.bind, with an alias and device.attributes["domain"] as its first arguments.
 	celBind = regexp.MustCompile(`cel\.bind\(\s*(\w+)\s*,\s*(device\.attributes\[["'][^"']+["']\])\s*,`)
 	// celIn matches "name" in device.attributes["domain"].
 	celIn = regexp.MustCompile(`["']([^"']+)["']\s+in\s+device\.attributes\[["']([^"']+)["']\]`)
 	// celHas matches has(device.attributes["domain"].name).
 	celHas = regexp.MustCompile(`has\(\s*device\.attributes\[["']([^"']+)["']\]\.(\w+)\s*\)`)
-	// celDriver matches a comparison of the driver. Every device has the attribute driver.
+	// celDriver matches a comparison of the driver. Every device has the attribute "driver".
 	celDriver = regexp.MustCompile(`device\.driver\s*==`)
 )
 
 // unguarded returns the problems of a CEL expression that selects devices. A problem is an attribute that the expression reads although a
-// device may lack it. If a device lacks the attribute, the scheduler stops with an error, and the pod starts on no node. The argument sure
+// device may lack it. If a device lacks the attribute, the scheduler stops with an error, and the pod starts on no node. The last argument
 // is true if the expression sees only devices of this driver.
 //
-// The function searches the text of the expression and does not evaluate it. Any test for an attribute that precedes the reading of that
-// attribute is accepted as a guard.
+// The function searches the text of the expression and does not evaluate it. A test for an attribute counts as a guard if the test precedes
+// the reading of that attribute.
 func unguarded(expression string, sure bool) (problems []string) {
 	for _, m := range celBind.FindAllStringSubmatch(expression, -1) {
 		expression = regexp.MustCompile(`\b`+m[1]+`\.`).ReplaceAllLiteralString(expression, m[2]+".")
@@ -60,7 +61,8 @@ func unguarded(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// guard is a test in a CEL expression that a device has an attribute. The guard protects the text that follows the offset from.
+// guard is a test in a CEL expression whether the device has an attribute. The guard protects the part of the expression that begins at the
+// offset.
 type guard struct {
 	attribute
 	from int
@@ -76,7 +78,7 @@ func guardsOf(expression string) (guards []guard) {
 	return guards
 }
 
-// readRisk returns the reason why reading an attribute may fail. The reason is empty if reading cannot fail. The argument own is true if
+// readRisk returns the reason why reading an attribute may fail. The reason is empty if reading cannot fail. The last argument is true if
 // the expression sees only devices of this driver.
 func readRisk(a attribute, own bool) string {
 	switch {

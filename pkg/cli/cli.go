@@ -27,7 +27,7 @@ const (
 	exitRefused = 3 // the kernel refused the sandbox, or the operator must decide first
 )
 
-// exitError makes the program exit with a status. It prints no further message.
+// exitError makes the program exit with a status and without a further message.
 type exitError int
 
 // Error returns the status as text.
@@ -55,7 +55,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	return exitFailed
 }
 
-// suggest adds the most similar command names to the error about an unknown command. Cobra's own suggestion needs several lines.
+// suggest() adds the most similar command names to the error about an unknown command. Cobra's own suggestion needs several lines.
 func suggest(cmd *cobra.Command, err error) error {
 	var name string
 	if _, scan := fmt.Sscanf(err.Error(), "unknown command %q", &name); scan != nil {

@@ -42,7 +42,7 @@ func addCompletions(cmd *cobra.Command) {
 	}
 }
 
-// formats returns the output formats that a flag's usage text lists, for example "output format: table, wide or json".
+// formats() returns the output formats that a flag's usage text lists, for example "output format: table, wide or json".
 func formats(usage string) []string {
 	_, list, _ := strings.Cut(usage, ": ")
 	return strings.FieldsFunc(strings.ReplaceAll(list, " or ", ","), func(r rune) bool { return r == ',' || r == ' ' })

@@ -49,7 +49,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// complete returns the values that a shell offers for the last argument.
+// complete() returns the values that a shell offers for the last argument.
 func complete(t *testing.T, args ...string) []string {
 	t.Helper()
 	var out, errs bytes.Buffer

@@ -28,7 +28,7 @@ lets users create namespaces; otherwise it asks sudo. The exit status is 0 if
 everything is as expected, 1 if something differs, 2 if the demo could not run,
 3 if it could not create namespaces.`
 
-// cniBinDir is the folder in which container runtimes search for plugins. The command make install puts the plugins there.
+// cniBinDir is the folder in which container runtimes search for plugins. The command 'make install' copies the plugins to this folder.
 const cniBinDir = "/opt/cni/bin"
 
 // demoFlags holds the flags of podlace demo.
@@ -76,7 +76,7 @@ func (f demoFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	return f.runBoth(ctx, opts, reference, stdout, stderr)
 }
 
-// options reads all files that the demo needs, before the sandbox hides them.
+// options() reads all files that the demo needs, before the sandbox hides them.
 func (f demoFlags) options(dir string) (opts demo.Options, err error) {
 	opts = demo.Options{Version: thisBuild().Version, Source: "shipped " + conf.Default}
 	if f.conflist == "" {
@@ -210,7 +210,7 @@ func (f demoFlags) child(ctx context.Context, opts demo.Options, stderr io.Write
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, stderr
 	err = cmd.Run()
-	// A run with missed rows exits with a special status, but still prints a complete report.
+	// A run with the result Miss in some row exits with a special status, but still prints a complete report.
 	if decodeErr := json.Unmarshal(out.Bytes(), &report); decodeErr != nil {
 		return report, fmt.Errorf("run on %s: %w", opts.Plugins, errors.Join(err, decodeErr))
 	}

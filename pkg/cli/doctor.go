@@ -19,7 +19,8 @@ import (
 const doctorHelp = `Examine this node: its kernel, the container runtime's configuration, the
 network configurations, the plugins, their state, firewalls and other programs
 that manage the network. Each finding has its evidence, its consequence and the
-command to run.
+command to run. 'podlace explain' explains the name of a check, and the code in
+brackets of a finding.
 
 The examination itself changes nothing. It calls STATUS of the plugins as
 container runtimes do, and STATUS restores rules that were flushed.
@@ -138,7 +139,11 @@ func printFinding(w io.Writer, f doctor.Finding) {
 			fmt.Fprintf(w, "  %-12s %s\n", name, plugin.Plain(strings.ReplaceAll(text, "\n", "; "), maxEvidence))
 		}
 	}
-	fmt.Fprintf(w, "%s %s: %s\n", f.Level, f.Check, plugin.Plain(f.What, maxEvidence))
+	code := ""
+	if string(f.Code) != f.Check {
+		code = " [" + string(f.Code) + "]"
+	}
+	fmt.Fprintf(w, "%s %s: %s%s\n", f.Level, f.Check, plugin.Plain(f.What, maxEvidence), code)
 	line("evidence", f.Evidence)
 	line("consequence", f.Consequence)
 	line("command", f.Command)

@@ -17,20 +17,21 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-const explainHelp = `Explain a configuration key or an error code, from the tables in Podlace's
-documents. A key may have its plugin as a prefix. Without an argument the command
-lists all keys and codes.`
+const explainHelp = `Explain a configuration key, an error code, or a code of validate and doctor, from
+the tables in Podlace's documents. A key may have its plugin as a prefix. Without an
+argument the command lists all keys and codes.`
 
 const explainExample = `  podlace explain isGateway
   podlace explain host-local.ranges
-  podlace explain 104`
+  podlace explain 104
+  podlace explain unknown-key`
 
 // anyPlugin is the subject of configuration keys that all plugins have.
 const anyPlugin = "plugin"
 
 // entry is a row of a table in the documents. The row explains a configuration key or an error code.
 type entry struct {
-	subject string // plugin, or "code"
+	subject string // plugin, "code" or "check"
 	names   []string
 	facts   [][2]string // heading and text
 	source  string
@@ -39,7 +40,7 @@ type entry struct {
 func newExplain() *cobra.Command {
 	return &cobra.Command{
 		Use:     "explain [KEY|CODE]",
-		Short:   "Explain a configuration key or an error code",
+		Short:   "Explain a configuration key, an error code, or a code of a finding",
 		Long:    explainHelp,
 		Example: explainExample,
 		Args:    cobra.MaximumNArgs(1),
@@ -59,7 +60,7 @@ func newExplain() *cobra.Command {
 func entryNames(all []entry) (names []string) {
 	for _, e := range all {
 		for _, name := range e.names {
-			names = append(names, strings.TrimPrefix(e.subject+"."+name, "code."))
+			names = append(names, strings.TrimPrefix(strings.TrimPrefix(e.subject+"."+name, "code."), "check."))
 		}
 	}
 	slices.Sort(names)
@@ -105,7 +106,8 @@ func (e entry) print(w io.Writer) {
 	fmt.Fprintf(w, "  from %s\n\n", e.source)
 }
 
-// wrapText splits a text into indented lines. A line has at most width bytes. A word longer than width gets a line of its own.
+// wrapText splits a text into indented lines. The argument width is the maximum length of a line in bytes. A longer word gets a line of its
+// own.
 func wrapText(text, indent string, width int) string {
 	var lines strings.Builder
 	line := indent
@@ -122,7 +124,7 @@ func wrapText(text, indent string, width int) string {
 	return lines.String() + line + "\n"
 }
 
-// entries reads all tables in the documents whose first heading is Key or Code.
+// entries() reads all tables whose first heading is Key, Code or Check.
 func entries() (all []entry) {
 	files, _ := fs.Glob(podlace.Documents, "plugins/*/README.md")
 	for _, file := range append(files, "docs/ARCHITECTURE.md", "docs/CLUSTER.md") {
@@ -148,13 +150,13 @@ func entriesOf(file, text string) (all []entry) {
 		switch {
 		case cells == nil:
 			headings = nil
-		case headings == nil && (strings.HasPrefix(cells[0], "Key") || cells[0] == "Code"):
+		case headings == nil && (strings.HasPrefix(cells[0], "Key") || slices.Contains([]string{"Code", "Check"}, cells[0])):
 			headings = cells
 		case headings == nil || strings.HasPrefix(cells[0], "---") || len(cells) != len(headings):
 		default:
 			e := entry{subject: subject, names: namesIn(cells[0]), source: file}
-			if headings[0] == "Code" {
-				e.subject = "code"
+			if !strings.HasPrefix(headings[0], "Key") {
+				e.subject = strings.ToLower(headings[0])
 			}
 			for i := 1; i < len(cells); i++ {
 				e.facts = append(e.facts, [2]string{headings[i], stripMarkdown(cells[i])})

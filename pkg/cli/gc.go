@@ -74,8 +74,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The list is read only once. An attachment of a later ADD is in neither list, because the dead and the kept attachments are computed from
-	// this list.
+	// The list of attachments is read only once, and each attachment in this list is either dead or kept. An attachment that ADD creates later
+	// is not in the list.
 	list, err := reconcile.List(networks)
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	return c.report(f.output, stdout, stderr)
 }
 
-// plans returns the GC calls that are to be run. Calls that cannot run are reported in c.Notes. A network without a configuration file is
+// plans() returns the GC calls that are to be run. Calls that cannot run are reported in c.Notes. A network without a configuration file is
 // cleaned up from its records.
 func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachment, c *collection) (plans []reconcile.Plan) {
 	planned := map[string]bool{}

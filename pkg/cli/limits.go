@@ -40,7 +40,7 @@ const (
 	maxInterval = time.Hour
 )
 
-// shortestID is the minimum number of characters by which a container ID can be abbreviated.
+// shortestID is the minimum length of the prefix that can replace a container ID.
 const shortestID = 6
 
 type limitsFlags struct {

@@ -110,7 +110,7 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// networks reads the network configurations. The default folder may be missing, as on k3s nodes. If the folder is missing, the records
+// networks() reads the network configurations. The default folder may be missing, as on k3s nodes. If the folder is missing, the records
 // still show the attachments.
 func (f confFlags) networks(stderr io.Writer) ([]reconcile.Network, error) {
 	networks, notes, err := configurations(f.dir)
@@ -126,7 +126,7 @@ func (f confFlags) networks(stderr io.Writer) ([]reconcile.Network, error) {
 	return networks, nil
 }
 
-// attachments returns the recorded attachments of the selected networks, and the records that cannot be read.
+// attachments() returns the recorded attachments of the selected networks, and the records that cannot be read.
 func (f confFlags) attachments(networks []reconcile.Network) ([]*reconcile.Attachment, []attachment.Damaged, error) {
 	list, err := reconcile.List(networks)
 	if err != nil {
@@ -157,7 +157,7 @@ func needRoot() error {
 	return nil
 }
 
-// configurations reads all network configurations in a folder.
+// configurations() reads all network configurations in a folder.
 func configurations(dir string) (networks []reconcile.Network, notes []string, err error) {
 	networks, notes, err = reconcile.Networks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -166,7 +166,7 @@ func configurations(dir string) (networks []reconcile.Network, notes []string, e
 	return networks, notes, err
 }
 
-// findings returns the problems in the networks' configurations, one problem in each line.
+// findings() returns the problems in the networks' configurations, one problem in each line.
 func (f confFlags) findings(networks []reconcile.Network) (lines []string) {
 	node, err := validate.ThisNode()
 	if err != nil {
@@ -198,7 +198,7 @@ func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Atta
 	return slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return f.network != "" && a.Network != f.network })
 }
 
-// table prints one line for each attachment. The function last computes the cell of the last column.
+// table() prints one line for each attachment. The last argument computes the cell of the last column.
 func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(*reconcile.Attachment) string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, heading)

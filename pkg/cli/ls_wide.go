@@ -21,7 +21,7 @@ import (
 // outputWide is the output format of a table with additional columns.
 const outputWide = "wide"
 
-// parse checks and parses the flags that select attachments.
+// parse() checks and parses the flags that select attachments.
 func (f *lsFlags) parse() error {
 	tests := []func(*reconcile.Attachment) bool{}
 	if f.ip != "" {
@@ -113,7 +113,7 @@ func limit(rate uint64) string {
 	return formatRate(rate)
 }
 
-// age formats a duration. The unit is the largest one for which the number is at least two, as in kubectl.
+// age() formats a duration. The unit is the largest one for which the number is at least two, as in kubectl.
 func age(since, now time.Time) string {
 	d := now.Sub(since)
 	switch {

@@ -87,7 +87,7 @@ type celSelector struct {
 	} `json:"cel"`
 }
 
-// configEntry is an entry of devices.config in a claim, or of config in a class. In a class, entries have no requests.
+// configEntry is an entry of devices.config in a claim, or of config in a class. An entry in a class has no list of requests.
 type configEntry struct {
 	Requests []string `json:"requests"`
 	Opaque   *opaque  `json:"opaque"`
@@ -150,7 +150,7 @@ func readManifests(file string) (all []manifest, err error) {
 	return all, nil
 }
 
-// decode decodes the specification of an object into a Go value.
+// decode() decodes the specification of an object into a Go value.
 func (m manifest) decode(to any) error {
 	if m.Kind != kindPod && m.APIVersion != claimAPI {
 		return fmt.Errorf("%s: apiVersion %q: want %s", m, m.APIVersion, claimAPI)

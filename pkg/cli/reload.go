@@ -21,8 +21,9 @@ import (
 const reloadHelp = `Restore the rules of all pods after a flush, such as 'nft flush ruleset', a
 restart of the nftables or firewalld service or 'iptables -t nat -F': first the
 rules that protect pods and node, then masquerade and hostPorts. The command also
-restores limits whose qdiscs another program removed. It reads the records under
-/run/podlace and leaves rules that are in place.
+restores limits whose qdiscs another program removed, and attaches pods whose port
+another program detached from the bridge. It reads the records under /run/podlace
+and leaves rules that are in place.
 
 The exit status is 0 if everything is in place, and 2 if something could not be
 restored.`
@@ -75,8 +76,8 @@ func printUnreadable(stderr io.Writer) error {
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// printDamaged prints records that cannot be read, each with the reason. Because their attachments were skipped, the command ends with
-// exitFailed.
+// printDamaged prints records that cannot be read, each with the reason. The attachments of these records were skipped, so the command ends
+// with exitFailed.
 func printDamaged(stderr io.Writer, damaged []attachment.Damaged) error {
 	for _, d := range damaged {
 		printLine(stderr, fmt.Sprintf("%s cannot be read and is skipped: %v; DEL of its pod removes its attachment", d.Path(), d.Reason))

@@ -92,7 +92,7 @@ func commonProperties(describe func(path string) string) plugin.Schema {
 	return properties
 }
 
-// descriptions returns a function that describes the keys of a plugin. The texts come from the tables in the documents.
+// descriptions() returns a function that describes the keys of a plugin. The texts come from the tables in the documents.
 func descriptions() func(kind string) func(path string) string {
 	all := entries()
 	return func(kind string) func(string) string {

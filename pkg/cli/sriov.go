@@ -84,7 +84,7 @@ func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	cmd.Flags().Lookup("node-name").DefValue = "the host name" // man pages are the same on each build machine
 }
 
-// add adds the flags that select the node and the output format.
+// add() adds the flags that select the node and the output format.
 func (f *sriovFlags) add(cmd *cobra.Command) {
 	f.addNode(cmd)
 	addOutput(cmd, &f.output)
@@ -258,7 +258,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	return errors.Join(t.Flush(), n.listClaims(stdout))
 }
 
-// devices returns each PF followed by its VFs. Allocated devices that no longer exist are at the end.
+// devices() returns each PF followed by its VFs. Allocated devices that no longer exist are at the end.
 func (n *sriovNode) devices() (list []sriovDevice) {
 	offered := map[pci.Address]string{}
 	for _, p := range n.pools {

@@ -67,7 +67,7 @@ func (f *checkFlags) check(file string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// load reads three inputs: the configuration, the classes, and the objects to check.
+// load() reads three inputs: the configuration, the classes, and the objects to check.
 func (f *checkFlags) load(file string) (*checker, []manifest, error) {
 	config, err := f.parse()
 	if err != nil {
@@ -164,7 +164,7 @@ func (c *checker) addClasses(objects []manifest) error {
 	return nil
 }
 
-// spec converts a generated class to the type of the classes that are read from files.
+// spec() converts a generated class to the type of the classes that are read from files.
 func (c resourceClass) spec() deviceClass {
 	class := deviceClass{name: c.name, from: "DeviceClass " + c.name}
 	class.ExtendedResourceName = c.resource
@@ -174,7 +174,7 @@ func (c resourceClass) spec() deviceClass {
 	return class
 }
 
-// checkSelectors reports CEL expressions that may fail. The argument sure is true if the expressions see only devices of this driver.
+// checkSelectors reports CEL expressions that may fail. The last argument is true if the expressions see only devices of this driver.
 func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
 	for i, s := range list {
 		for _, p := range unguarded(s.CEL.Expression, sure) {

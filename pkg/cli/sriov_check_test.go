@@ -19,7 +19,7 @@ func claimOf(devices string) string {
 // oneVF is a request for one VF, from the class of example.com/fast.
 const oneVF = "    requests: [{name: vf, exactly: {deviceClassName: fast.example.com}}]\n"
 
-// parameters returns an entry of spec.devices.config with the given settings.
+// parameters() returns an entry of spec.devices.config with the given settings.
 func parameters(requests, settings string) string {
 	return "    - {requests: [" + requests + "], opaque: {driver: sriov.podlace.io, parameters: " +
 		"{apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + settings + "}}}\n"

@@ -77,7 +77,7 @@ func (n *sriovNode) claimsOf(a pci.Address) []sriovClaim {
 	return slices.DeleteFunc(slices.Clone(n.claims), func(c sriovClaim) bool { return c.Device != a.String() })
 }
 
-// holder returns the name of the pod that uses a device. While the pod is unknown, the result is the name of the claim.
+// holder() returns the name of the pod that uses a device. While the pod is unknown, the result is the name of the claim.
 func (n *sriovNode) holder(h allocation.Device) string {
 	if h.Claim == nil || h.Pod != "" {
 		return h.Namespace + "/" + h.Pod
@@ -99,7 +99,7 @@ func (n *sriovNode) describeOwner(h allocation.Device) string {
 	return who + " has it"
 }
 
-// describe describes a device of a claim on one line.
+// describe() describes a device of a claim on one line.
 func (c sriovClaim) describe() string {
 	where := "no pod has it attached yet"
 	switch {

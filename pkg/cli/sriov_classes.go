@@ -65,7 +65,7 @@ func (f *sriovFlags) classes(stdout, stderr io.Writer) error {
 	return nil
 }
 
-// parse parses the device plugin's configuration file.
+// parse() parses the device plugin's configuration file.
 func (f *sriovFlags) parse() (*pool.Config, error) {
 	data, err := store.ReadFile(f.config)
 	if err == nil {
@@ -107,13 +107,13 @@ func className(r pool.Resource) string {
 	return name + "." + r.Prefix
 }
 
-// expression returns a CEL expression that selects the devices of a resource. The expression compares the driver first, because devices of
-// other drivers do not have the attribute.
+// expression() returns a CEL expression that selects the devices of a resource. The expression compares the driver first, because devices
+// of other drivers do not have the attribute.
 func expression(resource string) string {
 	return fmt.Sprintf(`device.driver == %q && device.attributes[%q].resource == %q`, claim.Driver, claim.Driver, resource)
 }
 
-// yaml formats the class as a YAML document.
+// yaml() formats the class as a YAML document.
 func (c resourceClass) yaml() (string, error) {
 	config, err := c.configYAML()
 	return fmt.Sprintf(`---
@@ -130,7 +130,7 @@ spec:
 %s`, scalar(c.name), expression(c.resource), c.resource, config), err
 }
 
-// scalar formats a name as a YAML string. A name such as 1.2 is quoted, because YAML would read it as a number.
+// scalar() formats a name as a YAML string. A name such as 1.2 is quoted, because YAML would read it as a number.
 func scalar(name string) string {
 	if _, err := strconv.ParseFloat(name, 64); err == nil {
 		return strconv.Quote(name)

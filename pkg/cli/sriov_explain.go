@@ -58,12 +58,12 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	return nil
 }
 
-// unserved reports whether the configuration contains a resource that is not supported.
+// unserved() reports whether the configuration contains a resource that is not supported.
 func (n *sriovNode) unserved(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && len(r.Unserved) > 0 })
 }
 
-// matches reports whether the command's argument selects a device. The argument may be the device's PCI address, its interface, its PF's
+// matches() reports whether the command's argument selects a device. The argument may be the device's PCI address, its interface, its PF's
 // interface, or its resource.
 func (n *sriovNode) matches(e pool.Explanation, what string) bool {
 	d, _ := n.snapshot.Device(e.Device)

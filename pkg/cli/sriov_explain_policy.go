@@ -80,7 +80,8 @@ func hintLists(demands []demand, of func(demand) *kubelet.Devices) [][]kubelet.H
 	return lists
 }
 
-// decide computes the decision of a policy. If the policy refuses the request, decide also computes whether an idle node would refuse it.
+// decide() computes the decision of a policy. If the policy refuses the request, decide() also computes whether an idle node would refuse
+// it.
 func decide(p kubelet.Policy, machine kubelet.Mask, demands []demand, now, idle [][]kubelet.Hint) policyAnswer {
 	merged, admitted := kubelet.Merge(p, machine, now)
 	a := policyAnswer{Policy: string(p), Merged: answerOf(merged)}
@@ -101,7 +102,7 @@ func decide(p kubelet.Policy, machine kubelet.Mask, demands []demand, now, idle 
 	return a
 }
 
-// shortage describes the first resource with fewer free devices than requested. The result is "" if there is none.
+// shortage() describes the first resource with fewer free devices than requested. The result is "" if there is none.
 func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	for _, d := range demands {
 		if free := total(of(d)).Free; free < d.count {
@@ -111,7 +112,7 @@ func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	return ""
 }
 
-// refusal returns the reason why no merged hint is preferred. The argument state names the counted devices, for example " free".
+// refusal() returns the reason why no merged hint is preferred. The argument state names the counted devices, for example " free".
 func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state string) string {
 	var texts []string
 	for i, d := range demands {
@@ -131,7 +132,7 @@ func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state s
 	return "the preferred NUMA nodes differ: " + strings.Join(texts, ", ")
 }
 
-// answer describes one resource of the request with its devices and hints.
+// answer() describes one resource of the request with its devices and hints.
 func (d demand) answer(hints []kubelet.Hint) resourceAnswer {
 	a := resourceAnswer{Resource: d.name, Count: d.count, Nodes: map[int]tally{}}
 	for i, near := range d.now.Near {
@@ -210,7 +211,7 @@ func (h hintAnswer) String() string {
 	return "{" + text + "}"
 }
 
-// print prints two tables: one with the resources, and one with the policies.
+// print() prints two tables: one with the resources, and one with the policies.
 func (a requestAnswer) print(w io.Writer) error {
 	nodes := map[int]bool{}
 	for _, r := range a.Resources {

@@ -31,7 +31,7 @@ type requestFlags struct {
 	kubeletDir string
 }
 
-// add adds the flags that describe a container's request.
+// add() adds the flags that describe a container's request.
 func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.count, "count", 0, "number of devices of the resource that a container wants")
 	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "number of exclusive CPUs that the container wants besides")
@@ -52,12 +52,12 @@ func (d demand) present() *kubelet.Devices { return d.now }
 
 func (d demand) empty() *kubelet.Devices { return d.idle }
 
-// policies returns the policies of the Topology Manager. The first policy is the most tolerant one.
+// policies() returns the policies of the Topology Manager. The first policy is the most tolerant one.
 func policies() []kubelet.Policy {
 	return []kubelet.Policy{kubelet.None, kubelet.BestEffort, kubelet.Restricted, kubelet.SingleNUMA}
 }
 
-// check returns an error for flag values that no real request can have.
+// check() returns an error for flag values that no real request can have.
 func (f requestFlags) check(given func(flag string) bool) error {
 	switch {
 	case given("count") && f.count < 1:
@@ -118,7 +118,7 @@ func (f *sriovFlags) explainRequest(ctx context.Context, n *sriovNode, stdout io
 	return err
 }
 
-// machine returns the set of the machine's NUMA nodes.
+// machine() returns the set of the machine's NUMA nodes.
 func (n *sriovNode) machine() (machine kubelet.Mask, err error) {
 	for _, node := range n.snapshot.Nodes {
 		if node.ID < 0 || node.ID >= 64 || machine.Count() == maxNodes {
@@ -132,7 +132,7 @@ func (n *sriovNode) machine() (machine kubelet.Mask, err error) {
 // maxNodes limits the number of NUMA nodes, because all combinations of NUMA nodes are tried. The kubelet's default limit is 8.
 const maxNodes = 16
 
-// demands returns all resources of the request.
+// demands() returns all resources of the request.
 func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.Mask, resource string) ([]demand, error) {
 	if resource == "" && len(n.pools) == 1 {
 		resource = n.pools[0].Name
@@ -233,7 +233,7 @@ func (n *sriovNode) cpuDemand(ctx context.Context, k podresources.Kubelet, machi
 	return d, nil
 }
 
-// cpus returns all CPUs of the node and, in the same order, the NUMA nodes of these CPUs.
+// cpus() returns all CPUs of the node and, in the same order, the NUMA nodes of these CPUs.
 func (n *sriovNode) cpus() (all []int64, nodes []int) {
 	for _, node := range n.snapshot.Nodes {
 		for _, cpu := range listedCPUs(node.CPUs) {
@@ -268,8 +268,8 @@ func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.
 	return d, nil
 }
 
-// newDemand returns a demand for count of n devices, which are all free. The function near returns the NUMA nodes of a device. The result
-// of near is empty for a device without NUMA node.
+// newDemand returns a demand for the given count of devices. There are n devices, which are all free. near() returns the NUMA nodes of a
+// device, or no node for a device without NUMA node.
 func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) []int) demand {
 	masks := make([]kubelet.Mask, n)
 	for i := range masks {

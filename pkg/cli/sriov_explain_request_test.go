@@ -37,7 +37,7 @@ func fakeDemand(name string, count int, all, free []int) demand {
 	return d
 }
 
-// decisions formats the decision of each policy on a line of its own.
+// decisions() formats the decision of each policy on a line of its own.
 func decisions(t *testing.T, machine kubelet.Mask, demands ...demand) string {
 	t.Helper()
 	a, err := newRequestAnswer(machine, demands, policies())
@@ -187,7 +187,7 @@ func (k *fakeKubelet) GetAllocatableResources(context.Context, *api.AllocatableR
 	return &api.AllocatableResourcesResponse{CpuIds: k.cpus, Devices: []*api.ContainerDevices{gpu("g0", 0), gpu("g1", 1)}}, nil
 }
 
-// serve runs the fake kubelet on a socket in a new folder until the test ends.
+// serve() runs the fake kubelet on a socket in a new folder until the test ends.
 func (k *fakeKubelet) serve(t *testing.T) (dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kl")
@@ -210,7 +210,7 @@ func (k *fakeKubelet) serve(t *testing.T) (dir string) {
 	return dir
 }
 
-// allocatable returns all CPUs of the lab's two NUMA nodes except CPU 0, which the kubelet reserves.
+// allocatable() returns all CPUs of the lab's two NUMA nodes except CPU 0, which the kubelet reserves.
 func allocatable() (cpus []int64) {
 	for cpu := range int64(31) {
 		cpus = append(cpus, cpu+1)

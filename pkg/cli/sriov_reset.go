@@ -54,8 +54,8 @@ func newSRIOVReset() *cobra.Command {
 	return cmd
 }
 
-// newSRIOVResetFunction returns a hidden command that resets one function. The command reset runs this command as a child process, because
-// the reset may hang in the kernel.
+// newSRIOVResetFunction returns a hidden command that resets one function. The visible command "reset" runs the hidden command as a child
+// process, because the reset may hang in the kernel.
 func newSRIOVResetFunction() *cobra.Command {
 	return &cobra.Command{Use: "reset-function SYSFS DEVICE", Hidden: true, Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {

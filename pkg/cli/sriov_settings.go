@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// entries returns the config entries of a generated class.
+// entries() returns the config entries of a generated class.
 func (c resourceClass) entries() []configEntry {
 	if c.settings.IsZero() {
 		return nil
@@ -48,7 +48,7 @@ type namedRequest struct {
 	path string
 }
 
-// flatten returns the requests of a claim as a flat list. A request with alternatives is replaced by its alternatives.
+// flatten() returns the requests of a claim as a flat list. A request with alternatives is replaced by its alternatives.
 func (s claimSpec) flatten(path string) (out []namedRequest) {
 	for i, r := range s.Devices.Requests {
 		at := fmt.Sprintf("%s.requests[%d]", path, i)
@@ -136,7 +136,7 @@ func (d deviceClass) onlyDriver() bool {
 	})
 }
 
-// candidates returns the resources from which a request may get VFs. The result contains the resources that the CEL expressions name, or
+// candidates() returns the resources from which a request may get VFs. The result contains the resources that the CEL expressions name, or
 // all resources of the configuration if they name none.
 func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
 	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
@@ -183,7 +183,7 @@ func uniqueSetting(c *vfconfig.Config) string {
 	return ""
 }
 
-// settings merges the config entries of the class and the claim. The result is the same as in the driver's function Prepare.
+// settings() merges the config entries of the class and the claim. The result is the same as in the driver's function Prepare.
 func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource, entries []*claimEntry, out *checkedRequest) (
 	merged *vfconfig.Config, err error) {
 	add := func(e vfconfig.Entry, from string) {
@@ -221,7 +221,7 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 	return merged, nil
 }
 
-// devices describes in words how many VFs a request gets.
+// devices() describes in words how many VFs a request gets.
 func (r subRequest) devices() string {
 	text := "1 VF"
 	switch {
@@ -238,7 +238,7 @@ func (r subRequest) devices() string {
 
 func (r subRequest) several() bool { return r.Mode == "All" || r.Count > 1 }
 
-// atoi parses the number of an extended resource. For a text that the API server would refuse, the result is 1.
+// atoi() parses the number of an extended resource. For a text that the API server would refuse, the result is 1.
 func atoi(s string) int {
 	n, err := strconv.Atoi(s)
 	if err != nil {

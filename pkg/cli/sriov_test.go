@@ -208,7 +208,7 @@ func TestSRIOVUnserved(t *testing.T) {
 	}
 }
 
-// TestSRIOVReset checks that a VF is not reset if the kubelet has allocated it, or if this is unknown.
+// TestSRIOVReset checks that a VF is not reset if the kubelet has allocated the VF, or may have allocated it.
 func TestSRIOVReset(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: it is root's")

@@ -200,7 +200,7 @@ func outputOf(command ...string) ([]byte, error) {
 // secretKey matches the names of JSON keys whose values must not be copied into the archive.
 var secretKey = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)
 
-// redact replaces the values of secret keys in a JSON text. A text that is not JSON is removed completely.
+// redact() replaces the values of secret keys in a JSON text. A text that is not JSON is removed completely.
 func redact(data []byte) []byte {
 	var v any
 	decoder := json.NewDecoder(bytes.NewReader(data))

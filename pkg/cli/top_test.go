@@ -38,7 +38,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestTopOrders checks that rows are sorted by the largest value first, and by name alphabetically.
+// TestTopOrders checks the order of the rows: the largest value is first, and names are in alphabetical order.
 func TestTopOrders(t *testing.T) {
 	small := traffic{Pod: "b", Ingress: flow{Rate: 1, Dropped: 2}, Egress: flow{Rate: 9}}
 	large := traffic{Pod: "a", Ingress: flow{Rate: 5}, Egress: flow{Rate: 2, Dropped: 1}}

@@ -37,13 +37,13 @@ const (
 
 func svgTextWidth(text string) int { return (utf8.RuneCountInString(text)*svgFont*61 + 99) / 100 }
 
-// svgPicture collects the elements of an SVG. The size of the SVG is known only after all elements were added.
+// svgPicture collects the elements of an SVG. The size of the SVG is known only after all elements have been added.
 type svgPicture struct {
 	body     bytes.Buffer
 	y, right int
 }
 
-// svg returns the picture as an SVG.
+// svg() returns the picture as an SVG.
 func (t topology) svg() []byte {
 	p := &svgPicture{y: svgMargin}
 	p.drawText(svgMargin, "node "+plain(t.Node), "bold")
@@ -76,7 +76,7 @@ func (p *svgPicture) branches(x int, list []branch) {
 	}
 }
 
-// drawRows draws one line for each row. A vertical line, which begins at the height top, connects the rows.
+// drawRows draws one line for each row. A vertical line connects the rows. The argument top is the height at which this line begins.
 func (p *svgPicture) drawRows(x, top int, rows []row) {
 	widths := columnWidths(rows)
 	for _, r := range rows {

@@ -27,10 +27,10 @@ type row struct {
 	trouble   string // why it does not work, or ""
 }
 
-// cells returns the texts of all columns in a row.
+// cells() returns the texts of all columns in a row.
 func (r row) cells() []string { return append(append([]string{r.link, r.pod}, r.facts...), r.trouble) }
 
-// branches returns the parts of the picture from top to bottom.
+// branches() returns the parts of the picture from top to bottom.
 func (t topology) branches() (list []branch) {
 	for _, b := range t.Bridges {
 		facts := append(plainAll(b.Addresses), b.State)
@@ -105,7 +105,7 @@ func plainAll(names []string) []string {
 	return list
 }
 
-// labelled returns a label followed by a value. For an empty value it returns "".
+// labelled() returns a label followed by a value. If the value is empty, the result is "".
 func labelled(label, value string) string {
 	if value == "" {
 		return ""
@@ -120,7 +120,7 @@ func rateOf(label string, rate uint64) string {
 	return label + " " + formatRate(rate)
 }
 
-// text formats the picture as a tree of lines.
+// text() formats the picture as a tree of lines.
 func (t topology) text() string {
 	var b strings.Builder
 	b.WriteString("node " + plain(t.Node) + "\n")
@@ -140,7 +140,7 @@ func writeBranches(b *strings.Builder, indent string, list []branch) {
 	}
 }
 
-// joints returns two prefixes of the tree: one for an entry, and one for all entries below it.
+// joints() returns two prefixes of the tree: one for an entry, and one for all entries below it.
 func joints(last bool) (joint, deeper string) {
 	if last {
 		return "`- ", "   "
@@ -148,7 +148,7 @@ func joints(last bool) (joint, deeper string) {
 	return "|- ", "|  "
 }
 
-// aligned returns one line for each row. All columns have the same width in all lines. A column is omitted if it is empty in all rows.
+// aligned() returns one line for each row. All columns have the same width in all lines. A column is omitted if it is empty in all rows.
 func aligned(rows []row) []string {
 	widths := columnWidths(rows)
 	lines := make([]string, len(rows))

@@ -26,8 +26,11 @@ import (
 )
 
 const traceHelp = `Run ADD, CHECK and DEL of a network configuration for one new pod. For each plugin
-the command shows the duration and the changes: links, addresses, routes, nftables,
-sysctls.
+the command shows the duration in milliseconds, the part of each kind of work, and the
+changes: links, addresses, routes, nftables, sysctls, each with the milliseconds from
+the start of the process. The kinds of work are: start of the process, setup
+(configuration and namespace), lock (waiting for other pods), ipam, changes, record
+(writing it), rest (reading the state of the kernel), exit of the process.
 
 It runs in new namespaces with an empty network. It does not touch this node, and
 it needs no root if the kernel lets users create namespaces. Give the pod a hostPort
@@ -146,11 +149,23 @@ func runTrace(ctx context.Context, options demo.TraceOptions, output string, std
 
 func printTraced(w io.Writer, t demo.Traced) {
 	fmt.Fprintf(w, "%-6s %-12s %7.1f ms  changes: %d\n", t.Verb, t.Plugin, milliseconds(t.Took), len(t.Changes))
+	printPhases(w, t)
 	for _, change := range t.Changes {
-		fmt.Fprintf(w, "         %s\n", plugin.Plain(change, maxEvidence))
+		fmt.Fprintf(w, "         %7.2f  %s\n", milliseconds(change.At), plugin.Plain(change.What, maxEvidence))
 	}
 	if t.Error != "" {
 		fmt.Fprintf(w, "         error: %s\n", plugin.Plain(t.Error, maxEvidence))
+	}
+}
+
+// printPhases prints the time of each kind of work.
+func printPhases(w io.Writer, t demo.Traced) {
+	var list []string
+	for _, p := range t.Phases {
+		list = append(list, fmt.Sprintf("%s %.2f", p.Name, milliseconds(p.Took)))
+	}
+	if len(list) > 0 {
+		fmt.Fprintf(w, "         %s\n", strings.Join(list, ", "))
 	}
 }
 

@@ -108,7 +108,7 @@ func partsOf(records []attachment.Record) (list []*tracedPod) {
 	return list
 }
 
-// check runs CHECK of each plugin, and adds the objects in each record to the plugin's entry. If libcni's cache lacks the attachment, no
+// check() runs CHECK of each plugin, and adds the objects in each record to the plugin's entry. If libcni's cache lacks the attachment, no
 // CHECK runs, but the objects are still listed.
 func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks []reconcile.Network) error {
 	err := demo.TraceChecks(ctx, demo.CheckOptions{Plugins: plugins, Cache: cache, Network: p.Network, ContainerID: p.ContainerID,
@@ -145,7 +145,7 @@ func (p *tracedPod) indexOf(kind string) int {
 	return i
 }
 
-// failed reports whether any CHECK failed, or whether no CHECK ran.
+// failed() reports whether a CHECK failed or no CHECK ran.
 func (p *tracedPod) failed() bool {
 	return p.Unchecked != "" || slices.ContainsFunc(p.Plugins, func(t tracedPlugin) bool { return t.Error != "" })
 }
@@ -175,10 +175,11 @@ func (t tracedPlugin) print(w io.Writer) {
 	default:
 		fmt.Fprintf(w, "%-6s %-12s %7.1f ms  ok\n", t.Verb, plain(t.Plugin), milliseconds(t.Took))
 	}
+	printPhases(w, t.Traced)
 	for _, line := range t.Objects {
 		fmt.Fprintf(w, "         %s\n", plugin.Plain(line, maxEvidence))
 	}
-	for _, line := range t.Changes {
-		fmt.Fprintf(w, "         change: %s\n", plugin.Plain(line, maxEvidence))
+	for _, change := range t.Changes {
+		fmt.Fprintf(w, "         change: %s\n", plugin.Plain(change.What, maxEvidence))
 	}
 }

@@ -22,7 +22,8 @@ Kubernetes objects. Of these the command checks NetworkAttachmentDefinitions,
 ConfigMaps with such configurations, pods and pod templates. A folder stands for
 its files; - is standard input.
 
-Each line names file, line and key. An error keeps a pod from starting, or stops
+Each line names file, line, column, key and, in brackets, a code that 'podlace
+explain' explains. An error keeps a pod from starting, or stops
 the daemon; a warning names a setting without the effect that it suggests. Networks
 of several files are compared with one another.
 
@@ -40,7 +41,7 @@ func newValidate() *cobra.Command {
 	var thisNode bool
 	cmd := &cobra.Command{
 		Use:     "validate FILE...",
-		Short:   "Check network configurations, pools of VFs and manifests, with file, line and key",
+		Short:   "Check network configurations, pools of VFs and manifests, with file, line, column and key",
 		Long:    validateHelp,
 		Example: validateExample,
 		Args:    cobra.MinimumNArgs(1),

@@ -39,7 +39,7 @@ func thisBuild() build {
 	return b
 }
 
-// revision returns the source revision that the Go tool stored in the binary.
+// revision() returns the source revision that the Go tool stored in the binary.
 func revision(info *debug.BuildInfo) string {
 	found, modified := "unknown", false
 	for _, s := range info.Settings {

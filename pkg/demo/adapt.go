@@ -13,7 +13,7 @@ import (
 
 // The functions below adapt a chain to a machine that lacks a kernel feature.
 
-// rewrite replaces the configurations of the chain's plugins by the result of a function.
+// rewrite() replaces the configurations of the chain's plugins by the result of a function.
 func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) error {
 	var conf map[string]any
 	var list struct {
@@ -44,7 +44,7 @@ func (c *chain) removePlugin(plugin string) error {
 	})
 }
 
-// disableMasquerade switches masquerade off. Pods then keep their own address when they leave the node.
+// disableMasquerade switches masquerade off. The packets of a pod then leave the node with the pod's own address as their source.
 func (c *chain) disableMasquerade() error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
 		plugins[0]["ipMasq"] = false
@@ -62,7 +62,7 @@ func (c *chain) disableIPv6() error {
 	})
 }
 
-// dropIPv6 returns a JSON value without its IPv6 parts. The result ok is false if no part is left.
+// dropIPv6 returns a JSON value without its IPv6 parts. The second result is false if no part is left.
 func dropIPv6(value any) (rest any, ok bool) {
 	switch v := value.(type) {
 	case map[string]any:

@@ -54,7 +54,7 @@ func command(environ []string) string {
 	return ""
 }
 
-// takeCalls returns the calls since the previous takeCalls.
+// takeCalls returns the plugin calls since takeCalls was last called.
 func (e *timedExec) takeCalls() []call {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -83,7 +83,7 @@ func newChain(dir, cache string, conflist []byte) (*chain, error) {
 	}, nil
 }
 
-// plugins returns the plugin types in the order of the chain.
+// plugins() returns the plugin types in the order of the chain.
 func (c *chain) plugins() []string {
 	var names []string
 	for _, p := range c.list.Plugins {
@@ -92,7 +92,7 @@ func (c *chain) plugins() []string {
 	return names
 }
 
-// PluginsOf returns the names of all plugin binaries that a conflist needs. The names include those of the IPAM plugins.
+// PluginsOf returns the names of all plugin binaries that a conflist needs. The binaries of the IPAM plugins are included.
 func PluginsOf(conflist []byte) ([]string, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {
@@ -155,7 +155,7 @@ type portMapping struct {
 	Protocol      string `json:"protocol"`
 }
 
-// runtimeBurst is the burst that containerd sends together with every limit. It means "unlimited".
+// runtimeBurst is the burst that containerd sends together with every limit. This burst means "unlimited".
 const runtimeBurst = 1<<32 - 1
 
 func (a attachment) runtimeConf() *libcni.RuntimeConf {
@@ -180,7 +180,7 @@ func (a attachment) runtimeConf() *libcni.RuntimeConf {
 	}
 }
 
-// coded returns the CNI error that err wraps, if there is one.
+// coded() returns the CNI error that err wraps, if there is one.
 func coded(err error) (types.Error, bool) {
 	var e *types.Error
 	if errors.As(err, &e) {

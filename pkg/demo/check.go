@@ -23,8 +23,8 @@ type CheckOptions struct {
 // ErrNotCached means that libcni's cache folder does not contain the attachment.
 var ErrNotCached = errors.New("the runtime's record of the ADD is missing")
 
-// TraceChecks runs CHECK of each plugin of an attachment, with the configuration, arguments and result of the ADD. After each plugin it
-// calls show. TraceChecks also continues after a plugin whose CHECK fails. The returned error is never the error of a CHECK.
+// TraceChecks runs CHECK of each plugin of an attachment, with the configuration, arguments and result of the ADD. TraceChecks calls show()
+// after each plugin, and continues if a plugin's CHECK fails. The returned error is never the error of a CHECK.
 func TraceChecks(ctx context.Context, o CheckOptions, show func(Traced)) error {
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil { // the plugins inherit it and log each change
 		return err

@@ -61,7 +61,7 @@ type lab struct {
 	closers  []func()
 }
 
-// measuredFlow is the result of a flow, which several rows evaluate.
+// measuredFlow is the result of one flow of packets. Several rows evaluate this result.
 type measuredFlow struct {
 	meter.Result
 	err error
@@ -131,7 +131,7 @@ func (l *lab) close() {
 	}
 }
 
-// probe finds out which features the machine lacks. The result does not depend on the plugins.
+// probe() finds out which features the machine lacks. The result does not depend on the plugins.
 func (l *lab) probe() error {
 	if err := bridgeNetfilter(false); err != nil {
 		l.lacks[brNetfilter] = "br_netfilter is not loaded"
@@ -177,7 +177,7 @@ func (p *pod) storeAddresses(result *types100.Result) {
 	}
 }
 
-// serve starts the server of the pod.
+// serve() starts the server of the pod.
 func (p *pod) serve() (err error) {
 	p.server, err = serve(p.Do, p.Name)
 	return err
@@ -197,14 +197,14 @@ func (l *lab) recordBaseline() (err error) {
 	return err
 }
 
-// watched returns the options of the leak check, which select the state to compare. Pods are not compared, because their state ends
+// watched() returns the options of the leak check, which select the state to compare. Pods are not compared, because their state ends
 // together with their namespaces.
 func (l *lab) watched() sandbox.Options {
 	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(lastingFiles)}
 }
 
-// stateLeft returns the differences between the node's current state and the baseline. The kernel deletes a namespace asynchronously, which
-// takes longer on a slow machine. Therefore stateLeft may compare several times.
+// stateLeft returns the differences between the node's current state and the baseline. The kernel deletes a namespace asynchronously, and
+// the deletion takes longer on a slow machine. Therefore stateLeft may compare several times.
 func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()

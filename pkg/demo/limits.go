@@ -20,10 +20,10 @@ const (
 	mostAtFirst = 1.20
 	leastLater  = 0.90
 	mostLater   = 1.05
-	// The sender of the UDP flow sends this many times the limit.
+	// The sender of the UDP flow sends at this multiple of the limit.
 	overload = 4
 
-	// The flows take several seconds, because a late receiver moves bytes from the first second to the time after it.
+	// The flows take several seconds, because a late receiver counts some bytes of the first second in a later second.
 	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )
@@ -151,7 +151,7 @@ func (p path) measure(ctx context.Context, l *lab) measuredFlow {
 	return measuredFlow{result, err}
 }
 
-// evaluate compares the load of the link with the limit. The load includes the packet headers, because the kernel's limits include the
+// evaluate() compares the load of the link with the limit. The load includes the packet headers, because the kernel's limits include the
 // headers. A rate outside the bounds is not a miss if pauses of the machine can explain it.
 func (m measuredFlow) evaluate(window func(meter.Result) (r meter.Rate, from, to time.Duration), least, most float64) outcome {
 	if m.err != nil {

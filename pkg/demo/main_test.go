@@ -34,10 +34,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// failsWith returns the name of an environment variable. The value of the variable is the CNI error that ADD of a played plugin returns.
+// failsWith returns the name of an environment variable. The value of the variable is the CNI error that a fake plugin's ADD returns.
 func failsWith(plugin string) string { return "PLAY_" + plugin }
 
-// takesTime returns the name of an environment variable. The value of the variable is the time that a played plugin takes.
+// takesTime returns the name of an environment variable. The value of the variable is the time that each call of a fake plugin takes.
 func takesTime(plugin string) string { return "PLAY_SLOWLY_" + plugin }
 
 func playPlugin(name string) int {
@@ -64,7 +64,7 @@ func playPlugin(name string) int {
 	return 0
 }
 
-// playedPlugins creates a folder with plugins that always succeed and change nothing.
+// playedPlugins creates a folder with fake plugins, which normally succeed and change nothing.
 func playedPlugins(t *testing.T) string {
 	t.Helper()
 	exe, err := os.Executable()

@@ -45,7 +45,7 @@ func notPromised(list *libcni.NetworkConfigList) map[string]string {
 	return lacks
 }
 
-// families returns the address families for which an IPAM configuration contains subnets.
+// families() returns the address families for which an IPAM configuration contains subnets.
 func families(ipam json.RawMessage) map[string]bool {
 	found := map[string]bool{ipv4: false, ipv6: false}
 	var conf any
@@ -64,7 +64,7 @@ func families(ipam json.RawMessage) map[string]bool {
 	return found
 }
 
-// walk calls a function for every string in a JSON value, except for strings in routes.
+// walk() calls a function for every string in a JSON value, except for strings in routes.
 func walk(value any, visit func(string)) {
 	switch v := value.(type) {
 	case string:

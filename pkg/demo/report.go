@@ -51,7 +51,7 @@ func (r *Report) add(row Row) {
 	}
 }
 
-// Failed reports whether any step of the run missed.
+// Failed reports whether the result of any step is Miss.
 func (r Report) Failed() bool { return r.Missed > 0 }
 
 // Row returns the row of the step with the given name.

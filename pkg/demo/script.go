@@ -30,7 +30,7 @@ const (
 	pings   = 20
 )
 
-// script returns all steps of the demo in their order. Later steps depend on the results of earlier steps.
+// script() returns all steps of the demo in their order. Later steps depend on the results of earlier steps.
 func script(plugins []string) []step {
 	var steps []step
 	steps = append(steps, stepsOfADD(plugins)...)
@@ -172,7 +172,7 @@ func withBridgeNetfilter(run func(context.Context, *lab) outcome) func(context.C
 	}
 }
 
-// masquerade returns a step function: it connects to a server outside, which must see the node's address as the source.
+// masquerade() returns a step function: it connects to a server outside, which must see the node's address as the source.
 func masquerade(from placeOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		outside, err := serve(l.client.Do, "client")

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// patience is the time limit for an answer. The time limit is long enough for a slow machine. After this time without an answer, the packet
-// was dropped.
+// patience is the time limit for an answer. The time limit is long enough for a slow machine. A packet counts as dropped if there is no
+// answer within this time.
 const patience = 5 * time.Second
 
 // A server answers every TCP and UDP request with its own name and the client's source address.
@@ -43,8 +43,8 @@ func serve(place meter.Place, name string) (*server, error) {
 	return s, nil
 }
 
-// listen opens one socket for each address family. A single socket for both families is not safe here. Package net checks only once whether
-// this works, in the first namespace that uses it.
+// listen() opens one socket for each address family. A single socket for both families is not safe here. Package net checks the kernel's
+// support for this socket only once, in the first namespace that opens a socket.
 func (s *server) listen() error {
 	families := []string{"4"}
 	if ipv6Error() == nil {
@@ -109,7 +109,7 @@ type answer struct {
 	took time.Duration
 }
 
-// ask connects from a place to a server and returns the server's answer.
+// ask() connects from a place to a server and returns the server's answer.
 func ask(ctx context.Context, from meter.Place, network string, target netip.AddrPort) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -50,12 +50,12 @@ func (o outcome) withNote(format string, args ...any) outcome {
 	return o
 }
 
-// failed returns the outcome of a step that stopped with an error.
+// failed() returns the outcome of a step that stopped with an error.
 func failed(err error) outcome {
 	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
 }
 
-// verdictFor returns an outcome with the result OK if good is true, and Miss if not.
+// verdictFor returns an outcome. The result of the outcome is OK if the first argument is true, and Miss if the first argument is false.
 func verdictFor(good bool, measured string) outcome {
 	if good {
 		return outcome{verdict: OK, measured: measured}
@@ -68,7 +68,7 @@ func milliseconds(took time.Duration) outcome {
 	return outcome{verdict: Info, measured: fmt.Sprintf("%.1f ms", ms), value: ms, unit: "ms"}
 }
 
-// timed returns the outcome of a step that succeeded. The outcome contains the step's duration. A long duration is not a failure, because
+// timed() returns the outcome of a step that succeeded. The outcome contains the step's duration. A long duration is not a failure, because
 // it depends more on the machine than on the plugins.
 func timed(took, usual time.Duration) outcome {
 	o := milliseconds(took)

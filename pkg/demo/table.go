@@ -128,7 +128,7 @@ func printMisses(w io.Writer, name string, r Report) {
 	printCounts(w, r)
 }
 
-// clip shortens a note so that it fits on the row's line. The JSON output contains the complete note.
+// clip() shortens a note so that it fits on the row's line. The JSON output contains the complete note.
 func clip(note string) string {
 	text := []rune(strings.Join(strings.Fields(note), " "))
 	if len(text) > noteWidth {

@@ -11,9 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -30,7 +28,8 @@ type Traced struct {
 	Verb    string        `json:"verb"`
 	Plugin  string        `json:"plugin"`
 	Took    time.Duration `json:"took"` // nanoseconds
-	Changes []string      `json:"changes,omitempty"`
+	Phases  []Phase       `json:"phases,omitempty"`
+	Changes []Change      `json:"changes,omitempty"`
 	Error   string        `json:"error,omitempty"`
 }
 
@@ -45,7 +44,7 @@ type TraceOptions struct {
 // Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. The process's own namespace serves as the
 // node. The returned error contains all failures. DEL runs even if an earlier verb failed.
 func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error) {
-	// All plugins inherit this variable and log each of their changes.
+	// The plugins inherit it and log each change and each phase.
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil {
 		return err
 	}
@@ -70,11 +69,11 @@ func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error
 		t.pod.ports = []portMapping{{HostPort: opts.HostPort, ContainerPort: opts.HostPort, Protocol: "tcp"}}
 	}
 	err = t.addAndCheck(ctx, opts.Ping)
-	// After a failed ADD, state may be left, which only DEL removes.
+	// A failed ADD may leave state that only DEL removes.
 	return errors.Join(err, t.remove(context.WithoutCancel(ctx)))
 }
 
-// remove runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After an error, remove calls all plugins one by
+// remove() runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After an error, remove() calls all plugins one by
 // one, so that no state of the pod stays.
 func (t tracer) remove(ctx context.Context) error {
 	_, err := t.del(ctx, t.pod.attachment)
@@ -90,7 +89,7 @@ func (t tracer) remove(ctx context.Context) error {
 	return err
 }
 
-// tracer is a chain and the pod that it runs for. The chain's plugins report their changes.
+// tracer consists of a chain and the pod for which the chain runs. The chain's plugins report their changes.
 type tracer struct {
 	chain
 	pod *pod
@@ -110,7 +109,7 @@ func (t tracer) addAndCheck(ctx context.Context, ping bool) error {
 	return t.check(ctx, t.pod.attachment)
 }
 
-// ping sends echo requests from the node to each address of the pod.
+// ping() sends echo requests from the node to each address of the pod.
 func (t tracer) ping(ctx context.Context) error {
 	for _, addr := range []netip.Addr{t.pod.v4, t.pod.v6} {
 		if !addr.IsValid() {
@@ -128,7 +127,7 @@ func (t tracer) ping(ctx context.Context) error {
 	return nil
 }
 
-// tracingExec runs plugins in the same way as libcni. Each run is reported together with the changes in the plugin's debug log.
+// tracingExec runs plugins as libcni does, and reports each with the phases and changes in its debug log.
 type tracingExec struct {
 	version.PluginDecoder
 	show func(Traced)
@@ -139,7 +138,9 @@ func (e *tracingExec) ExecPlugin(ctx context.Context, path string, stdin []byte,
 	var log bytes.Buffer
 	began := time.Now()
 	out, err := (&invoke.RawExec{Stderr: &log}).ExecPlugin(ctx, path, stdin, environ)
-	t := Traced{Verb: command(environ), Plugin: filepath.Base(path), Took: time.Since(began), Changes: changesIn(log.String())}
+	ended := time.Now()
+	t := Traced{Verb: command(environ), Plugin: filepath.Base(path), Took: ended.Sub(began)}
+	t.Phases, t.Changes = readLog(log.String(), began, ended)
 	if err != nil {
 		t.Error = err.Error()
 	}
@@ -152,29 +153,4 @@ func (e *tracingExec) ExecPlugin(ctx context.Context, path string, stdin []byte,
 // FindInPath returns the path of a plugin.
 func (*tracingExec) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
-}
-
-var change = regexp.MustCompile(`msg=change .*?\bop=("(?:[^"\\]|\\.)*"|\S+) error=(.*)$`)
-
-// changesIn returns the changes that package fault wrote to a debug log. A failed change includes its error.
-func changesIn(log string) (changes []string) {
-	for line := range strings.Lines(log) {
-		m := change.FindStringSubmatch(strings.TrimSpace(line))
-		if m == nil {
-			continue
-		}
-		op := unquoted(m[1])
-		if failure := unquoted(strings.TrimSpace(m[2])); failure != "<nil>" {
-			op += ": " + failure
-		}
-		changes = append(changes, op)
-	}
-	return slices.Clip(changes)
-}
-
-func unquoted(text string) string {
-	if plain, err := strconv.Unquote(text); err == nil {
-		return plain
-	}
-	return text
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// outside returns a client that is connected by a veth pair, as in the lab.
+// outside() returns a client that is connected by a veth pair, as in the lab.
 func outside(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	client, err := sandbox.NewPod("client")

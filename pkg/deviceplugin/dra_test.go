@@ -318,3 +318,21 @@ func TestAnswerPublished(t *testing.T) {
 		}
 	}
 }
+
+// TestAPIRate: the client of the API server delays neither the claims of 50 pods that start at once nor the writes of their status.
+func TestAPIRate(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoResources("dra"))
+	client, err := daemonOptions{Kubeconfig: l.kubeconfig()}.newClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	limiter := client.ResourceV1().RESTClient().GetRateLimiter()
+	for i := range 100 {
+		if !limiter.TryAccept() {
+			t.Fatalf("request %d of 100 has to wait; then %g requests a second", i+1, limiter.QPS())
+		}
+	}
+	if limiter.QPS() < 50 {
+		t.Errorf("%g requests a second", limiter.QPS())
+	}
+}

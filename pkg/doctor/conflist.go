@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,30 +26,30 @@ func isOurs(net reconcile.Network) bool {
 	return main == "bridge" || main == "sriov"
 }
 
-// The check conflist reports configurations that the runtime does not use.
+// The check "conflist" reports configurations that the runtime does not use.
 func (n *node) conflist() (found []Finding) {
 	switch {
 	case errors.Is(n.confErr, fs.ErrNotExist):
-		return []Finding{{Level: Error, What: "there is no folder " + n.ConfDir, Evidence: n.confErr.Error(),
+		return []Finding{{Level: Error, Code: noConfDir, What: "there is no folder " + n.ConfDir, Evidence: n.confErr.Error(),
 			Consequence: "the node stays NotReady, no pod gets a network",
 			Command:     "install -D -m 600 conf/10-podlace.conflist " + n.ConfDir + "/10-podlace.conflist"}}
 	case n.confErr != nil:
 		return unknown("the network configurations", n.confErr)
 	}
 	for _, note := range n.notes {
-		found = append(found, Finding{Level: Warning, What: "a configuration file cannot be used", Evidence: note,
+		found = append(found, Finding{Level: Warning, Code: unusableFile, What: "a configuration file cannot be used", Evidence: note,
 			Consequence: "runtimes skip it; CRI-O and old versions of containerd stop at it",
 			Command:     "correct the file, or rename it so that it does not end in .conf, .conflist or .json"})
 	}
 	ours := slices.IndexFunc(n.networks, isOurs)
 	switch {
 	case ours < 0:
-		found = append(found, Finding{Level: Error, What: noNetwork, Evidence: n.listNetworks(),
+		found = append(found, Finding{Level: Error, Code: noNetworkOfOurs, What: noNetwork, Evidence: n.listNetworks(),
 			Consequence: "pods get another network, or none",
 			Command:     "install -m 600 conf/10-podlace.conflist " + n.ConfDir + "/"})
 	case ours > 0 && !n.takesAll():
 		first := n.networks[0]
-		found = append(found, Finding{Level: Error, What: "the runtime takes another configuration than Podlace's",
+		found = append(found, Finding{Level: Error, Code: otherNetwork, What: "the runtime takes another configuration than Podlace's",
 			Evidence:    fmt.Sprintf("%s sorts before %s", first.File, n.networks[ours].File),
 			Consequence: fmt.Sprintf("new pods get the network %q", first.Name),
 			Command:     fmt.Sprintf("mv %s %s.unused", first.File, first.File)})
@@ -71,12 +72,12 @@ func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }
 
-// defaultNetwork reports a cni_default_network in CRI-O's configuration if it does not name a network of Podlace.
+// defaultNetwork reports a cni_default_network in CRI-O's configuration that is not the name of a Podlace network.
 func (n *node) defaultNetwork() (found []Finding) {
 	for _, r := range n.runtimes {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
 		if r.Network != "" && !slices.ContainsFunc(n.networks, named) {
-			found = append(found, Finding{Level: Error, What: r.Name + " takes a network that is not Podlace's",
+			found = append(found, Finding{Level: Error, Code: defaultNetwork, What: r.Name + " takes a network that is not Podlace's",
 				Evidence:    fmt.Sprintf("%s: cni_default_network = %q; %s", r.File, r.Network, n.listNetworks()),
 				Consequence: "new pods get that network, or fail if no configuration has it",
 				Command:     "remove cni_default_network from " + r.File + " and restart " + r.Name})
@@ -85,14 +86,14 @@ func (n *node) defaultNetwork() (found []Finding) {
 	return found
 }
 
-// The function permissions reports configurations that users other than root can write.
+// permissions() reports configurations that users other than root can write.
 func (n *node) permissions() (found []Finding) {
 	for _, net := range n.networks {
 		info, err := os.Stat(net.File)
 		if err != nil || info.Mode().Perm()&0o022 == 0 {
 			continue
 		}
-		found = append(found, Finding{Level: Warning, What: "other users than root can change a network configuration",
+		found = append(found, Finding{Level: Warning, Code: writableFile, What: "other users than root can change a network configuration",
 			Evidence:    fmt.Sprintf("%s has the mode %04o", net.File, info.Mode().Perm()),
 			Consequence: "such a user can make the runtime start any plugin with any configuration as root",
 			Command:     "chmod 600 " + net.File,
@@ -101,7 +102,8 @@ func (n *node) permissions() (found []Finding) {
 	return found
 }
 
-// The check conflistKeys reports settings that have another effect than they suggest, and pod subnets that overlap the node's subnets.
+// The check "conflist-keys" reports settings whose effect differs from what their names suggest, and pod subnets that overlap the node's
+// subnets.
 func (n *node) conflistKeys() (found []Finding) {
 	if len(n.networks) == 0 {
 		return skipped("there is no configuration")
@@ -110,16 +112,22 @@ func (n *node) conflistKeys() (found []Finding) {
 	if err != nil {
 		found = unknown("the subnets of the node", err)
 	}
+	var files []validate.File
 	for _, net := range n.networks {
-		for _, f := range validate.Config(net.Text, this) {
-			found = append(found, Finding{Level: Warning, What: net.File + ": " + f.Key, Evidence: f.Text,
-				Consequence: "the setting does not have the effect that it suggests", Command: "edit " + net.File})
+		files = append(files, validate.File{Name: net.File, Data: net.Text})
+	}
+	for _, p := range validate.Files(files, this) {
+		f := Finding{Level: Warning, Code: p.Code, What: p.Where(), Evidence: p.Text, File: p.File, Line: p.Line, Column: p.Column,
+			Consequence: "the setting does not have the effect that it suggests", Command: fmt.Sprintf("edit line %d of %s", p.Line, p.File)}
+		if p.Error {
+			f.Level, f.Consequence = Error, "no pod of this network starts"
 		}
+		found = append(found, f)
 	}
 	return found
 }
 
-// ownNetworks returns the networks whose main plugin isOurs accepts.
+// ownNetworks returns those networks for which isOurs() returns true.
 func (n *node) ownNetworks() []reconcile.Network {
 	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
 }
@@ -138,7 +146,8 @@ func (n *node) pluginTypes() (types []string) {
 	return slices.Compact(types)
 }
 
-// The check binaries reports plugins that are missing, that belong to another project, or that have another version than the others.
+// The check "binaries" reports plugins that are missing, that belong to another project, or whose version differs from the version of the
+// other plugins.
 func (n *node) binaries() (found []Finding) {
 	types := n.pluginTypes()
 	if len(types) == 0 {
@@ -150,36 +159,39 @@ func (n *node) binaries() (found []Finding) {
 		version, err := reconcile.Version(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			found = append(found, Finding{Level: Error, What: "the plugin " + name + " is missing", Evidence: err.Error(),
+			found = append(found, Finding{Level: Error, Code: pluginMissing, What: "the plugin " + name + " is missing", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: "make install CNI_BIN_DIR=" + n.BinDir})
 		case errors.Is(err, reconcile.ErrForeign):
-			found = append(found, Finding{Level: Warning, What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),
+			found = append(found, Finding{Level: Warning, Code: pluginForeign,
+				What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),
 				Consequence: "keys that only Podlace's plugin knows have no effect, and its errors are not Podlace's",
 				Command:     "make install CNI_BIN_DIR=" + n.BinDir})
 		case err != nil:
-			found = append(found, Finding{Level: Error, What: "the plugin " + name + " does not start", Evidence: err.Error(),
+			found = append(found, Finding{Level: Error, Code: pluginBroken, What: "the plugin " + name + " does not start", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: "file " + path})
 		default:
 			versions[version] = append(versions[version], name)
 		}
 	}
 	if len(versions) > 1 {
-		found = append(found, Finding{Level: Warning, What: "the plugins have different versions", Evidence: fmt.Sprint(versions),
+		found = append(found, Finding{Level: Warning, Code: pluginVersions,
+			What: "the plugins have different versions", Evidence: fmt.Sprint(versions),
 			Consequence: "an older plugin may refuse a record of a newer one", Command: "make install CNI_BIN_DIR=" + n.BinDir})
 	}
 	return found
 }
 
-// The check status calls STATUS of each plugin in Podlace's networks, as a runtime does.
+// The check "status" calls STATUS of each plugin in Podlace's networks, as a runtime does.
 func (n *node) status() (found []Finding) {
 	if len(n.pluginTypes()) == 0 {
 		return skipped(noNetwork)
 	}
 	for _, net := range n.ownNetworks() {
 		for _, err := range reconcile.Status(net, n.BinDir) {
-			found = append(found, Finding{Level: Error, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),
+			code := answered(err)
+			found = append(found, Finding{Level: Error, Code: code, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),
 				Consequence: "containerd from 2.0 and CRI-O report the node NotReady",
-				Command:     "podlace explain CODE tells what a code means"})
+				Command:     "podlace explain " + string(cmp.Or(code, "status"))})
 		}
 	}
 	return found

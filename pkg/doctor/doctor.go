@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package doctor examines a node for problems that prevent Podlace from working, or that will prevent it later. Each finding contains the
-// evidence, the consequence, and a command that corrects the problem. The examination changes nothing. The method Fix applies a remedy, but
-// only if the remedy cannot harm pods.
+// evidence, the consequence, and a command that corrects the problem. The examination changes nothing. Fix() applies a remedy, but only if
+// the remedy cannot harm pods.
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
@@ -27,13 +29,17 @@ const (
 
 // Finding is the result of a check.
 type Finding struct {
-	Check       string `json:"check"`
-	Level       Level  `json:"level"`
-	What        string `json:"what"`
-	Evidence    string `json:"evidence,omitempty"`
-	Consequence string `json:"consequence,omitempty"`
-	Command     string `json:"command,omitempty"` // a shell command, or the text for a file
-	Fixable     bool   `json:"fixable,omitempty"` // Fix can apply the remedy
+	Check       string             `json:"check"`
+	Level       Level              `json:"level"`
+	Code        plugin.FindingCode `json:"code,omitempty"` // the check, unless the check finds several things
+	What        string             `json:"what"`
+	File        string             `json:"file,omitempty"`
+	Line        int                `json:"line,omitempty"`
+	Column      int                `json:"column,omitempty"`
+	Evidence    string             `json:"evidence,omitempty"`
+	Consequence string             `json:"consequence,omitempty"`
+	Command     string             `json:"command,omitempty"` // a shell command, or the text for a file
+	Fixable     bool               `json:"fixable,omitempty"` // Fix can apply the remedy
 
 	fix func() error
 }
@@ -67,14 +73,14 @@ type node struct {
 	attachmentsErr error
 }
 
-// The struct check describes how to examine one subject. The function run returns nil if it finds no problem.
+// The struct check describes how to examine one subject. run() returns nil if it finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well
 	run  func(*node) []Finding
 }
 
-// checks returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
+// checks() returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
 func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
@@ -84,6 +90,7 @@ func checks() []check {
 		{"binaries", "all plugins are in place, of one version", (*node).binaries},
 		{"addresses", "addresses are left", (*node).addresses},
 		{"records", "all records belong to living pods", (*node).records},
+		{"ports", "all pods are connected to their bridge", (*node).ports},
 		{"rules", "no rules are missing", (*node).rules},
 		{"status", "all plugins are ready", (*node).status}, // after rules, because STATUS restores them
 		{"node-agent", "podlace-node is ready", (*node).agent},
@@ -134,13 +141,16 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 		}
 		for _, f := range found {
 			f.Check, f.Fixable = c.name, f.fix != nil
+			if f.Level == Warning || f.Level == Error {
+				f.Code = cmp.Or(f.Code, plugin.FindingCode(c.name))
+			}
 			all = append(all, f)
 		}
 	}
 	return all, nil
 }
 
-// look reads the data that several checks need.
+// look() reads the data that several checks need.
 func look(o Options) (*node, error) {
 	n := findFolders(o)
 	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
@@ -166,7 +176,7 @@ func findFolders(o Options) *node {
 	return n
 }
 
-// The method first returns a value of the first runtime's configuration. If the node has no runtime, the result is the argument otherwise.
+// first() returns a value from the first runtime's configuration. If the node has no runtime, the result is the last argument.
 func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	for _, r := range n.runtimes {
 		return of(r)
@@ -174,14 +184,15 @@ func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	return otherwise
 }
 
-// The method path returns the path of another program's file.
+// path() returns the path of another program's file.
 func (n *node) path(name string) string { return filepath.Join("/", n.Root, name) }
 
-// skipped returns a finding which says that a check does not apply to this node.
+// skipped() returns a finding which says that a check does not apply to this node.
 func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why}} }
 
-// unknown returns a finding which says that a check could not read its data.
+// unknown() returns a finding which says that a check could not read its data.
 func unknown(what string, err error) []Finding {
-	return []Finding{{Level: Warning, What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",
+	return []Finding{{Level: Warning, Code: unreadable,
+		What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",
 		Command: "correct what the evidence names, and run podlace doctor again"}}
 }

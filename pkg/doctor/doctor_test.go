@@ -37,7 +37,7 @@ func newLab(t *testing.T) lab {
 	return l
 }
 
-// write writes a file of another program. The file is in the folder that stands for /.
+// write() writes a file of another program. The file is in the folder that stands for /.
 func (l lab) write(name, text string) {
 	l.t.Helper()
 	path := filepath.Join(l.Root, name)
@@ -49,7 +49,7 @@ func (l lab) write(name, text string) {
 	}
 }
 
-// plugin installs a plugin that prints the given banner and returns success for each verb.
+// plugin() installs a plugin that prints the given banner and returns success for each verb.
 func (l lab) plugin(name, banner string) {
 	l.t.Helper()
 	path := filepath.Join(l.BinDir, name)
@@ -59,7 +59,7 @@ func (l lab) plugin(name, banner string) {
 	}
 }
 
-// run adds a program with this name to the list of processes.
+// run() adds a program with this name to the list of processes.
 func (l lab) run(name string) { l.write("proc/7/comm", name+"\n") }
 
 func (l lab) sysctl(path, value string) {
@@ -75,7 +75,7 @@ func (l lab) sysctl(path, value string) {
 	l.t.Cleanup(func() { _ = os.WriteFile(file, before, 0o644) })
 }
 
-// command runs a program of the test machine inside the namespaces of the test.
+// command() runs a program of the test machine inside the namespaces of the test.
 func (l lab) command(name string, args ...string) {
 	l.t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -86,7 +86,7 @@ func (l lab) command(name string, args ...string) {
 	}
 }
 
-// uplink creates a link that has a default route. The link is removed when the test ends.
+// uplink() creates a link that has a default route. The link is removed when the test ends.
 func (l lab) uplink(names ...string) {
 	l.t.Helper()
 	for i, name := range names {
@@ -98,7 +98,7 @@ func (l lab) uplink(names ...string) {
 	}
 }
 
-// problems returns the findings of a check as text. Findings with the levels ok and skipped are left out.
+// problems() returns the findings of a check as text. Findings with the levels ok and skipped are left out.
 func (l lab) problems(check string) (lines []string) {
 	l.t.Helper()
 	found, err := Examine(l.Options, check)
@@ -109,8 +109,8 @@ func (l lab) problems(check string) (lines []string) {
 		if f.Level == OK || f.Level == Skipped {
 			continue
 		}
-		if f.Evidence == "" || f.Consequence == "" || f.Command == "" {
-			l.t.Errorf("%s: %q lacks evidence, consequence or command: %+v", check, f.What, f)
+		if f.Evidence == "" || f.Consequence == "" || f.Command == "" || f.Code == "" {
+			l.t.Errorf("%s: %q lacks evidence, consequence, command or code: %+v", check, f.What, f)
 		}
 		lines = append(lines, string(f.Level)+" "+f.What+" | "+f.Evidence+" | "+f.Command)
 	}
@@ -189,37 +189,7 @@ func runtimeCases() map[string]breakage {
 	}
 }
 
-// firewallCases returns problems with firewalls and with other programs that manage the network.
-func firewallCases() map[string]breakage {
-	const drop = "table inet foreign { chain forward { type filter hook forward priority 0; policy drop; }; }"
-	return map[string]breakage{
-		"policy drop": {"forward-policy", func(l *lab) { l.nft(drop) },
-			"chain inet foreign forward of nf_tables has the policy drop, and no rule names cnidoc | nft insert rule inet foreign forward iifname cnidoc accept"},
-		"iptables' policy drop": {"forward-policy", func(l *lab) {
-			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
-		}, "iptables -I FORWARD -i cnidoc -j ACCEPT; iptables -I FORWARD -o cnidoc -j ACCEPT"},
-		"ufw": {"forward-policy", func(l *lab) { l.write("etc/ufw/ufw.conf", "ENABLED=yes\n") }, "ufw route allow in on cnidoc"},
-		"flush ruleset": {"firewall-reload", func(l *lab) {
-			l.write("etc/nftables.conf", "#!/usr/sbin/nft -f\nflush ruleset\n")
-			l.write("etc/systemd/system/sysinit.target.wants/nftables.service", "")
-		}, "nftables.service is enabled; podlace-reload.service is not enabled"},
-		"firewalld, default zone": {"forward-policy", func(l *lab) {
-			l.run("firewalld")
-			l.write("etc/firewalld/zones/trusted.xml", `<zone target="ACCEPT"><interface name="cni0"/></zone>`)
-		}, "firewall-cmd --permanent --zone=trusted --add-interface=cnidoc"},
-		"firewalld with iptables": {"firewall-reload", func(l *lab) {
-			l.run("firewalld")
-			l.write("etc/firewalld/firewalld.conf", "FirewallBackend=iptables\n")
-		}, "firewalld runs with FirewallBackend=iptables"},
-		"NetworkManager": {"networkmanager", func(l *lab) { l.run("NetworkManager") }, "no unmanaged-devices names veth* and cnidoc"},
-		"networkd": {"networkd", func(l *lab) {
-			l.run("systemd-network")
-			l.status(`{"ready": true}`)
-		}, "ManageForeignRoutes is not set to no"},
-	}
-}
-
-// stateCases returns problems of the kernel and of the node's state.
+// stateCases are about the kernel and the state of the node.
 func stateCases() map[string]breakage {
 	return map[string]breakage{
 		"agent ended": {"node-agent", func(l *lab) { l.status(`{"ready": true}`) }, "error podlace-node does not run"},
@@ -298,7 +268,7 @@ func crioConf(l lab, more string) string {
 	return text
 }
 
-// nft adds nftables rules. When the test ends, all rules are removed.
+// nft() adds nftables rules. When the test ends, all rules are removed.
 func (l lab) nft(rules string) {
 	l.t.Helper()
 	l.t.Cleanup(func() { _ = exec.Command("nft", "flush", "ruleset").Run() })
@@ -318,15 +288,15 @@ func (l lab) bridge(name string, mtu int) {
 	l.t.Cleanup(func() { _ = exec.Command("ip", "link", "del", name).Run() })
 }
 
-// status writes the status file in place of podlace-node.
+// status() writes the status file in place of podlace-node.
 func (l lab) status(text string) { l.machine(agentStatusFile, text) }
 
-// lease writes a lease file of host-local.
+// lease() writes a lease file of host-local.
 func (l lab) lease(address string) {
 	l.machine("/var/lib/cni/networks/pods/"+address, "container\r\neth0")
 }
 
-// machine writes a file below the test's own /run or /var. The file is removed when the test ends.
+// machine() writes a file below the test's own /run or /var. The file is removed when the test ends.
 func (l lab) machine(path, text string) {
 	l.t.Helper()
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
@@ -350,7 +320,7 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// TestRemedies checks that a finding disappears after Fix applied its remedy.
+// TestRemedies checks that a finding disappears after Fix has applied the remedy.
 func TestRemedies(t *testing.T) {
 	for check, spoil := range map[string]func(*lab){
 		"conflist": func(l *lab) { os.Chmod(l.ConfDir+"/10-podlace.conflist", 0o662) },

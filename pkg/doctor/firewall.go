@@ -8,33 +8,45 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The check forwardPolicy reports firewalls that drop forwarded packets by default, if they have no rule that names Podlace's bridge.
+// The check "forward-policy" reports firewalls that drop forwarded packets by default, if they have no rule that names Podlace's bridge.
 // Podlace cannot correct this with a rule of its own, because a packet must be accepted by the chains of all tables.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
 	if err != nil {
 		return unknown("the chains of nf_tables", err)
 	}
+	ufw, blocked := n.ufwActive(), map[string]nft.DroppingChain{}
 	for _, chain := range chains {
 		for _, bridge := range n.bridges() {
-			if !chain.Mentions(bridge) {
+			switch {
+			case chain.Mentions(bridge):
+			case ufw && isFORWARD(chain):
+				blocked[bridge] = chain
+			default:
 				found = append(found, dropsForwarded("chain "+chain.String()+" of nf_tables has the policy drop", bridge, n.whoseChain(chain)))
 			}
 		}
 	}
-	return slices.Concat(found, n.ufw(), n.firewalld())
+	if ufw {
+		found = append(found, n.ufw(blocked)...)
+	}
+	return append(found, n.firewalld()...)
+}
+
+// isFORWARD reports whether a chain is the one of iptables, which ufw and Docker use.
+func isFORWARD(chain nft.DroppingChain) bool {
+	return chain.Family != "inet" && chain.Table == "filter" && chain.Chain == "FORWARD"
 }
 
 func dropsForwarded(evidence, bridge, command string) Finding {
 	return Finding{Level: Error, What: "a firewall drops the packets of pods on " + bridge,
-		Evidence:    evidence + ", and no rule names " + bridge,
+		Evidence:    evidence + ", and none of its rules names " + bridge,
 		Consequence: "pods reach nothing beyond their node, and hostPorts do not answer from outside",
 		Command:     strings.ReplaceAll(command, "BRIDGE", bridge)}
 }
@@ -49,36 +61,43 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 	switch {
 	case chain.Family != "inet" && chain.Table == "filter" && n.running["dockerd"]:
 		return program + " -I DOCKER-USER -i BRIDGE -j ACCEPT; " + program + " -I DOCKER-USER -o BRIDGE -j ACCEPT"
-	case chain.Family != "inet" && chain.Table == "filter" && chain.Chain == "FORWARD":
+	case isFORWARD(chain):
 		return program + " -I FORWARD -i BRIDGE -j ACCEPT; " + program + " -I FORWARD -o BRIDGE -j ACCEPT"
 	}
 	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
 }
 
-// The method ufw reports an enabled ufw with the default policy, which drops forwarded packets (ufw-framework(8)).
-func (n *node) ufw() (found []Finding) {
-	if v := n.shellValue("/etc/ufw/ufw.conf", "ENABLED"); v != "yes" {
-		return nil
-	}
-	if v := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY"); v == "ACCEPT" {
-		return nil
-	}
+// ufwActive reports whether ufw manages the firewall. It loads its own rules at each start, so that rules of iptables(8) are lost.
+func (n *node) ufwActive() bool { return n.shellValue("/etc/ufw/ufw.conf", "ENABLED") == "yes" }
+
+// ufw finds bridges without a rule of ufw, whose default drops forwarded packets (ufw-framework(8)). blocked has the chain that drops the
+// packets of a bridge; it is empty for iptables-legacy.
+func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
+	accepts := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY") == "ACCEPT"
+	rules, _ := os.ReadFile(n.path("/etc/ufw/user.rules"))
 	for _, bridge := range n.bridges() {
-		rules, err := os.ReadFile(n.path("/etc/ufw/user.rules"))
-		if err == nil && strings.Contains(string(rules), bridge) {
-			continue
+		chain, drops := blocked[bridge]
+		named := strings.Contains(string(rules), bridge)
+		command := fmt.Sprintf("ufw route allow in on %s; ufw route allow out on %[1]s", bridge)
+		switch {
+		case drops && named:
+			evidence := "/etc/ufw/user.rules names " + bridge + "; chain " + chain.String() + " has the policy drop"
+			found = append(found, dropsForwarded(evidence, bridge, "ufw reload"))
+		case drops:
+			found = append(found, dropsForwarded("ufw is enabled; chain "+chain.String()+" has the policy drop", bridge, command))
+		case !named && !accepts:
+			found = append(found, Finding{Level: Warning, Code: ufwForward, What: "ufw may drop the packets of pods on " + bridge,
+				Evidence:    "/etc/ufw/ufw.conf: ENABLED=yes; DEFAULT_FORWARD_POLICY is not ACCEPT; no rule in /etc/ufw/user.rules names " + bridge,
+				Consequence: "pods reach nothing beyond their node",
+				Command:     command})
 		}
-		found = append(found, Finding{Level: Warning, What: "ufw may drop the packets of pods on " + bridge,
-			Evidence:    "/etc/ufw/ufw.conf: ENABLED=yes; DEFAULT_FORWARD_POLICY is not ACCEPT; no rule in /etc/ufw/user.rules names " + bridge,
-			Consequence: "pods reach nothing beyond their node",
-			Command:     fmt.Sprintf("ufw route allow in on %s; ufw route allow out on %[1]s", bridge)})
 	}
 	return found
 }
 
-// The method firewalld reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects
-// the packets of pods unless its target is ACCEPT (firewalld.zone(5)). Zones that exist only in firewalld's running configuration are not
-// in the files that this check reads.
+// firewalld() reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects the
+// packets of pods unless its target is ACCEPT (firewalld.zone(5)). Zones that exist only in firewalld's running configuration are not in
+// the files that this check reads.
 func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
@@ -96,7 +115,7 @@ func (n *node) firewalld() (found []Finding) {
 		if strings.Contains(zones.String(), `<interface name="`+bridge+`"/>`) {
 			continue
 		}
-		found = append(found, Finding{Level: Warning, What: "firewalld may reject the packets of pods on " + bridge,
+		found = append(found, Finding{Level: Warning, Code: firewalldZone, What: "firewalld may reject the packets of pods on " + bridge,
 			Evidence:    "firewalld runs, and no zone in /etc/firewalld/zones has the interface " + bridge + ", so it is in the default zone",
 			Consequence: "pods reach neither each other nor TCP ports of their node",
 			Command:     "firewall-cmd --permanent --zone=trusted --add-interface=" + bridge + "; firewall-cmd --reload"})
@@ -122,7 +141,7 @@ func (n *node) shellValue(file, name string) (value string) {
 // reloadUnit is a systemd unit that restores Podlace's rules after a firewall service has started.
 const reloadUnit = "podlace-reload.service"
 
-// The check firewallReload reports services that flush Podlace's rules when they start, if reloadUnit is not enabled on the node.
+// The check "firewall-reload" reports services that flush Podlace's rules when they start, if reloadUnit is not enabled on the node.
 func (n *node) firewallReload() (found []Finding) {
 	if n.enabled(reloadUnit) {
 		return nil
@@ -144,8 +163,7 @@ func (n *node) firewallReload() (found []Finding) {
 		Command:     "install -m 644 conf/" + reloadUnit + " /etc/systemd/system/; systemctl enable " + reloadUnit}}
 }
 
-// The method enabled reports whether systemd starts a unit. A unit starts if another unit wants or requires it (systemd.unit(5),
-// [Install]).
+// enabled() reports whether systemd starts a unit. A unit starts if another unit wants or requires it (systemd.unit(5), [Install]).
 func (n *node) enabled(unit string) bool {
 	for _, dir := range []string{"/etc/systemd/system", "/run/systemd/system"} {
 		for _, kind := range []string{"wants", "requires"} {
@@ -160,7 +178,7 @@ func (n *node) enabled(unit string) bool {
 // legacyTables is a file in which the kernel lists its tables of iptables-legacy (ip_tables).
 const legacyTables = "/proc/net/ip_tables_names"
 
-// The check iptablesVariants reports that iptables-legacy and iptables-nft both have tables. Rules of one variant are invisible to the
+// The check "iptables-variants" reports that iptables-legacy and iptables-nft both have tables. Rules of one variant are invisible to the
 // other variant.
 func (n *node) iptablesVariants() []Finding {
 	text, err := store.ReadFile(legacyTables)

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// The struct feature describes a kernel feature that Podlace needs. The function try tests the feature in a network namespace of its own.
+// The struct feature describes a kernel feature that Podlace needs. try() tests the feature in a network namespace of its own.
 type feature struct {
 	name   string
 	option string // of the kernel's configuration
@@ -27,7 +27,7 @@ type feature struct {
 	try    func(*kernel.Node) error
 }
 
-// features returns all kernel features. Each feature is tested by using it. During the test, the kernel loads the feature's module if it
+// features() returns all kernel features. Each feature is tested by using it. During the test, the kernel loads the feature's module if it
 // can.
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
@@ -120,7 +120,7 @@ func (f feature) missing(err error) Finding {
 		Command: command}
 }
 
-// The method bridges returns the names of the bridges in the configurations of Podlace's networks.
+// bridges() returns the names of the bridges in the configurations of Podlace's networks.
 func (n *node) bridges() (names []string) {
 	for _, net := range n.ownNetworks() {
 		if config := net.Plugin("bridge"); config != nil {
@@ -130,7 +130,7 @@ func (n *node) bridges() (names []string) {
 	return names
 }
 
-// The method number reads a setting below /proc/sys/net. The result ok is false if the kernel does not have the setting.
+// number() reads a setting below /proc/sys/net. The second result is false if the kernel does not have the setting.
 func (n *node) number(path string) (value int, ok bool) {
 	text, err := n.host.Get(path)
 	if err == nil {
@@ -139,7 +139,7 @@ func (n *node) number(path string) (value int, ok bool) {
 	return value, err == nil
 }
 
-// The check forwarding reports that forwarding is off while the node has live pods. The bridge plugin enables forwarding at each ADD with
+// The check "forwarding" reports that forwarding is off while the node has live pods. The bridge plugin enables forwarding at each ADD with
 // isGateway.
 func (n *node) forwarding() (found []Finding) {
 	alive, err := n.livePods()
@@ -160,8 +160,8 @@ func (n *node) forwarding() (found []Finding) {
 	return found
 }
 
-// The method set changes a setting below /proc/sys/net. The change uses a new connection to the kernel, because the examination has already
-// closed its own connection.
+// set() changes a setting below /proc/sys/net. The change uses a new connection to the kernel, because the examination has already closed
+// its own connection.
 func (n *node) set(path, value string) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -171,7 +171,8 @@ func (n *node) set(path, value string) error {
 	return host.Set(kernel.Sysctl{Path: path, Value: value})
 }
 
-// The check rpFilter reports strict reverse path filters on a node with several uplinks. Replies may use another uplink than the requests.
+// The check "rp-filter" reports strict reverse path filters on a node with several uplinks. Replies may use another uplink than the
+// requests.
 func (n *node) rpFilter() (found []Finding) {
 	uplinks, err := n.host.Uplinks()
 	if err != nil {
@@ -191,8 +192,8 @@ func (n *node) rpFilter() (found []Finding) {
 	return found
 }
 
-// The check routerAdvertisements reports uplinks on which the kernel ignores router advertisements because forwarding is on (accept_ra in
-// Documentation/networking/ip-sysctl.rst).
+// The check "router-advertisements" reports uplinks on which the kernel ignores router advertisements because forwarding is on (accept_ra
+// in Documentation/networking/ip-sysctl.rst).
 func (n *node) routerAdvertisements() (found []Finding) {
 	if value, ok := n.number("ipv6/conf/all/forwarding"); !ok || value == 0 {
 		return skipped("IPv6 forwarding is disabled")
@@ -214,7 +215,7 @@ func (n *node) routerAdvertisements() (found []Finding) {
 	return found
 }
 
-// The check mtu reports bridges whose MTU is larger than the uplink's MTU.
+// The check "mtu" reports bridges whose MTU is larger than the uplink's MTU.
 func (n *node) mtu() (found []Finding) {
 	uplink, err := n.host.UplinkMTU()
 	if err != nil {
@@ -255,7 +256,7 @@ func fullConntrack(count, most int) []Finding {
 		Command:     fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d", 2*most)}}
 }
 
-// The check neighbours compares the size limit of the neighbour table with the number of peers. The kernel shows this limit only in the
+// The check "neighbours" compares the size limit of the neighbour table with the number of peers. The kernel shows this limit only in the
 // node's own network namespace.
 func (n *node) neighbours() (found []Finding) {
 	peers := len(n.agentPeers())

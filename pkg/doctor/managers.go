@@ -26,7 +26,7 @@ func (n *node) configText(patterns ...string) string {
 	return text.String()
 }
 
-// The check networkManager reports a NetworkManager that may change the interfaces of pods (NetworkManager.conf(5), unmanaged-devices).
+// The check "networkmanager" reports a NetworkManager that may change the interfaces of pods (NetworkManager.conf(5), unmanaged-devices).
 func (n *node) networkManager() []Finding {
 	if !n.running["NetworkManager"] {
 		return skipped("NetworkManager does not run")
@@ -52,7 +52,7 @@ func (n *node) networkManager() []Finding {
 			names)}}
 }
 
-// The check networkd reports a systemd-networkd that removes routes of other programs (networkd.conf(5), ManageForeignRoutes).
+// The check "networkd" reports a systemd-networkd that removes routes of other programs (networkd.conf(5), ManageForeignRoutes).
 func (n *node) networkd() []Finding {
 	if !n.running["systemd-network"] { // 15 bytes of systemd-networkd
 		return skipped("systemd-networkd does not run")

@@ -35,7 +35,7 @@ func (n *node) livePods() (alive int, err error) {
 	return alive, n.attachmentsErr
 }
 
-// The check addresses reports range sets in which almost no address is free.
+// The check "addresses" reports range sets in which almost no address is free.
 func (n *node) addresses() (found []Finding) {
 	for _, net := range n.networks {
 		for _, p := range net.Plugins {
@@ -52,19 +52,20 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 		Log: slog.New(slog.DiscardHandler)}
 	usage, err := hostlocal.ReadUsage(r)
 	if err != nil {
-		return []Finding{{Level: Error, What: fmt.Sprintf("network %q has no usable addresses", net.Name), Evidence: err.Error(),
+		return []Finding{{Level: Error, Code: addressesUnusable,
+			What: fmt.Sprintf("network %q has no usable addresses", net.Name), Evidence: err.Error(),
 			Consequence: "no pod of this network starts", Command: "podlace validate " + net.File}}
 	}
 	for _, u := range usage {
 		if u.Size == 0 || u.Leased*100 < u.Size*fullAt {
 			continue
 		}
-		f := Finding{Level: Warning, What: fmt.Sprintf("network %q has few addresses left", net.Name),
+		f := Finding{Level: Warning, Code: addressesFew, What: fmt.Sprintf("network %q has few addresses left", net.Name),
 			Evidence:    fmt.Sprintf("%d of %d addresses are leased of %s", u.Leased, u.Size, u.Set),
 			Consequence: "new pods wait once all are leased",
 			Command:     "podlace gc --yes; then enlarge the range, or move pods to another node"}
 		if u.Leased >= u.Size {
-			f.Level, f.What = Error, fmt.Sprintf("network %q has no addresses left", net.Name)
+			f.Level, f.Code, f.What = Error, addressesNone, fmt.Sprintf("network %q has no addresses left", net.Name)
 			f.Consequence = "new pods wait until another pod ends"
 		}
 		found = append(found, f)
@@ -72,7 +73,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 	return found
 }
 
-// The check records reports attachments whose pods are gone, and record files that are damaged.
+// The check "records" reports attachments whose pods are gone, and record files that are damaged.
 func (n *node) records() (found []Finding) {
 	if n.attachmentsErr != nil {
 		return unknown("the records and leases", n.attachmentsErr)
@@ -85,7 +86,7 @@ func (n *node) records() (found []Finding) {
 		}
 	}
 	if gone > 0 {
-		found = append(found, Finding{Level: Warning, What: fmt.Sprintf("attachments of pods that are gone: %d", gone),
+		found = append(found, Finding{Level: Warning, Code: deadAttachments, What: fmt.Sprintf("attachments of pods that are gone: %d", gone),
 			Evidence:    fmt.Sprintf("for example container %s of network %q", example.ContainerID, example.Network),
 			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
 			Command:     "podlace gc lists them; podlace gc --yes removes them"})
@@ -95,31 +96,33 @@ func (n *node) records() (found []Finding) {
 		return append(found, unknown("the records", err)...)
 	}
 	for _, d := range damaged {
-		found = append(found, Finding{Level: Error, What: "a record cannot be read", Evidence: fmt.Sprintf("%s: %v", d.Path(), d.Reason),
+		found = append(found, Finding{Level: Error, Code: damagedRecord,
+			What: "a record cannot be read", Evidence: fmt.Sprintf("%s: %v", d.Path(), d.Reason),
 			Consequence: "the rules and limits of its pod are not restored after a flush",
 			Command:     "delete the pod: its DEL removes what the record stands for"})
 	}
 	return found
 }
 
-// The check rules reports that rules or limits of live pods are missing.
+// The check "rules" reports that rules or limits of live pods are missing.
 func (n *node) rules() (found []Finding) {
-	lost := func(what, consequence string) {
-		found = append(found, Finding{Level: Error, What: what, Evidence: "the records under " + store.Root + " name them, the kernel lacks them",
+	lost := func(code plugin.FindingCode, what, consequence string) {
+		found = append(found, Finding{Level: Error, Code: code,
+			What: what, Evidence: "the records under " + store.Root + " name them, the kernel lacks them",
 			Consequence: consequence, Command: "podlace reload"})
 	}
 	if !bridge.Intact(n.host) {
-		lost("rules of the plugin bridge are missing", "pods have no masquerade or no protection from one another")
+		lost(rulesMissing, "rules of the plugin bridge are missing", "pods have no masquerade or no protection from one another")
 	}
 	if !portmap.Intact(n.host) {
-		lost("rules of the plugin portmap are missing", "hostPorts do not answer")
+		lost(rulesMissing, "rules of the plugin portmap are missing", "hostPorts do not answer")
 	}
 	missing, err := n.missingLimits()
 	if err != nil {
 		return append(found, unknown("the limits of pods", err)...)
 	}
 	if missing > 0 {
-		lost(fmt.Sprintf("limits of pods are missing: %d", missing), "these pods send or receive without a limit")
+		lost(limitsMissing, fmt.Sprintf("limits of pods are missing: %d", missing), "these pods send or receive without a limit")
 	}
 	return found
 }
@@ -165,7 +168,7 @@ func (n *node) agentPeers() []json.RawMessage {
 	return s.Peers
 }
 
-// The check agent reports the problems that podlace-node wrote to its status file.
+// The check "node-agent" reports the problems that podlace-node wrote to its status file.
 func (n *node) agent() (found []Finding) {
 	s, err := readAgentStatus()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -175,7 +178,8 @@ func (n *node) agent() (found []Finding) {
 		return unknown("the status of podlace-node", err)
 	}
 	if !n.running["podlace-node"] {
-		found = append(found, Finding{Level: Error, What: "podlace-node does not run", Evidence: "there is no process podlace-node",
+		found = append(found, Finding{Level: Error, Code: agentStopped,
+			What: "podlace-node does not run", Evidence: "there is no process podlace-node",
 			Consequence: "pods keep their network; changes of the cluster are missed",
 			Command:     "kubectl -n kube-system get pods -l app.kubernetes.io/name=podlace-node -o wide"})
 	}
@@ -184,7 +188,8 @@ func (n *node) agent() (found []Finding) {
 		level = Error
 	}
 	for _, p := range s.Problems {
-		found = append(found, Finding{Level: level, What: p.What, Evidence: p.Why, Consequence: "see podlace-node status", Command: p.Do})
+		found = append(found, Finding{Level: level, Code: agentProblem,
+			What: p.What, Evidence: p.Why, Consequence: "see podlace-node status", Command: p.Do})
 	}
 	return found
 }
@@ -192,7 +197,7 @@ func (n *node) agent() (found []Finding) {
 // minFree is a limit in percent: the check disk warns if a smaller share of a file system is free.
 const minFree = 5
 
-// The check disk reports state folders on a file system that is almost full or read-only.
+// The check "disk" reports state folders on a file system that is almost full or read-only.
 func (n *node) disk() (found []Finding) {
 	for _, dir := range []string{store.Root, hostlocal.DefaultDir} {
 		var st syscall.Statfs_t
@@ -215,7 +220,7 @@ func (n *node) disk() (found []Finding) {
 	return found
 }
 
-// The check kubelet reports missing folders and settings of the kubelet that sriov needs.
+// The check "kubelet" reports missing folders and settings of the kubelet that sriov needs.
 func (n *node) kubelet() (found []Finding) {
 	uses := false
 	for _, net := range n.networks {
@@ -230,7 +235,8 @@ func (n *node) kubelet() (found []Finding) {
 		{allocation.Socket, "sriov has to ask the kubelet, which takes longer", "systemctl status sriov-device-plugin"},
 	} {
 		if !n.exists(f.file) {
-			found = append(found, Finding{Level: Warning, What: "the socket " + f.file + " is missing", Evidence: "no such file",
+			found = append(found, Finding{Level: Warning, Code: kubeletSocket,
+				What: "the socket " + f.file + " is missing", Evidence: "no such file",
 				Consequence: f.consequence, Command: f.command})
 		}
 	}
@@ -249,7 +255,7 @@ func (n *node) kubeletGates() (found []Finding) {
 	for _, gate := range []string{"KubeletPodResources", "KubeletPodResourcesGetAllocatable", "DevicePlugins", "DynamicResourceAllocation"} {
 		for line := range strings.Lines(string(text)) {
 			if key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key == gate && strings.TrimSpace(value) == "false" {
-				found = append(found, Finding{Level: Warning, What: "the feature gate " + gate + " of the kubelet is off",
+				found = append(found, Finding{Level: Warning, Code: kubeletGate, What: "the feature gate " + gate + " of the kubelet is off",
 					Evidence:    kubeletConfig + ": " + strings.TrimSpace(line),
 					Consequence: "the VFs of pods cannot be found or allocated",
 					Command:     "remove the line from " + kubeletConfig + "; systemctl restart kubelet"})

@@ -61,17 +61,18 @@ func (d *Driver) collectLoop(ctx context.Context) {
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
 	defer rebuild.Stop()
 	defer collect.Stop()
-	for {
+	for led := false; ; {
 		turn := d.lead.changed.nextSend()
-		now := time.Now()
+		now, leads := time.Now(), d.isLeader()
+		if leads && !led {
+			c.reportError("", d.sweepCDI())
+			c.rebuild(ctx, now)
+		}
+		led = leads
 		select {
 		case <-ctx.Done():
 			return
 		case <-turn:
-			if d.isLeader() {
-				c.reportError("", d.sweepCDI())
-				c.rebuild(ctx, now)
-			}
 		case now = <-rebuild.C:
 			if d.isLeader() {
 				c.rebuild(ctx, now)
@@ -200,6 +201,9 @@ func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	}
 	lost := map[string]lostRecord{}
 	for _, n := range notes {
+		if len(n.Devices) == 0 {
+			continue // the claim has never been prepared; the kubelet itself retries Prepare
+		}
 		if _, err := claim.Read(c.options.Claims, n.UID); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -53,13 +53,16 @@ func (l *leadership) whyNotServing() string {
 	return l.whyWaiting
 }
 
-// setFollower records that another instance is the leader. During an update, several instances that are pods may serve the kubelet at the
-// same time. An instance that runs as a service must be the only instance. A second service, or pods beside a service, would take over the
-// kubelet's connection.
-func (l *leadership) setFollower(d *Driver, leader string) {
+// setFollower records that another instance is the leader. With leader "", err prevents this instance from becoming the leader. During an
+// update, several instances that are pods may serve the kubelet at the same time. An instance that runs as a service must be the only
+// instance. A second service, or pods beside a service, would take over the kubelet's connection.
+func (l *leadership) setFollower(d *Driver, leader string, err error) {
 	waits := ""
 	if d.options.Instance == "" || strings.HasPrefix(leader, servicePrefix) {
 		waits = leader + " serves the claims of this node; this instance waits for its end; run the daemon as a service or as a DaemonSet, not both"
+		if leader == "" {
+			waits = fmt.Sprintf("cannot determine the leading instance: %v", err)
+		}
 	}
 	l.mu.Lock()
 	changed := l.whyWaiting != waits
@@ -100,8 +103,10 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 			dir.Close()
 			continue
 		}
-		l.setFollower(d, leader)
-		if err.Error() != logged {
+		l.setFollower(d, leader, err)
+		if err.Error() != logged && leader == "" {
+			d.options.Log.Error("this instance cannot lead; retrying", "instance", d.instanceName(), "error", err, "waits", l.whyNotServing())
+		} else if err.Error() != logged {
 			d.options.Log.Info("another instance leads", "instance", d.instanceName(), "error", err, "waits", l.whyNotServing())
 		}
 		logged = err.Error()
@@ -152,13 +157,18 @@ func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 }
 
 // takeLead takes the lock if no other instance holds it. If another instance holds the lock, the result is the name of that instance and an
-// error. The caller must release the lock before the caller closes the folder.
+// error. After any other error the name is "". The caller must release the lock before the caller closes the folder.
 func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, err error) {
 	dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {
 		return nil, nil, "", err
 	}
 	lock, err = dir.LockWithin(0, leaderLock, 0o600)
+	var busy interface{ Busy() bool }
+	if err != nil && !errors.As(err, &busy) {
+		dir.Close()
+		return nil, nil, "", err
+	}
 	if err != nil {
 		by, _ := dir.Read(leaderFile)
 		leader = cmp.Or(strings.TrimSpace(string(by)), "another instance")

@@ -139,6 +139,21 @@ func TestServiceAndPod(t *testing.T) {
 	}
 }
 
+// TestCannotLead: an instance that cannot take the lock for another reason than a leading instance says that reason. A service does not
+// serve, because another instance may. A pod serves.
+func TestCannotLead(t *testing.T) {
+	l := newDRALab(t)
+	must(t, os.MkdirAll(filepath.Join(filepath.Dir(l.options.Claims), leaderLock), 0o755))
+	service, pod := l.newInstance(""), l.newInstance("uid-a")
+	service.runDriver()
+	pod.runDriver()
+	l.await("the service says why", func() bool { return strings.Contains(service.Ready(), "is a directory") })
+	if strings.Contains(service.Ready(), "serves the claims") || strings.Contains(l.log.String(), "another instance leads") {
+		t.Errorf("%s\n%s", service.Ready(), l.log)
+	}
+	l.await("the pod serves", func() bool { return pod.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
+}
+
 // TestServiceTakesLead checks that a pod stops to serve the kubelet when a service becomes the leader.
 func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)

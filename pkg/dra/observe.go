@@ -63,6 +63,9 @@ func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch
 	if err == nil || o.SendInitialEvents == nil { // otherwise client-go falls back to a list
 		s.noteResult(ctx, "watch", err)
 	}
+	if err == nil && o.SendInitialEvents != nil { // the watch replaces the list
+		s.noteResult(ctx, "list", nil)
+	}
 	return w, err
 }
 

@@ -29,9 +29,10 @@ const (
 
 // claimPlan describes the work of Prepare for one claim.
 type claimPlan struct {
-	record  claim.Record    // with state Preparing
-	devices []plannedDevice // in the order of the record
-	lost    bool            // the claim was prepared before, but its record is lost
+	record   claim.Record    // with state Preparing
+	devices  []plannedDevice // in the order of the record
+	lost     bool            // the claim was prepared before, but its record is lost
+	reserved bool            // the record was written
 }
 
 // plannedDevice is a device in a plan.

@@ -123,6 +123,9 @@ func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lo
 	if err := d.writeCDI(p); err != nil {
 		return nil, err
 	}
+	if p.reserved {
+		before = nil // the file has the state Preparing now
+	}
 	p.record.State = claim.Prepared
 	if err := d.writeRecord(p.record, before); err != nil {
 		return nil, err
@@ -172,7 +175,7 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 		return err
 	}
 	if before != nil {
-		p.record.Bound = slices.Clone(before.Bound)
+		p.record.Bound, p.record.Time = slices.Clone(before.Bound), before.Time
 	}
 	for i := range p.devices {
 		isFresh, err := d.prepareToReserve(p, &p.devices[i], before == nil, attached)
@@ -307,6 +310,7 @@ func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	if err := claim.Write(d.options.Claims, p.record); err != nil {
 		return err
 	}
+	p.reserved = true
 	fault.Step("bind the devices of claim", p.devices[0].UID)
 	for _, i := range p.toBind() {
 		if err := d.bindDriver(ctx, &p.devices[i]); err != nil {

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fault contains the functions through which Podlace makes every change of the system. The function Change makes one change. If a
-// signal interrupts the change, Change repeats it. The error and the debug log name the change. The state store calls only Point, because
-// errors of file operations already contain the operation and the file. The function Step marks further moments at which a kill leaves a
-// different state. The further moments are between two system calls of a change, and after the last change.
+// Package fault contains the functions through which Podlace makes every change of the system. Change() makes one change. If a signal
+// interrupts the change, Change repeats it. The error and the debug log name the change. The state store calls only Point, because errors
+// of file operations already contain the operation and the file. Step() marks further moments at which a kill leaves a different state. The
+// further moments are between two system calls of a change, and after the last change.
 //
 // In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, the nth change of the process can be made
-// to fail. Tests use this tag to fail every change of every verb once. Binaries with this build tag can also run a shell command at the nth
-// moment. The command kills the process, sends a signal, or changes the node.
+// to fail. Tests use this tag to let each change of each verb fail once. Binaries with this build tag can also run a shell command at the
+// nth moment. The command kills the process, sends a signal, or changes the node.
 package fault
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"syscall"
+	"time"
 )
 
 // maxRetries limits how often an interrupted system call is repeated.
@@ -23,18 +25,50 @@ const maxRetries = 30
 // Change makes one change of the system. The argument op describes the change in the syntax of an admin's tool, such as ip(8). The text of
 // an error begins with op.
 func Change(op string, f func() error) error {
+	began := clock()
 	err := Point(op)
 	if err == nil {
 		err = Retry(f)
 	}
-	slog.Debug("change", "op", op, "error", err)
+	if !began.IsZero() {
+		slog.Debug("change", "at", began.UnixMicro(), "took", time.Since(began).Microseconds(), "op", op, "error", err)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return nil
 }
 
-// Retry calls f again if a signal interrupted f, or if f returns an error in the list interrupted.
+// clock returns the time if the debug log is on. Without the debug log it returns the zero time and asks for no time.
+func clock() (now time.Time) {
+	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
+		now = time.Now()
+	}
+	return now
+}
+
+// Phase begins a part of a verb other than a change, such as a wait for a lock. The returned function ends the part, and writes the part's
+// time, in microseconds, to the debug log. Without the debug log Phase does nothing.
+func Phase(name string) (end func()) {
+	began := clock()
+	if began.IsZero() {
+		return func() {}
+	}
+	return func() { phase(name, began) }
+}
+
+// Since writes a part of a verb that ends now to the debug log. Without the debug log it does nothing.
+func Since(name string, began time.Time) {
+	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
+		phase(name, began)
+	}
+}
+
+func phase(name string, began time.Time) {
+	slog.Debug("phase", "at", began.UnixMicro(), "took", time.Since(began).Microseconds(), "name", name)
+}
+
+// Retry calls f again if a signal interrupted f, or if f returns one of the given errors.
 func Retry(f func() error, interrupted ...error) error {
 	var err error
 	for range maxRetries {
@@ -46,7 +80,7 @@ func Retry(f func() error, interrupted ...error) error {
 	return err
 }
 
-// Ignore returns nil if err is an error in the list others. Any other err is returned unchanged.
+// Ignore returns nil if the first argument is one of the other arguments. Any other error is returned unchanged.
 func Ignore(err error, others ...error) error {
 	for _, e := range others {
 		if errors.Is(err, e) {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// maxProbes is the number of addresses that are tried one by one. After that, the lease folder is listed once.
+// maxProbes is the number of addresses that are tried one by one. To find further free addresses, the lease folder is listed once.
 const maxProbes = 16
 
 // The struct allocation holds the data of one running ADD.
@@ -26,7 +26,7 @@ type allocation struct {
 	tried int
 }
 
-// allocateAll takes one address from each set. If one set has no address, allocateAll releases all addresses again.
+// allocateAll takes one address from each set. If one set has no free address, allocateAll releases all addresses again.
 func (a *allocation) allocateAll(cfg Config) (ips []*types100.IPConfig, err error) {
 	var undo plugin.Undo
 	defer undo.OnError(&err)
@@ -56,8 +56,8 @@ func reasons(sets []RangeSet, requests []request) string {
 	return strings.Join(list, ", ")
 }
 
-// allocateOne takes an address from the set. If the pod requests an address of this set, the requested address is taken. Without a request
-// for this set, the next free address after the last assigned address is taken. The second result contains the requests that remain for the
+// allocateOne takes an address from the set. If the pod requests an address of this set, allocateOne takes the requested address. Otherwise
+// allocateOne takes the next free address after the last assigned address. The second result contains the requests that remain for the
 // other sets.
 func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
 	wanted, rest := pickRequest(set, requests)
@@ -76,7 +76,7 @@ func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*type
 	return &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(got, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}, rest, nil
 }
 
-// takeRequested takes the requested address. If the address is leased to a dead pod, takeRequested ends that lease before.
+// takeRequested takes the requested address. If the address is leased to a dead pod, takeRequested first ends this lease.
 func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) (netip.Addr, error) {
 	if in, _ := set.find(addr); addr == in.Gateway {
 		return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested address %s is the gateway of %s", addr, in.Subnet)
@@ -119,8 +119,8 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 	return got, a.exhausted(set)
 }
 
-// takeFree prefers addresses that are not in the list resting. Addresses in resting come last. They are sorted by the time of their
-// release.
+// takeFree takes a free address of the set. The last argument lists recently released addresses in the order of their release. takeFree
+// takes one of them only if no other address is free, and the earliest released address first.
 func (a *allocation) takeFree(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
 	for addr := range set.startingAfter(a.l.last(i)) {
 		if slices.Contains(resting, addr) {

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// check compares the leases with prevResult. Each address in the configured ranges must be leased to this attachment. If the node's CIDRs
+// check() compares the leases with prevResult. Each address in the configured ranges must be leased to this attachment. If the node's CIDRs
 // are unknown, the configured ranges are unknown too. CHECK then requires that each leased address in prevResult belongs to this
 // attachment, and that at least one address is leased.
 func check(r *plugin.Request) error {

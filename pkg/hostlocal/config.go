@@ -116,13 +116,13 @@ func (raw rawConfig) rangeLists() [][]rawRange {
 	return append(lists, raw.IPAM.Ranges...)
 }
 
-// hasNoAddressFor reports whether pods have no address of the family of a route.
+// hasNoAddressFor reports whether pods get no address of a route's address family.
 func (c Config) hasNoAddressFor(route *types.Route) bool {
 	is4 := route.Dst.IP.To4() != nil
 	return !slices.ContainsFunc(c.Sets, func(s RangeSet) bool { return s.is4() == is4 })
 }
 
-// parseSets returns the range sets. The result partial is true if one address family is left out because the node has no podCIDR of this
+// parseSets returns the range sets. The second result is true if one address family is left out because the node has no podCIDR of this
 // family.
 func parseSets(r *plugin.Request, raw rawConfig) (sets []RangeSet, partial bool, err error) {
 	lists := raw.rangeLists()

@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// parsed calls Parse with the given value of the key "ipam". After the value, a comma and other keys may follow.
+// parsed() calls Parse with the given value of the key "ipam". After the value, a comma and other keys may follow.
 func parsed(config string, args map[string]string) (Config, error) {
 	return Parse(&plugin.Request{Network: "net", CNIVersion: "1.1.0", Args: args, Config: []byte(config),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 }
 
-// texts formats the range sets of a configuration.
+// texts() formats the range sets of a configuration.
 func (c Config) texts() (sets []string) {
 	for _, s := range c.Sets {
 		sets = append(sets, s.String())

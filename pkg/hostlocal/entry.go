@@ -25,14 +25,14 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// matches reports whether a lease is the lease in the entry. The lease may be new: another program may have ended the old lease and created
-// an equal lease for a new pod. The new pod has the same container ID, but another boot or namespace.
+// matches() reports whether a lease is the lease in the entry. The lease may be new: another program may have ended the old lease and
+// created an equal lease for a new pod. The new pod has the same container ID, but another boot or namespace.
 func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written
 }
 
-// after reports whether any lease of the entry was created after a time.
+// after() reports whether any lease of the entry was created later than a given time.
 func (e entry) after(at time.Time) bool {
 	for _, written := range e.Written {
 		if written > at.UnixNano() {
@@ -65,7 +65,7 @@ func (e entry) String() string {
 	return text
 }
 
-// within reports whether any address of the entry is in the set.
+// within() reports whether any address of the entry is in the set.
 func (e entry) within(set RangeSet) bool {
 	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
 }

@@ -35,7 +35,7 @@ func (l lab) leasesOf() map[string]string {
 	return found
 }
 
-// mutations returns functions that damage a file in different ways.
+// mutations() returns functions that damage a file in different ways.
 func mutations(random *rand.Rand) []func(path string, data []byte) error {
 	write := func(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }
 	return []func(string, []byte) error{
@@ -263,7 +263,7 @@ func sortedKeys(m map[string]string) (keys []string) {
 	return keys
 }
 
-// fill uses up all blocks or all inodes of a file system. The returned function makes n of them free again.
+// fill() uses up all blocks or all inodes of a file system. The returned function frees n blocks or n inodes.
 func fill(t *testing.T, dir, what string) (room func(n int)) {
 	t.Helper()
 	var fillers []string

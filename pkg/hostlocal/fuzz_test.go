@@ -107,10 +107,10 @@ func FuzzResolvConf(f *testing.F) {
 	})
 }
 
-// number converts an address to an integer. The model uses integers, because they need no carry arithmetic.
+// number() converts an address to an integer. The model uses integers, because they need no carry arithmetic.
 func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 
-// address converts an integer to an address. The address family is that of the address like.
+// address() converts an integer to an address. The result has the address family of the second argument.
 func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
 	size := like.BitLen() / 8
 	if n.Sign() < 0 || n.BitLen() > size*8 {
@@ -207,7 +207,7 @@ func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	}
 }
 
-// FuzzShard checks that an index file is either detected as damaged, or has content that put wrote.
+// FuzzShard checks that an index file is either detected as damaged, or has the content that put() wrote.
 func FuzzShard(f *testing.F) {
 	for _, seed := range []string{"", "{}", "null", `{"sum":0,"entries":{}}`, `{"sum":2745614147,"entries":{}}`,
 		`{"sum":634125391,"entries":null}`,

@@ -98,7 +98,7 @@ func isValid(r *plugin.Request, of plugin.Attachment) bool {
 	return false
 }
 
-// release ends the leases of all entries that the function which returns. If the network never had a lease, release does nothing.
+// release() ends the leases of all entries that the argument which() returns. If the network never had a lease, release() does nothing.
 func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	path := parseDir(r)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

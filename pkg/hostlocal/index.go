@@ -25,12 +25,13 @@ import (
 
 // The index contains the leases of each attachment and their times. With the index, a verb does not have to read all leases. The index is
 // in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see the index there. The index consists of shards and a mark.
-// A hash of the attachment selects the shard. The mark contains the lease folder's modification time at which the index was last correct.
-// If the folder now has another modification time, another program or a killed process changed the folder. After this change, the index
-// must be rebuilt. The index is also rebuilt after a boot, because it is not synced to disk, and if a shard is damaged.
+// A hash of the attachment selects the shard. The mark contains the modification time that the lease folder had when the index was last
+// correct. If the folder now has another modification time, another program or a killed process changed the folder. After this change, the
+// index must be rebuilt. The index is also rebuilt after a boot, because it is not synced to disk. If a shard is damaged, the index is
+// rebuilt too.
 //
-// The index contains no data that could not be rebuilt from the leases. If the index cannot be written, for example because the disk is
-// full, DEL and GC work without it.
+// All data in the index can be rebuilt from the leases. If the index cannot be written, for example because the disk is full, DEL and GC
+// work without it.
 const (
 	indexFolder = ".podlace"
 	markFile    = "mark"
@@ -59,8 +60,8 @@ type index struct {
 	mark   []byte           // the file's content when this process last read it
 	shards [shards / 8]byte // one bit per shard that should exist
 
-	// The map memory replaces the index files in two cases. Either the files cannot be written, with the reason in broken, or another process
-	// changes them too.
+	// This map replaces the index files in two cases: the files cannot be written, or another process changes them too. In the first case,
+	// broken contains the reason.
 	memory map[string]shard
 	broken error
 }
@@ -137,7 +138,7 @@ func (x *index) markCurrent() error {
 
 func (x *index) write(name string, data []byte) error {
 	err := x.dir.Write(name, data, 0o600)
-	// another process removed the temporary file, which is possible if the lock file was removed
+	// another process removed the temporary file; this is possible if the lock file was removed
 	for again := 0; again < 10 && errors.Is(err, fs.ErrNotExist); again++ {
 		err = x.dir.Write(name, data, 0o600)
 	}
@@ -155,7 +156,7 @@ func (x *index) write(name string, data []byte) error {
 	return nil
 }
 
-// readShard returns a shard of the index. A missing shard is empty, if it is not expected to exist.
+// readShard returns a shard of the index. If the shard is missing and should not exist, the result is an empty shard.
 func (x *index) readShard(name string) (shard, error) {
 	if x.memory != nil {
 		return maps.Clone(x.memory[name]), nil
@@ -190,14 +191,14 @@ func (x *index) note(name string, exists bool) {
 	}
 }
 
-// get returns the entry of an attachment from the index.
+// get() returns the entry of an attachment from the index.
 func (x *index) get(a plugin.Attachment) (entry, bool, error) {
 	s, err := x.readShard(shardName(a))
 	e, ok := s[entryKey(a)]
 	return e, ok, err
 }
 
-// put writes the entry of an attachment to the index. If the entry has no addresses, it is removed from the index.
+// put() writes the entry of an attachment to the index. If the entry has no addresses, it is removed from the index.
 func (x *index) put(e entry) error {
 	name := shardName(e.Attachment)
 	s, err := x.readShard(name)
@@ -235,7 +236,8 @@ func (x *index) replace(name string, s shard) error {
 	return x.write(name, data)
 }
 
-// renew writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing it.
+// renew() writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing
+// it.
 func (x *index) renew(name string, s shard) error {
 	if data, err := s.encode(); err == nil && x.memory == nil && len(s) > 0 {
 		if now, err := x.dir.Read(name); err == nil && bytes.Equal(now, data) {
@@ -267,8 +269,8 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !isShard(name) }), nil
 }
 
-// allEntries returns all entries of the index, sorted by address. If damaged is true, shards that are damaged or lost are left out. If
-// damaged is false, damaged or lost shards cause an error.
+// allEntries returns all entries of the index, sorted by address. The argument says how to handle shards that are damaged or lost: if it is
+// true, these shards are left out, and if it is false, they cause an error.
 func (x *index) allEntries(damaged bool) ([]entry, error) {
 	names := x.expectedShards()
 	var err error
@@ -290,7 +292,7 @@ func (x *index) allEntries(damaged bool) ([]entry, error) {
 	return out, nil
 }
 
-// rebuild builds the index from all leases in the folder. If an attachment is in the old index, its boot and its namespace are copied. A
+// rebuild() builds the index from all leases in the folder. If an attachment is in the old index, its boot and its namespace are copied. A
 // lease that is new is treated as a lease of the current boot, because there is no proof that its pod is dead.
 func (x *index) rebuild(found map[netip.Addr]lease) {
 	known, err := x.allEntries(true)
@@ -318,7 +320,7 @@ func (x *index) rebuild(found map[netip.Addr]lease) {
 	}
 }
 
-// distribute sorts the leases into shards.
+// distribute() sorts the leases into shards.
 func (x *index) distribute(found map[netip.Addr]lease, known []entry) map[string]shard {
 	old := map[plugin.Attachment]entry{}
 	for _, e := range known {

@@ -110,8 +110,8 @@ func TestLostShard(t *testing.T) {
 	l.mustBeConsistent()
 }
 
-// TestForeignFilesBesideShards (F-44) checks files whose names look similar to those of shards. Files of this kind must not hide a lease,
-// and must not be removed.
+// TestForeignFilesBesideShards (F-44) checks files whose names are similar to the names of shards. Files of this kind must not hide a
+// lease, and must not be removed.
 func TestForeignFilesBesideShards(t *testing.T) {
 	foreign := []string{"400", "fff", "zzz", "0FF", "+ff"}
 	for i := range 8 {

@@ -23,7 +23,7 @@ import (
 
 // The lease folder has the format of the reference plugin, because other programs read it. Each assigned address has a lease file with the
 // address as its name and "<containerID>\r\n<ifname>" as its content. The file last_reserved_ip.<set> contains the last address that was
-// assigned from the set. The file lock is used with flock(2).
+// assigned from the set. The file with the name "lock" is locked with flock(2).
 const (
 	lockFile   = "lock"
 	lastPrefix = "last_reserved_ip."
@@ -68,7 +68,7 @@ func (l *leases) reindex() error {
 }
 
 // withRebuild runs the function f, which uses the index. If f detects a damaged index, the index is rebuilt and f runs again. If the second
-// run detects damage too, another process is changing the index, which is possible if the lock file was removed. After a second failure, f
+// run detects damage too, another process is changing the index. This is possible if the lock file was removed. After a second failure, f
 // runs with an index in memory that only this process uses.
 func (l *leases) withRebuild(f func() error) error {
 	err := f()
@@ -178,7 +178,7 @@ func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, e
 	return found, empty, nil
 }
 
-// quarantine moves a damaged file to a folder beside the index, where an admin can examine it.
+// quarantine() moves a damaged file to a folder beside the index, where an admin can examine it.
 func (l *leases) quarantine(from *store.Dir, name string) error {
 	to, err := store.Make(filepath.Join(indexPath(l.dir.Path()), torn), 0o700)
 	if err != nil {
@@ -189,7 +189,7 @@ func (l *leases) quarantine(from *store.Dir, name string) error {
 	return from.Move(name, to)
 }
 
-// createLease creates the lease file of addr. The result ok is false if a lease of this address exists.
+// createLease creates the lease file of addr. The first result is false if a lease of this address exists.
 func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
 	err = l.dir.Create(addr.String(), []byte(leaseContent(a)), 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -201,7 +201,7 @@ func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err
 	return true, nil
 }
 
-// release deletes the lease of addr if the attachment a still owns it.
+// release() deletes the lease of an address if the given attachment still owns it.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	ok, err := l.ownsLease(addr, a)
 	if !ok || err != nil {
@@ -213,7 +213,7 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return true, nil
 }
 
-// ownsLease reports whether the attachment a owns the lease of addr.
+// ownsLease reports whether the given attachment owns the lease of an address.
 func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	data, err := l.dir.Read(addr.String())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
@@ -225,7 +225,7 @@ func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return owns(parseOwner(data), a), nil
 }
 
-// owner returns the owner of the address addr. The result indexed is true if the owner is in the index.
+// owner() returns the owner of an address. The second result is true if the owner is in the index.
 func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	data, err := l.dir.Read(addr.String())
 	if err != nil {
@@ -242,7 +242,7 @@ func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	return e, indexed, err
 }
 
-// written returns the modification time of the first lease in an entry.
+// written() returns the modification time of the first lease in an entry.
 func (l *leases) written(e entry) time.Time {
 	for _, addr := range e.Addresses {
 		if at, err := l.dir.Written(addr.String()); err == nil {
@@ -252,7 +252,7 @@ func (l *leases) written(e entry) time.Time {
 	return time.Time{}
 }
 
-// entries returns the index entries of an attachment. There may be a second entry with the old file format, which contains no interface
+// entries() returns the index entries of an attachment. There may be a second entry with the old file format, which contains no interface
 // name.
 func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	err = l.withRebuild(func() error {

@@ -32,8 +32,8 @@ type modelLease struct {
 	boot  int
 }
 
-// next returns the next address of the set. The result ok is false if no address is free. Recently released addresses come last, except
-// after a collection of dead pods.
+// next() returns the address of the set that is assigned next. The second result is false if no address is free. Recently released
+// addresses come last, except after a collection of dead pods.
 func (m *model) next(set int, collected bool) (netip.Addr, bool) {
 	order := m.all[set]
 	at := slices.Index(order, m.last[set]) + 1 // after the last address, or at the beginning if that is unknown
@@ -60,7 +60,7 @@ func (m *model) release(id string) {
 	delete(m.leases, id)
 }
 
-// add returns either the addresses for the container id, or an error code.
+// add() returns either the addresses for the container, or an error code.
 func (m *model) add(id string, wanted []netip.Addr) (got []netip.Addr, code uint) {
 	if had, ok := m.leases[id]; ok {
 		if had.boot == m.now {
@@ -112,7 +112,8 @@ func (m *model) take(set int, wanted []netip.Addr) (netip.Addr, uint) {
 	return addr, 0
 }
 
-// collect releases the addresses of owners from earlier boots that have an address in the set. The owners are sorted by address.
+// collect() finds owners from earlier boots that have at least one address in the set, and releases all addresses of these owners. The
+// owners are sorted by address.
 func (m *model) collect(set int) {
 	var dead []string
 	for id, lease := range m.leases {

@@ -22,7 +22,7 @@ const (
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// errNoPodCIDR marks errors that end as soon as the file with the node's CIDRs is written.
+// errNoPodCIDR marks errors that disappear as soon as the file with the node's CIDRs is written.
 var errNoPodCIDR = errors.New("no podCIDR")
 
 // podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The network's configuration is not the cause.
@@ -32,7 +32,7 @@ func podCIDRError(err error) error {
 		store.Root, nodefile.Path, nodefile.Path, nodefile.Path)
 }
 
-// NoPodCIDR reports whether an error ends as soon as the file with the node's CIDRs is written.
+// NoPodCIDR reports whether an error disappears as soon as the file with the node's CIDRs is written.
 func NoPodCIDR(err error) bool { return errors.Is(err, errNoPodCIDR) }
 
 // noPodCIDRError wraps an error so that it matches errNoPodCIDR (errors.Is). The text of the error stays the same.
@@ -41,8 +41,8 @@ type noPodCIDRError struct{ error }
 func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
 // resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. The file with the CIDRs is read only if the ranges contain a
-// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. Pods then get addresses of this family only. The
-// range with the other keyword is left out, and the result partial is true.
+// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. Pods then get addresses of this family only. In
+// this case, the range with the other keyword is left out, and the second result is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	words := podCIDRWords(lists)
 	if len(words.ranges) == 0 {
@@ -102,7 +102,7 @@ func podCIDRWords(lists [][]rawRange) (words podCIDRs) {
 	return words
 }
 
-// podCIDR returns the node's CIDR that replaces a keyword. The CIDR is invalid if the node has none of this family.
+// podCIDR returns the node's CIDR that replaces a keyword. If the node has no suitable CIDR, the result is the zero Prefix.
 func (w podCIDRs) podCIDR(word string, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
 	if strings.EqualFold(word, usePodCIDRIPv6) {
 		return first(cidrs, false), "IPv6"

@@ -91,7 +91,7 @@ func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 	return nil
 }
 
-// last returns the last address of a prefix, which is the broadcast address for IPv4.
+// last() returns the last address of a prefix, which is the broadcast address for IPv4.
 func last(p netip.Prefix) netip.Addr {
 	bytes := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < len(bytes)*8; bit++ {
@@ -131,7 +131,7 @@ func (s RangeSet) String() string {
 	return strings.Join(parts, ",")
 }
 
-// find returns the range that contains addr.
+// find() returns the range that contains addr.
 func (s RangeSet) find(addr netip.Addr) (Range, bool) {
 	for _, r := range s {
 		if r.Contains(addr) {
@@ -204,7 +204,7 @@ func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	}
 }
 
-// size returns the number of addresses that can be assigned. The result ok is false if the number is larger than 2^32.
+// size() returns the number of addresses that can be assigned. The second result is false if the number is larger than 2^32.
 func (s RangeSet) size() (total uint64, ok bool) {
 	for _, r := range s {
 		a, b := r.Start.As16(), r.End.As16()
@@ -223,7 +223,7 @@ func (s RangeSet) size() (total uint64, ok bool) {
 	return total, true
 }
 
-// count returns the number of addresses that can be assigned, for a set of any size. Numbers above 2^53 are rounded.
+// count() returns the number of addresses that can be assigned, for a set of any size. Numbers above 2^53 are rounded.
 func (s RangeSet) count() (total float64) {
 	for _, r := range s {
 		start, end := r.Start.As16(), r.End.As16()
@@ -247,7 +247,7 @@ func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n uint64) {
 	return n
 }
 
-// usage describes in words how many addresses of the set are taken. The result full is true if all are taken.
+// usage() describes in words how many addresses of the set are taken. The second result is true if all addresses are taken.
 func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
 	n, size := s.leasedCount(taken), "more than 2^32"
 	if total, ok := s.size(); ok {

@@ -71,7 +71,7 @@ func TestUnindexedLeaseIsLive(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// TestDeadNamespace checks that ADD collects the lease of a pod whose namespace is gone if the pool is exhausted.
+// TestDeadNamespace checks an exhausted pool: ADD collects the lease of a pod whose namespace is gone.
 func TestDeadNamespace(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/30"`)
 	pod := kerneltest.NewPod(t)
@@ -83,7 +83,8 @@ func TestDeadNamespace(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// renew replaces a container's lease by an equal lease with the modification time at. The reference plugin does this for a recreated pod.
+// renew() replaces a container's lease by an equal lease with the given modification time. The reference plugin does this for a recreated
+// pod.
 func (l lab) renew(addr, id string, at time.Time) {
 	l.Helper()
 	if err := os.Remove(filepath.Join(l.dir, addr)); err != nil {

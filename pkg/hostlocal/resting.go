@@ -15,8 +15,8 @@ const restFile = "released"
 const maxResting = 256
 
 // restingAddresses returns the addresses that were released most recently. The address that was released first is at the beginning.
-// Recently released addresses are assigned only if no other address is free. If they were assigned at once, a peer of a deleted pod could
-// immediately reach another pod. If the file is lost, only this preference is lost.
+// Recently released addresses are assigned only if no other address is free. If such an address were assigned at once, a peer of the
+// deleted pod could reach the new pod by mistake. If the file is lost, only this order of assignment is lost.
 func (x *index) restingAddresses() (list []netip.Addr) {
 	if x.dir == nil {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// IndexPath returns the path of the index for a network and a dataDir. The result ok is true if the index exists.
+// IndexPath returns the path of the index for a network and a dataDir. The second result is true if the index exists.
 func IndexPath(network, dataDir string) (path string, ok bool) {
 	path = indexPath(leaseDir(network, dataDir))
 	_, err := os.Stat(path)

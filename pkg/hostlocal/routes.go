@@ -70,7 +70,7 @@ func parseRoute(raw rawRoute) (*types.Route, error) {
 }
 
 // checkNumbers returns an error for a number that the kernel would truncate (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in
-// rtnetlink(7)). It also returns an error for scope 255, which means that a destination does not exist.
+// rtnetlink(7)). Scope 255 is also an error, because it means that the destination does not exist.
 func (r rawRoute) checkNumbers() error {
 	for _, n := range []struct {
 		key   string

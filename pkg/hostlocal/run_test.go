@@ -57,7 +57,7 @@ type answer struct {
 	log    string
 }
 
-// addresses returns the addresses of a result, joined to one text.
+// addresses() returns the addresses of a result, joined to one text.
 func (a answer) addresses() string {
 	var list []string
 	for _, ip := range a.IPs {
@@ -66,7 +66,7 @@ func (a answer) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// call runs a verb for the interface eth0 of a container. The argument more contains additional configuration keys.
+// call() runs a verb for the interface eth0 of a container. The argument more contains additional configuration keys.
 func (l lab) call(verb, id, more string, env ...string) answer {
 	l.Helper()
 	return l.callFor(verb, plugin.Attachment{ContainerID: id, IfName: "eth0"}, more, env...)
@@ -108,7 +108,7 @@ func (l lab) mustGive(id, want string) {
 	}
 }
 
-// mustFail checks that a call returned an error with this code, and that its message contains says.
+// mustFail checks that a call returned an error with this code, and that the error's message contains the given text.
 func (l lab) mustFail(a answer, code uint, says string) {
 	l.Helper()
 	if a.Code != code || !strings.Contains(a.Msg, says) {
@@ -116,7 +116,7 @@ func (l lab) mustFail(a answer, code uint, says string) {
 	}
 }
 
-// ok fails the test if the call returned an error.
+// ok() fails the test if the call returned an error.
 func (l lab) ok(a answer) {
 	l.Helper()
 	if a.Code != 0 {
@@ -124,7 +124,7 @@ func (l lab) ok(a answer) {
 	}
 }
 
-// files returns the mode and the content of each file in the lease folder.
+// files() returns the mode and the content of each file in the lease folder.
 func (l lab) files() map[string]string {
 	l.Helper()
 	entries, err := os.ReadDir(l.dir)
@@ -146,7 +146,7 @@ func (l lab) files() map[string]string {
 	return files
 }
 
-// age sets old times on all leases, both in the files and in the index, so that GC may collect them.
+// age() sets old times on all leases, both in the files and in the index, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	open, err := openLeases(l.dir, slog.Default())
@@ -168,7 +168,7 @@ func (l lab) age() {
 	open.markIndexCurrent()
 }
 
-// put writes a file to the lease folder, as another program would do.
+// put() writes a file to the lease folder, as another program would do.
 func (l lab) put(name, content string) {
 	l.Helper()
 	if err := os.MkdirAll(l.dir, 0o755); err != nil {

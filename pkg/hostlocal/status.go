@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// status returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because pods that end make addresses
+// status() returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because pods that end make addresses
 // free again. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. A note is written only when a
 // pool becomes exhausted or has free addresses again.
 func status(r *plugin.Request) error {

@@ -102,7 +102,7 @@ func TestC72StatusIsPassive(t *testing.T) {
 	}
 }
 
-// modified returns the modification times of the lease folder and the index folder.
+// modified() returns the modification times of the lease folder and the index folder.
 func (l lab) modified() (times [2]time.Time) {
 	l.Helper()
 	for i, path := range []string{l.dir, indexPath(l.dir)} {

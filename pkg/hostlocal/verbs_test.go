@@ -120,8 +120,8 @@ func TestUnusualInterfaceNames(t *testing.T) {
 	}
 }
 
-// TestGCKeepsUnusualInterfaces checks that GC keeps the lease of another plugin while its attachment is valid. ADD of this plugin might
-// refuse the interface name.
+// TestGCKeepsUnusualInterfaces checks that GC keeps another plugin's lease if the attachment of this lease is valid. ADD of this plugin
+// might refuse the interface name.
 func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	for _, name := range []string{"default", "all", "a%b", "-x", "é", "\ufffd"} {
 		l := newLab(t, one)

@@ -20,6 +20,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/child"
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -54,6 +55,7 @@ func (run Runner) builtin(name string) (plugin.Plugin, bool) {
 // Add calls ADD of the named plugin, which allocates addresses. After a failed ADD, the plugin's DEL is called, because the plugin may have
 // allocated addresses.
 func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) {
+	defer fault.Phase("ipam")()
 	p, ok := run.builtin(name)
 	if ok {
 		result, err := p.Add(under(r, name, "ADD"))
@@ -122,6 +124,7 @@ func (run Runner) Status(r *plugin.Request, name string) error {
 }
 
 func (run Runner) verb(r *plugin.Request, name, verb string, of func(plugin.Plugin) func(*plugin.Request) error) error {
+	defer fault.Phase("ipam")()
 	p, ok := run.builtin(name)
 	if !ok {
 		_, err := delegate(r, name, verb)
@@ -154,7 +157,7 @@ func ValidType(name string) error {
 	return nil
 }
 
-// delegate runs an external plugin. The plugin gets the environment and the standard input of this process (SPEC.md section 4).
+// delegate() runs an external plugin. The plugin gets the environment and the standard input of this process (SPEC.md section 4).
 func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	path, err := find(r.Path, name)
 	if err != nil {
@@ -189,9 +192,9 @@ func find(dirs []string, name string) (string, error) {
 	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
 }
 
-// environment returns the environment for an external plugin. The environment contains the verb and the attachment of the request. If a GC
-// or an ADD deletes another attachment, the environment contains no arguments and no namespace. Another interface of the same container may
-// still be attached and use the container's namespace.
+// environment() returns the environment for an external plugin. The environment contains the verb and the attachment of the request. If a
+// GC or an ADD deletes another attachment, the environment contains no arguments and no namespace. Another interface of the same container
+// may still be attached and use the container's namespace.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {
@@ -208,7 +211,7 @@ func environment(r *plugin.Request, verb string) []string {
 	}), own...)
 }
 
-// arguments formats arguments as a value of CNI_ARGS.
+// arguments() formats arguments as a value of CNI_ARGS.
 func arguments(args map[string]string) string {
 	var pairs []string
 	for _, key := range slices.Sorted(maps.Keys(args)) {

@@ -40,7 +40,8 @@ func request(path ...string) *plugin.Request {
 		Config: []byte(`{"cniVersion":"1.0.0","name":"net"}`), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
-// externalPlugin creates an IPAM plugin in a new folder. The plugin is a script that logs each call and then runs body.
+// externalPlugin creates an IPAM plugin in a new folder. The plugin is a script that logs each call and then runs the commands in the
+// argument body.
 func externalPlugin(t *testing.T, body string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -214,7 +215,7 @@ func TestKilledCaller(t *testing.T) {
 	}
 }
 
-// childOf returns the process whose parent has the process ID pid.
+// childOf returns the process whose parent process has the given ID.
 func childOf(t *testing.T, pid int) string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")

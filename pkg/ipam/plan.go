@@ -80,8 +80,8 @@ func (p *Plan) hasDefault(is4 bool) bool {
 	return false
 }
 
-// AddRoutes converts the routes in Shown to routes of the plan. A route without a gateway gets the first gateway of its address family,
-// unless the route's scope forbids a gateway.
+// AddRoutes converts the routes in the field Shown to routes of the plan. A route without a gateway gets the first gateway of its address
+// family, unless the route's scope forbids a gateway.
 func (p *Plan) AddRoutes() error {
 	for _, r := range p.Shown {
 		dst, ok := kernel.Prefix(&r.Dst)
@@ -106,7 +106,7 @@ func (p *Plan) AddRoutes() error {
 	return nil
 }
 
-// reaches reports whether the pod can reach a gateway. The gateway must be a link-local address, in a subnet of the pod, or in the
+// reaches() reports whether the pod can reach a gateway. The gateway must be a link-local address, in a subnet of the pod, or in the
 // destination of an earlier route.
 func (p *Plan) reaches(gw netip.Addr) bool {
 	if !gw.IsValid() || gw.IsLinkLocalUnicast() {

@@ -74,8 +74,8 @@ func legacyTables(is4 bool) string {
 	return "/proc/thread-self/net/ip6_tables_names"
 }
 
-// LegacyUsed reports whether legacy xtables have a nat table. In the namespaces of an ordinary user, the kernel does not show this. For an
-// ordinary user, the result says whether the node's iptables program is the legacy variant.
+// LegacyUsed reports whether legacy xtables have a nat table. In the namespaces of an ordinary user, the kernel does not show the legacy
+// tables. The result then says whether the node's iptables program is the legacy variant.
 func LegacyUsed(is4 bool) bool {
 	data, err := os.ReadFile(legacyTables(is4))
 	if errors.Is(err, fs.ErrPermission) {

@@ -72,7 +72,7 @@ func needIPTables(t *testing.T) {
 	}
 }
 
-// apply changes the nat table by the lines that a function returns.
+// apply() changes the nat table: it applies the lines that a function returns for the current content of the table.
 func apply(is4 bool, lines func(NAT) []string) error {
 	e, err := Open(is4, true)
 	if err != nil {

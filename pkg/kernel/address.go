@@ -50,8 +50,8 @@ func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	return fault.Change(op, func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
-// AddAddress adds an address with its prefix length. Duplicate address detection of an IPv6 address is enabled only if dad is true. Without
-// it the address is usable at once (IFA_F_NODAD). The error unix.EEXIST means that the link already has the address.
+// AddAddress adds an address with its prefix length. Duplicate address detection of an IPv6 address is enabled only if dad is true. If dad
+// is false, the address is usable at once (IFA_F_NODAD). The error unix.EEXIST means that the link already has the address.
 func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	addr := &netlink.Addr{IPNet: IPNet(p)}
 	if p.Addr().Is6() && !dad {
@@ -86,8 +86,8 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until no IPv6 address of the link is tentative, for at most the given time. WaitForDAD returns an error if another node
-// uses one of these addresses.
+// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument limits the time to
+// wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time is over.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
 		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)
@@ -111,8 +111,8 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 }
 
 // AwaitAddress waits until the namespace answers neighbour solicitations for an address. It returns an error at the deadline. The kernel
-// acknowledges a new IPv6 address too early. Only later a work queue joins the solicited-node group, and then adds the local route
-// (addrconf_dad_work in net/ipv6/addrconf.c). Neighbour solicitations are lost before that, and a neighbour retries only after a second.
+// acknowledges a new IPv6 address too early: a work queue joins the solicited-node group and adds the local route later (addrconf_dad_work
+// in net/ipv6/addrconf.c). Earlier neighbour solicitations are lost, and a neighbour retries only after a second.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // IPv4: the route exists at once, and ARP requests are broadcast
@@ -211,15 +211,15 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 	return false
 }
 
-// RouteTo returns the ifindex of the link through which the route to an address leads. If there is no route, RouteTo returns an error for
-// which NoRoute is true.
+// RouteTo returns the ifindex of the link through which the route to an address leads. If there is no route, RouteTo returns an error that
+// NoRoute recognises.
 func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	route, err := n.routeGet(addr)
 	return route.LinkIndex, err
 }
 
-// NoRoute reports whether an error of RouteTo means that there is no route, or that the route refuses packets (unreachable, prohibit,
-// blackhole).
+// NoRoute reports whether an error of RouteTo means that the address has no usable route. A route that refuses packets (unreachable,
+// prohibit, blackhole) is not usable.
 func NoRoute(err error) bool {
 	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)
 }
@@ -235,7 +235,8 @@ func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
 	return routes[0], nil
 }
 
-// IsOwn reports whether an address is assigned in the namespace (own), or is the broadcast address of a connected subnet (broadcast).
+// IsOwn returns two results. The first result reports whether an address is assigned in the namespace. The second result reports whether it
+// is the broadcast address of a connected subnet.
 func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
 	route, err := n.routeGet(addr)
 	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST
@@ -250,7 +251,7 @@ func (n *NS) IsUplink(link Link) bool {
 	return err == nil && index == link.Index
 }
 
-// HasDefault reports whether the namespace has a default route of one family: of IPv6 if v6 is true, of IPv4 if v6 is false.
+// HasDefault reports whether the namespace has a default route. The argument selects the family: true for IPv6, false for IPv4.
 func (n *NS) HasDefault(v6 bool) (bool, error) {
 	r, err := n.defaultRoute(map[bool]int{true: netlink.FAMILY_V6, false: netlink.FAMILY_V4}[v6])
 	return r.LinkIndex != 0 || len(r.MultiPath) > 0, err
@@ -314,8 +315,8 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 }
 
 // KeepRouterAdvertisements sets accept_ra to 2 on the links that have a default route from a router advertisement. With accept_ra 1 the
-// kernel deletes that route and ignores advertisements as soon as IPv6 forwarding is enabled (Documentation/networking/ip-sysctl.rst). The
-// function is a no-op if IPv6 forwarding is already enabled.
+// kernel deletes the default route from the advertisement and ignores further advertisements as soon as IPv6 forwarding is enabled
+// (Documentation/networking/ip-sysctl.rst). The function is a no-op if IPv6 forwarding is already enabled.
 func (n *NS) KeepRouterAdvertisements() error {
 	if on, err := n.Forwards(false); on || IsNoFamily(err) {
 		return nil // too late, or the kernel has no IPv6

@@ -83,7 +83,8 @@ func TestHasAddress(t *testing.T) {
 	}
 }
 
-// TestDAD checks that an address is usable at once without duplicate address detection, and only after WaitForDAD with detection.
+// TestDAD checks that an address without duplicate address detection is usable at once. An address with detection is usable only after
+// WaitForDAD.
 func TestDAD(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second)) // the link-local address

@@ -27,7 +27,8 @@ func (s Side) String() string {
 	return "egress"
 }
 
-// Captor is a filter that matches every frame, every IPv4 frame, or every IPv6 frame. Filters that follow a captor never see these frames.
+// Captor is a filter that matches every frame, every IPv4 frame, or every IPv6 frame. Filters after a captor never see the frames that the
+// captor matches.
 type Captor struct {
 	Filter string // as tc(8) shows it
 	Drops  bool   // the filter drops the frames
@@ -127,8 +128,8 @@ func verdictOf(f netlink.Filter) (verdict netlink.TcAct, next uint32) {
 	return verdict, next
 }
 
-// redirectTarget returns the ifindex of the link to which a filter redirects frames. It returns 0 if that link was deleted, and -1 if the
-// filter does not redirect.
+// redirectTarget returns the ifindex of the link to which a filter redirects frames. It returns 0 if the target link was deleted, and -1 if
+// the filter does not redirect.
 func redirectTarget(f netlink.Filter) int {
 	for _, a := range actionsOf(f) {
 		if m, ok := a.(*netlink.MirredAction); ok &&

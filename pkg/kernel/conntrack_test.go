@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDelFlowsAnswered (F-38) checks that DelUDP deletes the reversed entry that a reply in flight created during the deletion. An entry
-// that a new datagram of the client created stays.
+// TestDelFlowsAnswered (F-38) checks that DelUDP deletes the reversed entry that a reply in flight created during the deletion. DelUDP
+// keeps an entry that a new datagram of the client created.
 func TestDelFlowsAnswered(t *testing.T) {
 	newWire(t)
 	const udp = "17"

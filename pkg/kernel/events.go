@@ -36,7 +36,7 @@ const kernelUevents = 1
 const largestEvent = 64 << 10
 
 // Events returns a channel of events about links in the caller's namespace and about devices. In a user namespace some device events may be
-// missing. A receiver that is too slow gets an event with Lost. The channel and the sockets are closed when ctx ends.
+// missing. A receiver that is too slow gets an event whose field Lost is true. The channel and the sockets are closed when ctx ends.
 func Events(ctx context.Context) (<-chan Event, error) {
 	links, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -86,8 +86,8 @@ func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File,
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// sendEvents sends the events of each datagram until the socket is closed or ctx ends. After an overflow of the socket's buffer it sends
-// the event in the parameter lost.
+// sendEvents sends the events of each datagram until the socket is closed or ctx ends. If the buffer of the socket overflows, sendEvents
+// sends the event that the caller passed for this case.
 func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
 	buffer := make([]byte, largestEvent)
 	for {
@@ -109,8 +109,8 @@ func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) 
 	}
 }
 
-// receive waits for a datagram and returns its events. It returns the event in the parameter lost if the socket's buffer overflowed or if
-// reading fails.
+// receive waits for a datagram and returns its events. If the buffer of the socket overflowed or the socket cannot be read, receive returns
+// the event that the caller passed for this case.
 func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
 	n, err := socket.Read(buffer)
 	switch {
@@ -134,8 +134,8 @@ func linkEvents(datagram []byte) []Event {
 	})
 }
 
-// eachMessage calls parse with the type, flags and body of each message in a datagram, and returns all results. At a malformed message it
-// stops and adds the event in the parameter lost.
+// eachMessage calls parse with the type, flags and body of each message in a datagram, and returns all results. After a malformed message,
+// eachMessage stops and adds the event that the caller passed for this case.
 func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, body []byte) []E) (events []E) {
 	for len(datagram) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(datagram))

@@ -95,7 +95,7 @@ func TestEventsUntaken(t *testing.T) {
 	}
 }
 
-// TestEventsOverflow checks that an overflow of the socket sends an event with Lost, and that later events still arrive.
+// TestEventsOverflow checks that an overflow of the socket sends an event whose field Lost is true. Later events still arrive.
 func TestEventsOverflow(t *testing.T) {
 	h := host(t)
 	socket, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
@@ -128,7 +128,7 @@ func TestEventsOverflow(t *testing.T) {
 	<-ended
 }
 
-// TestEventsEnd checks that sendEvents sends an event with Lost and returns if its socket cannot be read.
+// TestEventsEnd checks the reaction of sendEvents to a socket that cannot be read: it sends an event whose field Lost is true, and returns.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	kerneltest.Must(t, err)

@@ -30,8 +30,8 @@ func (p *filterProgram) jump(label string) {
 	p.add(unix.BPF_JMP|unix.BPF_JA, 0)
 }
 
-// jumpIf adds a conditional jump to a label. The condition compares the loaded value with the argument value. The test is BPF_JEQ, BPF_JGT,
-// BPF_JGE or BPF_JSET.
+// jumpIf adds a conditional jump to a label. The condition compares the loaded number with the second argument. The first argument selects
+// the comparison: BPF_JEQ, BPF_JGT, BPF_JGE or BPF_JSET.
 func (p *filterProgram) jumpIf(test uint16, value uint32, label string) {
 	p.jumps[len(p.list)] = label
 	p.add(unix.BPF_JMP|unix.BPF_K|test, value)
@@ -42,8 +42,8 @@ func (p *filterProgram) loadBytes(at uint32, size int) {
 	p.add(map[int]uint16{1: unix.BPF_B, 2: unix.BPF_H}[size]|unix.BPF_LD|unix.BPF_ABS, at)
 }
 
-// loadAttribute adds instructions that search the message for an attribute of a kind, starting at the given offset. They load the offset of
-// the attribute, or 0 if there is none.
+// loadAttribute adds instructions that search the message for an attribute of a kind, starting at the given offset. The instructions load
+// the offset of the attribute, or 0 if the attribute is missing.
 func (p *filterProgram) loadAttribute(kind, from uint32) {
 	p.add(unix.BPF_LDX|unix.BPF_IMM, kind)
 	p.add(unix.BPF_LD|unix.BPF_IMM, from)

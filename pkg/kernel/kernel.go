@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft does
-// the same for nf_tables. Method names follow ip(8). A method whose name is a noun only reads. A method whose name is a verb makes a
-// change. Methods with the prefix Ensure are idempotent. Every change passes fault.Change.
+// the same for nf_tables. Method names follow ip(8). If the name is a noun, the method makes no change. If the name is a verb, the method
+// makes a change. Methods with the prefix Ensure are idempotent. Every change passes fault.Change.
 package kernel
 
 import (
@@ -24,7 +24,7 @@ import (
 // node.
 const requestTimeout = 30 * time.Second
 
-// NS is a handle to a network namespace. Host opens the namespace of the process, and Open the namespace of a pod.
+// NS is a handle to a network namespace. Host opens the namespace of the process. Open opens the namespace of a pod.
 type NS struct {
 	h *netlink.Handle
 	// The sockets are used for requests that netlink.Handle does not support.
@@ -51,8 +51,8 @@ func Host() (*Node, error) {
 }
 
 func (n *NS) connect() (err error) {
-	// The handle must have exactly the family NETLINK_ROUTE. Without a family, netlink.Handle silently works in the caller's namespace. With
-	// all families, it fails on kernels without XFRM.
+	// The handle must have exactly the family NETLINK_ROUTE. A netlink.Handle without a family silently works in the caller's namespace. A
+	// netlink.Handle with all families cannot be opened on kernels without XFRM.
 	if n.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func Open(netns Namespace) (*NS, error) {
 // serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. It never
 // unlocks the thread. The thread ends with the goroutine, so no other goroutine runs in the wrong namespace. The main thread must not enter
 // the namespace: it never ends, and would keep the namespace alive for the life of the process. If serveThread runs on the main thread, it
-// starts another goroutine, which gets another thread because the main thread is locked.
+// starts another goroutine. This goroutine gets another thread, because the main thread is locked.
 func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
@@ -160,5 +160,6 @@ func (n *NS) inNamespace(f func() error) error {
 	return <-done
 }
 
-// retryInterrupted repeats a request while the kernel interrupts it, for example a dump whose table changed meanwhile.
+// retryInterrupted repeats a request until the kernel no longer interrupts it. For example, the kernel interrupts a dump if the table
+// changes during the dump.
 func retryInterrupted(f func() error) error { return fault.Retry(f, netlink.ErrDumpInterrupted) }

@@ -15,9 +15,9 @@ import (
 )
 
 // MoveLink moves a link into another namespace and renames it, in one request. The link arrives down, without addresses, with its
-// alternative names, and often with another ifindex. The error unix.EEXIST means that the target has a link with one of the names. The link
-// is then in its old namespace, and may be down because MoveLink had to move it back. The error unix.EINVAL means that links of this kind
-// cannot be moved.
+// alternative names, and often with another ifindex. The error unix.EEXIST means that the target has a link with one of the names. After
+// this error the link is in its old namespace, and may be down because MoveLink had to move it back. The error unix.EINVAL means that links
+// of this kind cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
@@ -81,7 +81,7 @@ func (n *NS) Rename(link Link, name string) error {
 	})
 }
 
-// SetAlias sets the alias of a link, which ip(8) shows. "" removes the alias.
+// SetAlias sets the alias of a link, which ip(8) shows. An empty text removes the alias.
 func (n *NS) SetAlias(link Link, text string) error {
 	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
 		return n.h.LinkSetAlias(byIndex(link.Index), text)

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestAltNames checks that alternative names can be added and removed one by one, and that a repeated removal is no error.
+// TestAltNames checks that alternative names can be added and removed one by one. It also checks that a repeated removal is no error.
 func TestAltNames(t *testing.T) {
 	w := newWire(t)
 	names := func() []string { return mustLink(t, w.host, "kth0").AltNames }
@@ -128,7 +128,7 @@ func TestMoveLinkTaken(t *testing.T) {
 	if got := mustLink(t, h, "kth1"); got.Index != link.Index || !got.Up {
 		t.Errorf("it was %+v, and is %+v", link, got)
 	}
-	// The old name is taken in the pod, but the new name is free: the move succeeds, and so does the move back.
+	// The old name is taken in the pod, but the new name is free. Both moves succeed: the move to the pod and the move back.
 	kerneltest.Must(t, h.MoveLink(link, netns, "net1"))
 	moved := mustLink(t, pod, "net1")
 	kerneltest.Must(t, pod.MoveLink(moved, own, "kth1"))

@@ -44,7 +44,7 @@ type Link struct {
 	Device   string           // its device, such as a PCI address (since Linux 5.14); a veth has none
 	conf6    []byte           // IPv6 settings, 4 bytes each
 	// Forwards4 and Forwards6 report whether the link forwards received packets. For IPv4 each link has a setting (forwarding). IPv6 has one
-	// setting for all links (NS.Forwards). Since Linux 6.17 each link also has the IPv6 setting force_forwarding; this is Forwards6.
+	// setting for all links (NS.Forwards). Since Linux 6.17 each link also has the IPv6 setting force_forwarding, which Forwards6 contains.
 	Forwards4, Forwards6 bool
 
 	// Filtered is nf_call_iptables of a bridge (ip-link(8)): iptables and nftables see bridged packets if br_netfilter is loaded.
@@ -55,7 +55,7 @@ type Link struct {
 	STP          bool   // the bridge runs the spanning tree protocol, which sets the state of its ports
 }
 
-// Traits are those ip-link(8) settings that a link keeps when it moves to another namespace.
+// Traits contains the settings of ip-link(8) that a link keeps when it moves to another namespace.
 type Traits struct {
 	NoARP       bool   `json:"noARP,omitempty"`
 	NoMulticast bool   `json:"noMulticast,omitempty"`
@@ -89,11 +89,11 @@ const groupBase = 0x4000_0000
 // groupOf returns the number of the device group that the link with this ifindex can lead.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
-// LeadsGroup reports whether the link leads a device group. DelGroup deletes that group with the link.
+// LeadsGroup reports whether the link leads a device group. DelGroup deletes the link and this group.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
-// Lacks returns those of the given settings that the link did not have when it was read, or whose value is unknown. The paths of the
-// settings begin with ipv6/conf/<name of the link>/.
+// Lacks compares the given settings with the values at the time at which the Link was read. It returns the settings whose value was
+// different or unknown. The paths of the settings begin with ipv6/conf/<name of the link>/.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {
 		if value, known := l.Conf6(strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")); !known || fmt.Sprint(value) != s.Value {
@@ -103,8 +103,8 @@ func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	return lacks
 }
 
-// Conf6 returns the value that a setting below ipv6/conf/<name of the link>/ had when the link was read. The result known is false if the
-// kernel does not report the setting.
+// Conf6 returns the value of a setting below ipv6/conf/<name of the link>/ at the time at which the Link was read. The second result is
+// false if the kernel does not report the setting.
 func (l Link) Conf6(setting string) (value int32, known bool) {
 	at, known := conf6[setting]
 	if known = known && len(l.conf6) >= 4*(at+1); known {
@@ -113,12 +113,12 @@ func (l Link) Conf6(setting string) (value int32, known bool) {
 	return value, known
 }
 
-// Link returns an interface by name. The result ok is false if no interface has the name.
+// Link returns an interface by name. The second result reports whether an interface has the name.
 func (n *NS) Link(name string) (link Link, ok bool, err error) {
 	return n.link(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
-// LinkByIndex returns an interface by ifindex. The result ok is false if no interface has the ifindex.
+// LinkByIndex returns an interface by ifindex. The second result reports whether an interface has the ifindex.
 func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	if index == 0 {
 		return Link{}, false, nil
@@ -130,8 +130,8 @@ func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 const pollPause = 200 * time.Microsecond
 
 // AwaitCarrier waits until the link has a carrier (Link.Runs) or is deleted, or until the deadline. A work item of the kernel activates the
-// link's queue and the bridge port, up to a second after the link came up (net/core/link_watch.c). The kernel drops frames until then.
-// Since Linux 6.7, reading the link runs the work item at once.
+// link's queue and the bridge port, up to a second after the link came up (net/core/link_watch.c). Before the work item has run, the kernel
+// drops frames. Since Linux 6.7, reading the link runs the work item at once.
 func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	for {
 		now, ok, err := n.LinkByIndex(link.Index)
@@ -142,8 +142,8 @@ func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	}
 }
 
-// LinkOf returns the interface of a device, such as the PCI address of a VF. ok is false if the namespace has no interface of the device.
-// LinkOf reads all links of the namespace.
+// LinkOf returns the interface of a device, such as the PCI address of a VF. The second result is false if the namespace has no interface
+// of the device. LinkOf reads all links of the namespace.
 func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
 	var replies [][]byte
 	err = retryInterrupted(func() (err error) {

@@ -207,8 +207,8 @@ func TestDelGroup(t *testing.T) {
 	}
 }
 
-// TestDelGroupAlone checks DelGroup for a link that leads no group. If the link is deleted by other means, the other devices of its group
-// stay until DelGroup.
+// TestDelGroupAlone checks DelGroup for a link that leads no group. If another program deletes the link, the other devices of its group
+// stay until DelGroup deletes them.
 func TestDelGroupAlone(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.host.DelGroup(mustLink(t, w.host, "kth0")))

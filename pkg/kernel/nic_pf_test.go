@@ -40,7 +40,7 @@ func mustVF(t *testing.T, n *Node, pf Link, index int) VF {
 	return vf
 }
 
-// vfSettings checks that SetVF can change each setting alone, and that the other VF keeps its settings. One call restores all.
+// vfSettings checks that SetVF can change each setting alone. It also checks that the other VF keeps its settings. One call restores all.
 func vfSettings(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	other := mustVF(t, c.host, pf, 1)
@@ -126,7 +126,7 @@ func vfJoined(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
-// vfDevice checks that a link has its PCI address in Device, and that LinkOf finds the link by this address.
+// vfDevice checks that a link has its PCI address in Device. It also checks that LinkOf finds the link by this address.
 func vfDevice(t *testing.T, c card) {
 	pod := newInside(t)
 	for _, f := range c.VFs {
@@ -175,7 +175,7 @@ func vfReturns(t *testing.T, c card) {
 		c.host.SetPromisc(vf, false))
 }
 
-// vfVLAN checks that a VF in a VLAN and a VF without VLAN cannot reach each other, and that two VFs in the same VLAN can.
+// vfVLAN checks that two VFs in the same VLAN reach each other. A VF in a VLAN and a VF without VLAN must not reach each other.
 func vfVLAN(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	tagged := before
@@ -198,8 +198,8 @@ func vfVLAN(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
-// vfMAC checks that a MAC that was set on the PF takes effect the next time the VF's driver binds. The pod then cannot change the MAC of
-// the VF until the PF resets it.
+// vfMAC sets a MAC on the PF, and checks that this MAC takes effect when the VF's driver binds again. After this, the pod cannot change the
+// MAC of the VF until the PF resets it.
 func vfMAC(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	admin, device := before, c.VFs[0].Device

@@ -13,8 +13,8 @@ import (
 // ownNetns is the value of PeerNetns if a link has no peer or its peer is in the same namespace.
 const ownNetns = -1
 
-// PeerOf returns the peer of a veth or netkit link. The peer must be in this namespace; ok is false if it is elsewhere. The link end is in
-// the namespace netns, or also in this namespace if netns is nil.
+// PeerOf returns the peer of a veth or netkit link. The second result is false if the peer is not in the namespace n. The argument netns is
+// the namespace of the given link; nil means the namespace n.
 func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	if link, ok, err = n.LinkByIndex(end.Peer); err != nil || !ok {
 		return Link{}, false, err
@@ -25,10 +25,10 @@ func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	return link, true, nil
 }
 
-// Paired reports whether two links form one veth or netkit pair. The first link is in this namespace. The link end is in the namespace
-// netns, or also in this namespace if netns is nil. Matching ifindexes of two ends prove nothing: each namespace has its own ifindexes, and
-// a pod can choose the ifindexes of its links. Paired therefore also compares the kernel's ID of the peer's namespace. A pod cannot forge
-// this ID, because only an admin of this namespace can create links here.
+// Paired reports whether two links form one veth or netkit pair. The first link is in the namespace n. The second link is in the namespace
+// netns, or in the namespace n if netns is nil. Matching ifindexes of two ends prove nothing: each namespace has its own ifindexes, and a
+// pod can choose the ifindexes of its links. Paired therefore also compares the kernel's ID of the peer's namespace. A pod cannot forge
+// this ID, because only an admin of the namespace n can create links there.
 func (n *NS) Paired(link, end Link, netns Namespace) (bool, error) {
 	if link.Kind != end.Kind || link.Peer != end.Index || end.Peer != link.Index {
 		return false, nil
@@ -49,8 +49,8 @@ func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	return err == nil && id >= 0 && id == link.PeerNetns, err
 }
 
-// netnsID returns the ID of another namespace that is valid in this namespace (ip-netns(8)), or -1 if there is no ID. The kernel assigns
-// the ID when a link is read whose peer is in the other namespace.
+// netnsID returns the ID that this namespace uses for another namespace (ip-netns(8)), or -1 if there is no ID. The kernel assigns the ID
+// when a program reads a link with a peer in the other namespace.
 func (n *NS) netnsID(netns Namespace) (id int, err error) {
 	var replies [][]byte
 	header := nl.NewRtGenMsg()

@@ -17,7 +17,7 @@ type BridgePort struct {
 	Hairpin  bool // a frame may leave by the port on which it arrived
 	Isolated bool // no frames pass between isolated ports
 	Locked   bool // accepts only frames from a MAC that the bridge knows
-	// The port does not send frames to unknown MACs, to multicast groups, or to broadcast.
+	// The port does not send frames to unknown MACs, multicast frames, or broadcast frames.
 	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
 }
 
@@ -108,9 +108,9 @@ func switched(on bool) []byte {
 // bridge always drops these frames.
 const reservedMask = 0xfffd
 
-// SetReserved makes a bridge port handle frames to reserved group addresses, such as LLDP, like other frames (group_fwd_mask in
-// ip-link(8)). By default the bridge delivers these frames to the port device and learns their source MAC, and bridge rules never see them.
-// Kernels before 4.15 ignore the setting.
+// SetReserved makes a bridge port treat LLDP frames and other frames to reserved group addresses like ordinary frames (group_fwd_mask in
+// ip-link(8)). By default, the port device receives frames to reserved addresses, and the bridge learns their source MAC. Bridge rules do
+// not see these frames. Kernels before 4.15 ignore the setting.
 func (n *NS) SetReserved(link Link) error { return n.setGroupForward(link, reservedMask) }
 
 // ResetReserved undoes SetReserved.

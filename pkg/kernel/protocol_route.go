@@ -47,7 +47,7 @@ func (r ProtocolRoute) String() string {
 	return text
 }
 
-// FoundRoute is an existing route of the main table. Its metric is explicit.
+// FoundRoute is an existing route of the main table. It always contains the metric, even if the kernel uses its default metric.
 type FoundRoute struct {
 	ProtocolRoute
 	Protocol int  // of the program that added it
@@ -95,7 +95,8 @@ func parseRoute(message []byte) (r FoundRoute, ok bool) {
 	return r, r.Dst.IsValid()
 }
 
-// AddProtocolRoute adds a route. The error unix.EEXIST means that any program has a route to the same prefix with the same metric.
+// AddProtocolRoute adds a route. The error unix.EEXIST means that this or another program already has a route to the same prefix with the
+// same metric.
 func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }

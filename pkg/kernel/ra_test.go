@@ -51,8 +51,8 @@ func advertised(t *testing.T, h *Node, link Link) bool {
 	return len(routes) > 0
 }
 
-// TestKeepRouterAdvertisements checks that the default route from a router advertisement stays after KeepRouterAdvertisements when IPv6
-// forwarding is enabled.
+// TestKeepRouterAdvertisements checks that, after KeepRouterAdvertisements, enabling IPv6 forwarding does not delete the default route from
+// a router advertisement.
 func TestKeepRouterAdvertisements(t *testing.T) {
 	h := host(t)
 	router, netns := podNS(t)
@@ -82,8 +82,8 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 	}
 }
 
-// TestKeepRouterAdvertisementsFails checks that KeepRouterAdvertisements returns an error if it cannot read the forwarding setting. An
-// error that means a kernel without IPv6 is the only exception.
+// TestKeepRouterAdvertisementsFails checks that KeepRouterAdvertisements returns an error if it cannot read the forwarding setting. The
+// only exception is the error of a kernel without IPv6.
 func TestKeepRouterAdvertisementsFails(t *testing.T) {
 	h, err := Host()
 	kerneltest.Must(t, err)

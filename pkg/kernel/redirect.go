@@ -25,8 +25,8 @@ const redirectPriority = 65535
 const referencePriority = 1
 
 // EnsureIFB returns the intermediate functional block device (ifb) with this name, and creates a missing device with the MTU of the link.
-// The device is up and belongs to the device group that the link leads. Frames redirected to an ifb pass its qdisc and then continue on
-// their way (tc-mirred(8)).
+// The device is up and belongs to the device group that the link leads. A frame that is redirected to an ifb passes through the qdisc of
+// the ifb, and then continues on its way (tc-mirred(8)).
 func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	err := fault.Change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -55,8 +55,9 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 }
 
 // Redirect sends all frames that a link receives through another link. It uses an existing ingress or clsact qdisc, or adds a clsact qdisc.
-// It does not add an ingress qdisc, because other programs could then not add a clsact qdisc later. It deletes a RedirectsLong filter only
-// after the new filter is in place, so that a live pod keeps its limit. Redirect is a no-op if all frames are already redirected.
+// It does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact qdisc. It deletes a
+// RedirectsLong filter only after the new filter is in place, so that a live pod keeps its limit. Redirect is a no-op if all frames are
+// already redirected.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -113,7 +114,7 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 // Redirection is the set of received frames that a link sends through another link.
 type Redirection int
 
-// Values of Redirection in increasing order. The filter of the reference plugin is RedirectsLong.
+// Values of Redirection in increasing order. The reference plugin's filter has the value RedirectsLong.
 const (
 	RedirectsNone Redirection = iota // no frames, or only some protocols or contents
 	RedirectsLong                    // frames with at least 4 bytes after the Ethernet header and VLAN tag
@@ -121,7 +122,7 @@ const (
 )
 
 // Redirected returns the frames that u32 filters redirect from one link to another. It considers filters of any priority, because the
-// reference plugin's filter has another priority than ours.
+// priority of the reference plugin's filter is not redirectPriority.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
 	return redirectSource{from, list}.redirectionTo(to.Index), err
@@ -149,8 +150,8 @@ func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err e
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if that link was deleted, and -1 if the
-// filter does not redirect.
+// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if the target link was deleted, and -1 if
+// the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
 	if !ok {
@@ -164,8 +165,8 @@ func redirectsTo(f netlink.Filter) int {
 	return -1
 }
 
-// RedirectedFrom returns a link whose received frames are redirected to the given link. The result ok is false if no link redirects to it.
-// RedirectedFrom reads every link with an ingress or clsact qdisc.
+// RedirectedFrom returns a link whose received frames are redirected to the given link. The second result reports whether such a link
+// exists. RedirectedFrom reads every link with an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	list, err := n.redirectSources()
 	for _, r := range list {

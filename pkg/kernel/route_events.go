@@ -23,7 +23,7 @@ type RouteEvent struct {
 }
 
 // RouteEvents returns a channel of events about changes in the caller's namespace that can affect the routes of a protocol. It reports
-// deleted routes and nexthop objects of the protocol. It reports links that went up or down or whose MTU changed, except bridge ports, bond
+// deleted routes and nexthop objects of the protocol. It reports links whose MTU or state (up or down) changed, except bridge ports, bond
 // ports and ifbs. It reports added and removed global IPv6 addresses. Among other programs' routes in the main table it reports default
 // routes, routes without a gateway, and replaced routes.
 //
@@ -95,7 +95,7 @@ type linkState struct {
 type routeLinks map[int]linkState
 
 // isRelevant reports whether a notice can affect routes. A notice about a link is relevant only if the state of the link changed.
-// isRelevant stores the state of each link, and forgets all states when notices were lost.
+// isRelevant stores the state of each link. If n.Lost is true, notices were lost, and isRelevant forgets all states.
 func (known routeLinks) isRelevant(n notice) bool {
 	if n.Lost {
 		clear(known)

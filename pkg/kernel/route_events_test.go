@@ -29,7 +29,7 @@ func routeSocket(t testing.TB, n *NS) (socket *os.File) {
 	return socket
 }
 
-// collectNotices subscribes to the notices of a namespace. The function since returns the relevant notices since its previous call.
+// collectNotices subscribes to the notices of a namespace. The returned function returns the relevant notices since its previous call.
 func collectNotices(t *testing.T, n *NS) (since func() []string) {
 	t.Helper()
 	socket := routeSocket(t, n)
@@ -223,7 +223,8 @@ func TestRouteEventsMerge(t *testing.T) {
 	}
 }
 
-// TestRouteEventsLost checks that an overflow of the socket sends an event with Lost, and that the stored link states are then cleared.
+// TestRouteEventsLost checks that an overflow of the socket sends an event whose field Lost is true. It also checks that isRelevant clears
+// the stored link states after this event.
 func TestRouteEventsLost(t *testing.T) {
 	known := routeLinks{}
 	up := notice{link: 3, state: linkState{unix.IFF_UP, 1500}}

@@ -83,8 +83,8 @@ func (n *NS) hasOtherRoot(link Link) bool {
 }
 
 // tbfRequest returns the request that installs a token bucket. The request contains the burst both as a time and in bytes (TCA_TBF_BURST).
-// Without the bytes, the kernel computes them from the time, and drops every packet that takes longer than 2^32 ns at the rate (tbf_change
-// in net/sched/sch_tbf.c). Below 2.8 kbit/s it would drop every full frame.
+// If the bytes are missing, the kernel computes them from the time and drops every packet that takes longer than 2^32 ns at the rate
+// (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s the kernel would drop every full frame.
 func (b Bucket) tbfRequest(n *NS, link Link) *nl.NetlinkRequest {
 	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
@@ -118,7 +118,7 @@ func burstTicks(burst uint32, rate uint64) uint32 {
 	return uint32(min(math.Ceil(netlink.TickInUsec()*1e6*float64(burst)/float64(rate)), math.MaxUint32))
 }
 
-// asBucket converts a qdisc to a token bucket. The result ok is false if the qdisc has another kind or is not a root qdisc.
+// asBucket converts a qdisc to a token bucket. The second result is false if the qdisc has another kind or is not a root qdisc.
 func (q qdisc) asBucket() (b Bucket, ok bool) {
 	if q.kind != "tbf" || q.parent != netlink.HANDLE_ROOT {
 		return Bucket{}, false
@@ -139,7 +139,8 @@ func (q qdisc) asBucket() (b Bucket, ok bool) {
 	return Bucket{Rate: rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: params.Limit, Counters: q.Counters}, err == nil
 }
 
-// asFairQueue converts a qdisc to a fair queue. The result ok is false if the qdisc has another kind or is not the child of a token bucket.
+// asFairQueue converts a qdisc to a fair queue. The second result is false if the qdisc has another kind or is not the child of a token
+// bucket.
 func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 	if q.kind != fairQueue || q.parent != childParent {
 		return FairQueue{}, false
@@ -161,8 +162,8 @@ func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 	return f, err == nil
 }
 
-// Shaped returns the token bucket of a link. The result ok is false if the root qdisc of the link has another kind. The kernel rounds the
-// burst to ticks, and the times of a fair queue to 1.024 µs.
+// Shaped returns the token bucket of a link. The second result is false if the root qdisc of the link has another kind. The kernel rounds
+// the burst to ticks, and the times of a fair queue to 1.024 µs.
 func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {

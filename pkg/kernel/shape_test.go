@@ -23,7 +23,7 @@ func testedRates() []uint64 {
 		34_359_738_360, 34_359_738_368, 34_359_738_376, 100_000_000_000}
 }
 
-// TestShape checks that Shaped returns the values that Shape set. The burst may differ by the rounding to ticks.
+// TestShape checks that Shaped returns the values that Shape set. The burst may differ a little, because the kernel rounds it to ticks.
 func TestShape(t *testing.T) {
 	w := newWire(t)
 	for _, rate := range testedRates() {
@@ -72,7 +72,8 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestShapeOther checks that Shaped does not report a root qdisc of another kind as a token bucket, and that Shape replaces this qdisc.
+// TestShapeOther checks that Shaped does not report a root qdisc of another kind as a token bucket. It also checks that Shape replaces the
+// other root qdisc.
 func TestShapeOther(t *testing.T) {
 	for _, major := range []uint16{7, 1} {
 		w := newWire(t)
@@ -117,8 +118,8 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestFairQueue checks that Shape sets and changes a fair queue, that Shaped returns its settings, and that Buckets counts its drops.
-// HasFairQueue changes no qdisc.
+// TestFairQueue checks that Shape sets and changes a fair queue. It also checks the settings that Shaped returns, and the drops that
+// Buckets counts. HasFairQueue changes no qdisc.
 func TestFairQueue(t *testing.T) {
 	w := newWire(t)
 	before, err := w.host.qdiscs()
@@ -157,8 +158,7 @@ func TestFairQueue(t *testing.T) {
 	}
 }
 
-// TestRedirectedFrom checks that RedirectedFrom finds the link that redirects to an ifb, with an ingress or a clsact qdisc, among several
-// links.
+// TestRedirectedFrom checks that RedirectedFrom finds the one link that redirects to an ifb. This link has an ingress or a clsact qdisc.
 func TestRedirectedFrom(t *testing.T) {
 	for _, kind := range []string{"ingress", "clsact"} {
 		w := newWire(t)
@@ -280,8 +280,8 @@ func filterPriorities(t *testing.T, w wire) (list []uint16) {
 	return list
 }
 
-// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc, and that DelRedirect keeps this qdisc and other
-// programs' filters.
+// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc. It also checks that DelRedirect keeps the
+// existing qdisc and other programs' filters.
 func TestRedirectBesideOthers(t *testing.T) {
 	for _, kind := range []string{"clsact", "ingress"} {
 		t.Run(kind, func(t *testing.T) {

@@ -75,7 +75,7 @@ const (
 )
 
 // ReadSockets returns the ports on which sockets of a protocol listen. It queries both families, since an IPv6 socket may also use the IPv4
-// port. It does not read /proc/net/tcp, because that walks the table of all connections of the node.
+// port. It does not read /proc/net/tcp, because the kernel would walk the table of all connections of the node.
 func ReadSockets(protocol byte) Sockets {
 	s := Sockets{}
 	state := stateListen

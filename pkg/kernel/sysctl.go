@@ -68,7 +68,7 @@ func (n *NS) List(path string) (names []string, err error) {
 }
 
 // openSysctl opens a setting relative to the folder of its family (ipv4 or ipv6), and keeps that folder open. Opening the full path is slow
-// on a node with many pods, because the kernel then walks the folders of this name of all network namespaces.
+// on a node with many pods, because the kernel walks the folders with this name in all network namespaces.
 func (n *NS) openSysctl(path string, flags int) (*os.File, error) {
 	family, rest, _ := strings.Cut(path, "/")
 	folder := n.sysctls[family]
@@ -128,8 +128,8 @@ func IsNoFamily(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding). IsNoFamily is true
-// for the returned error if the kernel lacks the address family.
+// Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding). If the kernel lacks
+// the address family, Forwards returns an error that IsNoFamily recognises.
 func (n *NS) Forwards(is4 bool) (bool, error) {
 	family := byte(unix.AF_INET)
 	if !is4 {

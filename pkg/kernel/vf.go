@@ -32,7 +32,7 @@ type VF struct {
 	MaxRate    int   `json:"maxRate,omitempty"`
 }
 
-// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). They count since the VF was created.
+// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). The counters count since the VF was created.
 type VFStats struct {
 	RxBytes, TxBytes     uint64
 	RxPackets, TxPackets uint64
@@ -51,10 +51,10 @@ var (
 		unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
 )
 
-// VF returns a PF's settings for the VF with the given index. The VF may be in any namespace and have any driver. The result ok is false if
-// the PF has no VF with this index. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
+// VF returns a PF's settings for the VF with the given index. The VF may be in any namespace and have any driver. The second result is
+// false if the PF has no VF with this index. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
-	// The request excludes the counters. They are half of the reply, and the list of all VFs must fit into 64 KiB.
+	// The request excludes the counters. The counters are half of the reply, and the list of all VFs must fit into 64 KiB.
 	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
 	if err != nil || !ok {
 		return VF{}, false, err
@@ -125,7 +125,7 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	return vf, nil
 }
 
-// optionalSetting returns a setting, or nil if the driver does not report it. The kernel then sends no value or -1.
+// optionalSetting returns a setting, or nil if the driver does not report it. For an unreported setting, the kernel sends no value or -1.
 func optionalSetting(value []byte) *bool {
 	words := uint32s(value)
 	if len(words) < 2 || words[1] == ^uint32(0) {
@@ -154,10 +154,10 @@ func uint32s(value []byte) (words []uint32) {
 	return words
 }
 
-// SetVF changes the PF's settings for a VF. The argument have contains the current settings, and want contains the wanted settings. SetVF
-// does not change settings that are nil in want. It sends one request for each setting that differs. It does not send unchanged settings,
-// because a driver may refuse even the current value of a setting. After a failed request SetVF continues. It joins the errors, and each
-// error names its setting. To undo SetVF after an error, first read the current settings with VF.
+// SetVF changes the PF's settings for a VF. The third argument contains the current settings. The last argument contains the wanted
+// settings. SetVF does not change a setting if the wanted value is nil. It sends one request for each setting that differs. It does not
+// send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues. It
+// joins the errors, and each error names its setting. To undo SetVF after an error, first read the current settings with VF.
 //
 // Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such
 // as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect the next time the VF's driver binds.
@@ -192,8 +192,8 @@ func Unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
-// vfSetting is one setting in a request of SetVF. The field words holds the arguments of "ip link set … vf" for the setting, or "" if SetVF
-// must not change the setting. The field attribute is nil if the value is invalid.
+// vfSetting is one setting in a request of SetVF. The first field contains the arguments of "ip link set … vf" for the setting, or "" if
+// SetVF must not change the setting. The second field is nil if the value is invalid.
 type vfSetting struct {
 	words     string
 	attribute *nl.RtAttr

@@ -26,12 +26,12 @@ type VLAN struct {
 // VLANs are the VLANs of one port, sorted by ID.
 type VLANs []VLAN
 
-// Without returns a copy of the list without the VLAN with this ID.
+// Without copies the list and leaves out the VLAN with this ID.
 func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// Has reports whether the list contains the VLAN with this ID, whatever its flags.
+// Has reports whether the list contains the VLAN with this ID. The flags of the VLAN do not matter.
 func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }
@@ -76,9 +76,9 @@ func (v VLANs) String() string {
 }
 
 // HasVLANFiltering reports whether this kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). Its probe requests a bridge
-// that the kernel cannot create: the VLAN protocol is invalid, and so is the name or the namespace. A kernel with VLAN filtering reports
-// the invalid protocol first. Kernels before 6.13 need the bridge module for that check; the request with the invalid namespace makes them
-// load the module.
+// that the kernel cannot create. The requested VLAN protocol is invalid, and the requested name or namespace is also invalid. A kernel with
+// VLAN filtering reports the invalid protocol first. Kernels before 6.13 check the protocol only if the bridge module is loaded. The
+// request with the invalid namespace makes these kernels load the module.
 func (n *Node) HasVLANFiltering() (bool, error) {
 	var err error
 	for _, impossible := range []*nl.RtAttr{
@@ -182,8 +182,8 @@ func (v VLANs) appendReply(reply []byte) (VLANs, error) {
 	return v, err
 }
 
-// ChangeVLANs changes the VLANs of a bridge port. The argument has contains the current VLANs, and want contains the wanted VLANs. It sends
-// all additions in one request and all removals in another request.
+// ChangeVLANs changes the VLANs of a bridge port. The second argument contains the current VLANs, and the third argument contains the
+// wanted VLANs. ChangeVLANs sends all additions in one request and all removals in another request.
 func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 	add := slices.DeleteFunc(slices.Clone(want), func(v VLAN) bool { return slices.Contains(has, v) })
 	del := slices.DeleteFunc(slices.Clone(has), func(v VLAN) bool { return want.Has(v.ID) })

@@ -26,7 +26,7 @@ type VXLAN struct {
 	MTU   int // 0 for the kernel's default
 }
 
-// ForeignLink is the error for a link of another program that conflicts with ours.
+// ForeignLink is the error if a link of another program conflicts with the wanted VXLAN device.
 type ForeignLink struct {
 	Name string // name of the link
 	Why  string // reason of the conflict
@@ -86,8 +86,8 @@ func (f FoundVXLAN) sameImmutable(v VXLAN) bool {
 }
 
 // EnsureVXLAN ensures that the VXLAN device exists, is up, and is in the device group that marks our device. It returns the device and the
-// number of changes. It first deletes devices of the group that have another name, VNI, port or local address; the kernel then also deletes
-// the nexthop objects that use them. The error is a *ForeignLink if another program has a conflicting device.
+// number of changes. It first deletes devices of the group that have another name, VNI, port or local address. The kernel also deletes the
+// nexthop objects that use these devices. The error is a *ForeignLink if another program has a conflicting device.
 func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err error) {
 	own, err := n.ownVXLAN(v, group)
 	if err != nil {

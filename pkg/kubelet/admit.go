@@ -23,8 +23,8 @@ type Node struct {
 	trace trace
 }
 
-// A trace holds functions that tests set. Admit calls lists with the hints of all resources, and container with the index of each admitted
-// container.
+// A trace holds two functions that tests set. Admit calls the first function with the hints of all resources. It calls the second function
+// with the index of each admitted container.
 type trace struct {
 	lists     func([][]Hint)
 	container func(int)
@@ -122,8 +122,8 @@ func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
 	return Merge(n.Policy, n.VFs.Machine, lists)
 }
 
-// podRequest returns the request of the whole pod. It is the sum of all containers, or the largest init container if that requests more
-// VFs.
+// podRequest returns the request of the whole pod. It is the sum of the requests of all containers. If one init container requests more VFs
+// than this sum, the result is the request of the largest init container.
 func (p Pod) podRequest() Request {
 	var sum Request
 	for _, r := range p.Containers {

@@ -66,8 +66,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestAsMeasured checks that Admit allocates the same VFs as a real kubelet 1.37 did on a node with four VFs near each of two NUMA nodes
-// and the policy best-effort.
+// TestAsMeasured checks that Admit allocates the same VFs as a real kubelet 1.37. The node has the policy best-effort and four VFs near
+// each of its two NUMA nodes.
 func TestAsMeasured(t *testing.T) {
 	var p recordingPlugin
 	n := Node{Policy: BestEffort, VFs: newDevices(3, "0 0 0 0 1 1 1 1"), Prefer: p.prefer, Pick: pickLast}
@@ -127,7 +127,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestNothingTwice checks that two pods never have the same VF or CPU, and that all VFs and CPUs are free after the last Remove.
+// TestNothingTwice checks that two pods never have the same VF or CPU. It also checks that all VFs and CPUs are free after the last Remove.
 func TestNothingTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(from []int, n int) []int {

@@ -40,8 +40,8 @@ func (c *CPUs) Take(h Hint, n int) ([]int, error) {
 	return chosen, nil
 }
 
-// selectCPUs selects n CPUs. It first takes the CPUs of completely free nodes while the rest of the request is as large as a node. It takes
-// the other CPUs first from the node with the fewest free CPUs.
+// selectCPUs selects n CPUs. It first takes all CPUs of each completely free node that is not larger than the rest of the request. It takes
+// the other CPUs from the remaining nodes, and starts with the node that has the fewest free CPUs.
 func (c *CPUs) selectCPUs(from []int, n int) []int {
 	byNode := map[Mask][]int{}
 	for _, i := range from {

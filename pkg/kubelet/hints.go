@@ -2,10 +2,10 @@
 
 // Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. It contains no code of Kubernetes. It
 // covers the hints of the device manager, the decision of the Topology Manager, and the choice of devices. It also covers the CPU manager's
-// static policy for CPUs without hyperthreads. The results are the same as those of the kubelet, except for arbitrary choices: where the
+// static policy for CPUs without hyperthreads. The results are the same as the kubelet's results, except for arbitrary choices. If the
 // kubelet takes any elements of a map, the caller of this package picks the elements (Pick).
 //
-// The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, and restarts of the
+// The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or restarts of the
 // kubelet.
 package kubelet
 
@@ -98,9 +98,9 @@ func (d *Devices) availableDevices() []int {
 	return out
 }
 
-// Hints returns the hints for a request of n devices. The argument reusable contains the devices of the pod's init containers, which the
-// request may use again. A nil result means that the resource has no preference. An empty list means that the resource cannot serve the
-// request.
+// Hints returns the hints for a request of n devices. The last argument contains the devices of the pod's init containers, because the
+// request may use these devices again. A nil result means that the resource has no preference. An empty list means that the resource cannot
+// serve the request.
 func (d *Devices) Hints(n int, reusable []int) []Hint {
 	nodes := d.allNodes()
 	if nodes == 0 {
@@ -115,7 +115,7 @@ func (d *Devices) Hints(n int, reusable []int) []Hint {
 	}
 	fewest := nodes.Count()
 	nodes.forEachSubset(func(mask Mask) {
-		// A hint is preferred if it has no more nodes than the request would need with all devices free.
+		// A hint is preferred if it has no more nodes than the request would need if all devices were free.
 		if near(mask, d.Near) >= n {
 			fewest = min(fewest, mask.Count())
 		}

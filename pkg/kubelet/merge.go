@@ -56,7 +56,7 @@ func acceptableHints(p Policy, hints []Hint) []Hint {
 	return out
 }
 
-// requiredNodes returns the number of nodes that the most demanding resource needs at least.
+// requiredNodes returns the minimum number of nodes that the most demanding resource needs.
 func requiredNodes(lists [][]Hint) int {
 	most := 0
 	for _, hints := range lists {

@@ -15,8 +15,8 @@ import (
 )
 
 // The file testdata/recording.json.gz contains results of the code of Kubernetes v1.37.0: Topology Manager, device manager and static CPU
-// policy. The program integration/sim/oracle in commit 79b40d7 recorded them for 500 random sets of hints, and for random pods on 64 random
-// nodes.
+// policy. The program integration/sim/oracle in commit 79b40d7 recorded these results for 500 random sets of hints, and for random pods on
+// 64 random nodes.
 type (
 	recording struct {
 		Kubernetes string

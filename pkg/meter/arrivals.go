@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival is the total number of bytes on the link (Wire) that had arrived until a time (At). At counts from the first byte.
+// An Arrival is the total number of bytes on the link that had arrived until a time. The field At is the time since the first byte.
 type Arrival struct {
 	At   time.Duration `json:"at"`
 	Wire float64       `json:"wire"`

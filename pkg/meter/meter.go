@@ -37,7 +37,7 @@ var ErrSilent = errors.New("nothing arrived")
 // A Place runs a function inside a network namespace. The sockets that the function opens belong to that namespace for their whole life.
 type Place func(func() error) error
 
-// Here is the Place of the network namespace of the process.
+// Here (a Place) stands for the network namespace of the process.
 func Here(f func() error) error { return f() }
 
 // A Flow is the configuration of one measurement.
@@ -114,7 +114,7 @@ func (f Flow) complete() (Flow, error) {
 	return f, nil
 }
 
-// target returns the address to which the sender sends. The argument listening is the address on which the receiver listens.
+// target returns the address to which the sender sends. The argument is the address on which the receiver listens.
 func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	if f.Dial.IsValid() {
 		return f.Dial
@@ -125,9 +125,9 @@ func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 // pauseFactor is the number of delays that one pause of the machine can cause: in the sender, in the kernel's queues and in the receiver.
 const pauseFactor = 3
 
-// Range returns the lowest and highest possible rate of the link if the meter measured rate between two times. The range is wider after
-// pauses of the machine, which delay packets and reads. Traffic exceeds a limit only if the whole range exceeds the limit. Pauses do not
-// change the result low if from is 0, because no bytes sent before from can arrive late.
+// Range returns the lowest and highest possible rate of the link for a rate that the meter measured between two times. The range is wider
+// after pauses of the machine, which delay packets and reads. Traffic exceeds a limit only if the whole range exceeds the limit. If the
+// first time is 0, pauses do not change the lowest rate, because no earlier bytes can arrive late.
 func (r Result) Range(rate float64, from, to time.Duration) (low, high float64) {
 	window, late, lost := to-from, r.Lead, r.Lead+pauseFactor*r.Paused
 	if from > 0 {

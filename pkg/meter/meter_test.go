@@ -41,8 +41,8 @@ func loopback(is4 bool) netip.AddrPort {
 	return netip.MustParseAddrPort("[::1]:0")
 }
 
-// maxSeconds is a timeout. It is far below the minute that some flows last, for which the tests must not wait, and long enough for a slow
-// machine.
+// maxSeconds is a timeout that is long enough for a slow machine. Some flows last a minute; the timeout is far shorter, because the tests
+// must not wait for the end of these flows.
 const maxSeconds = 30
 
 func within(t *testing.T, what string, got, low, high float64) {

@@ -41,8 +41,8 @@ func newTally(window time.Duration) *tally {
 	return &tally{window: window, opened: time.Now(), begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
 }
 
-// addBytes counts n bytes that were read at the time now, and returns the end of the window. It ignores bytes after the end of the window;
-// open is then false.
+// addBytes counts bytes that were read at the given time, and returns the end of the window. It ignores bytes after the end of the window;
+// the second result is then false.
 func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,8 +60,8 @@ func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	return end, true
 }
 
-// sumBetween sums the samples that begin at the time from or later, and before the time to. The result took is the length of this interval
-// without the part after the end of the window.
+// sumBetween sums the samples that begin in the interval between two times. The last result is the length of this interval without the part
+// after the end of the window.
 func (t *tally) sumBetween(from, to time.Duration) (bytes, packets uint64, took time.Duration) {
 	from, to = min(from, t.window), min(to, t.window)
 	for i := range t.bytes {

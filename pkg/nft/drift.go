@@ -152,8 +152,8 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// existingChains returns those names that exist as chains of the table. Without names it returns all chains of the table; it then reads all
-// chains of the family.
+// existingChains returns the given names for which the table has a chain. If no names are given, it returns all chains of the table. For
+// this it reads all chains of the family.
 func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {
@@ -224,8 +224,8 @@ func dataShape(data []byte) (shape string) {
 	return shape
 }
 
-// shapeAttributes returns the attributes of an expression that shapeOf encodes. The result plain contains the attributes with a number or a
-// name. The result nested contains the attributes with a value or a verdict.
+// shapeAttributes returns the attributes of an expression that shapeOf encodes. The first list contains the attributes with a number or a
+// name. The second list contains the attributes with a value or a verdict.
 func shapeAttributes(name string) (plain, nested []uint16) {
 	switch name {
 	case "meta":

@@ -14,7 +14,7 @@ const nftaKeyEnd = 10
 // MaxComment is the maximum length of a comment that nft(8) shows, including the terminating zero.
 const MaxComment = 128
 
-// Element is an element of an nftables set or map. Its comment names its owner.
+// Element is an element of an nftables set or map. The comment of an element names the owner of the element.
 type Element struct {
 	Set     string
 	Key     []byte

@@ -41,8 +41,8 @@ func Available() bool {
 	return !noFamily(err) && !errors.Is(err, unix.EINVAL)
 }
 
-// IgnoreUnsupported returns nil if err means that the kernel has no nf_tables, and else err. Cleanup code uses IgnoreUnsupported, because a
-// kernel without nf_tables has no tables to clean up.
+// IgnoreUnsupported returns nil if err means that the kernel has no nf_tables. It returns any other error unchanged. Cleanup code uses
+// IgnoreUnsupported, because a kernel without nf_tables has no tables to clean up.
 func IgnoreUnsupported(err error) error {
 	if Unsupported(err) {
 		return nil
@@ -56,7 +56,7 @@ const replyTimeout = 10 * time.Second
 // Conn is a connection to nf_tables that is opened on first use. The zero value is ready.
 type Conn struct {
 	sock *mdl.Conn
-	// needsReopen is true if unread replies may remain after an error. The next request would take them for its own replies.
+	// needsReopen is true if unread replies may remain after an error. The next request would treat these replies as its own replies.
 	needsReopen bool
 }
 
@@ -79,8 +79,8 @@ func (c *Conn) Open(table string) (*Handle, error) {
 	return &Handle{c, family, table}, nil
 }
 
-// Close closes the connection. After a deletion, Close waits some milliseconds for an RCU grace period, because the kernel then frees the
-// memory.
+// Close closes the connection. After a deletion, Close waits some milliseconds for an RCU grace period, because the kernel frees the memory
+// when the connection is closed.
 func (c *Conn) Close() {
 	if c.sock != nil {
 		c.sock.Close()
@@ -113,8 +113,8 @@ type Handle struct {
 // Open returns a Handle for a registered table on a new connection. The caller must close the Handle.
 func Open(table string) (*Handle, error) { return new(Conn).Open(table) }
 
-// Get returns the element with the key of e. If the set contains intervals, Get returns the interval that contains the key. The result ok
-// is false if the element, the set or the table is missing.
+// Get returns the element with the key of e. If the set contains intervals, Get returns the interval that contains the key. The second
+// result is false if the element, the set or the table is missing.
 func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	all, err := t.Find([]Element{e})
 	if err != nil || all[0] == nil {
@@ -177,8 +177,8 @@ func (t *Handle) List(set string) ([]Element, error) {
 	return all, err
 }
 
-// The method dump sends a dump request, and calls a function with the body of every reply. It repeats the request if the ruleset changed
-// during the dump.
+// dump() sends a dump request, and calls a function with the body of every reply. It repeats the request if the ruleset changed during the
+// dump.
 func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
 	err := fault.Retry(func() (err error) {
@@ -222,7 +222,7 @@ func (t *Handle) Add(elements []Element) error {
 		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Existing looks up elements and returns the existing ones with the values and comments that the kernel has.
+// Existing looks up elements. It returns the elements that exist, with the values and comments that the kernel has.
 func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	all, err := t.Find(elements)
 	for _, e := range all {
@@ -233,7 +233,7 @@ func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	return found, err
 }
 
-// Missing looks up elements and returns those that do not exist.
+// Missing looks up elements and returns the elements that do not exist.
 func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
 	all, err := t.Find(elements)
 	for i, e := range all {
@@ -264,7 +264,7 @@ type Edit struct {
 	Table    string // for a change of a whole table
 }
 
-// Apply applies all edits in one transaction, or applies none. The argument op is the name of the transaction for fault.Change and for
+// Apply applies all edits in one transaction, or applies none. The first argument is the name of the transaction for fault.Change and for
 // errors.
 func (t *Handle) Apply(op string, edits ...Edit) error {
 	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
@@ -291,8 +291,8 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// sendBatch sends a transaction. It reads one acknowledgement for each message except the first and the last, which mark the begin and the
-// end of the transaction.
+// sendBatch sends a transaction. It reads one acknowledgement for each message except the first message and the last message, which mark
+// the start and the end of the transaction.
 func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()
 	if len(batch) > 6 {

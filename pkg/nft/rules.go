@@ -33,7 +33,7 @@ type Rule struct {
 	shape  string   // its expressions, as shapeOf encodes them
 }
 
-// newRequest returns a request about chains or rules. The function fill adds the attributes.
+// newRequest returns a request about chains or rules. The caller's function adds the attributes.
 func (p Place) newRequest(kind int, flags mdl.HeaderFlags, fill func(*mdl.AttributeEncoder)) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.ByteOrder = binary.BigEndian
@@ -70,7 +70,7 @@ type Chain struct {
 	Uses     uint32
 }
 
-// Chain returns a chain by name. The result ok is false if it does not exist.
+// Chain returns a chain by name. The second result is false if the chain does not exist.
 func (t *Handle) Chain(p Place) (state Chain, ok bool, err error) {
 	msg, err := p.asChain(unix.NFT_MSG_GETCHAIN, 0)
 	if err != nil {
@@ -244,13 +244,13 @@ type Jump struct {
 	Chain  string
 }
 
-// Match selects those rules of a chain or a table for which Want returns true.
+// Match selects rules of a chain or a table: the rules for which Want returns true.
 type Match struct {
 	In   Place
 	Want func(Rule) bool
 }
 
-// deleteMessages returns the messages that delete those objects of the removal that exist.
+// deleteMessages returns the messages that delete the existing objects of the removal.
 func (r Removal) deleteMessages(t *Handle) ([]mdl.Message, error) {
 	var out []mdl.Message
 	for _, jump := range r.Chains {
@@ -289,8 +289,8 @@ func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
 	return out, nil
 }
 
-// deleteChainMessages returns the messages that delete a chain, its rules, and the rules that jump to it. It returns none if the chain does
-// not exist, which it checks with one request.
+// deleteChainMessages returns the messages that delete a chain, its rules, and the rules that jump to it. It first checks with one request
+// whether the chain exists. If the chain is missing, the list is empty.
 func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	of := Place{j.Parent.Family, j.Parent.Table, j.Chain}
 	ok, err := t.HasChain(of)
@@ -305,11 +305,12 @@ func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	return append(out, msg), err
 }
 
-// maxRaces is the maximum number of attempts of a transaction that fails because another program changed the ruleset meanwhile.
+// maxRaces is the maximum number of attempts for one transaction. A transaction must be repeated if another program changes the ruleset at
+// the same time.
 const maxRaces = 30
 
-// Remove deletes the objects of a removal in one transaction. It retries if another program deleted an object or added a user of it
-// meanwhile. It is a no-op if none of the objects exists.
+// Remove deletes the objects of a removal in one transaction. It retries if, in the meantime, another program deleted one of the objects or
+// added a rule that uses an object. It is a no-op if none of the objects exists.
 func Remove(op string, removal Removal) error {
 	t, err := Open("")
 	if err != nil {

@@ -116,7 +116,7 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 	return s, r.C.AddSet(s, nil)
 }
 
-// Intervals adds a set or map like Set, in which the last field of the key is an interval.
+// Intervals does the same as Set, but the last field of the key is an interval.
 func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {

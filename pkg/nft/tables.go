@@ -33,7 +33,7 @@ func (t Table) matches(table *nftables.Table) bool {
 // Netlink returns the table as a type of google/nftables.
 func (t Table) Netlink() *nftables.Table { return &nftables.Table{Name: t.Name, Family: t.family} }
 
-// Names of the registered tables. The comment of each name is the package that owns the table.
+// Names of the registered tables. The comment after each name names the package that owns the table.
 const (
 	MasqueradeTable = "podlace_masquerade" // bridge
 	GuardTable      = "podlace_guard"      // bridge
@@ -50,7 +50,8 @@ func Tables() []Table {
 		{nftables.TableFamilyINet, HostportTable},
 		{nftables.TableFamilyINet, VLANTable},
 		{nftables.TableFamilyBridge, GuardTable},
-		// LoopbackTable protects 127.0.0.0/8. It is the last entry, because it must be deleted after all tables that need the protection.
+		// LoopbackTable protects 127.0.0.0/8. It is the last entry in this list, because a rollback must delete it after all tables that need its
+		// protection.
 		{nftables.TableFamilyINet, LoopbackTable},
 	}
 }
@@ -61,7 +62,7 @@ func TableOf(name string) Table {
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
 }
 
-// Own returns those registered tables that exist in the kernel.
+// Own returns the registered tables that exist in the kernel.
 func Own() (found []Table, err error) {
 	c, err := New()
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// panicEnv is an environment variable with the options of an agent that panics when it logs a given message.
+// panicEnv is an environment variable with the options of an agent. This agent panics when it logs a given message.
 const panicEnv = "PODLACE_TEST_PANIC"
 
 type panicOptions struct {
@@ -61,8 +61,8 @@ func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// TestPanic checks that a panic in any goroutine ends the process and leaves consistent files: node.json exists only with all routes, and
-// the conflist only with node.json. The next start completes the setup.
+// TestPanic checks that a panic in any goroutine ends the process and leaves consistent files. If node.json exists, all routes exist. If
+// the conflist exists, node.json exists. The next start completes the setup.
 func TestPanic(t *testing.T) {
 	l := newLab(t)
 	for _, c := range []struct {
@@ -238,8 +238,8 @@ func TestRetry(t *testing.T) {
 }
 
 // TestNoWallClock checks that no decision of the agent depends on the wall clock, which can jump. The agent compares its times by the
-// monotonic clock, so that it must not call methods that strip the monotonic clock. It compares creation times of nodes only with one
-// another.
+// monotonic clock. It must therefore not call methods that remove the monotonic clock from a time. It compares creation times of nodes only
+// with one another.
 func TestNoWallClock(t *testing.T) {
 	strips := []string{"Unix", "UnixMilli", "UnixMicro", "UnixNano", "Round", "Truncate", "Local", "In", "AddDate", "Date", "Parse", "UTC"}
 	calls := 0
@@ -278,8 +278,8 @@ func TestNoWallClock(t *testing.T) {
 	}
 }
 
-// TestWrongClocks checks nodes with creation times far in the past or future, and files with such times. These times affect only the
-// decision which node is older.
+// TestWrongClocks checks nodes and files whose times are far in the past or future. These times affect only the decision which node is
+// older.
 func TestWrongClocks(t *testing.T) {
 	l := newLab(t)
 	for i, created := range map[int]time.Time{2: time.Unix(-1e9, 0), 3: time.Date(2262, 1, 1, 0, 0, 0, 0, time.UTC), 4: {}} {

@@ -30,7 +30,7 @@ const (
 	unknownFor   = 5 * time.Second // after the start, while the list of nodes is being read
 )
 
-// times are the intervals that tests shorten.
+// The struct times contains the intervals that tests shorten.
 type times struct {
 	poll           time.Duration // at files, in case an event was lost
 	firstFileDelay time.Duration // how long failing routes may delay the first node.json
@@ -92,7 +92,7 @@ type agent struct {
 	ready          bool
 }
 
-// run maintains the node until ctx is done. Then it leaves routes and files in place.
+// run() maintains the node until ctx is done. The routes and files stay in place when it returns.
 func run(ctx context.Context, o options, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -152,7 +152,7 @@ func newAgent(o options, c config, log *slog.Logger) *agent {
 	return a
 }
 
-// watchFiles wakes the loop when a file changes that the agent reads or owns.
+// watchFiles wakes the loop when a file of the agent changes. These are the files that the agent reads or owns.
 func (a *agent) watchFiles(ctx context.Context) {
 	folder := func(dir string, concerns func(name string) bool) {
 		if dir != "" {
@@ -163,7 +163,7 @@ func (a *agent) watchFiles(ctx context.Context) {
 			}, a.log)
 		}
 	}
-	// A ConfigMap volume changes by its symlink ..data.
+	// A change of a ConfigMap volume replaces the symlink ..data.
 	folder(filepath.Dir(a.Config), func(name string) bool {
 		return name == "..data" || name == filepath.Base(a.Config) || name == conflistName
 	})
@@ -176,7 +176,7 @@ func (a *agent) watchFiles(ctx context.Context) {
 	}
 }
 
-// loop runs steps until ctx is done or the process must end.
+// loop() runs steps until ctx is done or the process must end.
 func (a *agent) loop(ctx context.Context) {
 	causes := map[cause]bool{onStart: true}
 	for ctx.Err() == nil {
@@ -191,8 +191,8 @@ func (a *agent) loop(ctx context.Context) {
 	}
 }
 
-// step brings the node into the wanted state, and returns when to run again if no event comes before. It is the only function that
-// changes the node.
+// step() brings the node into the wanted state. It returns the time at which it must run again if no event comes earlier. It is the only
+// function that changes the node.
 func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	a.problems, a.stepFailed = nil, false
 	why := mainCause(causes)
@@ -227,7 +227,7 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	return earlier(again, a.retryAt)
 }
 
-// due reports whether it is time for a periodic comparison.
+// due() reports whether it is time for a periodic comparison.
 func (a *agent) due(now time.Time) bool {
 	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !now.Before(a.nextSync)
 }
@@ -266,7 +266,7 @@ func (a *agent) logChanges(kind string, why cause, n int, text string, args ...a
 	}
 }
 
-// install copies the plugins into the runtime's folder, and reports whether all are there.
+// install() copies the plugins into the runtime's folder, and reports whether all plugins exist there.
 func (a *agent) install(why cause) bool {
 	if a.Plugins == "" || a.config.BinDir == "" {
 		return true
@@ -280,7 +280,7 @@ func (a *agent) install(why cause) bool {
 	return err == nil
 }
 
-// writeNodeFile writes node.json for the plugins. The first file waits for the routes, but only for a limited time.
+// writeNodeFile writes node.json for the plugins. If routes failed, it delays the first node.json, but only for a limited time.
 func (a *agent) writeNodeFile(why cause) {
 	if len(a.node.PodCIDRs) == 0 {
 		return
@@ -308,7 +308,7 @@ func (a *agent) writeNodeFile(why cause) {
 			node.MTU)
 	}
 	a.stale = a.stale || changed && there && !slices.Equal(before.ClusterCIDRs, node.ClusterCIDRs)
-	if !a.stale {
+	if !a.stale || !a.config.Routes { // without routes the agent needs no CAP_NET_ADMIN; the next ADD updates the rules
 		return
 	}
 	if err := bridge.RenewClusterCIDRs(a.log); err != nil {
@@ -319,7 +319,7 @@ func (a *agent) writeNodeFile(why cause) {
 	a.stale = false
 }
 
-// writeConflist runs last: by then the conflist's plugins are installed, and node.json exists.
+// writeConflist runs last, when the conflist's plugins are installed and node.json exists.
 func (a *agent) writeConflist(why cause) {
 	if a.config.ConfDir == "" {
 		return

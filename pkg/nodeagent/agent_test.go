@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// TestStart checks that the agent installs plugins, routes, node.json and conflist. It reports the node behind the router as refused, and
-// becomes ready nevertheless.
+// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent also becomes ready although it reports the
+// node behind the router as refused.
 func TestStart(t *testing.T) {
 	l := newLab(t).ready()
 	if got := l.routes(); !slices.Equal(got, full(2, 3)) {
@@ -223,8 +223,8 @@ func TestBadNodes(t *testing.T) {
 	}
 }
 
-// TestFailedRoute checks that the agent retries a route that the kernel refuses. Such a route delays the first node.json only for a limited
-// time.
+// TestFailedRoute checks that the agent retries a route that the kernel refuses. A failed route delays the first node.json only for a
+// limited time.
 func TestFailedRoute(t *testing.T) {
 	l := newLab(t)
 	l.times.firstFileDelay = 2 * time.Second
@@ -246,8 +246,8 @@ func TestFailedRoute(t *testing.T) {
 	}
 }
 
-// TestConfigChanges checks that a changed configuration takes effect immediately, also in a ConfigMap volume, where a symlink changes. An
-// invalid configuration has no effect.
+// TestConfigChanges checks that a changed configuration takes effect immediately. This includes a configuration in a ConfigMap volume,
+// where only a symlink changes. An invalid configuration has no effect.
 func TestConfigChanges(t *testing.T) {
 	l := newLab(t)
 	l.api.put(nodeObject("n8", []string{"10.244.8.0/24"}, []string{"198.51.100.8"}))
@@ -272,8 +272,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig checks that the agent logs once that a changed key needs a restart, and reports it in the status until the restart. All
-// other keys take effect immediately.
+// TestLaterConfig changes a key that needs a restart. It checks that the agent logs this once. It also checks that the status contains it
+// until the restart. All other keys take effect immediately.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()

@@ -40,7 +40,7 @@ type alarm struct {
 
 func newAlarm() *alarm { return &alarm{causes: map[cause]bool{}, wakeup: make(chan struct{}, 1)} }
 
-// The method wake adds a cause. It never blocks.
+// wake() adds a cause. It never blocks.
 func (a *alarm) wake(why cause) {
 	a.mu.Lock()
 	a.causes[why] = true
@@ -51,8 +51,8 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// The method wait waits for a cause until the deadline. It then collects further causes for the time gather, and returns all causes. If
-// changes of other programs are the only causes, it collects for the longer of gather and pause. It returns immediately when ctx is done.
+// wait() waits for a cause until the deadline. It then collects further causes for the first duration, and returns all causes. If changes
+// of other programs are the only causes, it collects causes for the longer of the two durations. It returns immediately when ctx is done.
 func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():
@@ -81,7 +81,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	return causes
 }
 
-// isContested reports whether changes of the kernel or of files, which another program may have made, are the only causes.
+// isContested reports whether the only causes are changes of the kernel or of files. Another program may have made these changes.
 func (a *alarm) isContested() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -100,7 +100,7 @@ type contest struct {
 	pause time.Duration // delay before the next repair
 }
 
-// The map contests contains one contest for each kind of object, such as route or conflist.
+// A map of type contests contains one contest for each kind of object, such as route or conflist.
 type contests map[string]*contest
 
 func (c contests) repaired(kind string, now time.Time) (began bool) {
@@ -110,7 +110,7 @@ func (c contests) repaired(kind string, now time.Time) (began bool) {
 	return c[kind].noteRepair(now)
 }
 
-// The method wait returns the longest delay of all kinds of objects, because one step repairs all kinds.
+// wait() returns the longest delay of all kinds of objects, because one step repairs all kinds.
 func (c contests) wait(now time.Time) (pause time.Duration) {
 	for _, one := range c {
 		pause = max(pause, one.wait(now))
@@ -123,7 +123,7 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// noteRepair records a repair. The result began is true if the next repair is the first one with a delay.
+// noteRepair records a repair. noteRepair reports whether the next repair is the first repair with a delay.
 func (c *contest) noteRepair(now time.Time) (began bool) {
 	c.wait(now)
 	c.last = now
@@ -135,7 +135,7 @@ func (c *contest) noteRepair(now time.Time) (began bool) {
 	return began
 }
 
-// The method wait returns the delay before the next repair. It returns zero if there was no repair for a while.
+// wait() returns the delay before the next repair. It returns zero if there was no repair for a while.
 func (c *contest) wait(now time.Time) time.Duration {
 	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
 		c.count, c.pause = 0, 0

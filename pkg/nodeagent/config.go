@@ -32,6 +32,7 @@ const conflistName = "10-podlace.conflist"
 // A config is the content of the configuration file, which is the same for all nodes. The JSON names are the keys of the file.
 type config struct {
 	ClusterCIDRs []netip.Prefix     `json:"clusterCIDRs"`
+	Routes       bool               `json:"routes"` // false: another program connects the nodes, and the agent changes nothing in the kernel
 	OffLink      noderoutes.OffLink `json:"offLink"`
 	AddressCIDRs []netip.Prefix     `json:"addressCIDRs"`
 	MTU          int                `json:"mtu"`
@@ -46,7 +47,7 @@ type config struct {
 	findings []string // keys of the conflist that do not have the effect that they suggest
 }
 
-// The method equal reports whether both configurations are the same.
+// equal() reports whether both configurations are the same.
 func (c config) equal(other config) bool { return reflect.DeepEqual(c, other) }
 
 // Limits for numbers in the configuration.
@@ -61,9 +62,9 @@ func offLinks() []noderoutes.OffLink {
 	return []noderoutes.OffLink{noderoutes.OffLinkRefuse, noderoutes.OffLinkVXLAN, noderoutes.OffLinkFabric}
 }
 
-// The function defaults returns the configuration with the default values of all keys.
+// defaults() returns the configuration with the default values of all keys.
 func defaults() config {
-	return config{OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
+	return config{Routes: true, OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
 		BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"}
 }
 
@@ -93,8 +94,8 @@ func readConfig(file string) (c config, err error) {
 	return c, nil
 }
 
-// The method reload reads the configuration again, and reports whether the agent must apply changes. It reports an invalid configuration as
-// a problem and keeps the previous configuration.
+// reload() reads the configuration again, and reports whether the agent must apply changes. It reports an invalid configuration as a
+// problem and keeps the previous configuration.
 func (a *agent) reload() (changed bool) {
 	defer func() {
 		for _, text := range a.config.findings {
@@ -139,6 +140,7 @@ func parseConfig(file string, data []byte) (config, error) {
 	var adopt []string
 	o.readObject(0, "", `{"offLink": "refuse"}`, keyParsers{
 		"clusterCIDRs": parseInto(&c.ClusterCIDRs, checkPodCIDRs),
+		"routes":       parseInto(&c.Routes, anything[bool]),
 		"offLink":      parseInto(&c.OffLink, oneOf(offLinks()...)),
 		"addressCIDRs": parseInto(&c.AddressCIDRs, checkCIDRs),
 		"mtu": parseInto(&c.MTU, func(n int) error {
@@ -183,12 +185,12 @@ func lineAt(data []byte, offset int) int {
 	return 1 + bytes.Count(data[:min(offset, len(data))], []byte("\n"))
 }
 
-// keyParsers maps each key of an object to the function that parses its value. The argument offset is the position of the value in the
-// file.
+// keyParsers maps each key of an object to the function that parses its value. The first argument of this function is the position of the
+// value in the file.
 type keyParsers map[string]func(offset int, raw json.RawMessage) error
 
-// readObject parses the object at an offset. Error messages contain the argument example, which is an example of a valid object. Unknown
-// and duplicate keys are errors, because they are probably misspelt.
+// readObject parses the object at an offset. The third argument is an example of a valid object for error messages. Unknown and duplicate
+// keys are errors, because they are probably misspelt.
 func (o *objectReader) readObject(offset int, path, example string, known keyParsers) {
 	dec := json.NewDecoder(bytes.NewReader(o.data[offset:]))
 	at := func() int { return offset + int(dec.InputOffset()) }
@@ -263,7 +265,8 @@ func parseInto[T any](to *T, check func(T) error) func(int, json.RawMessage) err
 	}
 }
 
-// acceptedValues describes the values that the function check accepts. It uses the description in the error of check if there is one.
+// acceptedValues describes the values that a check accepts. If the error of the check contains a description, acceptedValues returns this
+// description.
 func acceptedValues[T any](check func(T) error) string {
 	var v T
 	if err := check(v); err != nil {
@@ -318,8 +321,8 @@ func checkCIDRs(list []netip.Prefix) error {
 	return nil
 }
 
-// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. With such CIDRs, the key useClusterCidr would exempt
-// connections to these addresses from masquerading, although the connections need masquerading.
+// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. Connections to these addresses need masquerading, and the
+// key useClusterCidr would exempt them from masquerading.
 func checkPodCIDRs(list []netip.Prefix) error {
 	for _, p := range list {
 		if r, ok := noderoutes.ForPods(p); !ok && p.IsValid() && p.Bits() > 0 {

@@ -16,7 +16,7 @@ import (
 )
 
 func TestConfig(t *testing.T) {
-	all := `{"clusterCIDRs": ["10.244.0.0/16", "fd00::/48"], "offLink": "vxlan", "addressCIDRs": ["192.0.2.0/24"], "mtu": 1400,
+	all := `{"clusterCIDRs": ["10.244.0.0/16", "fd00::/48"], "routes": false, "offLink": "vxlan", "addressCIDRs": ["192.0.2.0/24"], "mtu": 1400,
 		"vxlan": {"vni": 7, "port": 4789}, "binDir": "/b", "confDir": "", "takeOver": true, "adopt": ["boot", "17"],
 		"apiServer": "https://192.0.2.1:6443"}`
 	want := config{
@@ -126,7 +126,7 @@ func TestConflistBeside(t *testing.T) {
 	}
 }
 
-// FuzzConfig checks that parseConfig returns a usable configuration, or an error that begins with the name of the file, for any text.
+// FuzzConfig checks that, for any text, parseConfig returns a usable configuration or an error that begins with the name of the file.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`{"vxlan": {"vni": 7}, "adopt": ["boot"], "clusterCIDRs": ["10.0.0.0/8"]}`))
 	f.Add([]byte(`{"vxlan": {"vni": {}}}`))

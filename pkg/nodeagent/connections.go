@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// The type connections tracks the connections to the API server. If the node loses the source address of a connection, HTTP/2 detects this
-// only after 45 s. Until then the agent would not learn about the node's new address.
+// A value of type connections tracks the connections to the API server. If the node loses the source address of a connection, HTTP/2
+// detects this only after 45 s. During this time the agent would not learn about the node's new address.
 type connections struct {
 	dialer net.Dialer
 
@@ -20,21 +20,21 @@ type connections struct {
 	restart context.CancelFunc // cancels the watch that keep runs
 }
 
-// A connection is a tracked connection. The HTTP client or the method prune closes it.
+// A connection is a tracked connection. The HTTP client or prune() closes the connection.
 type connection struct {
 	net.Conn
 	of *connections
 }
 
-// dialTimeout is short, because a dial can hang if the node has no address. The kernel then uses the address of the pods' bridge as the
-// source, and replies to that address are lost.
+// dialTimeout is short, because a dial can hang if the node has no address. Without a node address, the kernel uses the address of the
+// pods' bridge as the source address, and the replies are lost.
 const dialTimeout = 5 * time.Second
 
 func newConnections() *connections {
 	return &connections{dialer: net.Dialer{Timeout: dialTimeout}, open: map[*connection]struct{}{}}
 }
 
-// The method dial is the dial function for a rest.Config.
+// dial() is the dial function for a rest.Config.
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := c.dialer.DialContext(ctx, network, address)
 	if err != nil {
@@ -55,8 +55,8 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// The method keep runs a watch until ctx is done. When prune has closed a connection, keep immediately starts another watch, because a new
-// watch begins without a retry delay.
+// keep() runs a watch until ctx is done. When prune() has closed a connection, keep() immediately starts another watch, because a new watch
+// begins without a retry delay.
 func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	for ctx.Err() == nil {
 		inner, stop := context.WithCancel(ctx)
@@ -68,7 +68,7 @@ func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	}
 }
 
-// The method prune closes the connections whose source address the node no longer has. It returns the number of closed connections.
+// prune() closes the connections whose source address the node no longer has. It returns the number of closed connections.
 func (c *connections) prune() (closed int) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {

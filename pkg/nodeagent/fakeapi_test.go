@@ -55,8 +55,8 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return f
 }
 
-// The method kubeconfig writes a kubeconfig for a URL of the server. Each test uses a different server name, because client-go shares
-// transports between clients with the same configuration.
+// kubeconfig() writes a kubeconfig for a URL of the server. Each test uses a different server name, because client-go shares transports
+// between clients with the same configuration.
 func (f *fakeAPI) kubeconfig(url string) string {
 	path := filepath.Join(f.t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
@@ -80,7 +80,7 @@ func nodeObject(name string, podCIDRs, addresses []string) *corev1.Node {
 	return n
 }
 
-// The method put creates or changes a node.
+// put() creates or changes a node.
 func (f *fakeAPI) put(n *corev1.Node) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,7 +94,7 @@ func (f *fakeAPI) put(n *corev1.Node) {
 	f.send(kwatch.Event{Type: kind, Object: n.DeepCopy()})
 }
 
-// The method remove deletes a node. If quiet is true, it sends no event, as if the node were deleted during an interruption of the watch.
+// remove() deletes a node. If quiet is true, it sends no event, as if the node were deleted during an interruption of the watch.
 func (f *fakeAPI) remove(name string, quiet bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,14 +113,14 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// The method emit sends an event without changing the nodes of the server.
+// emit() sends an event without changing the nodes of the server.
 func (f *fakeAPI) emit(e kwatch.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.send(e)
 }
 
-// The method hangUp ends all watches. If gone is true, it first sends status 410.
+// hangUp() ends all watches. If gone is true, it first sends status 410.
 func (f *fakeAPI) hangUp(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -140,7 +140,7 @@ func status(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// countRequests returns the number of requests whose query contains part.
+// countRequests returns the number of requests whose query contains the given text.
 func (f *fakeAPI) countRequests(part string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -152,7 +152,7 @@ func (f *fakeAPI) countRequests(part string) (n int) {
 	return n
 }
 
-// The function codec returns the serializer for a media type that the client accepts.
+// codec() returns the serializer for a media type that the client accepts.
 func codec(r *http.Request) runtime.SerializerInfo {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
@@ -193,7 +193,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// The method list sends a page of the list of nodes.
+// list() sends a page of the list of nodes.
 func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	f.mu.Lock()
 	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
@@ -232,7 +232,7 @@ func (f *fakeAPI) sortedNames() (names []string) {
 	return names
 }
 
-// The method watch streams events. If the client requests initial events, it first sends all nodes and a bookmark.
+// watch() streams events. If the client requests initial events, it first sends all nodes and a bookmark.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -293,7 +293,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// The method bookmark returns a bookmark event. If last is true, the bookmark marks the end of the initial events.
+// bookmark() returns a bookmark event. If last is true, the bookmark marks the end of the initial events.
 func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	b := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
 	b.ResourceVersion = fmt.Sprint(f.version)
@@ -303,7 +303,7 @@ func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	return kwatch.Event{Type: kwatch.Bookmark, Object: b}
 }
 
-// The function await waits until a condition is true. It fails the test after a minute, which is long enough for a busy machine.
+// await() waits until a condition is true. It fails the test after a minute, which is long enough for a busy machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

@@ -26,7 +26,7 @@ type program struct {
 	missing  bool // installed only if no file has its name
 }
 
-// The function programs returns the programs in the order of installation. The first plugin of a chain is installed last.
+// programs() returns the programs in the order of installation. The first plugin of a chain is installed last.
 func programs() []program {
 	return []program{
 		{from: "loopback", to: "loopback", missing: true},
@@ -40,8 +40,8 @@ func programs() []program {
 // binaryMode is the file mode of every installed program.
 const binaryMode = 0o755
 
-// The type binaries installs programs from one folder into another. It caches which files were equal, so that it reads their content again
-// only after a change.
+// A value of type binaries installs programs from one folder into another folder. It caches which files were equal, so that it reads their
+// content again only after a change.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo
@@ -51,8 +51,7 @@ func newBinaries(from, to string) binaries {
 	return binaries{from: from, to: to, equal: map[string][2]fs.FileInfo{}}
 }
 
-// The method install installs missing programs and replaces different programs by an atomic rename. It returns the paths of the installed
-// programs.
+// install() installs missing programs and replaces different programs by an atomic rename. It returns the paths of the installed programs.
 func (b *binaries) install() (replaced []string, err error) {
 	target, err := store.Make(b.to, binaryMode)
 	if err != nil {
@@ -187,11 +186,11 @@ func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 // with this ending, even hidden or incomplete files.
 const newName = conflistName + ".podlace-new"
 
-// The constant backup is the suffix that takeOver adds to the name of a configuration.
+// takeOver adds this suffix to the name of a configuration.
 const backup = ".podlace-bak"
 
-// The function shadowing returns the configurations that a runtime prefers to ours. A runtime uses the first configuration in the order of
-// names.
+// shadowing() returns the configurations that a runtime uses instead of the agent's conflist. A runtime uses the configuration whose name
+// sorts first.
 func shadowing(dir string) (names []string, err error) {
 	all, err := os.ReadDir(dir) // sorted
 	for _, file := range all {
@@ -217,7 +216,8 @@ func takeOver(dir string, names []string) error {
 }
 
 // undoTakeOver restores the configurations that takeOver renamed. It does not restore a configuration if a file with the original name
-// exists again. It also does not restore a configuration whose plugins are missing, because the runtime could then not delete pods.
+// exists again. It also does not restore a configuration whose plugins are missing, because without its plugins the runtime cannot delete
+// pods.
 func undoTakeOver(dir, binDir string) (done []string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -240,7 +240,7 @@ func undoTakeOver(dir, binDir string) (done []string, err error) {
 	return done, nil
 }
 
-// openFolder opens a folder of configurations and returns the sorted names of its files. The result d is nil if the folder is missing.
+// openFolder opens a folder of configurations and returns the sorted names of its files. The first result is nil if the folder is missing.
 func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	d, err = store.Open(dir)
 	if err != nil {
@@ -282,7 +282,7 @@ func nextConfig(dir string) (name string, err error) {
 	return "", nil
 }
 
-// removeConflist removes our conflist and its temporary file. The result removed is true if the conflist existed.
+// removeConflist removes our conflist and its temporary file. It reports whether the conflist existed.
 func removeConflist(dir string) (removed bool, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

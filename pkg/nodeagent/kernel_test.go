@@ -20,7 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// blockNexthop adds a nexthop object of another program with the ID that the agent needs for a node. The function free deletes this object.
+// blockNexthop adds a nexthop object of another program with the ID that the agent needs for a node. The returned function deletes this
+// object.
 func (l *lab) blockNexthop(name string) (free func()) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -35,8 +36,8 @@ func (l *lab) blockNexthop(name string) (free func()) {
 	return func() { kerneltest.Must(l, host.DelNexthop(other.ID)) }
 }
 
-// TestKernelEvents checks that the agent restores routes after kernel events, without an event of the API server: after routes were
-// deleted, and after the link was down.
+// TestKernelEvents checks that the agent restores routes after kernel events, without an event of the API server. The kernel events are the
+// deletion of routes and the loss of the link.
 func TestKernelEvents(t *testing.T) {
 	l := newLab(t).ready()
 	link, err := netlink.LinkByName("up0")
@@ -102,8 +103,8 @@ func TestForeignDaemon(t *testing.T) {
 	}
 }
 
-// TestForeignRoute checks that the agent reports and keeps a route of another program. It replaces the route after the protocol of the
-// route is added to adopt.
+// TestForeignRoute checks that the agent reports and keeps a route of another program. The agent replaces the route when the key "adopt" of
+// the configuration contains the route's protocol.
 func TestForeignRoute(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -130,7 +131,7 @@ func TestNoDefaultRoute(t *testing.T) {
 	}
 }
 
-// TestRestartWritesNothing checks that a restarted agent changes neither the kernel nor files if the state is already as wanted.
+// TestRestartWritesNothing checks that a restarted agent changes nothing if the kernel and the files are already in the wanted state.
 func TestRestartWritesNothing(t *testing.T) {
 	l := newLab(t).ready()
 	l.await("the status is that of the last step", func() bool { return len(l.status().Peers) == 5 && l.status().Ready })
@@ -149,7 +150,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	l.await("the monitor sees changes", func() bool { return len(changes()) > 4 })
 }
 
-// The method monitor watches the kernel and folders. The returned function lists the changes since the call of monitor.
+// monitor() watches the kernel and folders. The returned function lists the changes since the call of monitor.
 func (l *lab) monitor(folders ...string) func() []string {
 	l.Helper()
 	changes, stop, err := kerneltest.Monitor(folders...)

@@ -59,7 +59,7 @@ type lab struct {
 
 const labConfig = `{"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], "binDir": "%[1]s/bin", "confDir": "%[1]s/net.d"}`
 
-// newLab returns a lab without a running agent. The argument extra contains additional keys of the configuration.
+// newLab returns a lab without a running agent. The last arguments are additional keys of the configuration.
 func newLab(t *testing.T, extra ...string) *lab {
 	t.Helper()
 	dir := t.TempDir()
@@ -90,13 +90,13 @@ func newLab(t *testing.T, extra ...string) *lab {
 	return l
 }
 
-// The method peer returns the Node object of node number i on the link of the lab.
+// peer() returns the Node object of node number i on the link of the lab.
 func (l *lab) peer(i int) *corev1.Node {
 	return nodeObject(fmt.Sprint("n", i), []string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%x::/64", i)},
 		[]string{fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8::%x", i)})
 }
 
-// The method wire connects the node to the test network by the link up0.
+// wire() connects the node to the test network by the link up0.
 func (l *lab) wire() {
 	l.Helper()
 	host, err := kernel.Host()
@@ -128,7 +128,7 @@ func (l *lab) wire() {
 	l.defaultRoute()
 }
 
-// The method defaultRoute adds a default route through the router. The kernel deletes it when the link goes down.
+// defaultRoute() adds a default route through the router. The kernel deletes this route when the link goes down.
 func (l *lab) defaultRoute() {
 	l.Helper()
 	link, err := netlink.LinkByName("up0")
@@ -147,7 +147,7 @@ func (l *lab) read(name string) string {
 	return string(data)
 }
 
-// The method start runs the agent in this process until the test calls stop.
+// start() runs the agent in this process until the test calls stop.
 func (l *lab) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -161,7 +161,7 @@ func (l *lab) start() {
 	}
 }
 
-// The method named "ready" starts the agent and waits until the agent is ready.
+// ready() starts the agent and waits until the agent is ready.
 func (l *lab) ready() *lab {
 	l.Helper()
 	l.start()
@@ -174,14 +174,14 @@ func (l *lab) await(what string, so func() bool) {
 	await(l.T, what, so)
 }
 
-// The method status returns the last status that the agent wrote.
+// status() returns the last status that the agent wrote.
 func (l *lab) status() (s Status) {
 	data, _ := os.ReadFile(filepath.Join(store.Root, statusName))
 	_ = json.Unmarshal(data, &s)
 	return s
 }
 
-// The method state returns the state and the reason of a peer's first podCIDR.
+// state() returns the state and the reason of a peer's first podCIDR.
 func (l *lab) state(name string) string {
 	for _, p := range l.status().Peers {
 		if p.Name == name {
@@ -191,15 +191,15 @@ func (l *lab) state(name string) string {
 	return ""
 }
 
-// The method named "says" reports whether the status has a problem that contains all parts.
+// says() reports whether the status has a problem that contains all parts.
 func (l *lab) says(parts ...string) bool {
 	return slices.ContainsFunc(l.status().Problems, func(p Problem) bool {
 		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(p.What+" "+p.Why+" "+p.Do, part) })
 	})
 }
 
-// The method routes returns the agent's routes in the kernel, each as destination and gateway, such as "10.244.2.0/24 192.0.2.2".
-// Unreachable routes have no gateway.
+// routes() returns the agent's routes in the kernel, each as destination and gateway, such as "10.244.2.0/24 192.0.2.2". Unreachable routes
+// have no gateway.
 func (l *lab) routes() (list []string) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -220,7 +220,7 @@ func (l *lab) routes() (list []string) {
 	return list
 }
 
-// The function full returns the expected routes of a lab: the routes of n1 itself, and direct routes to the nodes with the given numbers.
+// full() returns the expected routes of a lab: the routes of n1 itself, and direct routes to the nodes with the given numbers.
 func full(ids ...int) (list []string) {
 	list = append(list, "10.244.1.0/24", "fd00:10:244:1::/64")
 	for _, id := range ids {
@@ -230,7 +230,7 @@ func full(ids ...int) (list []string) {
 	return list
 }
 
-// The method named "has" waits until the agent's routes in the kernel are exactly the wanted routes.
+// has() waits until the agent's routes in the kernel are exactly the wanted routes.
 func (l *lab) has(want []string) {
 	l.Helper()
 	var got []string
@@ -242,7 +242,7 @@ func (l *lab) has(want []string) {
 	l.Fatalf("routes %q, want %q", got, want)
 }
 
-// The method node returns the content of node.json.
+// node() returns the content of node.json.
 func (l *lab) node() (n nodefile.Node) {
 	if _, n, err := nodefile.Read(); err == nil {
 		return n

@@ -160,7 +160,7 @@ running pods need stays until they are deleted; --wait waits for that. State of 
 	return cmd
 }
 
-// flagOr returns the value of a flag if the user has set the flag, and else the value of its last argument.
+// flagOr returns the value of a flag if the user has set the flag. Otherwise flagOr returns its last argument.
 func flagOr(cmd *cobra.Command, name, other string) string {
 	if f := cmd.Flags().Lookup(name); f.Changed {
 		return f.Value.String()

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The type metrics holds the metrics for Prometheus. No metric has a label with the name of a peer, because the agents of a cluster with
-// 5,000 nodes would then have 25 million series.
+// A value of type metrics contains the metrics for Prometheus. No metric has a label with the name of a peer, because the agents of a
+// cluster with 5,000 nodes would then have 25 million series.
 type metrics struct {
 	registry *prometheus.Registry
 	sync     prometheus.Histogram
@@ -33,7 +33,7 @@ type metrics struct {
 	stale  bool         // the configuration in the file is rejected
 }
 
-// newMetrics returns the metrics of the agent, and registers the metrics of pods with them.
+// newMetrics returns the metrics of the agent. It registers the metrics of pods in the same registry.
 func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	buckets := []float64{.01, .025, .05, .1, .2, .3, .5, 1, 2, 5, 10, 30}
 	m := &metrics{
@@ -103,22 +103,22 @@ func one(yes bool) float64 {
 	return 0
 }
 
-// The method set stores the status for the gauges.
+// set() stores the status for the gauges.
 func (m *metrics) set(s Status, held, stale bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.status, m.held, m.stale = s, held, stale
 }
 
-// setRoutes stores the number of routes in the kernel for each family. The key true is IPv4.
+// setRoutes stores the number of routes in the kernel for each family. The map key true stands for IPv4, and false stands for IPv6.
 func (m *metrics) setRoutes(routes map[bool]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.routes = routes
 }
 
-// noteSync records a comparison that started at the time began. The argument since is the time of the first event of the API server that
-// the comparison handled, or zero.
+// noteSync records a comparison. The first argument is the start of the comparison. The second argument is the time of the first API server
+// event that the comparison handled, or zero.
 func (m *metrics) noteSync(began, since time.Time) {
 	m.sync.Observe(time.Since(began).Seconds())
 	m.last.SetToCurrentTime()
@@ -127,9 +127,9 @@ func (m *metrics) noteSync(began, since time.Time) {
 	}
 }
 
-// The method ready returns an error with the reasons why no pod can start on this node, or nil. Problems of single peers are no reason.
-// After the first comparison an unreachable API server is no reason either. It would make all agents unready at the same time, and a
-// rolling update would then replace all of them at once.
+// ready() returns an error with the reasons why no pod can start on this node, or nil. A problem of a single peer does not make the agent
+// unready. After the first comparison, an unreachable API server does not make the agent unready either. Otherwise all agents would become
+// unready at the same time, and a rolling update would replace all of them at once.
 func (m *metrics) ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// The method scrape returns the metrics as text, and as a map from series to value. A series is the name of a metric with its labels.
+// scrape() returns the metrics as text, and as a map from series to value. A series is the name of a metric with its labels.
 func (l *lab) scrape() (text string, series map[string]float64) {
 	l.Helper()
 	path := strings.TrimPrefix(l.HTTP, "unix:")

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// The method steps returns an agent whose steps the test calls. The function list gives the agent a complete list of nodes.
+// steps() returns an agent whose steps the test calls. The returned function gives the agent a complete list of nodes.
 func (l *lab) steps() (a *agent, list func(ids ...int)) {
 	l.Helper()
 	c, err := readConfig(l.Config)
@@ -103,8 +103,9 @@ func TestSuspicionStands(t *testing.T) {
 	}
 }
 
-// TestHeldExceptions checks that node.json keeps the clusterCIDRs of old nodes while the agent keeps the routes to these nodes because of a
-// suspicious list. The agent adds the CIDRs of new nodes. The same applies if the agent starts with a suspicious list.
+// TestHeldExceptions checks node.json while the agent keeps the routes to old nodes because of a suspicious list. During this time,
+// node.json must keep the clusterCIDRs of the old nodes. The agent adds the CIDRs of new nodes. The same applies if the agent starts with a
+// suspicious list.
 func TestHeldExceptions(t *testing.T) {
 	l := newLab(t)
 	const configured = `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `

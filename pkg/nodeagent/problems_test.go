@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestProblemsLogged checks that a problem that keeps the node from being ready is logged once, with the remedy, also at the start. So
-// is its end.
+// TestProblemsLogged checks that the agent logs each problem once if the problem prevents the node from becoming ready. This includes
+// problems at the start. The log contains the remedy and the end of each problem.
 func TestProblemsLogged(t *testing.T) {
 	l := newLab(t, `"addressCIDRs": ["198.51.100.0/24"]`)
 	l.start()
@@ -36,8 +36,8 @@ func TestProblemsLogged(t *testing.T) {
 	}
 }
 
-// TestSmallMTU checks that an MTU with which each ADD would fail makes the node not ready, and that a node with pods keeps its
-// previous MTU.
+// TestSmallMTU checks that the node does not become ready with an MTU that would make each ADD fail. A node with pods keeps its previous
+// MTU.
 func TestSmallMTU(t *testing.T) {
 	l := newLab(t, `"mtu": 600`)
 	l.start()
@@ -58,8 +58,7 @@ func TestSmallMTU(t *testing.T) {
 	}
 }
 
-// TestYounger checks that a node whose podCIDR belongs to an older node gets no pods, and that the problem says how to get another
-// podCIDR.
+// TestYounger checks that a node whose podCIDR belongs to an older node gets no pods. The reported problem says how to get another podCIDR.
 func TestYounger(t *testing.T) {
 	l := newLab(t)
 	young := l.peer(1)
@@ -77,8 +76,8 @@ func TestYounger(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPartOfPodCIDR checks that a route of another program to a part of a peer's podCIDR is reported until it is gone, also if the API
-// server answers some time after the start.
+// TestPartOfPodCIDR checks that the agent reports another program's route to a part of a peer's podCIDR until the route is deleted. It must
+// also report the route if the API server is unreachable at the start.
 func TestPartOfPodCIDR(t *testing.T) {
 	l := newLab(t)
 	l.times.conflictPause = 50 * time.Millisecond
@@ -99,7 +98,7 @@ func TestPartOfPodCIDR(t *testing.T) {
 	l.await("it is gone", func() bool { return !l.says(says) })
 }
 
-// TestConflistFindings checks that an unknown key of the conflist is a problem with its line.
+// TestConflistFindings checks that the agent reports an unknown key of the conflist with the line of the key.
 func TestConflistFindings(t *testing.T) {
 	l := newLab(t)
 	l.put("config/"+conflistName, strings.Replace(testConflist, `{"type": "podlace-bridge"`, `{"type": "podlace-bridge", "isGatway": true`, 1))

@@ -28,9 +28,9 @@ const (
 	removePoll = 2 * time.Second  // between checks of the remaining pods
 )
 
-// A removal removes the changes of the agent and the plugins from this node. It first prevents that new pods use Podlace: another network
+// A removal removes the changes of the agent and the plugins from this node. It first prevents new pods from using Podlace: another network
 // takes over, or ADD fails because node.json is removed. The conflist, the routes and the plugins stay while a pod needs them for its
-// packets and its DEL. When no pod needs them, the removal deletes them.
+// packets and its DEL. After the last pod is deleted, the removal also deletes these objects.
 type removal struct {
 	binDir, confDir string // empty: the agent did not write there
 	config          string // the agent's configuration; the conflist is beside it
@@ -47,7 +47,7 @@ type removal struct {
 	state error // nil: the removal is complete
 }
 
-// The method run runs all steps of the removal.
+// run() runs all steps of the removal.
 func (r *removal) run(ctx context.Context) error {
 	locking, cancel := context.WithTimeout(ctx, removeWait)
 	defer cancel()
@@ -84,7 +84,7 @@ func (r *removal) run(ctx context.Context) error {
 	return nil
 }
 
-// awaitPods prevents that new pods use Podlace, and waits until no pod needs Podlace. If r.wait is false, it checks only once.
+// awaitPods prevents new pods from using Podlace, and waits until no pod needs Podlace. If r.wait is false, it checks only once.
 func (r *removal) awaitPods(ctx context.Context) error {
 	for {
 		err := r.blockNewPods()
@@ -114,7 +114,7 @@ func (r *removal) awaitPods(ctx context.Context) error {
 	}
 }
 
-// blockNewPods prevents that new pods use Podlace. It removes the conflist only if another network has a configuration, because a runtime
+// blockNewPods prevents new pods from using Podlace. It removes the conflist only if another network has a configuration, because a runtime
 // without any configuration cannot delete pods.
 func (r *removal) blockNewPods() error {
 	var errs []error
@@ -195,7 +195,7 @@ func removeRoutes() (changes int, err error) {
 	return noderoutes.Remove(&host.NS)
 }
 
-// removeFile calls remove if the file at path exists, and prints the path.
+// If a file exists at the path, removeFile calls the given function to remove it, and prints the path.
 func (r *removal) removeFile(path string, remove func() error) error {
 	if _, err := store.ReadFile(path); err != nil {
 		return nil

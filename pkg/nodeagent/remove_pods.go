@@ -60,8 +60,8 @@ func collectDead(networks []reconcile.Network, binDir string) (notes []string, e
 	return notes, errors.Join(errs...)
 }
 
-// knownNetworks returns the networks of Podlace. It reads them from the runtime's folder, from the agent's conflist, and from records. It
-// also returns the networks that earlier calls found.
+// knownNetworks returns the networks of Podlace. It reads the networks from the runtime's folder, from the agent's conflist, and from
+// records. It also returns the networks that earlier calls found.
 func (r *removal) knownNetworks() []reconcile.Network {
 	for _, dir := range []string{r.confDir, filepath.Dir(r.config)} {
 		found, _, _ := reconcile.Networks(dir) // without a configuration, records and leases suffice
@@ -129,7 +129,7 @@ func describePod(a *reconcile.Attachment) string {
 	return "the pod of the record " + a.Damaged[0].Record + ", which cannot be read"
 }
 
-// removeLeftovers removes the state of the plugins on the node that does not belong to a pod.
+// removeLeftovers removes the part of the plugins' state that does not belong to a pod.
 func (r *removal) removeLeftovers(networks []reconcile.Network) error {
 	var others []reconcile.Network
 	if r.confDir != "" {

@@ -35,15 +35,21 @@ func (l *lab) runCmd(args ...string) (exit int, stdout, stderr string) {
 // flags.
 func (l *lab) startProcess(flags ...string) *exec.Cmd {
 	l.Helper()
-	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
-		"--plugins", l.Plugins, "--http", "unix:" + l.dir + "/http"}, flags...)...)
-	cmd.Env, cmd.Stderr = append(os.Environ(), agentEnv+"=1"), l.log
+	cmd := l.agentCommand(flags...)
 	kerneltest.Must(l, cmd.Start())
 	return cmd
 }
 
-// TestRemove checks that the command remove restores the state before the first start of the agent. It returns an error while the agent is
-// running.
+// agentCommand is process without the start.
+func (l *lab) agentCommand(flags ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
+		"--plugins", l.Plugins, "--http", "unix:" + l.dir + "/http"}, flags...)...)
+	cmd.Env, cmd.Stderr = append(os.Environ(), agentEnv+"=1"), l.log
+	return cmd
+}
+
+// TestRemove checks that "podlace-node remove" restores the state that the node had before the first start of the agent. The command
+// returns an error while the agent is running.
 func TestRemove(t *testing.T) {
 	l := newLab(t, `"takeOver": true`)
 	l.put("net.d/05-other.conflist", otherConflist)
@@ -84,8 +90,8 @@ func (l *lab) writeRecord(id, pod, netns string) {
 		"pod": %q, "netns": %q}`, id, pod, netns), 0o600))
 }
 
-// TestRemoveWithPods checks the command remove while pods are running and there is no other network. It removes node.json, so that no new
-// pod starts. It keeps the state that the running pods need for packets and DEL, and lists these pods.
+// TestRemoveWithPods checks "podlace-node remove" while pods are running and there is no other network. The command removes node.json, so
+// that no new pod starts. It keeps the state that the running pods need for packets and DEL, and lists these pods.
 func TestRemoveWithPods(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -104,8 +110,8 @@ func TestRemoveWithPods(t *testing.T) {
 	}
 }
 
-// TestRemoveDead checks that the command remove deletes attachments whose namespace is gone, because the DEL of another network does not
-// delete them. A namespace does not count as gone if the folder of its path is not visible.
+// TestRemoveDead checks that "podlace-node remove" deletes attachments whose namespace is gone, because the DEL of another network does not
+// delete these attachments. A namespace does not count as gone if the folder of its path is not visible.
 func TestRemoveDead(t *testing.T) {
 	l := newLab(t)
 	self, err := os.ReadFile("/proc/self/exe")
@@ -139,8 +145,8 @@ func TestRemoveFails(t *testing.T) {
 	}
 }
 
-// TestRemoveElsewhere checks that the command remove deletes nothing if its folders differ from the folders of the agent. This happens, for
-// example, if its manifest lacks the component k3s.
+// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if its folders differ from the folders of the agent. This happens,
+// for example, if the manifest of the removal lacks the component k3s.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -150,7 +156,8 @@ func TestRemoveElsewhere(t *testing.T) {
 	}
 }
 
-// TestRemoveWaits checks that remove --wait prints the remaining pods once, and that its readiness probe succeeds after the removal.
+// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods once. It also checks that the readiness probe of the
+// command succeeds after the removal.
 func TestRemoveWaits(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -175,8 +182,8 @@ func TestRemoveWaits(t *testing.T) {
 	kerneltest.Must(t, <-done)
 }
 
-// TestShadowed checks that the node is not ready if the folder of the runtime has a configuration that sorts before ours. The agent reports
-// this configuration and does not change it.
+// TestShadowed checks that the node is not ready if the folder of the runtime has a configuration whose name sorts before the agent's
+// conflist. The agent reports this configuration and does not change it.
 func TestShadowed(t *testing.T) {
 	l := newLab(t)
 	for _, name := range []string{"05-other.conflist", ".hidden.conf", "05-old.conflist.bak", "10-podlace.conflist.d.txt"} {
@@ -207,8 +214,8 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestInstall checks that the command install writes exactly the programs, and writes nothing when it is repeated. It returns an error if
-// the source folder contains no program.
+// TestInstall checks that "podlace-node install" writes the programs and no other files. A repeated call writes nothing. The command
+// returns an error if the source folder contains no program.
 func TestInstall(t *testing.T) {
 	l := newLab(t)
 	install := func(from string) (int, string, string) {
@@ -232,7 +239,7 @@ func TestInstall(t *testing.T) {
 }
 
 // TestProcess checks that a second agent waits until the first agent ends. SIGTERM ends an agent immediately and without changes. The
-// command run --ready reports whether the agent is ready.
+// command "podlace-node run --ready" reports whether the agent is ready.
 func TestProcess(t *testing.T) {
 	l := newLab(t)
 	first := l.startProcess()

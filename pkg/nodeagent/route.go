@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// route compares the kernel with the routes to the nodes of the cluster. It changes nothing without a complete list, or before a list
-// had the own node.
+// route() compares the kernel with the routes to the nodes of the cluster. It changes nothing before the first complete list of nodes that
+// contains this node.
 func (a *agent) route(why cause) {
 	list, since, complete := a.nodes.list()
 	if !complete {
@@ -39,12 +39,12 @@ func (a *agent) route(why cause) {
 	a.syncDuration = time.Since(began)
 }
 
-// advise adds a problem that stays until the next comparison.
+// advise() adds a problem that stays until the next comparison.
 func (a *agent) advise(what string, err error, do string, blocking bool) {
 	a.advice = append(a.advice, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }
 
-// apply writes the routes to the nodes of a list into the kernel.
+// apply() writes the routes to the nodes of a list into the kernel.
 func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -67,6 +67,11 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	for _, advice := range want.Advice {
 		a.advise(advice.What, errors.New(advice.Why), advice.Do, advice.BlocksPods)
 		hold = hold || advice.BlocksPods
+	}
+	if !a.config.Routes {
+		a.peers = nil
+		a.setNode(node, hold)
+		return nil
 	}
 	if a.syncStart.IsZero() {
 		a.syncStart = time.Now()
@@ -94,8 +99,9 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	return nil
 }
 
-// change writes the wanted routes into the kernel, and deletes the others if the list can be trusted. It reads the routes of other
-// programs in the first comparison and in periodic ones, and in each one while some of them are known to be in the way.
+// change() writes the wanted routes into the kernel. It deletes all other routes of the agent if the list of nodes can be trusted. It reads
+// the routes of other programs in the first comparison and in periodic comparisons. While routes of other programs are known to be in the
+// way, it reads these routes in each comparison.
 func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
 	inside := a.moreSpecific == nil || why == onStart || why == onPeriod || len(a.moreSpecific) > 0
 	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
@@ -115,7 +121,7 @@ func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfG
 	return result, err
 }
 
-// setNode sets the wanted node.json. If no pod can work, it withholds a first node.json, or keeps the MTU of an existing one.
+// setNode sets the wanted node.json. If no pod can work, it does not write a first node.json, or keeps the MTU of an existing node.json.
 func (a *agent) setNode(node nodefile.Node, hold bool) {
 	if hold {
 		file, before, err := nodefile.Read()
@@ -136,7 +142,7 @@ func (a *agent) adviseSelf(err error) {
 	a.advise("own node", err, do, a.node.PodCIDRs == nil)
 }
 
-// retries is the advice for errors of the kernel.
+// The text in retries is the advice for errors of the kernel.
 const retries = "nothing, if it ends within minutes: the agent tries again"
 
 // adviseInside reports routes of other programs to a part of a peer's podCIDR.
@@ -150,8 +156,8 @@ func (a *agent) adviseInside(peers []noderoutes.Peer) {
 	}
 }
 
-// withKeptCIDRs adds the CIDRs in node.json to the CIDRs of all pods: the routes to these pods stay, and without an exception their
-// connections would be masqueraded. The CIDRs in the configuration do not depend on a list of nodes.
+// withKeptCIDRs adds the CIDRs in node.json to the CIDRs of all pods. The routes to the pods of these CIDRs stay, and connections to these
+// pods must not be masqueraded. The CIDRs in the configuration do not depend on a list of nodes.
 func (a *agent) withKeptCIDRs(cidrs []netip.Prefix) []netip.Prefix {
 	file, before, err := nodefile.Read()
 	if err != nil || file != nodefile.Path || len(a.config.ClusterCIDRs) > 0 {
@@ -163,12 +169,15 @@ func (a *agent) withKeptCIDRs(cidrs []netip.Prefix) []netip.Prefix {
 // planConfig completes the configuration with the state of this node's links.
 func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
 	c := a.config
+	if !c.Routes {
+		c.OffLink = noderoutes.OffLinkFabric
+	}
 	connected, err := n.AddressSubnets()
 	return noderoutes.Config{Self: a.Node, OffLink: c.OffLink, AddressCIDRs: c.AddressCIDRs, ClusterCIDRs: c.ClusterCIDRs, MTU: c.MTU,
 		VXLAN: c.VXLAN, Connected: connected}, err
 }
 
-// gateways returns the addresses whose routes matter: those of the peers, and the node's own.
+// gateways() returns the addresses whose routes matter: the addresses of the peers and of this node.
 func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	list := slices.Clone(self.Addresses)
 	for _, p := range peers {
@@ -212,7 +221,7 @@ func (a *agent) deletionsTrusted(r noderoutes.Result, selfGone bool) bool {
 	return false
 }
 
-// mostLogged is the number of peers that a step names in the log.
+// mostLogged is the maximum number of peers that one step names in the log.
 const mostLogged = 10
 
 // setPeers stores how the peers are reached, and logs changes.

@@ -21,8 +21,8 @@ func (c *command) newSchema() *cobra.Command {
 		}}
 }
 
-// configSchema returns the JSON Schema of the configuration file. It has the keys and types of the type config, and limits that parseConfig
-// checks. A schema cannot express all checks of parseConfig.
+// configSchema returns the JSON Schema of the configuration file. The schema contains the keys of the struct config, their types, and
+// limits that parseConfig checks. A schema cannot express all checks of parseConfig.
 func configSchema() plugin.Schema {
 	s := plugin.SchemaOf(config{}, func(string) string { return "" })
 	s["$schema"] = "https://json-schema.org/draft/2020-12/schema"

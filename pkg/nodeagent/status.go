@@ -84,8 +84,8 @@ type statusFile struct {
 	text    []byte
 }
 
-// The method write writes the status if it is due. It returns the time at which the caller must call it again, or zero if the file is up to
-// date.
+// write() writes the status if the last write was long enough ago. It returns the time at which the caller must call write() again, or zero
+// if the file is up to date.
 func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error) {
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -198,7 +198,7 @@ func printStatus(w io.Writer, s Status, all bool) error {
 	return t.Flush()
 }
 
-// The function states returns all states of peers. The states with a working connection are first.
+// states() returns all states of peers. The states with a working connection are first.
 func states() []noderoutes.State {
 	return []noderoutes.State{noderoutes.Direct, noderoutes.Tunneled, noderoutes.Fabric, noderoutes.Refused, noderoutes.Conflict,
 		noderoutes.Failed}
@@ -222,7 +222,7 @@ func orNone(list []netip.Prefix) string {
 	return strings.Join(texts, " ")
 }
 
-// The function blocked returns the problems that prevent pods from starting.
+// blocked() returns the problems that prevent pods from starting.
 func blocked(problems []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
 }

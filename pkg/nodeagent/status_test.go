@@ -79,7 +79,7 @@ func TestStatusFile(t *testing.T) {
 	}
 }
 
-// TestAlarm checks that wait merges simultaneous causes. Causes by other programs are delayed, unless the cluster also changes.
+// TestAlarm checks that wait() merges simultaneous causes. It must delay causes from other programs, unless the cluster also changes.
 func TestAlarm(t *testing.T) {
 	a := newAlarm()
 	a.wake(onKernel)
@@ -100,8 +100,8 @@ func TestAlarm(t *testing.T) {
 	}
 }
 
-// TestContest checks that the first repairs have no delay, and later repairs have growing delays. After a pause, repairs have no delay
-// again.
+// TestContest checks that the first repairs have no delay, and later repairs have growing delays. After a pause without repairs, the next
+// repairs have no delay.
 func TestContest(t *testing.T) {
 	var c contest
 	now, began := time.Now(), 0

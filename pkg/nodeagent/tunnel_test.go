@@ -159,8 +159,8 @@ func (l *lab) routeUses(cidr, link string) bool {
 	return err == nil && by.Attrs().Name == link
 }
 
-// TestTunnelRemoved checks that the command remove deletes the tunnel. The agent reports a link of another program with the tunnel's name,
-// and does not delete it.
+// TestTunnelRemoved checks that "podlace-node remove" deletes the tunnel. The agent reports a link of another program with the tunnel's
+// name, and does not delete it.
 func TestTunnelRemoved(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	l.stop()

@@ -34,7 +34,7 @@ import (
 const pageSize = 500
 
 // firstRetry and lastRetry are the shortest and the longest delay before a watch is retried; jitter can double each delay. The longest
-// delay of client-go is a minute. This is too long, because new nodes have no routes until the watch works again.
+// delay of client-go is a minute. A minute is too long, because new nodes have no routes until the watch works again.
 const (
 	firstRetry = 800 * time.Millisecond
 	lastRetry  = 15 * time.Second
@@ -44,8 +44,8 @@ const (
 // bookmark each minute.
 const watchTimeout = 10 * time.Minute
 
-// The type nodes is the store of a reflector. It stores only the fields that affect routes, and calls changed only if such a field changes.
-// Other fields change often, because each kubelet updates its Node object every few minutes.
+// A value of type nodes is the store of a reflector. It stores only the fields that affect routes, and calls changed() only if such a field
+// changes. Other fields change often, because each kubelet updates its Node object every few minutes.
 type nodes struct {
 	changed func()
 	log     *slog.Logger
@@ -62,8 +62,8 @@ func newNodes(changed func(), log *slog.Logger) *nodes {
 	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, lastEvent: time.Now()}
 }
 
-// The method list returns the nodes, sorted by name. The result since is the time of the first change after the previous call of list, or
-// zero. The result complete is false until a complete list was received.
+// list() returns the nodes, sorted by name. The second result is the time of the first change after the previous call of list(), or zero.
+// The third result is false until a complete list was received.
 func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -74,7 +74,7 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	return list, since, n.complete
 }
 
-// The method watched returns the time of the last event. The result failure is the reason why no more events arrive, or "".
+// watched() returns the time of the last event. The second result is the reason why no more events arrive, or "".
 func (n *nodes) watched() (heard time.Time, failure string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -84,7 +84,8 @@ func (n *nodes) watched() (heard time.Time, failure string) {
 	return n.lastEvent, n.failure
 }
 
-// changeNodes calls the function change, which changes the nodes and reports whether they differ. It also records that the watch works.
+// changeNodes calls the given function, which changes the nodes and reports whether a field that affects routes changed. It also records
+// that the watch works.
 func (n *nodes) changeNodes(change func() bool) {
 	n.mu.Lock()
 	recovered := n.failure != ""
@@ -102,7 +103,7 @@ func (n *nodes) changeNodes(change func() bool) {
 	}
 }
 
-// The method failed records the reason why no events arrive. It logs the reason if the watch worked before.
+// failed() records the reason why no events arrive. It logs the reason if the watch worked before.
 func (n *nodes) failed(err error) {
 	n.mu.Lock()
 	news := n.failure == ""
@@ -210,7 +211,7 @@ func readNode(object any) (noderoutes.Node, error) {
 	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
 }
 
-// The function client returns a client for the API server. It uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
+// client() returns a client for the API server. It uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
 func client(kubeconfig, server string, connections *connections) (*rest.RESTClient, error) {
 	c, err := rest.InClusterConfig()
 	if kubeconfig != "" {
@@ -239,8 +240,8 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 	return r, nil
 }
 
-// watchNodes watches the Node objects and updates n until ctx is done. It reads the first list as a stream if the API server supports this
-// (WatchList), and else in pages.
+// watchNodes watches the Node objects and updates n until ctx is done. It reads the first list as a stream if the API server supports
+// streams (WatchList). Otherwise it reads the list in pages.
 func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{
@@ -279,7 +280,7 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	r.RunWithContext(klog.NewContext(ctx, quiet))
 }
 
-// The function trim returns a copy of a Node object with only the fields that the agent uses.
+// trim() returns a copy of a Node object with only the fields that the agent uses.
 func trim(o *corev1.Node) corev1.Node {
 	t := corev1.Node{Spec: corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs}}
 	t.Name, t.UID, t.CreationTimestamp, t.ResourceVersion = o.Name, o.UID, o.CreationTimestamp, o.ResourceVersion

@@ -20,7 +20,7 @@ import (
 	kwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// The type lines is a log that a test can read while the agent writes it.
+// A value of type lines is a log that a test can read while the agent writes to it.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -69,7 +69,7 @@ func (w *testWatch) start(url string) {
 	w.t.Cleanup(func() { stop(); <-done })
 }
 
-// The method named "has" reports whether the store contains exactly the nodes with these names.
+// has() reports whether the store contains exactly the nodes with these names.
 func (w *testWatch) has(names ...string) bool {
 	list, _, complete := w.nodes.list()
 	var got []string
@@ -90,8 +90,8 @@ func (w *testWatch) awaitWatch() {
 	await(w.t, "a watch", func() bool { w.fakeAPI.mu.Lock(); defer w.fakeAPI.mu.Unlock(); return len(w.watchers) > 0 })
 }
 
-// TestWatch checks that the store follows added, changed and deleted nodes, and that the list is streamed. A change that does not affect
-// routes does not call changed.
+// TestWatch checks that the store follows added, changed and deleted nodes, and reads the list as a stream. The store does not call
+// changed() for a change that does not affect routes.
 func TestWatch(t *testing.T) {
 	w := newWatching(t)
 	w.start(w.server.URL)
@@ -125,7 +125,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestPages checks that lists are read in pages if the API server cannot stream lists, and that this is not logged as a failure.
+// TestPages checks that the watch reads lists in pages, and logs no failure, if the API server cannot stream lists.
 func TestPages(t *testing.T) {
 	w := newWatching(t)
 	w.Paged = true
@@ -171,8 +171,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestGone checks that the store follows the next complete list after a watch ended, or ended with status 410. Nodes that are not in the
-// list are deleted. Outdated events change nothing.
+// TestGone checks that the store follows the next complete list after the end of a watch, with and without status 410. Nodes that are not
+// in the list are deleted. Outdated events change nothing.
 func TestGone(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -301,7 +301,7 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
-// TestSilence checks that watched reports a failure if the API server sends nothing for a long time, although the connection is open.
+// TestSilence checks that watched() reports a failure if the API server sends nothing for a long time, although the connection is open.
 func TestSilence(t *testing.T) {
 	n := newNodes(func() {}, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if _, failure := n.watched(); failure != "" {
@@ -319,7 +319,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestClient checks the errors of client outside a cluster without a kubeconfig, and with a missing kubeconfig.
+// TestClient checks the errors of client() outside a cluster. One call has no kubeconfig path, and one call has the path of a missing file.
 func TestClient(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if _, err := client("", "", newConnections()); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {

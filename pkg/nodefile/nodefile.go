@@ -27,7 +27,7 @@ const name = "node.json"
 // StatusName is the name of the status file of podlace-node. It is in the same folder as Path.
 const StatusName = "node-status.json"
 
-// FlannelPath is the file in which flannel stores the podCIDRs of the node. Read uses it if Path does not exist.
+// FlannelPath is the file in which flannel stores the podCIDRs of the node. Read uses this file if Path does not exist.
 const FlannelPath = "/run/flannel/subnet.env"
 
 // Node is the content of node.json.
@@ -48,8 +48,8 @@ const maxFile = 64 << 10
 // minMTU and maxMTU are the smallest and largest MTU that Linux accepts (ETH_MIN_MTU, IP_MAX_MTU).
 const minMTU, maxMTU = 68, 65535
 
-// Read returns the content of Path, or of FlannelPath if Path does not exist. The result file is the path of the file that was read, or ""
-// if neither file exists. Read does not use the API server, because pods must be able to start while the API server is unreachable.
+// Read returns the content of Path, or of FlannelPath if Path does not exist. The first result is the path of the file that Read used, or
+// "" if neither file exists. Read does not use the API server, because pods must be able to start while the API server is unreachable.
 func Read() (file string, node Node, err error) {
 	for _, source := range []struct {
 		file  string
@@ -71,7 +71,7 @@ func Read() (file string, node Node, err error) {
 }
 
 // Of returns the result of Read for a request. It calls Read only once per request, also for the requests that the plugin derives for a
-// built-in IPAM plugin. All parts of a verb therefore use the same content.
+// built-in IPAM plugin. All steps of one ADD, DEL or CHECK therefore use the same content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
 	type content struct {
 		file string
@@ -85,8 +85,8 @@ func Of(r *plugin.Request) (file string, node Node, err error) {
 	return c.file, c.node, c.err
 }
 
-// Write replaces node.json by an atomic rename. The result changed is false if the file already had this content. Write returns an error
-// for content that Read would refuse.
+// Write replaces node.json by an atomic rename. It reports whether the content of the file changed. Write returns an error for content that
+// Read would refuse.
 func Write(node Node) (changed bool, err error) {
 	data, err := json.Marshal(node)
 	if err == nil {

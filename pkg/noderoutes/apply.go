@@ -18,7 +18,7 @@ import (
 type Options struct {
 	Keep  bool  // delete nothing
 	Adopt []int // protocols of routes to take over (rtm_protocol)
-	// If Inside is true, Apply sets Result.Inside. Apply then reads all routes of the main table.
+	// If Inside is true, Apply reads all routes of the main table and sets Result.Inside.
 	Inside bool
 }
 
@@ -34,7 +34,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// wayTo requests the route to a gateway from the kernel. It caches the links that it reads in the map links.
+// wayTo requests the route to a gateway from the kernel. It caches the links that it has read; the last argument is the cache.
 func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -59,8 +59,8 @@ func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 
 // Apply changes the kernel state to the wanted state. It first adds missing objects and replaces objects that differ. It then deletes
 // unwanted objects that have Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel refuses a change,
-// Apply continues with the other changes, and Result contains the refused change. Apply returns an error if it cannot read the kernel
-// state; it then deletes nothing.
+// Apply continues with the other changes, and Result contains the refused change. If Apply cannot read the kernel state, it deletes nothing
+// and returns an error.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	first, err := apply(n, want, opt)
 	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {
@@ -140,7 +140,7 @@ func (p *pass) noteChange(err error) error {
 	return err
 }
 
-// deleteUnwanted calls del to delete an unwanted object, unless Options.Keep is set.
+// deleteUnwanted calls a function that deletes an unwanted object, unless Options.Keep is set.
 func (p *pass) deleteUnwanted(del func() error) {
 	if p.opt.Keep {
 		p.Kept++
@@ -309,8 +309,8 @@ func (p *pass) readForeign() error {
 	return nil
 }
 
-// findInside fills Result.Inside: the routes of other programs to a part of a peer's podCIDR. Such routes are more specific than ours and
-// divert packets.
+// findInside fills Result.Inside: the routes of other programs to a part of a peer's podCIDR. These routes are more specific than the
+// agent's routes and divert packets.
 func (p *pass) findInside(want Wanted) error {
 	if err := p.readForeign(); err != nil {
 		return err

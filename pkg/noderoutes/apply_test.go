@@ -59,8 +59,8 @@ func isDynamicNeighbour(message []byte) bool {
 	return (kind == unix.RTM_NEWNEIGH || kind == unix.RTM_DELNEIGH) && binary.NativeEndian.Uint16(body[8:])&unix.NUD_PERMANENT == 0
 }
 
-// TestApply checks that Apply creates the wanted state and that packets arrive. A second Apply changes nothing. Apply deletes unwanted
-// objects, and Remove restores the initial state.
+// TestApply checks that Apply creates the wanted state. It also checks that packets arrive. A second Apply changes nothing. Apply deletes
+// unwanted objects, and Remove restores the initial state.
 func TestApply(t *testing.T) {
 	l := newLAN(t, 2)
 	a, b := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)
@@ -195,8 +195,8 @@ func TestForeignNexthop(t *testing.T) {
 	a.mustBeUnchanged(before)
 }
 
-// TestFailedAlone checks that a change that the kernel refuses is reported, and that Apply makes all other changes. The refused object
-// keeps its previous state.
+// TestFailedAlone checks that Apply reports a change that the kernel refuses, and makes all other changes. The refused object keeps its
+// previous state.
 func TestFailedAlone(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

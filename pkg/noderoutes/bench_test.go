@@ -61,8 +61,8 @@ func newBig(b *testing.B, peers int, tunnel bool) bigNode {
 	return n
 }
 
-// BenchmarkApply measures three cases: the start of a node (Ways and Apply), an Apply without changes, and an Apply after a peer changed
-// its addresses. All peers have both address families.
+// BenchmarkApply measures three cases: the start of a node (Ways and Apply), a call of Apply without changes, and a call of Apply after a
+// peer changed its addresses. All peers have both address families.
 func BenchmarkApply(b *testing.B) {
 	for _, peers := range []int{1000, 5000} {
 		for _, tunnel := range []bool{false, true} {

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// A claims maps podCIDRs and addresses to the nodes that own them. CIDRs overlap only if one contains the other. An overlap is therefore
-// found with one lookup for each prefix length in use; most clusters use two.
+// A value of type claims contains the owner of each podCIDR and each address. CIDRs overlap only if one contains the other. An overlap is
+// therefore found with one lookup for each prefix length in use; most clusters use two.
 type claims struct {
 	cfg        Config
 	self       Self
@@ -32,9 +32,9 @@ type (
 	}
 )
 
-// newClaims returns the claims of all nodes, which must be sorted from the oldest to the newest. The argument own is the index of this
-// node. For other nodes newClaims uses only those addresses to which routes can lead. A kubelet can list any number of addresses. If
-// newClaims used all of them, one kubelet could block the podCIDRs of all nodes.
+// newClaims returns the claims of all nodes, which must be sorted from the oldest to the newest. The second argument is the index of this
+// node. For other nodes newClaims uses only addresses to which routes can lead. A kubelet can list any number of addresses. If newClaims
+// used all these addresses, one kubelet could block the podCIDRs of all nodes.
 func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
 		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), containers: map[netip.Prefix]podCIDR{},
@@ -56,7 +56,8 @@ func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	return c
 }
 
-// addCovers adds the prefixes that contain an address of a node to covers, unless an older node already has an address in the prefix.
+// addCovers adds prefixes to the map c.covers: each prefix that contains an address of the node. It skips a prefix in which an older node
+// already has an address.
 func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	for _, a := range addresses {
 		for _, bits := range c.lengths[a.Is4()] {
@@ -68,7 +69,8 @@ func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	}
 }
 
-// peersOf returns one Peer for each podCIDR of another node. The argument age is the index of the node among all nodes.
+// peersOf returns one Peer for each podCIDR of another node. The second argument is the index of the node in the list of all nodes, from
+// the oldest to the newest.
 func (c *claims) peersOf(n nodeObject, age int, older bool) (peers []Peer) {
 	for _, fault := range n.faults {
 		peers = append(peers, Peer{Name: n.name, State: Refused, Reason: fault})

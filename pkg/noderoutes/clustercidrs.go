@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// clusterCIDRs returns the CIDRs of all pods: the configured CIDRs, or else the podCIDRs of all nodes. It returns at most MaxClusterCIDRs
-// CIDRs, and an Advice if there are more.
+// clusterCIDRs returns the CIDRs of all pods. These are the configured CIDRs. If none are configured, they are the podCIDRs of all nodes.
+// If there are more than MaxClusterCIDRs CIDRs, it returns only MaxClusterCIDRs of them, and an Advice.
 func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice []Advice) {
 	if len(configured) > 0 {
 		advice = adviseClusterCIDRs(configured, podCIDRs)
@@ -54,7 +54,7 @@ func mergeCIDRs(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	return merged
 }
 
-// joinHalves returns the CIDR whose two halves are a and b. The result ok is false if there is no such CIDR.
+// joinHalves returns the CIDR whose two halves are a and b. The second result reports whether such a CIDR exists.
 func joinHalves(a, b netip.Prefix) (netip.Prefix, bool) {
 	if a.Bits() != b.Bits() || a.Bits() == 0 || a.Addr().Is4() != b.Addr().Is4() {
 		return netip.Prefix{}, false

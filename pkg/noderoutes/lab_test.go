@@ -101,7 +101,7 @@ func newNode(t testing.TB) labNode {
 	return n
 }
 
-// joinLAN connects a node to a LAN. The link gets one address of the LAN in each family for each of the ids.
+// joinLAN connects a node to a LAN. For each given number, the link gets one IPv4 address and one IPv6 address of the LAN.
 func (n labNode) joinLAN(l lan, link string, ids ...int) labNode {
 	n.Helper()
 	f, err := os.Open(n.pod.Path)
@@ -147,7 +147,7 @@ func cidrOf(id int, v6 bool) netip.Prefix {
 // podAddress returns an address in the podCIDR of the node with this number.
 func podAddress(id int, v6 bool) netip.Addr { return cidrOf(id, v6).Addr().Next() }
 
-// withPods adds one address of each podCIDR to the node itself, in place of pods.
+// withPods adds one address of each podCIDR to the loopback device of the node. These addresses replace pods.
 func (n labNode) withPods(id int) labNode {
 	n.runInside(func() error {
 		return errors.Join(addAddress("lo", fmt.Sprint(podAddress(id, false), "/32")), addAddress("lo", fmt.Sprint(podAddress(id, true), "/128")))

@@ -27,7 +27,7 @@ type Node struct {
 	Addresses []string
 }
 
-// OffLink selects how this node reaches the pods of nodes that share no link with it.
+// OffLink selects how this node reaches the pods of nodes that are not on a link of this node.
 type OffLink string
 
 // Values of OffLink.
@@ -45,8 +45,8 @@ type Config struct {
 	ClusterCIDRs []netip.Prefix // CIDRs of all pods; empty: computed from all nodes
 	MTU          int            // of pods, in bytes; 0: from the links to the peers
 	VXLAN        VXLAN
-	// Connected lists the subnets of this node's links. A peer's podCIDR must not overlap any of them. Subnets that overlap the node's own
-	// podCIDRs, such as the subnet of cni0, are ignored. Connected must not contain destinations of routes to peers.
+	// Connected lists the subnets of this node's links. The podCIDR of a peer must not overlap these subnets. Subnets that overlap the node's
+	// own podCIDRs, such as the subnet of cni0, are ignored. Connected must not contain destinations of routes to peers.
 	Connected []netip.Prefix
 }
 
@@ -80,8 +80,8 @@ type Peer struct {
 	Age      int   // index of its node among all, oldest first
 	State    State // empty until Plan sets it
 	Reason   string
-	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. All other nodes then send packets for
-	// these addresses to the peer.
+	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. In this case all other nodes send
+	// packets for the overlapping addresses to the peer.
 	Elder bool
 }
 
@@ -91,8 +91,8 @@ type Self struct {
 	Addresses []netip.Addr   // at most one of each family
 }
 
-// Underlay returns this node's address for the tunnel, which is its IPv4 address if it has one. All nodes of a cluster must use the same
-// family for the tunnel.
+// Underlay returns this node's address for the tunnel. This is the node's IPv4 address if the node has an IPv4 address. All nodes of a
+// cluster must use the same family for the tunnel.
 func (s Self) Underlay() netip.Addr {
 	for _, a := range s.Addresses {
 		return a
@@ -115,8 +115,8 @@ type Wanted struct {
 	Advice   []Advice // errors in the configuration or in this node's object
 }
 
-// Advice describes an error that an administrator should correct. What names the part with the error, Why is the reason, and Do is the
-// remedy.
+// Advice describes an error that an administrator should correct. The field What names the part with the error. The field Why contains the
+// reason, and the field Do contains the remedy.
 type Advice struct {
 	What, Why, Do string
 	BlocksPods    bool // no pod can work here: a node without node.json gets none
@@ -129,8 +129,8 @@ const TunnelLink = 0
 // Tunnel is the wanted VXLAN device. The device learns no addresses, because its entries for the peers are static.
 type Tunnel struct {
 	kernel.VXLAN
-	// Addresses are addresses in the node's own podCIDRs. The kernel uses them as source addresses of the node's own packets through the
-	// tunnel, so that the replies also use the tunnel.
+	// Addresses contains the tunnel device's addresses, which are in the node's own podCIDRs. The kernel uses them as source addresses of the
+	// node's own packets through the tunnel, so that the replies also use the tunnel.
 	Addresses []netip.Addr
 	Peers     []kernel.TunnelPeer
 }

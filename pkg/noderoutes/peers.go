@@ -15,8 +15,8 @@ import (
 // object of this node is missing or invalid.
 //
 // Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one contains the address of the other. The older node
-// then keeps the podCIDR or address (creationTimestamp, then UID). This node always keeps its own podCIDRs, because its pods already have
-// addresses from them.
+// then keeps the podCIDR or address. A node is older if its creationTimestamp is earlier; if both times are equal, the UIDs decide. This
+// node always keeps its own podCIDRs, because its pods already have addresses in these podCIDRs.
 func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, byAge)
@@ -111,7 +111,7 @@ func check(n Node, cfg Config) nodeObject {
 	return c
 }
 
-// unusableReason returns the reason why no route can lead to the address of a node, or "" if a route can.
+// unusableReason returns the reason why no route can lead to the address of a node, or "" if the address is usable.
 func unusableReason(a netip.Addr, err error, within []netip.Prefix) string {
 	switch {
 	case err != nil:
@@ -128,7 +128,8 @@ func unusableReason(a netip.Addr, err error, within []netip.Prefix) string {
 	return ""
 }
 
-// broadcastReason returns a reason if an address is the broadcast address or the first address of a subnet of this node's links, or "".
+// broadcastReason returns "" or the reason why an address is unusable. An address is unusable if it is the broadcast address or the first
+// address of a subnet of this node's links.
 func broadcastReason(a netip.Addr, connected []netip.Prefix) string {
 	for _, s := range connected {
 		if !a.Is4() || !s.Addr().Is4() || s.Bits() > 30 || !s.Contains(a) {
@@ -161,7 +162,8 @@ func (c nodeObject) routableAddresses() (list []netip.Addr) {
 	return list
 }
 
-// SelfError is the error for an invalid or missing object of this node. Why is the reason, and Do is the remedy.
+// SelfError is the error for an invalid or missing object of this node. The field Why contains the reason, and the field Do contains the
+// remedy.
 type SelfError struct{ Why, Do string }
 
 // Error returns the reason.

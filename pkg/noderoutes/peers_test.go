@@ -25,7 +25,7 @@ func nodeOf(name string, day int, podCIDRs, addresses string) Node {
 
 func self() Node { return nodeOf("self", 10, "10.1.0.0/24 fd00:1::/64", "192.0.2.1 2001:db8::1") }
 
-// peerRow holds those fields of a Peer that the tests compare.
+// peerRow contains the fields of a Peer that the tests compare.
 type peerRow struct{ Name, PodCIDR, Gateway, State, Reason string }
 
 func rows(peers []Peer) (list []peerRow) {

@@ -18,13 +18,13 @@ const (
 	firstNexthop = 0x50000000
 	nexthops     = 1 << 28
 	// ownMetric is the metric of the unreachable route to the node's own podCIDR. The connected route of the bridge has a lower metric, so
-	// that the kernel prefers it while the bridge is up.
+	// that the kernel prefers the connected route while the bridge is up.
 	ownMetric = 32767
 )
 
-// Plan returns the wanted kernel state, the peers with their states, and the content of node.json. The arguments self and peers are the
-// results of Peers. The map ways contains the current route to each gateway. It also contains the links of the node's own addresses, whose
-// MTU Plan uses even if there are no peers. The output is sorted and does not depend on the order of the input.
+// Plan returns the wanted kernel state, the peers with their states, and the content of node.json. The first two arguments are the results
+// of Peers. The third argument contains the current route to each gateway. It also contains the links of the node's own addresses. Plan
+// uses the MTU of these links even if there are no peers. The output is sorted and does not depend on the order of the input.
 func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
 	peers = slices.Clone(peers)
 	slices.SortFunc(peers, byName)
@@ -59,8 +59,8 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	return p.want, peers, node
 }
 
-// oldestFirst returns the peers in the order in which they get IDs and next hops. If the names of two nodes have the same hash, the older
-// node therefore keeps its ID when the newer node joins.
+// oldestFirst returns the peers in the order in which they get IDs and next hops. The order is from the oldest to the newest node: if the
+// names of two nodes have the same hash, the older node keeps its ID when the newer node joins.
 func oldestFirst(peers []Peer) (list []*Peer) {
 	for i := range peers {
 		list = append(list, &peers[i])
@@ -69,7 +69,7 @@ func oldestFirst(peers []Peer) (list []*Peer) {
 	return list
 }
 
-// minMTU returns the smaller of mtu and the MTU of the link of way. It ignores an mtu of 0.
+// minMTU returns the smaller of two MTUs: the first argument and the MTU of the link in the second argument. It ignores an MTU of 0.
 func minMTU(mtu int, way Way) int {
 	if way.MTU == 0 || way.Name == "lo" || mtu != 0 && mtu < way.MTU {
 		return mtu
@@ -136,8 +136,9 @@ func hash(name string, is4 bool) uint32 {
 	return h.Sum32()
 }
 
-// podMTU returns the MTU of pods, or 0 if it is unknown. Without a configured MTU, this is the MTU of the uplink minus the overhead of the
-// tunnel. The overhead is subtracted if a tunnel is configured, even if no peer needs the tunnel now, because running pods keep their MTU.
+// podMTU returns the MTU of pods, or 0 if it is unknown. If no MTU is configured, the result is the MTU of the uplink minus the overhead of
+// the tunnel. The overhead is subtracted if a tunnel is configured, even if no peer needs the tunnel now, because running pods keep their
+// MTU.
 func (c Config) podMTU(self Self, uplink int) int {
 	if c.MTU != 0 {
 		return c.MTU

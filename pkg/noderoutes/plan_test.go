@@ -171,8 +171,8 @@ func hopTo(w Wanted, cidr string) int {
 	return -1
 }
 
-// TestMTU checks that the MTU of pods is the configured MTU, or else the smallest MTU of the links to the peers. Without peers it is the
-// MTU of the link with the node's own address, or unknown.
+// TestMTU checks that the MTU of pods is the configured MTU. If no MTU is configured, the MTU of pods is the smallest MTU of the links to
+// the peers. On a node without peers, the MTU of pods is the MTU of the link with the node's own address, or 0 if this link is unknown.
 func TestMTU(t *testing.T) {
 	far := nodeOf("far", 1, "10.1.3.0/24", "198.51.100.3")
 	near := nodeOf("near", 2, "10.1.2.0/24", "192.0.2.2")

@@ -82,8 +82,8 @@ func runAndCheck(t *testing.T, nodes []Node, cfg Config) result {
 	return result{want, planned, file, ""}
 }
 
-// mustBeSound checks that each peer has a state, and that there is exactly one route for each accepted podCIDR. No accepted podCIDR
-// contains the address of a node.
+// mustBeSound checks that each peer has a state. It also checks that there is exactly one route for each accepted podCIDR. No accepted
+// podCIDR contains the address of a node.
 func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self) {
 	t.Helper()
 	allowed := map[netip.Prefix]bool{}
@@ -161,8 +161,8 @@ func mustCover(t *testing.T, want Wanted, accepted []Peer, file nodefile.Node) {
 	}
 }
 
-// FuzzPlan checks the invariants of Peers and Plan for any input. Each line of the input is one node: name, second of its creation,
-// podCIDRs and addresses.
+// FuzzPlan checks the invariants of Peers and Plan for any input. Each line of the input is one node with its name, its creation time in
+// seconds, its podCIDRs and its addresses.
 func FuzzPlan(f *testing.F) {
 	for _, seed := range []string{"", "self|1|10.1.0.0/24,fd00::/64|192.0.2.1,2001:db8::1\na|2|10.1.1.0/24|192.0.2.2",
 		"self|1|10.1.0.0/24|192.0.2.1\na|2|10.1.0.0/16|198.51.100.2\nb|1|10.1.2.0/23|2001:db8::1\nc|1|10.1.3.0/24|2001:db8::2",

@@ -33,7 +33,7 @@ func (n labNode) mustReach(to netip.Addr, want bool) {
 	}
 }
 
-// The constant pingers is the number of parallel pings that together send 1,000 requests per second.
+// This number of parallel pings sends 1,000 requests per second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
 // repliesReceived returns the number of echo replies that the node's kernel received. This counter includes replies that were dropped
@@ -68,8 +68,8 @@ func (n labNode) repliesReceived() (count int) {
 	return count
 }
 
-// measureLoss calls change repeatedly while the node sends 1,000 ping requests per second to addresses. It returns the number of requests,
-// the number of missing replies, and the number of calls.
+// measureLoss repeatedly calls the given function, which changes the node, while the node sends 1,000 ping requests per second. It returns
+// the number of requests, the number of missing replies, and the number of calls.
 func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
@@ -109,15 +109,15 @@ func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(r
 	}
 }
 
-// TestNothingLost checks that no packet to a peer is lost while its nexthop ID changes, while other peers join, leave and change their
-// addresses, and while Apply repeats the same state.
+// TestNothingLost checks that no packet to a peer is lost during these changes: its nexthop ID changes, other peers join, leave and change
+// their addresses, and Apply repeats the same state.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
 	newNode(t).joinLAN(l, "eth0", 2).withPods(2)
 	newNode(t).joinLAN(l, "eth0", 3, 30).withPods(3) // has two addresses
 	same := a.monitor()
-	// Each round makes one change to the wanted state of the round before.
+	// Each round makes one change to the wanted state of the previous round.
 	rounds := []func(*Wanted){
 		func(w *Wanted) {},
 		func(w *Wanted) { *w = a.directRoutes(l, 2, 3, 4, 5) },

@@ -101,7 +101,7 @@ func nextHop6(mac [6]byte) netip.Addr {
 	return netip.AddrFrom16(hop)
 }
 
-// device returns the wanted tunnel device. The argument uplink is the MTU of the link below the tunnel, or 0 if this MTU is unknown. The
+// device() returns the wanted tunnel device. The last argument is the MTU of the link below the tunnel, or 0 if this MTU is unknown. The
 // addresses of the device are the first addresses of the node's own podCIDRs, which pods never get.
 func (t *tunneler) device(cfg Config, podCIDRs []netip.Prefix, uplink int) *Tunnel {
 	var addresses []netip.Addr

@@ -93,8 +93,8 @@ func hopsOf(id int) []netip.Addr {
 	return []netip.Addr{netip.AddrFrom4([4]byte{169, 254, 1, byte(id)}), netip.MustParseAddr(fmt.Sprintf("fe80::50:%x", id))}
 }
 
-// tunnelState returns the wanted state of the node with this number and local address. The map peers contains the underlay address of each
-// peer, by number.
+// tunnelState returns the wanted state of the node with this number and local address. The last argument maps the number of each peer to
+// the underlay address of the peer.
 func (n labNode) tunnelState(id int, local netip.Addr, peers map[int]netip.Addr) (want Wanted) {
 	mtu := 1450
 	if local.Is6() {
@@ -164,8 +164,8 @@ func TestTunnelTraffic(t *testing.T) {
 	}
 }
 
-// pathMTU sends a packet that is too large for the tunnel and must not be fragmented. It returns the path MTU that the node then has for
-// the address.
+// pathMTU sends a packet that is too large for the tunnel and must not be fragmented. After this packet it reads the path MTU of the node
+// for the address, and returns it.
 func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	n.Helper()
 	network, level, discover, do, ask := "udp4", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU
@@ -197,8 +197,8 @@ func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 }
 
 // TestTunnelChanges checks that no packet to an unchanged peer is lost while other peers join, leave and move, and while the MTU of the
-// device changes. Apply deletes all entries of deleted peers. It recreates the device if the port changes, and deletes the device with the
-// last peer.
+// device changes. Apply deletes all entries of deleted peers. Apply recreates the device if the port changes. It deletes the device when
+// the last peer is deleted.
 func TestTunnelChanges(t *testing.T) {
 	lab := newTunnelLab(t, false)
 	a := lab.nodes[0]
@@ -247,8 +247,8 @@ func TestTunnelChanges(t *testing.T) {
 	}
 }
 
-// TestTunnelInTheWay checks that Apply keeps a conflicting device of another program. The routes through the tunnel fail with the reason;
-// Apply adds all other routes.
+// TestTunnelInTheWay checks that Apply keeps a conflicting device of another program. For the routes through the tunnel, Apply reports this
+// device as the reason of the failure. Apply adds all other routes.
 func TestTunnelInTheWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		link netlink.Link

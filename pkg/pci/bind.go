@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Timeouts for writes to sysfs. Such writes may hang: for example, VFIO releases a function only when the process that uses it closes it.
+// Timeouts for writes to sysfs. Such writes may hang: for example, VFIO waits until the process that uses the function has closed the
+// function's file.
 const (
 	bindTimeout   = 30 * time.Second
 	resizeTimeout = 2 * time.Minute // a VF takes a fraction of a second
@@ -64,8 +65,8 @@ func withControl(ctx context.Context, sysfs string, a Address, limit time.Durati
 	return f(ctx, c)
 }
 
-// withVFControl calls f like withControl if the function is a VF. It returns an error for any other function, because unbinding a PF would
-// delete its VFs and could disconnect the node.
+// withVFControl does the same as withControl, but only for a VF. It returns an error for any other PCI function, because unbinding a PF
+// would delete its VFs and could disconnect the node.
 func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
 	return withControl(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
 		target, err := readLink(c.root, c.folder+"/physfn", "")
@@ -138,8 +139,8 @@ func orNone(driver string) string {
 	return driver
 }
 
-// changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. This also works if
-// sriov_drivers_autoprobe is 0. A write to the driver's bind file would then fail.
+// changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. The change also works if
+// sriov_drivers_autoprobe is 0. With this value, a write to the driver's bind file would fail.
 func (c control) changeDriver(ctx context.Context, driver string) error {
 	if err := c.setOverride(ctx, driver); err != nil {
 		return err
@@ -180,7 +181,8 @@ func (c control) currentDriver() (string, error) {
 	return name, nil
 }
 
-// currentOverride returns the value of driver_override, or "" if it is not set. With an override, only this driver can bind the function.
+// currentOverride returns the value of driver_override, or "" if it is not set. If driver_override is set, only the driver in
+// driver_override can bind the function.
 func (c control) currentOverride() (string, error) {
 	name, err := readAttribute(c.root, c.folder+"/driver_override")
 	if name == "(null)" {

@@ -149,7 +149,8 @@ func TestBindInUse(t *testing.T) {
 	}
 }
 
-// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written, and that the function keeps its driver.
+// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written. It also checks that the function keeps
+// its driver.
 func TestBindNoWrite(t *testing.T) {
 	for _, file := range []string{"bus/pci/drivers/iavf/unbind", "bus/pci/devices/" + byKernel + "/driver_override"} {
 		sysfs := withFakeKernel(t, pcitest.Kernel{})
@@ -235,7 +236,8 @@ func TestBindGone(t *testing.T) {
 	}
 }
 
-// TestBindBackToNone checks that restoreFormer unbinds a function that had no driver before, if a late bind succeeded after the deadline.
+// TestBindBackToNone checks restoreFormer for a function that had no driver before. If a late bind succeeded after the deadline,
+// restoreFormer must unbind the function.
 func TestBindBackToNone(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	root, err := os.OpenRoot(sysfs)

@@ -140,7 +140,7 @@ func (s *featureSocket) switchFeatures(names []string, on func(name string) bool
 	return s.call(unsafe.Pointer(&want))
 }
 
-// Features returns the names of the enabled features of an interface, sorted. The names are those of ethtool -k. The list is empty if the
+// Features returns the names of the enabled features of an interface, sorted. "ethtool -k" shows the same names. The list is empty if the
 // kernel does not report features.
 func Features(ifname string) (on []string, err error) {
 	s, err := openFeatures(ifname)

@@ -89,7 +89,7 @@ func TestScanGarbage(t *testing.T) {
 	}
 }
 
-// TestScanOddFiles checks that Scan rejects attributes that are not regular files. Such files cannot block Scan or lead out of the tree.
+// TestScanOddFiles checks that Scan rejects attributes that are not regular files. These files must not block Scan or lead out of the tree.
 func TestScanOddFiles(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(outside, []byte("0x8086\n"), 0o600))
@@ -150,7 +150,7 @@ func TestScanOddDevices(t *testing.T) {
 	}
 }
 
-// TestScanIOError checks that Unreadable contains a read error, and that the scan of the device continues.
+// TestScanIOError checks that Unreadable contains a read error. It also checks that the scan of the device continues.
 func TestScanIOError(t *testing.T) {
 	d, ok := scanDamaged(t, func(_, vf string) {
 		// Reading this file fails with EIO, because nothing is mapped at address 0 of this process.
@@ -224,7 +224,7 @@ func TestScanOddNodes(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that each parser returns a plausible value, or an error that is one line of ASCII, for any attribute.
+// FuzzParse checks that, for any attribute, each parser returns a plausible value or an error with one line of ASCII text.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"0x8086", "0x020000", "-1", "0", "1", "0-1,4", "10 21", "0-15,32-47", "TOTAL_ERR_FATAL 3\n", "pf0vf3",
 		"virtfn12", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "\xff\x00", ""} {

@@ -21,7 +21,7 @@ type deviceInfo struct {
 	} `json:"pci"`
 }
 
-// Info returns the document about the device that the device information specification defines. The argument vhostNet is the path of the
+// Info returns the document about the device in the format of the device information specification. The argument is the path of the
 // vhost-net device, or "".
 func (d Device) Info(vhostNet string) []byte {
 	info := deviceInfo{Type: "pci", Version: infoVersion}

@@ -54,7 +54,7 @@ func (c control) resize(ctx context.Context, n int) error {
 }
 
 // checkCounts returns an error if more VFs exist than the value n of sriov_numvfs. Writing the same number to sriov_numvfs again would not
-// remove them.
+// remove the extra VFs.
 func (c control) checkCounts(n int) error {
 	s, err := Scan(c.root.Name())
 	if err != nil {

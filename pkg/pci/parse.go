@@ -160,8 +160,8 @@ func parseVF(name string) (index int, ok bool) {
 	return index, true
 }
 
-// isRepresentor reports whether phys_switch_id and phys_port_name belong to the representor of a VF in the card's switch. If they do not,
-// they belong to the interface of the PF. Older drivers use the number of the VF as the port name.
+// isRepresentor reports whether phys_switch_id and phys_port_name belong to the representor of a VF in the card's switch. Otherwise these
+// attributes belong to the interface of the PF. Older drivers use the number of the VF as the port name.
 func isRepresentor(switchID, port string) bool {
 	return isFunctionPort(port) || switchID != "" && port != "" && !isUplinkPort(port)
 }
@@ -192,8 +192,8 @@ func isFunctionPort(port string) bool {
 	return ok && rest == ""
 }
 
-// cutNumbered returns the text that follows the prefix and a number. The result ok is false if s does not begin with the prefix and a
-// number.
+// cutNumbered returns the text that follows the prefix and a number. The second result reports whether the text begins with the prefix and
+// a number.
 func cutNumbered(s, prefix string) (rest string, ok bool) {
 	digits, ok := strings.CutPrefix(s, prefix)
 	rest = strings.TrimLeft(digits, "0123456789")

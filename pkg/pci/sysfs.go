@@ -120,7 +120,7 @@ type folder struct {
 }
 
 func openFolder(parent *os.Root, name string) (*folder, error) {
-	// With the dot, OpenRoot returns an error for anything but a folder. Without the dot, it would block on a FIFO.
+	// The suffix "/." makes OpenRoot return an error if the name is not a folder. Without this suffix, OpenRoot would block on a FIFO.
 	dir, err := parent.OpenRoot(name + "/.")
 	if err != nil {
 		return nil, err
@@ -150,7 +150,7 @@ func (f *folder) noteError(name string, err error) {
 	}
 }
 
-// text returns the value of an attribute, or "" if the attribute is missing or is not a single word.
+// text() returns the value of an attribute, or "" if the attribute is missing or is not a single word.
 func (f *folder) text(name string) string {
 	if !f.has(name) {
 		return ""

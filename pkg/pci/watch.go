@@ -12,16 +12,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans when no event has arrived for the
-// duration quiet. During a continuous stream of events, it scans after the duration noQuieter.
+// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans when no event has arrived for the first
+// duration. During a continuous stream of events, it scans after the second duration.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second
 )
 
-// Watch scans immediately, after events of the kernel, and at the interval poll. It sends each snapshot that differs from the previous
-// snapshot. It closes the channel when ctx ends. It returns an error only if the first scan fails, and logs later errors. If poll is 0,
-// Watch depends on kernel events. In a user namespace the kernel does not send events for all devices.
+// Watch scans immediately, after events of the kernel, and at the interval that the caller passes. It sends each snapshot that differs from
+// the previous snapshot. It closes the channel when ctx ends. It returns an error only if the first scan fails, and logs later errors. If
+// the interval is 0, Watch scans only after kernel events. In a user namespace the kernel does not send events for all devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)

@@ -86,7 +86,7 @@ func (m *fakeMachine) check(t *testing.T, scans ...time.Duration) {
 	}
 }
 
-// TestWatchBurst checks that a burst of events causes one scan after the duration quiet.
+// TestWatchBurst checks that a burst of events causes one scan when no event has arrived for a while.
 func TestWatchBurst(t *testing.T) {
 	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		time.Sleep(time.Second)
@@ -102,7 +102,7 @@ func TestWatchBurst(t *testing.T) {
 	}
 }
 
-// TestWatchStream checks that a continuous stream of events causes a scan after the duration noQuieter.
+// TestWatchStream checks that a continuous stream of events causes a scan after the duration in noQuieter.
 func TestWatchStream(t *testing.T) {
 	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		for range 70 {
@@ -115,7 +115,7 @@ func TestWatchStream(t *testing.T) {
 	}
 }
 
-// TestWatchPoll checks that polling finds a change without an event, and that Watch sends the new snapshot once.
+// TestWatchPoll checks that polling finds a change without an event. It also checks that Watch sends the new snapshot once.
 func TestWatchPoll(t *testing.T) {
 	m := runWatch(t, time.Minute, func(m *fakeMachine) {
 		time.Sleep(90 * time.Second)
@@ -128,7 +128,7 @@ func TestWatchPoll(t *testing.T) {
 	}
 }
 
-// TestWatchNoPoll checks that only events cause scans if poll is 0.
+// TestWatchNoPoll checks that only events cause scans if the interval for polling is 0.
 func TestWatchNoPoll(t *testing.T) {
 	runWatch(t, 0, func(*fakeMachine) { time.Sleep(24 * time.Hour) }).check(t, 0)
 }
@@ -154,7 +154,8 @@ func TestWatchFailsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatchKernel checks that an event of the real kernel causes a scan, and that an event about the link of a pod causes no scan.
+// TestWatchKernel checks that an event of the real kernel causes a scan. It also checks that an event about the link of a pod causes no
+// scan.
 func TestWatchKernel(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	ctx, stop := context.WithCancel(t.Context())

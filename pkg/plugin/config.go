@@ -20,8 +20,9 @@ type envelope struct {
 	PrevResult json.RawMessage `json:"prevResult"`
 }
 
-// readConfig decodes the configuration from stdin and checks the rules that apply to all plugins. The argument envErr is an error in the
-// environment, or nil. The method returns envErr only after it has read the version, so that the error document has the correct cniVersion.
+// readConfig decodes the configuration from stdin and checks the rules that apply to all plugins. The last argument is an error in the
+// environment, or nil. readConfig returns this error only after it has read the version, so that the error document has the correct
+// cniVersion.
 func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	var env envelope
 	decodeErr := decode(data, &env)
@@ -110,8 +111,8 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 	return nil
 }
 
-// prevResult returns prevResult, which is the result of the plugins before this one, and its version. It returns nil if there is no
-// prevResult.
+// prevResult() returns the result of the previous plugins in the chain, and the version of this result. It returns nil if the configuration
+// contains no prevResult.
 func prevResult(env envelope) (*types100.Result, string, error) {
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
 		return nil, "", nil
@@ -119,7 +120,8 @@ func prevResult(env envelope) (*types100.Result, string, error) {
 	return readResult(env.CNIVersion, env.PrevResult)
 }
 
-// ReadResult parses a result of any version. If the result contains no version, ReadResult uses v, the version of the configuration.
+// ReadResult parses a result of any version. If the result contains no version, ReadResult uses the first argument, which is the version of
+// the configuration.
 func ReadResult(v string, raw []byte) (*types100.Result, error) {
 	result, _, err := readResult(v, raw)
 	return result, err

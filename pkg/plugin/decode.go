@@ -47,7 +47,8 @@ func decode(data []byte, into any) error {
 var commonKeys = []string{"$schema", "cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
 	"ipam", "dns", "logLevel", "logFile", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
 
-// logUnknown logs the keys of the configuration for which the struct at raw has no field.
+// logUnknown logs unknown keys of the configuration. A key is unknown if the struct to which the last argument points has no field for the
+// key.
 func (r *Request) logUnknown(within string, raw any) {
 	for _, f := range UnknownKeys(r.Config, within, reflect.ValueOf(raw).Elem().Interface()) {
 		r.Log.Warn(f.Text, "key", quote(f.Key))

@@ -11,7 +11,7 @@ import (
 )
 
 // Error codes. Codes below 100 are from the CNI specification (SPEC.md, "Error"), except 8, which libraries use for an invalid network
-// namespace. Codes from 100 are our own.
+// namespace. Codes from 100 exist only in Podlace.
 const (
 	CodeVersion       uint = 1  // incompatible cniVersion
 	CodeUnsupported   uint = 2  // unsupported field in the configuration; the message has key and value
@@ -60,8 +60,8 @@ func WithHint(err error, format string, args ...any) error {
 	return &Error{Code: Code(err), Hint: fmt.Sprintf(format, args...), Err: err}
 }
 
-// Code returns the CNI error code of err. This is the code of the outermost Error that err wraps. If err wraps no Error, Code derives the
-// code from the methods MissingFeature and Busy of a wrapped error, or from the errno.
+// Code returns the CNI error code of an error. If err wraps several values of type Error, the outermost of them determines the code. If err
+// wraps no Error, Code derives the code from the methods MissingFeature and Busy of a wrapped error, or from the errno.
 func Code(err error) uint {
 	var e *Error
 	var feature interface{ MissingFeature() string }

@@ -77,7 +77,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// runUndo runs four undo steps, some of which fail, and returns the order of the steps.
+// runUndo runs four undo steps and returns the order of the steps. Some of the steps fail.
 func runUndo(start error, failing ...int) (order []int, err error) {
 	err = start
 	var undo Undo

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// describeDecodeError replaces an error of encoding/json, which contains names of Go types, by an error in JSON terms. The argument t is
-// the type into which the document was decoded, and may be nil.
+// describeDecodeError replaces an error of encoding/json, which contains names of Go types, by an error in JSON terms. The second argument
+// is the type into which the document was decoded. It may be nil.
 func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -49,8 +49,8 @@ func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	return strings.Join(keys, "."), t
 }
 
-// jsonValue returns the JSON name of the kind of a value, for error messages. The argument is the description by encoding/json, such as
-// "string", "array" or "number 7.5".
+// jsonValue returns the JSON name of the kind of a value, for error messages. The argument is the description of the value in an error of
+// encoding/json, such as "string", "array" or "number 7.5".
 func jsonValue(v string) string {
 	if number, ok := strings.CutPrefix(v, "number "); ok {
 		return number

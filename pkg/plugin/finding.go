@@ -11,13 +11,29 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Finding describes a setting that is valid but probably does not have the intended effect.
 type Finding struct {
-	Key  string `json:"key"`  // path of the key, such as plugins[1].capabilities
-	Text string `json:"text"` // the problem and the remedy
+	Key  string      `json:"key"`  // path of the key, such as plugins[1].capabilities
+	Text string      `json:"text"` // the problem and the remedy
+	Code FindingCode `json:"code"`
 }
+
+// FindingCode is the stable name of a kind of finding. 'podlace explain CODE' explains it.
+type FindingCode string
+
+// Codes of the findings of plugins.
+const (
+	UnknownKey        FindingCode = "unknown-key"
+	DuplicateKey      FindingCode = "duplicate-key"
+	UnknownCapability FindingCode = "unknown-capability"
+	MissingCapability FindingCode = "missing-capability"
+	WithoutIPAM       FindingCode = "without-ipam"
+	SubnetOverlap     FindingCode = "subnet-overlap"
+	NoKubelet         FindingCode = "no-kubelet"
+)
 
 // String returns the key and the text in one line.
 func (f Finding) String() string { return f.Key + ": " + f.Text }
@@ -29,8 +45,8 @@ func (r *Request) LogFindings(findings []Finding) {
 	}
 }
 
-// UnknownKeys returns a finding for each key of a configuration for which the struct raw has no field. The struct has one field for each
-// known key. If within is not empty, UnknownKeys checks only the keys of the object with that key.
+// UnknownKeys returns a finding for each unknown key of a configuration. The last argument is a struct with one field for each known key.
+// If the second argument is not empty, it is the key of an object, and UnknownKeys checks only the keys inside this object.
 func UnknownKeys(config []byte, within string, raw any) []Finding {
 	t := reflect.TypeOf(raw)
 	if within == "" {
@@ -43,8 +59,8 @@ func UnknownKeys(config []byte, within string, raw any) []Finding {
 	return nil
 }
 
-// unknownKeys returns a finding for each key of a JSON object for which t has no field. It does not check the objects "args" and
-// "runtimeConfig", because other plugins use them too.
+// unknownKeys returns a finding for each key of a JSON object if the struct type has no field for the key. It does not check the objects
+// "args" and "runtimeConfig", because other plugins use them too.
 func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(data, &object) != nil {
@@ -73,7 +89,7 @@ func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 		if nearest := Nearest(key, known); nearest != "" {
 			text += "; the nearest known key is " + nearest
 		}
-		found = append(found, Finding{path + key, text})
+		found = append(found, Finding{path + key, text, UnknownKey})
 	}
 	return found
 }
@@ -83,36 +99,46 @@ func DuplicateKeys(data []byte) (found []Finding) {
 	if !json.Valid(data) { // also limits the nesting depth for the walk
 		return nil
 	}
-	walkKeys(json.NewDecoder(bytes.NewReader(data)), "", func(path string, repeated bool, _ int64) {
+	walkKeys(json.NewDecoder(bytes.NewReader(data)), "", func(path string, repeated bool, _ int) {
 		if repeated {
-			found = append(found, Finding{path, "the object has this key twice, and only the last value counts"})
+			found = append(found, Finding{path, "the object has this key twice, and only the last value counts", DuplicateKey})
 		}
 	})
 	return found
 }
 
-// KeyLines returns the line number of each key of a JSON text. The keys of the map are paths such as plugins[1].snat. The first line has
-// number 1.
-func KeyLines(data []byte) map[string]int {
-	lines := map[string]int{}
-	if json.Valid(data) {
-		walkKeys(json.NewDecoder(bytes.NewReader(data)), "", func(path string, _ bool, end int64) {
-			lines[path] = 1 + bytes.Count(data[:end], []byte("\n"))
-		})
-	}
-	return lines
+// Place is a position in a text. Line and column count from 1, the column in characters.
+type Place struct{ Line, Column int }
+
+// PlaceAt returns the place of a byte of a text.
+func PlaceAt(text []byte, offset int) Place {
+	before := text[:max(0, min(offset, len(text)))]
+	start := 1 + bytes.LastIndexByte(before, '\n')
+	return Place{1 + bytes.Count(before, []byte("\n")), 1 + utf8.RuneCount(before[start:])}
 }
 
-// walkKeys reads one JSON value, and calls visit for each key of an object and each item of an array. The argument end is the offset after
-// the key or before the item.
-func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated bool, end int64)) {
+// KeyPlaces returns the place of each key and each list entry of a JSON text, by its path such as plugins[1].snat.
+func KeyPlaces(data []byte) map[string]Place {
+	places := map[string]Place{}
+	if json.Valid(data) {
+		walkKeys(json.NewDecoder(bytes.NewReader(data)), "", func(path string, _ bool, after int) {
+			rest := bytes.TrimLeft(data[after:], ", \t\r\n")
+			places[path] = PlaceAt(data, len(data)-len(rest))
+		})
+	}
+	return places
+}
+
+// walkKeys reads one JSON value and calls visit for each key of an object and each item of an array, with an offset before the key or
+// the item, or before the white space and the comma in front of it.
+func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated bool, after int)) {
 	token, err := dec.Token()
 	if err != nil {
 		return
 	}
 	seen := map[string]bool{}
 	for i := 0; (token == json.Delim('{') || token == json.Delim('[')) && dec.More(); i++ {
-		inner, repeated := path+"["+strconv.Itoa(i)+"]", false
+		inner, repeated, after := path+"["+strconv.Itoa(i)+"]", false, int(dec.InputOffset())
 		if token == json.Delim('{') {
 			name, _ := dec.Token()
 			key, _ := name.(string)
@@ -121,7 +147,7 @@ func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated b
 			}
 			repeated, seen[key] = seen[key], true
 		}
-		visit(inner, repeated, dec.InputOffset())
+		visit(inner, repeated, after)
 		walkKeys(dec, inner, visit)
 	}
 	if token == json.Delim('{') || token == json.Delim('[') {
@@ -129,13 +155,14 @@ func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated b
 	}
 }
 
-// knownCapabilities lists the capabilities in CONVENTIONS.md and those of containerd and CRI-O.
+// knownCapabilities lists the capabilities of CONVENTIONS.md, containerd and CRI-O.
 var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
-// Capabilities returns a finding for each capability that looks misspelt. It also returns a finding if the configuration does not request
-// the capability needed. The argument loss describes the effect of the missing capability. If needed is "", the plugin needs no capability.
+// Capabilities returns a finding for each capability that looks misspelt. It also returns a finding if the plugin needs a capability and
+// the configuration does not request it. The second argument is the needed capability, or "". The last argument describes the effect of a
+// missing capability.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`
@@ -145,11 +172,13 @@ func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Capabilities)) {
 		if nearest := Nearest(name, knownCapabilities); !slices.Contains(knownCapabilities, name) && nearest != "" {
-			found = append(found, Finding{"capabilities." + name, "no known runtime has a capability of this name; the nearest is " + nearest})
+			text := "no known runtime has a capability of this name; the nearest is " + nearest
+			found = append(found, Finding{"capabilities." + name, text, UnknownCapability})
 		}
 	}
 	if needed != "" && string(c.Capabilities[needed]) != "true" {
-		found = append(found, Finding{"capabilities", fmt.Sprintf(`without {"%s": true} the runtime passes no %s, so %s`, needed, needed, loss)})
+		text := fmt.Sprintf(`without {"%s": true} the runtime passes no %s, so %s`, needed, needed, loss)
+		found = append(found, Finding{"capabilities", text, MissingCapability})
 	}
 	return found
 }

@@ -66,7 +66,8 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// FuzzPrevResult checks that a result that ReadResult accepts contains no null entries, and can be encoded in its version.
+// FuzzPrevResult checks each result that ReadResult accepts. The result must contain no null entries, and it must be possible to encode the
+// result again.
 func FuzzPrevResult(f *testing.F) {
 	for v, body := range prevResults() {
 		f.Add(v, `{`+body+`}`)
@@ -131,7 +132,7 @@ func FuzzPrintable(f *testing.F) {
 	})
 }
 
-// FuzzDecode checks that Decode returns no error other than CodeDecode, whatever keys the configuration contains.
+// FuzzDecode checks that, for any keys in the configuration, Decode returns no error or an error with CodeDecode.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"bridg":1}`, `{"ipam":null}`, `{"ipam":{"x":{}}}`, `{"rate":"x"}`, `{"":1}`, `{"\u0000":[]}`} {
 		f.Add(seed)

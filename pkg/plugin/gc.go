@@ -16,9 +16,9 @@ const (
 	validKey  = "cni.dev/valid-attachments"
 	legacyKey = "cni.dev/attachments" // libcni sends it too
 
-	// DeadKey is a key of Podlace with the list of the only attachments that GC may collect. Only a caller that is not a runtime passes this
-	// key. The caller's list of valid attachments may lack attachments that were created later. SPEC.md requires that the list of a runtime is
-	// complete.
+	// DeadKey is a key of Podlace with a list of attachments. If the configuration has this key, GC collects only attachments in this list.
+	// Runtimes do not pass this key. Another caller passes it, because its list of valid attachments may lack attachments that were created
+	// later. The list of a runtime is complete, as SPEC.md requires.
 	DeadKey = "podlace/dead-attachments"
 
 	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. It protects attachments whose ADD is still
@@ -47,8 +47,8 @@ func (r *Request) readValid(data []byte) error {
 	return err
 }
 
-// attachmentSet parses a list of attachments. If bare is true, entries may lack the interface name, which leases in the old format do not
-// contain.
+// attachmentSet parses a list of attachments. If the last argument is true, entries may lack the interface name, because leases in the old
+// format do not contain the interface name.
 func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, error) {
 	var entries []Attachment
 	if err := json.Unmarshal(list, &entries); err != nil {
@@ -67,8 +67,8 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 // Candidate reports whether an attachment may be stale, so that GC must examine it further (Stale).
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
-// Stale reports whether GC may collect an attachment. The argument netns is the path of the attachment's namespace, or "" if the path is
-// unknown. The argument written is the time of the attachment's record. If Stale spares a candidate, it adds the attachment to Valid.
+// Stale reports whether GC may collect an attachment. The second argument is the path of the attachment's namespace, or "" if the path is
+// unknown. The third argument is the time of the attachment's record. If Stale spares a candidate, it adds the attachment to Valid.
 func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	if !r.Candidate(a) {
 		return false
@@ -139,9 +139,9 @@ func NetnsGone(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// NetnsVisible reports whether this process can see the folder of a namespace's path. In a container the folder may not be mounted; then a
-// missing path does not prove that the namespace is gone. For paths below /proc it returns true, because the folder of a process disappears
-// with the process. It returns true for "", which is an unknown path.
+// NetnsVisible reports whether this process can see the folder of a namespace's path. In a container the folder may not be mounted. In this
+// case a missing path does not prove that the namespace is gone. For paths below /proc it returns true, because the folder of a process
+// disappears with the process. It returns true for "", which is an unknown path.
 func NetnsVisible(path string) bool {
 	folder := filepath.Dir(path)
 	info, err := os.Stat(folder)

@@ -125,7 +125,8 @@ func TestDeadAttachments(t *testing.T) {
 	}
 }
 
-// TestNetnsVisible checks that NetnsVisible is false if the folder of the path is missing or is not a folder, except below /proc.
+// TestNetnsVisible checks that NetnsVisible returns false if the parent of the path is missing or is not a folder. Paths below /proc are an
+// exception.
 func TestNetnsVisible(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {

@@ -8,5 +8,5 @@ import "strings"
 // plugins would overwrite files such as bridge and portmap.
 const ClusterPrefix = "podlace-"
 
-// Kind returns the name of a plugin without ClusterPrefix. For the "type" podlace-bridge it returns bridge.
+// Kind returns the name of a plugin without ClusterPrefix. If the type in the configuration is "podlace-bridge", Kind returns "bridge".
 func Kind(name string) string { return strings.TrimPrefix(name, ClusterPrefix) }

@@ -36,7 +36,7 @@ func levelOf(name string) (slog.Level, bool) {
 	return slog.LevelInfo, false
 }
 
-// check returns an error if a key has an invalid value.
+// check() returns an error if a key has an invalid value.
 func (l logConfig) check() error {
 	if _, ok := levelOf(l.LogLevel); !ok {
 		return Errorf(CodeConfig, "logLevel %s: want debug, info, warning, error or panic", quote(l.LogLevel))
@@ -56,9 +56,9 @@ func CheckLogging(config []byte) error {
 	return l.check()
 }
 
-// openLog configures the log of the request with logLevel and logFile. It opens nothing if the configuration has neither key. If it cannot
-// open the log file, it logs a warning, and the verb continues. DEL and GC ignore invalid values, because the cleanup must also work with a
-// changed configuration.
+// openLog configures the log of the request with logLevel and logFile. If both keys are missing, it opens nothing. If it cannot open the
+// log file, it logs a warning, and the verb continues. DEL and GC ignore invalid values, because the cleanup must also work with a changed
+// configuration.
 func (r *Request) openLog() error {
 	r.Log = r.logger()
 	var to logConfig
@@ -92,7 +92,7 @@ func (r *Request) openLog() error {
 
 // logToFile redirects the log to a file. It creates a missing file.
 func (r *Request) logToFile(path string) error {
-	// O_NONBLOCK prevents that opening a FIFO blocks. Only regular files are allowed: the path could be /dev/stdout, which must contain only
+	// With O_NONBLOCK, opening a FIFO does not block. Only regular files are allowed: the path could be /dev/stdout, which must contain only
 	// the result.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // openNetns opens the namespace in CNI_NETNS before the verb runs. It returns an error if the path is not a network namespace, or is the
-// plugin's own namespace. For DEL such a path counts as a missing namespace, so that DEL still removes the other state of the attachment.
+// plugin's own namespace. DEL treats a path of this kind as a missing namespace, and still removes the other state of the attachment.
 func (r *Request) openNetns(getenv func(string) string) error {
 	f, err := openNetns(r.NetnsPath)
 	if err == nil && isOwn(f) && !override(getenv("CNI_NETNS_OVERRIDE")) {
@@ -32,7 +32,7 @@ func (r *Request) openNetns(getenv func(string) string) error {
 	return Errorf(CodeNetns, "CNI_NETNS %s: %w", quote(r.NetnsPath), err)
 }
 
-// noNetns is the error for a path that is not the path of a pod's network namespace. It is fs.ErrNotExist for errors.Is, because the
+// noNetns is the error for a path that is not the path of a pod's network namespace. errors.Is treats it as fs.ErrNotExist, because the
 // namespace of the attachment is missing.
 type noNetns string
 

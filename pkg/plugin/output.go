@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// encode encodes a result in the version of the configuration. If the result is nil, encode returns prevResult unchanged.
+// encode() encodes a result in the version of the configuration. If the result is nil, encode() returns prevResult unchanged.
 func (r *Request) encode(result *types100.Result) ([]byte, error) {
 	if result != nil {
 		return encodeResult(result, r.CNIVersion)
@@ -109,7 +109,8 @@ func (r *Request) identity() string {
 	return b.String()
 }
 
-// printable replaces characters that are not printable ASCII, so that no pod can forge log lines. It truncates s to most bytes.
+// printable replaces characters that are not printable ASCII, so that no pod can forge log lines. It truncates the text to the given number
+// of bytes.
 func printable(s string, most int) string {
 	s = strings.Map(func(c rune) rune {
 		switch {

@@ -12,7 +12,7 @@ import (
 )
 
 // Plain makes a text safe for a terminal: an external text such as the name of a pod may contain any characters. It replaces characters
-// other than printable ASCII by '?', and truncates the text to most characters.
+// other than printable ASCII by '?', and truncates the text to the given number of characters.
 func Plain(text string, most int) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -27,7 +27,7 @@ func Plain(text string, most int) string {
 	return b.String()
 }
 
-// PlainRune returns '?' for a character that a terminal interprets or hides, and other characters unchanged. Such characters are control
+// PlainRune returns '?' for a character that a terminal interprets or hides, and other characters unchanged. These characters are control
 // characters, format characters (for example, to change the text direction), surrogates, and private and unassigned characters.
 func PlainRune(r rune) rune {
 	if strconv.IsPrint(r) {
@@ -52,8 +52,8 @@ func (p plainWriter) Write(text []byte) (int, error) {
 	return len(text), err
 }
 
-// PlainJSON replaces those characters of a JSON document that PlainRune would replace by escape sequences. The values in the document do
-// not change.
+// PlainJSON writes some characters of a JSON document as escape sequences. These are the characters that PlainRune would replace. The
+// values in the document do not change.
 func PlainJSON(document []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(document) {

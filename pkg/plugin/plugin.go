@@ -27,8 +27,8 @@ type Plugin struct {
 	Name       string // the "type" in a configuration
 	MinVersion string // oldest supported cniVersion; "" for 0.1.0
 	Chained    bool   // ADD and CHECK require a prevResult
-	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. Malformed and unknown arguments are then no error, like in the
-	// reference plugin.
+	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. For such a plugin, malformed and unknown arguments are no
+	// error. The reference plugin also ignores them.
 	ForeignArgs  bool
 	NoNetns      bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
 	CallsPatient bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
@@ -48,7 +48,7 @@ var Version = ""
 // Main runs the plugin with the environment, stdin and stdout of this process, which a container runtime has started. It returns the exit
 // status, 0 or 1.
 func (p Plugin) Main() int {
-	// The process is short-lived, so that garbage collection would only cost time.
+	// The process is short-lived. Garbage collection would only cost time.
 	debug.SetGCPercent(-1)
 	growStack()
 	p.listen = listenSignals
@@ -91,6 +91,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 		}
 	}
 	fault.Step("end of", p.Name)
+	fault.Phase("end")()
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
 			p.undoAdd(r, &werr)
@@ -161,6 +162,7 @@ func (p Plugin) runVerb(r *Request, getenv func(string) string, stdin io.Reader)
 			return nil, err
 		}
 	}
+	fault.Since("setup", r.began)
 	fault.Step("verb of", p.Name)
 	return p.call(r)
 }

@@ -28,7 +28,7 @@ func newEnv(verb string) environ {
 	return environ{"CNI_COMMAND": verb, "CNI_CONTAINERID": "pod-1", "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin"}
 }
 
-// with returns a copy of the environment with changed variables. pairs alternate between names and values.
+// with() returns a copy of the environment with changed variables. The arguments alternate between names and values.
 func (e environ) with(pairs ...string) environ {
 	out := environ{}
 	for k, v := range e {
@@ -62,7 +62,7 @@ type errorDocument struct {
 	Details    string `json:"details"`
 }
 
-// mustFail checks that the exit status is 1 and that stdout is exactly one error document with the given code.
+// mustFail checks that the exit status is 1. It also checks that stdout is exactly one error document with the given code.
 func (o callOutcome) mustFail(t *testing.T, code uint) errorDocument {
 	t.Helper()
 	var f errorDocument
@@ -80,7 +80,7 @@ func (o callOutcome) mustFail(t *testing.T, code uint) errorDocument {
 	return f
 }
 
-// mustSucceed checks that the exit status is 0 and that stdout is exactly the given text.
+// mustSucceed checks that the exit status is 0. It also checks that stdout is exactly the given text.
 func (o callOutcome) mustSucceed(t *testing.T, stdout string) {
 	t.Helper()
 	if o.exit != 0 || o.stdout != stdout {

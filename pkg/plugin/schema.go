@@ -12,8 +12,8 @@ import (
 // Schema is a JSON Schema (draft 2020-12).
 type Schema map[string]any
 
-// SchemaOf returns the schema of the JSON that a struct mirrors. It contains the same keys that UnknownKeys accepts. The function describe
-// returns the description for the path of a key, or "".
+// SchemaOf returns the schema of the JSON that a struct mirrors. The schema contains the same keys that UnknownKeys accepts. The given
+// function returns the description for the path of a key, or "".
 func SchemaOf(raw any, describe func(path string) string) Schema {
 	return objectSchema(reflect.TypeOf(raw), "", describe)
 }

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// Patient prevents that signals other than SIGKILL end the process before the verb ends. After a signal, DEL continues to its end. ADD also
-// continues to its end, which takes only milliseconds, and the plugin then undoes the ADD. Plugins with CallsPatient call Patient only
+// Patient prevents signals other than SIGKILL from ending the process before the verb ends. After a signal, DEL continues to its end. ADD
+// also continues to its end, which takes only milliseconds, and the plugin then undoes the ADD. Plugins with CallsPatient call Patient only
 // before their first change, because Patient starts two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()
@@ -38,7 +38,7 @@ func listenSignals() <-chan os.Signal {
 	return end
 }
 
-// interrupted returns an error if a signal requested the end of the process.
+// interrupted() returns an error if a signal requested the end of the process.
 func (r *Request) interrupted() error {
 	select {
 	case <-r.listening:

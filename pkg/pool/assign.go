@@ -29,8 +29,8 @@ type Device struct {
 // splitByNuma gets one pool for each NUMA node that has devices.
 //
 // On a machine with several NUMA nodes, devices with an unknown NUMA node get a separate pool, unless unknownNuma is "all" or the API is
-// DRA. The reason is the Topology Manager. If some devices of a resource have a topology, it ignores devices without a topology, and
-// refuses pods although such devices are free.
+// DRA. The reason is a rule of the kubelet's Topology Manager. If some devices of a resource have a topology, the Topology Manager ignores
+// the devices without a topology. It would then refuse pods although these devices are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
@@ -112,7 +112,7 @@ func (r *Resource) sortKey(n *node, p Pool) int {
 	return maxNode + 1
 }
 
-// suffix returns the suffix that the name of a device's pool has.
+// suffix() returns the suffix in the name of a device's pool.
 func (r *Resource) suffix(n *node, d *pci.Device) string {
 	switch {
 	case !n.multiNUMA() && r.SplitByNUMA:

@@ -238,8 +238,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestInterfaceInPod checks that a VF or PF stays in its resource while its interface is in a pod, or while it is passed through to a
-// virtual machine.
+// TestInterfaceInPod checks that a VF or PF stays in its resource while its interface is in a pod, or while the VF or PF is passed through
+// to a virtual machine.
 func TestInterfaceInPod(t *testing.T) {
 	s := workerMachine()
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0","ens3f0"],"linkTypes":["ether"]}},{"resourceName":"y","selectors":{"isRdma":true}}],

@@ -100,7 +100,8 @@ func (t pfTest) met(d subject) bool {
 	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.matches(d, p) && p.contains(d) })
 }
 
-// matches reports whether the PF of a device has the name in p. It ignores case, like the SR-IOV network device plugin.
+// matches() reports whether the PF of a device has the name of the given range. Like the SR-IOV network device plugin, it ignores the case
+// of the name.
 func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }

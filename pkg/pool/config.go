@@ -4,7 +4,7 @@
 // chooses devices of a pool for a container. The package does no I/O. The same input always gives the same result.
 //
 // The configuration extends the config.json of the SR-IOV network device plugin. Parse returns an error with all malformed entries. It is
-// no error if a node does not have a configured device, because one configuration serves many nodes. Findings reports such devices.
+// no error if a node does not have a configured device, because one configuration serves many nodes. Findings reports the missing devices.
 package pool
 
 import (
@@ -60,7 +60,7 @@ const (
 // Taints contains the effects of the taints that faulty devices get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
 type Taints struct{ LinkDown, Unhealthy, Gone string }
 
-// NoTaint is the value of an effect for which devices get no taint.
+// NoTaint is the value of an effect that gives devices no taint.
 const NoTaint = "off"
 
 // Config is a validated configuration.

@@ -88,7 +88,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseLenient checks that Parse accepts other spellings of keys, and empty values, that the SR-IOV network device plugin also accepts.
+// TestParseLenient checks that Parse accepts keys in other spellings, and empty values. The SR-IOV network device plugin also accepts these
+// keys and values.
 func TestParseLenient(t *testing.T) {
 	c := mustParse(t, `{"resourcelist":[{"ResourceName":"a","selectors":{"isrdma":false,"ddpProfiles":[],"vdpaType":"","pKeys":null,"vendors":[]}}]}`)
 	if len(c.Resources) != 1 || c.Resources[0].Name != "a" || len(c.Resources[0].Selectors[0].Conditions) != 0 {

@@ -130,9 +130,9 @@ func (c *Config) excludedVFs(d subject) int {
 	return max(c.PFs[i].NumVFs, d.NumVFs)
 }
 
-// whyNotWhole returns the reason why a resource cannot contain a PF that is offered as a whole, or "" if it can. A selector of the resource
-// must contain the address of the PF. Without this rule the PF would also be in resources for VFs, and the scheduler would allocate the PF
-// to claims that request a VF.
+// whyNotWhole returns the reason why a resource cannot contain a PF that is offered as a whole, or "" if the resource can contain the PF. A
+// selector of the resource must contain the address of the PF. Without this rule the PF would also be in resources for VFs, and the
+// scheduler would allocate the PF to claims that request a VF.
 func (c *Config) whyNotWhole(r *Resource, selector int, d subject) string {
 	switch {
 	case c.excludedVFs(d) == 0:

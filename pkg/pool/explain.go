@@ -143,8 +143,8 @@ func quoteEmpty(s string) string {
 	return s
 }
 
-// whyNotOffered returns the reason why a resource does not offer a device, or "" if it does. The argument why is the reason if the device
-// does not match the resource.
+// whyNotOffered returns the reason why a resource does not offer a device, or "" if the resource offers the device. If the device does not
+// match the resource, the last argument is the reason.
 func (v *verdict) whyNotOffered(c *Config, why string) string {
 	switch {
 	case why != "":
@@ -157,7 +157,7 @@ func (v *verdict) whyNotOffered(c *Config, why string) string {
 	return ""
 }
 
-// answerFor returns the Answer for a device. The argument why is the reason why the device does not match, or "". The argument refusal is
+// answerFor returns the Answer for a device. The second argument is the reason why the device does not match, or "". The last argument is
 // the reason why the resource does not offer the device, or "".
 func (r *Resource) answerFor(d subject, why, refusal string) Answer {
 	a := Answer{Place: r.Place, Resource: r.FullName(), Matches: why == "", Reason: refusal}

@@ -102,7 +102,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestFindings checks that Findings reports each selected value that the node does not have, with the values that the node has.
+// TestFindings checks that Findings reports each selected value that the node does not have. The finding must also contain the values that
+// the node has.
 func TestFindings(t *testing.T) {
 	quiet := `{"resourceName":"q","selectors":{"pfNames":["ens1f0"]}}`
 	for _, test := range []struct{ config, want string }{

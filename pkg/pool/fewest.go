@@ -65,8 +65,8 @@ func (q *query) smallestCover(pfs []int, need int) []int {
 	return subsetSum(pfs, sizes, count, need, sum)
 }
 
-// subsetSum solves the subset-sum problem by dynamic programming. The table entry sums[i][n] is the set of sums that n of the PFs with
-// index i or higher can have.
+// subsetSum solves the subset-sum problem by dynamic programming. The table entry sums[i][n] is a set of sums. It contains the sum for each
+// choice of n PFs with index i or higher.
 func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	sums, words := make([][]bitSet, len(pfs)+1), most/64+1
 	table := make(bitSet, (len(pfs)+1)*(count+1)*words)
@@ -121,8 +121,8 @@ type bitSet []uint64
 func (b bitSet) set(n int)      { b[n/64] |= 1 << (n % 64) }
 func (b bitSet) has(n int) bool { return b[n/64]>>(n%64)&1 == 1 }
 
-// addShifted adds the numbers of another set, after it adds the argument by to each of them. It drops numbers that exceed the size of the
-// set.
+// addShifted adds the numbers of another set to the set. It first increases each of these numbers by the second argument. It drops numbers
+// that exceed the size of the set.
 func (b bitSet) addShifted(other bitSet, by int) {
 	words, rest := by/64, by%64
 	for i := len(b) - 1; i >= words; i-- {

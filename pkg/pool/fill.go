@@ -12,8 +12,8 @@ func (q *query) fillEvenly(in nodeSet) []int {
 	return q.fillOneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// fillSpread takes one device after another, each from the PF with the fewest chosen devices. Among equal PFs it prefers the PCI root, and
-// then the card, with the fewest chosen devices.
+// fillSpread takes one device after another, each from the PF with the fewest chosen devices. If several PFs are equal, it chooses a PF on
+// the PCI root with the fewest chosen devices. If these PFs are also equal, it chooses a PF on the card with the fewest chosen devices.
 func (q *query) fillSpread(in nodeSet) []int {
 	roots, cards, pfs := q.countChosen(nil)
 	order := func(pf int) int { return (pfs[pf]<<countBits+roots[q.pfs[pf].root])<<countBits + cards[q.pfs[pf].card] }
@@ -27,9 +27,9 @@ func (q *query) fillSpread(in nodeSet) []int {
 // countBits is the number of bits for a count of devices. Several counts are packed into one number for comparison.
 const countBits = 16
 
-// fillOneByOne takes one device after another, each from the PF with the lowest rank. The rank consists of order, then the number of free
-// devices (most first), then the address. The rank of a PF never decreases. The head of the queue is therefore the minimum if its own rank
-// is up to date.
+// fillOneByOne takes one device after another, each from the PF with the lowest rank. The rank consists of three parts: the result of the
+// first function, the number of free devices (the highest number first), and the address. The rank of a PF never decreases. The head of the
+// queue is therefore the minimum if its own rank is up to date.
 func (q *query) fillOneByOne(in nodeSet, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
 	rank := func(pf int) int { return order(pf)<<countBits - len(q.free[pf]) + plan[pf] }
@@ -69,7 +69,7 @@ func (l queue) Less(i, j int) bool {
 }
 func (l queue) Swap(i, j int) { l[i], l[j] = l[j], l[i] }
 
-// Push implements heap.Interface. This package never calls it.
+// Push implements heap.Interface. This package never calls Push.
 func (l *queue) Push(v any) { *l = append(*l, v.(turn)) }
 
 // Pop removes the last item.
@@ -101,8 +101,8 @@ func (q *query) perPF(_ nodeSet, plan []int) []int {
 	return descending(pfs)
 }
 
-// concentration returns three lists in a row: the number of chosen devices of each PCI root, the number of chosen devices of each card, and
-// the result of leftPerPF. Each list is in descending order.
+// concentration returns one list that consists of three lists: the number of chosen devices of each PCI root, the number of chosen devices
+// of each card, and the result of leftPerPF. Each list is in descending order.
 func (q *query) concentration(in nodeSet, plan []int) []int {
 	roots, cards, _ := q.countChosen(plan)
 	return slices.Concat(descending(roots), descending(cards), q.leftPerPF(in, plan))

@@ -11,7 +11,7 @@ import (
 )
 
 // Findings returns warnings about a configuration on this node, such as devices that the node does not have. The warnings are in the order
-// of the configuration. They are not errors, because one configuration may serve many nodes with different devices.
+// of the configuration. The warnings are not errors, because one configuration may serve many nodes with different devices.
 func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	f := findings{node: newNode(s, env), c: c, out: slices.Clone(c.Notes)}
 	f.verdicts = c.matchAll(f.node, true)

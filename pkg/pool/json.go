@@ -18,7 +18,7 @@ type Place struct {
 	Key  string `json:"key,omitempty"` // resourceList[0].selectors.pfNames[1]
 }
 
-// child returns the place of a key or an item inside the value at p.
+// child() returns the place of a key or an item inside the value at this place.
 func (p Place) child(line int, below string) Place {
 	if p.Key != "" && !strings.HasPrefix(below, "[") {
 		below = "." + below
@@ -116,7 +116,7 @@ func (t *treeReader) lineOf(offset int64) int {
 	return n + 1
 }
 
-// readValue reads the next value. The result ok is false if the nesting is too deep. The caller must then stop.
+// readValue reads the next value. If the nesting is too deep, the second result is false, and the caller must stop.
 func (t *treeReader) readValue(at Place, depth int) (value, bool) {
 	token, err := t.decoder.Token()
 	at.Line = t.lineOf(t.decoder.InputOffset() - 1)

@@ -14,7 +14,7 @@ type Env struct {
 	// DefaultRoute lists the names of the interfaces with a default route.
 	DefaultRoute []string
 	// Last contains the devices as they were while their interfaces were on the node. While the interface of a device is in a pod, Last
-	// provides its attributes, if the driver has not changed.
+	// provides the attributes of the device. A change of the driver makes these attributes invalid.
 	Last map[pci.Address]pci.Device
 }
 
@@ -68,7 +68,7 @@ func (n *node) index(a pci.Address) (int, bool) {
 	return slices.BinarySearchFunc(n.subjects, a, func(d subject, a pci.Address) int { return d.Address.Compare(a) })
 }
 
-// pfs returns the names of all PFs.
+// pfs() returns the names of all PFs.
 func (n *node) pfs(names func(subject) []string) (out []string) {
 	for _, d := range n.subjects {
 		if !d.IsVF() && d.TotalVFs > 0 {
@@ -102,8 +102,8 @@ func (c *Config) whyBusy(n *node, i int) string {
 }
 
 // whyReserved returns the reason why a function that is not a VF must stay with the node, or "" if a pod may have it. A PF is offered only
-// with offerPf and without VFs, or with offerWhole. A pod with a PF could control all VFs of the PF, and a PF with the driver vfio-pci
-// cannot have VFs. A function with an unreadable file is not offered, because it may be a PF.
+// if offerWhole is set, or if offerPf is set and the PF has no VFs. A pod with a PF could control all VFs of the PF, and a PF with the
+// driver vfio-pci cannot have VFs. A function with an unreadable file is not offered, because it may be a PF.
 func (c *Config) whyReserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {

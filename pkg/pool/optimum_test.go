@@ -26,8 +26,8 @@ func TestPreferIsOptimal(t *testing.T) {
 	}
 }
 
-// TestPreferAsksNoOrder checks that the result of Prefer does not depend on the order of available and must, and that Prefer does not
-// change these slices.
+// TestPreferAsksNoOrder checks that the result of Prefer does not depend on the order of the devices in its arguments. Prefer must not
+// change the slices in its arguments.
 func TestPreferAsksNoOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		c := randomCase(seed)

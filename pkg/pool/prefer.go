@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Prefer chooses devices for a container: all of must, and further available devices up to size. Each policy minimises a list of
-// quantities, in this order:
+// Prefer chooses the given number of devices for a container. It chooses all mandatory devices, and fills the rest with available devices.
+// Each policy minimises a list of quantities, in this order:
 //
 //	numa-best-fit  NUMA nodes, their distance, devices left on the nodes, PFs, devices left on the PFs
 //	pack           PFs, NUMA nodes, their distance, devices left on the PFs, devices left on the nodes
@@ -18,10 +18,10 @@ import (
 //	distinct-pf    the most devices of one PF, then of the next, NUMA nodes, their distance, the most devices behind one
 //	               PCI root, then behind the next, the same for cards, the most devices left on a PF, then on the next
 //
-// The distance is the sum of the distances of all pairs of nodes. Among equally good devices, Prefer chooses the lowest address, and inside
-// a PF the lowest VF index. The result therefore does not depend on the order of the arguments. The result is optimal unless the search
-// over all sets of NUMA nodes exceeds its budget. This happens with ten or more nodes or hundreds of devices. A set with fewer nodes may
-// then exist.
+// The distance is the sum of the distances of all pairs of nodes. Among equally good devices, Prefer chooses the device with the lowest
+// address. Inside a PF it chooses the device with the lowest VF index. The result therefore does not depend on the order of the arguments.
+// The result is optimal unless the search over all sets of NUMA nodes exceeds its budget. The search can exceed its budget on machines with
+// ten or more nodes or hundreds of devices. In this case a better result with fewer nodes may exist.
 //
 // Prefer returns no error, because an error would make the pod fail. It uses unknown IDs only if the known devices do not suffice. If too
 // few devices are available, it returns all of them.

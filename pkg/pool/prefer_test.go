@@ -178,7 +178,7 @@ func TestBits(t *testing.T) {
 	}
 }
 
-// BenchmarkPrefer measures Prefer with 1,024 VFs, of which half are free, on machines with two and eight NUMA nodes.
+// BenchmarkPrefer measures Prefer on machines with two and eight NUMA nodes. Each machine has 1,024 VFs, and half of the VFs are free.
 func BenchmarkPrefer(b *testing.B) {
 	for _, nodes := range []int{2, 8} {
 		var cards []card

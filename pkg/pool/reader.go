@@ -58,8 +58,8 @@ type field struct {
 }
 
 // readObject reads an object: it calls the function of the field for each member. It returns the place of each key. Like encoding/json, it
-// ignores null values and the case of keys, because files for the SR-IOV network device plugin may rely on this. It also accepts the keys
-// in foreign, but does not suggest them in errors.
+// ignores null values and the case of keys, because files for the SR-IOV network device plugin may rely on this. The last arguments are
+// keys of other programs. readObject accepts these keys, but does not suggest them in errors.
 func (r *reader) readObject(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.hasKind(v, object) {
@@ -168,7 +168,7 @@ func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	}
 }
 
-// listOf returns a function that reads a list. It calls item for each item of the list.
+// listOf returns a function that reads a list. It calls the given function for each item of the list.
 func (r *reader) listOf(item func(value)) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, list) {
@@ -180,7 +180,7 @@ func (r *reader) listOf(item func(value)) func(value) {
 	}
 }
 
-// checkedString returns a function that reads a string, calls check with the string, and stores the result.
+// checkedString returns a function that reads a string, checks it with the given function, and stores the result of the check.
 func (r *reader) checkedString(to *string, check func(string) (string, error)) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, text) {
@@ -195,7 +195,7 @@ func (r *reader) checkedString(to *string, check func(string) (string, error)) f
 	}
 }
 
-// stringList returns a function that reads a list of strings. Each string is checked as in checkedString.
+// stringList returns a function that reads a list of strings. It checks each string in the same way as checkedString.
 func (r *reader) stringList(to *[]string, check func(string) (string, error)) func(value) {
 	return r.listOf(func(v value) {
 		before, s := len(r.problems), ""

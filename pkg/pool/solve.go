@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// policyRules are the rules of a policy. The function fill chooses devices on a set of NUMA nodes. The functions before and after return
-// costs, which are minimised before and after the number of nodes and their distance.
+// policyRules contains the rules of a policy as three functions. The first function chooses devices on a set of NUMA nodes. The other two
+// functions return costs. The search minimises the costs of the second function first, then the number of nodes and their distance, and
+// then the costs of the third function.
 type policyRules struct {
 	fill   func(*query, nodeSet) []int        // returns the number of devices of each PF
 	before func(*query, nodeSet, []int) []int // nil if the number of nodes comes first
@@ -29,16 +30,16 @@ func rulesOf(p Policy) policyRules {
 	return policyRules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }
 
-// A choice is a plan with its costs. It contains only those costs that follow the number of nodes in the list, because all compared choices
-// are equal in the preceding costs.
+// A choice is a plan with its costs. It contains only the costs that come after the number of nodes in the list of the policy. In the
+// preceding costs all compared choices are equal.
 type choice struct {
 	distance int
 	after    []int
 	plan     []int
 }
 
-// less reports whether c is better than other. Of two choices with equal costs, the better choice has more devices on the first PF in which
-// the plans differ. Its devices have lower addresses.
+// less() reports whether this choice is better than another choice. Of two choices with equal costs, the better choice has more devices on
+// the first PF in which the plans differ. The devices of the better choice then have lower addresses.
 func (c *choice) less(other *choice) bool {
 	if c.distance != other.distance {
 		return c.distance < other.distance
@@ -49,8 +50,8 @@ func (c *choice) less(other *choice) bool {
 	return slices.Compare(c.plan, other.plan) > 0
 }
 
-// solve searches the sets of NUMA nodes in the order of their size. A set is a solution if its costs from policyRules.before are as low as
-// the costs for the whole machine. The search stops at the first size with a solution, and the result is the best solution of this size.
+// solve() searches the sets of NUMA nodes in the order of their size. A set is a solution if its costs from policyRules.before are as low
+// as the costs for the whole machine. The search stops at the first size with a solution, and the result is the best solution of this size.
 func (q *query) solve(r policyRules) []int {
 	all, forced := make(nodeSet, len(q.distance)), make(nodeSet, len(q.distance))
 	for pf, g := range q.pfs {

@@ -4,8 +4,8 @@ package pool
 
 import "fmt"
 
-// noteUnsupported records that the current resource has a valid key that this program does not support. This resource is then not offered.
-// Other resources are not affected.
+// noteUnsupported records that the current resource has a valid key that this program does not support. The program does not offer this
+// resource. Other resources are not affected.
 func (r *reader) noteUnsupported(at Place, format string, args ...any) {
 	r.unserved = append(r.unserved, Problem{at, fmt.Sprintf(format, args...)})
 }

@@ -31,7 +31,7 @@ func (rec recordedPorts) wantedPorts() ownedPorts {
 	return ports
 }
 
-// After a flush of the rules, Restore restores the hostPorts of all attachments of the node from the records. Restore also restores or
+// Restore restores the hostPorts of all attachments of the node from the records after a flush of the rules. Restore also restores or
 // removes the protection of the node's 127.0.0.0/8. Restore does not change state that is correct.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return repairPorts(host, log, attachment.Waiting)

@@ -88,5 +88,14 @@ func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration)
 	if json.Unmarshal(stdout.Bytes(), &failure) != nil || failure.Msg == "" {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
 	}
-	return fmt.Errorf("code %d: %s", failure.Code, failure.Msg)
+	return Refusal{failure.Code, failure.Msg}
 }
+
+// Refusal is the error that a plugin answers.
+type Refusal struct {
+	Code uint
+	Msg  string
+}
+
+// Error returns the code and the message.
+func (r Refusal) Error() string { return fmt.Sprintf("code %d: %s", r.Code, r.Msg) }

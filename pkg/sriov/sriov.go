@@ -328,8 +328,9 @@ func kubeletTraps(cfg requestConfig) []plugin.Finding {
 	if _, err := os.Stat(sockets); cfg.Device.IsValid() || !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return []plugin.Finding{{Key: "kubeletDir", Text: "no kubelet has its root folder at " + cfg.Kubelet + ", since " + sockets +
-		" does not exist: pods with VFs cannot start. Set kubeletDir to the --root-dir of the kubelet"}}
+	return []plugin.Finding{{Key: "kubeletDir", Code: plugin.NoKubelet,
+		Text: "no kubelet has its root folder at " + cfg.Kubelet + ", since " + sockets +
+			" does not exist: pods with VFs cannot start. Set kubeletDir to the --root-dir of the kubelet"}}
 }
 
 // cniResult returns the result of the earlier plugins together with the VFs.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // LockTimeout is the maximum time for which Lock waits. Container runtimes allow a minute or more for a verb and retry after an error.
@@ -65,6 +67,7 @@ const (
 // lock opens the file and calls set to lock the file. If the file was removed or replaced in the meantime, lock tries again, because other
 // processes would lock another file.
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how lockAction) error) (*Lock, error) {
+	defer fault.Phase("lock")()
 	deadline := time.Now().Add(most)
 	for {
 		f, err := d.openFile(name, os.O_RDWR|os.O_CREATE, mode)

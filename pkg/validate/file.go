@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -18,22 +19,27 @@ import (
 
 // Problem is an error or a warning about a place in a file.
 type Problem struct {
-	pool.Place
-	Error bool   `json:"error"` // pods or the daemon fail; otherwise the setting does not have the effect that it suggests
-	Text  string `json:"text"`
+	File   string             `json:"file,omitempty"`
+	Line   int                `json:"line"`
+	Column int                `json:"column"` // in characters, from 1
+	Key    string             `json:"key,omitempty"`
+	Code   plugin.FindingCode `json:"code"`
+	Error  bool               `json:"error"` // pods or the daemon fail; otherwise the setting does not have the effect that it suggests
+	Text   string             `json:"text"`
 }
 
-// String returns the problem in the form file:line: key: level: text.
+// String returns the problem in the form file:line:column: key: level: text [code].
 func (p Problem) String() string {
-	parts := []string{fmt.Sprintf("%s:%d", p.File, p.Line)}
-	if p.Key != "" {
-		parts = append(parts, p.Key)
-	}
 	level := "warning"
 	if p.Error {
 		level = "error"
 	}
-	return strings.Join(append(parts, level, p.Text), ": ")
+	return fmt.Sprintf("%s: %s: %s [%s]", p.Where(), level, p.Text, p.Code)
+}
+
+// Where returns the place of the problem in the form file:line:column: key.
+func (p Problem) Where() string {
+	return strings.TrimSuffix(fmt.Sprintf("%s:%d:%d: %s", p.File, p.Line, p.Column, p.Key), ": ")
 }
 
 // File is the name and the content of a file to validate.
@@ -68,22 +74,44 @@ type part struct {
 	key    string
 	multus bool // Multus runs the plugins, and passes the device that a pod was allocated
 	data   []byte
-	lines  map[string]int // of its keys
+	source []byte                  // the whole file
+	places map[string]plugin.Place // of its keys
 }
 
-// The method add adds a problem with a line of the part.
-func (c *checker) add(t part, line int, key string, isError bool, format string, args ...any) {
+// The method add adds a problem with a place in the part.
+func (c *checker) add(t part, at plugin.Place, key string, code plugin.FindingCode, isError bool, format string, args ...any) {
 	if t.key != "" {
 		key = strings.TrimSuffix(t.key+": "+key, ": ")
 	}
-	place := pool.Place{File: t.file, Line: min(t.line+max(line, 1), t.total), Key: key} // YAML's errors may be after the end
-	c.problems = append(c.problems, Problem{place, isError, fmt.Sprintf(format, args...)})
+	at = t.inFile(at)
+	c.problems = append(c.problems, Problem{t.file, at.Line, at.Column, key, code, isError, fmt.Sprintf(format, args...)})
+}
+
+// inFile returns the place in the file of a place in the part. Without a column, and for a line that the file has in another form, it is
+// the first word of the line.
+func (t part) inFile(at plugin.Place) plugin.Place {
+	line := min(t.line+max(at.Line, 1), t.total) // YAML's errors may be after the end
+	outer, inner := lineOf(t.source, line), lineOf(t.data, max(at.Line, 1))
+	begins := bytes.Index(outer, inner)
+	if at.Column == 0 || begins < 0 || len(inner) == 0 {
+		return plugin.Place{Line: line, Column: 1 + len(outer) - len(bytes.TrimLeft(outer, " \t-"))}
+	}
+	return plugin.Place{Line: line, Column: at.Column + utf8.RuneCount(outer[:begins])}
+}
+
+// lineOf returns a line of a text, counted from 1.
+func lineOf(text []byte, line int) []byte {
+	for ; line > 1; line-- {
+		_, text, _ = bytes.Cut(text, []byte("\n"))
+	}
+	first, _, _ := bytes.Cut(text, []byte("\n"))
+	return first
 }
 
 func (c *checker) file(f File) {
-	whole := part{file: f.Name, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data}
+	whole := part{file: f.Name, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
 	if trimmed := bytes.TrimSpace(f.Data); len(trimmed) == 0 {
-		c.add(whole, 1, "", true, "the file is empty")
+		c.add(whole, plugin.Place{}, "", emptyFile, true, "the file is empty")
 	} else if trimmed[0] == '{' {
 		c.json(whole)
 	} else {
@@ -98,7 +126,7 @@ func (c *checker) json(t part) {
 		c.syntax(t, err)
 		return
 	}
-	t.lines = plugin.KeyLines(t.data)
+	t.places = plugin.KeyPlaces(t.data)
 	has := func(names ...string) bool {
 		return slices.ContainsFunc(names, func(name string) bool { return keys[name] != nil })
 	}
@@ -112,19 +140,19 @@ func (c *checker) json(t part) {
 	case has("podCIDRs"):
 		c.nodeFile(t)
 	default:
-		c.add(t, 1, "", true, "the object is no network configuration (plugins or type), no configuration of sriov-device-plugin (resourceList), "+
+		c.add(t, plugin.Place{}, "", unknownFile, true, "the object is no network configuration (plugins or type), no configuration of sriov-device-plugin (resourceList), "+
 			"no node.json (podCIDRs) and no object of Kubernetes (apiVersion and kind)")
 	}
 }
 
 // The method syntax reports a JSON error. The method syntax computes the line from the offset in the error.
 func (c *checker) syntax(t part, err error) {
-	line := 1
+	var place plugin.Place
 	var at *json.SyntaxError
 	if errors.As(err, &at) {
-		line = 1 + bytes.Count(t.data[:min(int(at.Offset), len(t.data))], []byte("\n"))
+		place = plugin.PlaceAt(t.data, int(at.Offset)-1) // the offset is after the character
 	}
-	c.add(t, line, "", true, "%v", err)
+	c.add(t, place, "", syntax, true, "%v", err)
 }
 
 // anyPrefix is used in place of the daemon's --resource-prefix. No check depends on this prefix.
@@ -137,9 +165,9 @@ func (c *checker) pools(t part) {
 		for _, err := range joined.Unwrap() {
 			var p pool.Problem
 			if errors.As(err, &p) {
-				c.add(t, p.Line, p.Key, true, "%s", p.Text)
+				c.add(t, t.placeOnLine(p.Key, p.Line), p.Key, devicePool, true, "%s", p.Text)
 			} else {
-				c.add(t, 1, "", true, "%v", err)
+				c.add(t, plugin.Place{}, "", devicePool, true, "%v", err)
 			}
 		}
 	}
@@ -147,11 +175,11 @@ func (c *checker) pools(t part) {
 		return
 	}
 	for _, p := range config.Notes {
-		c.add(t, p.Line, p.Key, false, "%s", p.Text)
+		c.add(t, t.placeOnLine(p.Key, p.Line), p.Key, devicePoolEffect, false, "%s", p.Text)
 	}
 	for _, r := range config.Resources {
 		for _, p := range r.Unserved {
-			c.add(t, p.Line, p.Key, false, "%s", p.Text)
+			c.add(t, t.placeOnLine(p.Key, p.Line), p.Key, devicePoolEffect, false, "%s", p.Text)
 		}
 	}
 }
@@ -159,40 +187,52 @@ func (c *checker) pools(t part) {
 // The method nodeFile checks node.json, the file with which plugins get data about the node.
 func (c *checker) nodeFile(t part) {
 	if _, err := nodefile.Parse(t.data); err != nil {
-		key, line := t.mentioned(err.Error())
-		c.add(t, line, key, true, "%v", err)
+		key, at := t.mentioned(err.Error())
+		c.add(t, at, key, nodeFile, true, "%v", err)
 	}
 	for _, f := range append(plugin.DuplicateKeys(t.data), plugin.UnknownKeys(t.data, "", nodefile.Node{})...) {
 		if f.Key != "cniVersion" {
-			c.add(t, t.lineOf(f.Key), f.Key, false, "%s", f.Text)
+			c.add(t, t.placeOf(f.Key), f.Key, f.Code, false, "%s", f.Text)
 		}
 	}
 }
 
-// lineOf returns the line of a key. If the key has no line, the result is the line of the nearest enclosing object.
-func (t part) lineOf(key string) int {
+// placeOf returns the place of a key. If the key has no place, the result is the place of the nearest enclosing object.
+func (t part) placeOf(key string) plugin.Place {
 	for ; key != ""; key = key[:max(strings.LastIndexAny(key, ".["), 0)] {
-		if line, ok := t.lines[key]; ok {
-			return line
+		if at, ok := t.places[key]; ok {
+			return at
 		}
 	}
-	return 1
+	return plugin.Place{}
+}
+
+// placeOnLine returns the place of a key whose line is known.
+func (t part) placeOnLine(key string, line int) plugin.Place {
+	if at := t.placeOf(key); at.Line == line {
+		return at
+	}
+	return plugin.Place{Line: line}
 }
 
 var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
 // The method mentioned finds the first key in the text of the part that a message contains. The method mentioned returns the key and the
-// line of the key. The first words of each message contain the key.
-func (t part) mentioned(message string) (key string, line int) {
+// place of the key. The first words of each message contain the key.
+func (t part) mentioned(message string) (key string, place plugin.Place) {
 	for _, name := range word.FindAllString(message, -1) {
-		for path, at := range t.lines {
-			if last := path[strings.LastIndexAny(path, ".")+1:]; strings.EqualFold(last, name) && (key == "" || at < line) {
-				key, line = path, at
+		for path, at := range t.places {
+			if last := path[strings.LastIndexAny(path, ".")+1:]; strings.EqualFold(last, name) && (key == "" || isBefore(at, place)) {
+				key, place = path, at
 			}
 		}
 		if key != "" {
-			return key, line
+			return key, place
 		}
 	}
-	return "", 1
+	return "", plugin.Place{}
+}
+
+func isBefore(a, b plugin.Place) bool {
+	return a.Line < b.Line || a.Line == b.Line && a.Column < b.Column
 }

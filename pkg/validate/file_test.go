@@ -35,31 +35,31 @@ func TestNetworkFiles(t *testing.T) {
 		want []string
 	}{
 		"fine":       {bridgeNet, nil},
-		"empty":      {" \n", []string{"f:1: error: the file is empty"}},
-		"half":       {bridgeNet[:60], []string{"f:5: error: unexpected end of JSON input"}},
-		"no JSON":    {"{\n\n  name: 1}", []string{"f:3: error: invalid character 'n' looking for beginning of object key string"}},
-		"other":      {`{"a": 1}`, []string{"f:1: error: the object is no network configuration"}},
-		"name":       {strings.Replace(bridgeNet, `"a"`, `"a b"`, 1), []string{"f:3: name: error: invalid characters found in network name"}},
-		"version":    {strings.Replace(bridgeNet, "1.0.0", "9.0.0", 1), []string{`f:2: cniVersion: error: "9.0.0": want one of 0.1.0, `}},
-		"no version": {strings.Replace(bridgeNet, "1.0.0", "", 1), []string{`f:2: cniVersion: warning: "": want one of 0.1.0, `}},
-		"no plugin":  {`{"cniVersion": "1.0.0", "name": "a", "plugins": []}`, []string{"f:1: plugins: error: there is no plugin"}},
-		"no type":    {`{"cniVersion": "1.0.0", "name": "a", "plugins": [{}]}`, []string{"f:1: plugins[0]: error: type is missing"}},
-		"wrong kind": {`{"cniVersion": "1.0.0", "name": "a", "plugins": 7}`, []string{"f:1: plugins: error: json: cannot unmarshal number"}},
-		"bad value":  {strings.Replace(bridgeNet, `"cni0"`, `"cni0", "mtu": "x"`, 1), []string{`f:5: plugins[0].mtu: error: mtu "x": want a number`}},
-		"bad subnet": {strings.Replace(bridgeNet, "/16", "/33", 1), []string{`f:6: plugins[0].ipam: error: ipam subnet "10.7.0.0/33": want`}},
-		"misspelt":   {strings.Replace(bridgeNet, `"bridge":`, `"brige":`, 1), []string{"f:5: plugins[0].brige: warning: unknown key is ignored; the nearest known key is bridge"}},
+		"empty":      {" \n", []string{"f:1:2: error: the file is empty"}},
+		"half":       {bridgeNet[:60], []string{"f:5:3: error: unexpected end of JSON input"}},
+		"no JSON":    {"{\n\n  name: 1}", []string{"f:3:3: error: invalid character 'n' looking for beginning of object key string"}},
+		"other":      {`{"a": 1}`, []string{"f:1:1: error: the object is no network configuration"}},
+		"name":       {strings.Replace(bridgeNet, `"a"`, `"a b"`, 1), []string{"f:3:3: name: error: invalid characters found in network name"}},
+		"version":    {strings.Replace(bridgeNet, "1.0.0", "9.0.0", 1), []string{`f:2:3: cniVersion: error: "9.0.0": want one of 0.1.0, `}},
+		"no version": {strings.Replace(bridgeNet, "1.0.0", "", 1), []string{`f:2:3: cniVersion: warning: "": want one of 0.1.0, `}},
+		"no plugin":  {`{"cniVersion": "1.0.0", "name": "a", "plugins": []}`, []string{"f:1:38: plugins: error: there is no plugin"}},
+		"no type":    {`{"cniVersion": "1.0.0", "name": "a", "plugins": [{}]}`, []string{"f:1:50: plugins[0]: error: type is missing"}},
+		"wrong kind": {`{"cniVersion": "1.0.0", "name": "a", "plugins": 7}`, []string{"f:1:38: plugins: error: json: cannot unmarshal number"}},
+		"bad value":  {strings.Replace(bridgeNet, `"cni0"`, `"cni0", "mtu": "x"`, 1), []string{`f:5:42: plugins[0].mtu: error: mtu "x": want a number`}},
+		"bad subnet": {strings.Replace(bridgeNet, "/16", "/33", 1), []string{`f:6:7: plugins[0].ipam: error: ipam subnet "10.7.0.0/33": want`}},
+		"misspelt":   {strings.Replace(bridgeNet, `"bridge":`, `"brige":`, 1), []string{"f:5:24: plugins[0].brige: warning: unknown key is ignored; the nearest known key is bridge [unknown-key]"}},
 		"log level": {strings.Replace(bridgeNet, `"cni0"`, `"cni0", "logLevel": "loud"`, 1),
-			[]string{`f:5: plugins[0].logLevel: error: logLevel "loud": want debug`}},
+			[]string{`f:5:42: plugins[0].logLevel: error: logLevel "loud": want debug`}},
 		"log file": {strings.Replace(bridgeNet, `"cni0"`, `"cni0", "logFile": "x.log"`, 1),
-			[]string{`f:5: plugins[0].logFile: error: logFile "x.log": want an absolute path, or journal`}},
-		"backend":     {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"portmap","backend":"pf","capabilities":{"portMappings":true}}]}`, []string{`f:1: plugins[0].backend: error: backend "pf"`}},
-		"one plugin":  {`{"cniVersion":"1.0.0","name":"a","type":"bandwidth","ingressRate":"x","ingressBurst":1}`, []string{"f:1: ingressRate: error: "}},
+			[]string{`f:5:42: plugins[0].logFile: error: logFile "x.log": want an absolute path, or journal`}},
+		"backend":     {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"portmap","backend":"pf","capabilities":{"portMappings":true}}]}`, []string{`f:1:63: plugins[0].backend: error: backend "pf"`}},
+		"one plugin":  {`{"cniVersion":"1.0.0","name":"a","type":"bandwidth","ingressRate":"x","ingressBurst":1}`, []string{"f:1:53: ingressRate: error: "}},
 		"podCIDR":     {strings.Replace(bridgeNet, "10.7.0.0/16", "usePodCidr", 1), nil},
-		"sriov":       {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"sriov"}]}`, []string{"f:1: plugins[0]: error: resources: want the resources"}},
+		"sriov":       {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"sriov"}]}`, []string{"f:1:45: plugins[0]: error: resources: want the resources whose VFs a pod gets [7]"}},
 		"node.json":   {`{"podCIDRs": ["10.0.0.0/24"]}`, nil},
-		"bad node":    {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"]}", []string{"f:2: podCIDRs: error: podCIDRs"}},
-		"pool":        {`{"resourceList": [{"resourceName": "a b"}]}`, []string{`f:1: resourceList[0].resourceName: error: "a b": want letters`}},
-		"pool's note": {`{"resourceList": []}`, []string{"f:1: resourceList: warning: no resource is configured: no device is offered"}},
+		"bad node":    {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"]}", []string{"f:2:1: podCIDRs: error: podCIDRs"}},
+		"pool":        {`{"resourceList": [{"resourceName": "a b"}]}`, []string{`f:1:20: resourceList[0].resourceName: error: "a b": want letters`}},
+		"pool's note": {`{"resourceList": []}`, []string{"f:1:2: resourceList: warning: no resource is configured: no device is offered"}},
 	} {
 		got := lines(File{"f", []byte(c.data)})
 		if len(got) > len(c.want) && len(c.want) > 0 {
@@ -82,8 +82,8 @@ func TestClashes(t *testing.T) {
 	for name, c := range map[string]struct {
 		second, want string
 	}{
-		"one name":   {strings.Replace(bridgeNet, "10.7.", "10.8.", 1), `g:3: name: warning: network "a" is in f already`},
-		"one subnet": {other, `g:6: plugins[0].ipam.ranges[0][0].subnet: error: subnet 10.7.0.0/16 overlaps 10.7.0.0/16 of network "a" in f`},
+		"one name":   {strings.Replace(bridgeNet, "10.7.", "10.8.", 1), `g:3:3: name: warning: network "a" is in f already`},
+		"one subnet": {other, `g:6:51: plugins[0].ipam.ranges[0][0].subnet: error: subnet 10.7.0.0/16 overlaps 10.7.0.0/16 of network "a" in f`},
 		"apart":      {strings.Replace(other, "10.7.", "10.8.", 1), ""},
 	} {
 		got := strings.Join(lines(File{"f", []byte(bridgeNet)}, File{"g", []byte(c.second)}), "\n")
@@ -100,29 +100,46 @@ func TestManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"f:6: Pod web: metadata.annotations.kubernetes.io/ingress-bandwidth: error: 20m: want 1k to 100G bits per second, such as 20M; m means a " +
+		"f:6:38: Pod web: metadata.annotations.kubernetes.io/ingress-bandwidth: error: 20m: want 1k to 100G bits per second, such as 20M; m means a " +
 			"thousandth: did you mean 20M?",
-		"f:7: Pod web: metadata.annotations.kubernetes.io/egres-bandwidth: warning: no program reads this annotation; did you mean " +
+		"f:7:5: Pod web: metadata.annotations.kubernetes.io/egres-bandwidth: warning: no program reads this annotation; did you mean " +
 			"kubernetes.io/egress-bandwidth?",
-		"f:14: Pod web: spec.containers[0].ports[1].hostPort: error: port 8080/TCP is taken in line 12 already",
-		"f:25: NetworkAttachmentDefinition net: spec.config: isGatway: warning: unknown key is ignored",
-		`f:26: NetworkAttachmentDefinition net: spec.config: ipam: error: ipam subnet "10.0.0.0/33"`,
-		"f:37: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: error: 64000 is no string",
-		"f:37: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: warning: the pod has hostNetwork",
-		"f:49: ConfigMap vfs: data.config.json: resourceList[0].resourceName: error: ",
+		"f:15:17: Pod web: spec.containers[0].ports[1].hostPort: error: port 8080/TCP is taken in line 13 already [host-port-taken]",
+		"f:25:7: NetworkAttachmentDefinition net: spec.config: isGatway: warning: unknown key is ignored",
+		`f:26:7: NetworkAttachmentDefinition net: spec.config: ipam: error: ipam subnet "10.0.0.0/33"`,
+		"f:37:41: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: error: 64000 is no string",
+		"f:37:9: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: warning: the pod has hostNetwork",
+		"f:49:8: ConfigMap vfs: data.config.json: resourceList[0].resourceName: error: ",
 	}
 	if got := lines(File{"f", data}); !prefixes(got, want) {
 		t.Errorf("got %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for text, want := range map[string]string{
-		"a: [":                "f:1: error: yaml: line 1",
-		"kind: Service\n":     "f:1: warning: there is nothing here that Podlace reads",
-		"kind: Pod":           "f:1: Pod: spec: error: spec is missing",
-		"just a text\n":       "f:1: warning: there is nothing here",
-		"a: 1\n\nb: {\n\n]\n": "f:4: error: yaml",
+		"a: [":                "f:1:1: error: yaml: line 1",
+		"kind: Service\n":     "f:1:1: warning: there is nothing here that Podlace reads",
+		"kind: Pod":           "f:1:1: Pod: spec: error: spec is missing",
+		"just a text\n":       "f:1:1: warning: there is nothing here",
+		"a: 1\n\nb: {\n\n]\n": "f:4:1: error: yaml",
 	} {
 		if got := lines(File{"f", []byte(text)}); len(got) != 1 || !strings.HasPrefix(got[0], want) {
 			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestPlaceInScalar checks the lines and columns of a configuration inside YAML, for each style of scalar.
+func TestPlaceInScalar(t *testing.T) {
+	const head = "kind: NetworkAttachmentDefinition\nspec:\n  config: "
+	for text, want := range map[string]string{
+		`'{"cniVersion": "1.0.0", "name": "a", "type": "bridge", "brige": "é"}'`:                                  "f:3:67",
+		`'{"name": "é", "cniVersion": "1.0.0", "type": "bridge", "nme": 1}'`:                                      "f:3:13",
+		`"{\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"bridge\", \"brige\": 1}"`:                      "f:3:3",
+		"|\n      {\"cniVersion\": \"1.0.0\",\n        \"name\": \"a\", \"type\": \"bridge\", \"brige\": 1}\n":    "f:5:40",
+		">\n    {\"cniVersion\": \"1.0.0\",\n      \"name\": \"a\", \"type\": \"bridge\",\n      \"brige\": 1}\n": "f:6:7",
+	} {
+		got := lines(File{"f", []byte(head + text)})
+		if len(got) == 0 || !strings.HasPrefix(got[0], want+": ") {
+			t.Errorf("%s: got %q, want %s", text, got, want)
 		}
 	}
 }
@@ -153,7 +170,7 @@ func FuzzFiles(f *testing.F) {
 	f.Add(`{"resourceList": [{"resourceName": "a"}]}`)
 	f.Fuzz(func(t *testing.T, data string) {
 		for _, p := range Files([]File{{"f", []byte(data)}}, Node{}) {
-			if p.Line < 1 || p.Line > strings.Count(data, "\n")+2 || p.Text == "" {
+			if p.Line < 1 || p.Line > strings.Count(data, "\n")+2 || p.Text == "" || p.Column < 1 || p.Code == "" {
 				t.Errorf("%+v in a file of %d lines", p, strings.Count(data, "\n")+1)
 			}
 		}

@@ -29,7 +29,7 @@ func (c *checker) manifests(t part) {
 			break
 		}
 		if err != nil {
-			c.add(t, yamlLine(err), "", true, "%v", err)
+			c.add(t, plugin.Place{Line: yamlLine(err)}, "", syntax, true, "%v", err)
 			return
 		}
 		if len(document.Content) > 0 {
@@ -37,7 +37,7 @@ func (c *checker) manifests(t part) {
 		}
 	}
 	if known == 0 {
-		c.add(t, 1, "", false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
+		c.add(t, plugin.Place{}, "", unknownFile, false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
 	}
 }
 
@@ -74,6 +74,14 @@ func valueOf(n *yaml.Node, path ...string) string {
 	return ""
 }
 
+// placeOf returns the place of a node, or the zero value if n is nil.
+func placeOf(n *yaml.Node) (at plugin.Place) {
+	if n != nil {
+		at = plugin.Place{Line: n.Line, Column: n.Column}
+	}
+	return at
+}
+
 // podTemplates returns the path to the pod for each kind of object that contains one.
 func podTemplates() map[string][]string {
 	template := []string{"spec", "template"}
@@ -92,7 +100,7 @@ func (c *checker) object(t part, o *yaml.Node) (known int) {
 	}
 	t.key = strings.TrimSpace(kind + " " + valueOf(o, "metadata", "name"))
 	if path, ok := podTemplates()[kind]; ok {
-		c.pod(t, at(o, path...))
+		c.pod(t, placeOf(o), at(o, path...))
 		return 1
 	}
 	switch kind {
@@ -130,25 +138,26 @@ func (t part) inside(value *yaml.Node, key string) part {
 	if value.Style == yaml.LiteralStyle || value.Style == yaml.FoldedStyle {
 		line = value.Line
 	}
-	return part{file: t.file, line: t.line + line, total: t.total, key: t.key + ": " + key, multus: t.multus, data: []byte(value.Value)}
+	return part{file: t.file, line: t.line + line, total: t.total, key: t.key + ": " + key, multus: t.multus, data: []byte(value.Value),
+		source: t.source}
 }
 
 // The method pod checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
-func (c *checker) pod(t part, pod *yaml.Node) {
+func (c *checker) pod(t part, object plugin.Place, pod *yaml.Node) {
 	annotations := at(pod, "metadata", "annotations")
 	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
 		c.annotation(t, annotations.Content[i], annotations.Content[i+1])
 	}
 	spec := at(pod, "spec")
 	if spec == nil {
-		c.add(t, 1, "spec", true, "spec is missing")
+		c.add(t, object, "spec", noSpec, true, "spec is missing")
 		return
 	}
 	c.hostPorts(t, spec)
 	if annotations != nil && valueOf(spec, "hostNetwork") == "true" {
 		for i := 0; i+1 < len(annotations.Content); i += 2 {
 			if key := annotations.Content[i]; slices.Contains(limitKeys(), key.Value) {
-				c.add(t, key.Line, "metadata.annotations."+key.Value, false, "the pod has hostNetwork: there is no interface to limit")
+				c.add(t, placeOf(key), "metadata.annotations."+key.Value, limitHostNetwork, false, "the pod has hostNetwork: there is no interface to limit")
 			}
 		}
 	}
@@ -164,15 +173,15 @@ func (c *checker) annotation(t part, key, value *yaml.Node) {
 	if !slices.Contains(limitKeys(), key.Value) {
 		prefix, _, _ := strings.Cut(key.Value, "/")
 		if near := plugin.Nearest(key.Value, limitKeys()); near != "" && prefix != "k8s.v1.cni.cncf.io" {
-			c.add(t, key.Line, place, false, "no program reads this annotation; did you mean %s?", near)
+			c.add(t, placeOf(key), place, unknownAnnotation, false, "no program reads this annotation; did you mean %s?", near)
 		}
 		return
 	}
 	if value.Tag != "!!str" {
-		c.add(t, value.Line, place, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", value.Value)
+		c.add(t, placeOf(value), place, wrongType, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", value.Value)
 	}
 	if _, err := bandwidth.ParseRate(value.Value); err != nil || value.Value == "none" {
-		c.add(t, value.Line, place, true, "%s: want 1k to 100G bits per second, such as 20M%s", value.Value, unitHint(value.Value))
+		c.add(t, placeOf(value), place, limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", value.Value, unitHint(value.Value))
 	}
 }
 
@@ -193,9 +202,9 @@ func (c *checker) hostPorts(t part, spec *yaml.Node) {
 				key := fmt.Sprintf("spec.%s[%d].ports[%d].hostPort", list, i, j)
 				id := c.hostPort(t, port, key)
 				if line, twice := seen[id]; twice && id != "" && list == "containers" {
-					c.add(t, port.Line, key, true, "port %s is taken in line %d already", id, line)
+					c.add(t, placeOf(at(port, "hostPort")), key, hostPortTaken, true, "port %s is taken in line %d already", id, line)
 				}
-				seen[id] = port.Line
+				seen[id] = placeOf(at(port, "hostPort")).Line
 			}
 		}
 	}
@@ -215,7 +224,7 @@ func (c *checker) hostPort(t part, port *yaml.Node, key string) string {
 		return ""
 	}
 	if n, err := strconv.Atoi(host); err != nil || n < 1 || n > 65535 {
-		c.add(t, port.Line, key, true, "%s: want 1 to 65535", host)
+		c.add(t, placeOf(at(port, "hostPort")), key, hostPort, true, "%s: want 1 to 65535", host)
 	}
 	id := host + "/" + cmp.Or(valueOf(port, "protocol"), "TCP")
 	if ip := valueOf(port, "hostIP"); ip != "" {

@@ -39,22 +39,22 @@ func (c *checker) network(t part) {
 		Plugins    []json.RawMessage `json:"plugins"`
 	}
 	if err := json.Unmarshal(t.data, &list); err != nil {
-		key, line := t.mentioned(err.Error())
-		c.add(t, line, key, true, "%v", err)
+		key, at := t.mentioned(err.Error())
+		c.add(t, at, key, wrongType, true, "%v", err)
 		return
 	}
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
-		c.add(t, t.lineOf("name"), "name", true, "%s: want letters, digits, '_', '.' and '-'", err.Msg)
+		c.add(t, t.placeOf("name"), "name", networkName, true, "%s: want letters, digits, '_', '.' and '-'", err.Msg)
 	}
 	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
-		c.add(t, t.lineOf("cniVersion"), "cniVersion", list.CNIVersion != "", "%q: want one of %s", list.CNIVersion,
+		c.add(t, t.placeOf("cniVersion"), "cniVersion", cniVersion, list.CNIVersion != "", "%q: want one of %s", list.CNIVersion,
 			strings.Join(version.All.SupportedVersions(), ", "))
 	}
 	if list.Type == "" && len(list.Plugins) == 0 {
-		c.add(t, t.lineOf("plugins"), "plugins", true, "there is no plugin")
+		c.add(t, t.placeOf("plugins"), "plugins", noPlugin, true, "there is no plugin")
 	}
 	for _, f := range Config(t.data, c.node) {
-		c.add(t, t.lineOf(f.Key), f.Key, false, "%s", f.Text)
+		c.add(t, t.placeOf(f.Key), f.Key, f.Code, false, "%s", f.Text)
 	}
 	n := network{part: t, name: list.Name}
 	if list.Type != "" {
@@ -67,16 +67,16 @@ func (c *checker) network(t part) {
 }
 
 // The method plugin checks the configuration of one plugin in the same way as the ADD of that plugin.
-func (c *checker) plugin(n *network, path, cniVersion string, config []byte) {
+func (c *checker) plugin(n *network, path, version string, config []byte) {
 	kind := plugin.Kind(ipam.Type(config))
 	if kind == "" {
-		c.add(n.part, n.lineOf(path), path, true, "type is missing")
+		c.add(n.part, n.placeOf(path), path, noPlugin, true, "type is missing")
 		return
 	}
 	if kind == "sriov" && n.multus {
 		config = withDeviceID(config)
 	}
-	r := &plugin.Request{Plugin: kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: cniVersion,
+	r := &plugin.Request{Plugin: kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: version,
 		Config: config, Log: slog.New(slog.DiscardHandler)}
 	err := parse(r, kind)
 	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {
@@ -86,8 +86,8 @@ func (c *checker) plugin(n *network, path, cniVersion string, config []byte) {
 		}
 	}
 	if err != nil {
-		key, line := n.within(path, config, err.Error())
-		c.add(n.part, line, key, true, "%v", err)
+		key, at := n.within(path, config, err.Error())
+		c.add(n.part, at, key, codeOf(err), true, "%v", err)
 	}
 }
 
@@ -126,11 +126,11 @@ func parse(r *plugin.Request, kind string) (err error) {
 	return err
 }
 
-// The method within returns the key below path that a message names, and the line of the key in the file.
-func (n *network) within(path string, config []byte, message string) (key string, line int) {
-	inner, _ := part{lines: plugin.KeyLines(config)}.mentioned(message)
+// The method within returns the key below path that a message names, and the place of the key in the file.
+func (n *network) within(path string, config []byte, message string) (key string, at plugin.Place) {
+	inner, _ := part{places: plugin.KeyPlaces(config)}.mentioned(message)
 	key = strings.Trim(path+"."+inner, ".")
-	return key, n.lineOf(key)
+	return key, n.placeOf(key)
 }
 
 // The method clashes reports networks that have the same name, and networks that have the same subnet on different bridges.
@@ -138,7 +138,7 @@ func (c *checker) clashes() {
 	for i, later := range c.networks {
 		for _, earlier := range c.networks[:i] {
 			if later.name == earlier.name {
-				c.add(later.part, later.lineOf("name"), "name", false, "network %q is in %s already: runtimes take the file that sorts first",
+				c.add(later.part, later.placeOf("name"), "name", networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
 					later.name, earlier.file)
 				break
 			}
@@ -151,8 +151,8 @@ func (c *checker) clashOfSubnets(earlier, later network) {
 	for _, a := range earlier.subnets {
 		for _, b := range later.subnets {
 			if a.Overlaps(b) {
-				key, line := later.mentioned("subnet ipam")
-				c.add(later.part, line, key, true, "subnet %s overlaps %s of network %q in %s: the leases are per network, so that two pods "+
+				key, at := later.mentioned("subnet ipam")
+				c.add(later.part, at, key, plugin.SubnetOverlap, true, "subnet %s overlaps %s of network %q in %s: the leases are per network, so that two pods "+
 					"get one address", b, a, earlier.name, earlier.file)
 			}
 		}

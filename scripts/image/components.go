@@ -23,7 +23,9 @@ func rules() []componentRule {
 		{component: "k3s", without: []string{"crio"}, reason: "each names the folder of the plugins"},
 		{component: "sriov", without: []string{"dra"},
 			reason: `each contains the DaemonSet sriov-device-plugin, and that of dra also serves resources without "api": "dra"`},
-		{component: "openshift", without: []string{"crio", "k3s", "removal", "vxlan"},
+		{component: "noroutes", without: []string{"removal"}, reason: "the removal needs the rights that noroutes drops"},
+		{component: "noroutes", without: []string{"vxlan"}, reason: "the tunnel needs routes of the agent"},
+		{component: "openshift", without: []string{"crio", "k3s", "noroutes", "removal", "vxlan"},
 			reason: "openshift leaves the cluster network to OpenShift, and has no podlace-node"},
 		{component: "openshift", oneOf: []string{"dra", "sriov"}, reason: "openshift adapts the DaemonSet sriov-device-plugin to OpenShift"},
 	}

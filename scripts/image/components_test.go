@@ -276,6 +276,8 @@ func TestExclusiveComponents(t *testing.T) {
 		"dra sriov":             "components sriov and dra exclude each other",
 		"openshift":             "component openshift needs dra or sriov",
 		"openshift sriov vxlan": "components openshift and vxlan exclude each other",
+		"noroutes vxlan":        "components noroutes and vxlan exclude each other",
+		"noroutes removal":      "components noroutes and removal exclude each other",
 		"openshift dra removal": "components openshift and removal exclude each other",
 		"vxlna":                 "no component",
 	} {

@@ -163,7 +163,12 @@ func TestComponents(t *testing.T) {
 		// The patch of the component moves the mount of the leases to the front.
 		c.VolumeMounts = append([]core.VolumeMount{leases}, slices.Delete(slices.Clone(c.VolumeMounts), i, i+1)...)
 	}
+	noroutes := func(o *manifestObjects) {
+		o.config.Data["config.json"] = read(t, "components/noroutes/config.json")
+		o.agent.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add = nil
+	}
 	cases := map[string][]func(*manifestObjects){
+		"noroutes": {noroutes}, "noroutes k3s": append([]func(*manifestObjects){noroutes}, k3s...),
 		"vxlan": {vxlan}, "k3s": k3s, "crio": {folder("plugins", "/usr/libexec/cni")}, "removal": {removal},
 		"vxlan k3s": append([]func(*manifestObjects){vxlan}, k3s...), "k3s removal": append([]func(*manifestObjects){removal}, k3s...),
 	}

@@ -151,7 +151,8 @@ func (n *agentNode) checkAllRoutes(nodes int) {
 		}
 	}
 	if len(missing) > 0 || len(got) != 2*nodes {
-		n.Errorf("%d routes of %d, %d missing or wrong: %v\n%s", len(got), 2*nodes, len(missing), missing[:min(len(missing), 10)], n.statusProblems())
+		n.Errorf("%d routes of %d, %d missing or wrong: %v\n%s", len(got), 2*nodes, len(missing), missing[:min(len(missing), 10)],
+			n.statusProblems())
 	}
 }
 

@@ -61,11 +61,11 @@ func (p netPath) words(seen string) string {
 	case strings.HasPrefix(seen, "tunnel"):
 		return "the tunnel of the client's node"
 	case strings.HasPrefix(seen, "gateway"):
-		return "the gateway of its own node"
+		return "the gateway of the server's node"
 	case seen == p.from:
 		return "the " + kind
 	case seen == p.to:
-		return "the node that was called"
+		return "the node that the client called"
 	}
 	return "the pod's node"
 }

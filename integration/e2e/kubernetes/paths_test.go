@@ -39,11 +39,11 @@ func (s clusterSetup) allPaths() []netPath {
 
 func podPaths() []netPath {
 	return []netPath{
-		{pod, "a pod of its node", "client1", "server1", podPort, "server1", "client1"},
+		{pod, "another pod of the same node", "client1", "server1", podPort, "server1", "client1"},
 		{pod, "a pod of another node", "client1", "server2", podPort, "server2", "client1"},
 		{pod, "a pod of a node in another subnet", "client1", "server3", podPort, "server3", "client1"},
 		{"a pod of a node in another subnet", pod, "client3", "server1", podPort, "server1", "client3"},
-		{node, "its pod", "node1", "server1", podPort, "server1", "gateway1"},
+		{node, "a pod of the same node", "node1", "server1", podPort, "server1", "gateway1"},
 		{node, "a pod of another node", "node1", "server2", podPort, "server2", "node1"},
 		{node, "a pod of a node in another subnet", "node1", "server3", podPort, "server3", "tunnel1"},
 		{pod, machine, "client1", "outside", podPort, "outside", "node1"},
@@ -52,12 +52,12 @@ func podPaths() []netPath {
 
 func servicePaths() []netPath {
 	return []netPath{
-		{pod, "a ClusterIP, the backend on its node", "client1", "service/server1", servicePort, "server1", "client1"},
-		{pod, "a ClusterIP, the backend on another node", "client1", "service/server2", servicePort, "server2", "client1"},
-		{pod, "a ClusterIP, the backend in another subnet", "client1", "service/server3", servicePort, "server3", "client1"},
-		{pod, "a ClusterIP, itself the backend", "client1", "service/client1", servicePort, "client1", "gateway1"},
-		{node, "a ClusterIP, the backend on it", "node1", "service/server1", servicePort, "server1", "gateway1"},
-		{node, "a ClusterIP, the backend on another node", "node1", "service/server2", servicePort, "server2", "node1"},
+		{pod, "a ClusterIP whose backend is on the same node", "client1", "service/server1", servicePort, "server1", "client1"},
+		{pod, "a ClusterIP whose backend is on another node", "client1", "service/server2", servicePort, "server2", "client1"},
+		{pod, "a ClusterIP whose backend is in another subnet", "client1", "service/server3", servicePort, "server3", "client1"},
+		{pod, "a ClusterIP whose backend is the pod itself", "client1", "service/client1", servicePort, "client1", "gateway1"},
+		{node, "a ClusterIP whose backend is on the same node", "node1", "service/server1", servicePort, "server1", "gateway1"},
+		{node, "a ClusterIP whose backend is on another node", "node1", "service/server2", servicePort, "server2", "node1"},
 	}
 }
 
@@ -65,19 +65,19 @@ func servicePaths() []netPath {
 func nodePortPaths() []netPath {
 	server1, local1 := nodePort("server1"), nodePort("local1")
 	return []netPath{
-		{machine, "a NodePort, the backend on that node", "outside", "node1", server1, "server1", "gateway1"},
-		{machine, "a NodePort, the backend on another node", "outside", "node1", nodePort("server2"), "server2", "node1"},
-		{pod, "a NodePort of its node", "client1", "node1", server1, "server1", "gateway1"},
-		{pod, "a NodePort of its node, itself the backend", "client1", "node1", nodePort("client1"), "client1", "gateway1"},
-		{pod, "a NodePort of another node, the backend on its own", "client1", "node2", server1, "server1", "node2"},
-		{node, "a NodePort of its address", "node1", "node1", server1, "server1", "gateway1"},
-		{node, "a NodePort at its own loopback address", "node1", "loopback", server1, "server1", "gateway1"},
-		{machine, "a Local NodePort, the backend on that node", "outside", "node1", local1, "server1", "outside"},
-		{machine, "a Local NodePort, no backend on that node", "outside", "node2", local1, "", ""},
-		{pod, "a Local NodePort of its node, the backend there", "client1", "node1", local1, "server1", "client1"},
-		{pod, "a Local NodePort of its node, no backend there", "client2", "node2", local1, "server1", "client2"},
-		{pod, "a Local NodePort of another node, the backend there", "client2", "node1", local1, "server1", "node2"},
-		{pod, "a Local NodePort of another node, no backend there", "client1", "node2", local1, "", ""},
+		{machine, "a NodePort of a node that has the backend", "outside", "node1", server1, "server1", "gateway1"},
+		{machine, "a NodePort whose backend is on another node", "outside", "node1", nodePort("server2"), "server2", "node1"},
+		{pod, "a NodePort of the same node", "client1", "node1", server1, "server1", "gateway1"},
+		{pod, "a NodePort of the same node, whose backend is the pod itself", "client1", "node1", nodePort("client1"), "client1", "gateway1"},
+		{pod, "a NodePort of another node, whose backend is on the pod's node", "client1", "node2", server1, "server1", "node2"},
+		{node, "a NodePort at an address of the same node", "node1", "node1", server1, "server1", "gateway1"},
+		{node, "a NodePort at the node's loopback address", "node1", "loopback", server1, "server1", "gateway1"},
+		{machine, "a Local NodePort of a node that has the backend", "outside", "node1", local1, "server1", "outside"},
+		{machine, "a Local NodePort of a node without a backend", "outside", "node2", local1, "", ""},
+		{pod, "a Local NodePort of the same node, which has the backend", "client1", "node1", local1, "server1", "client1"},
+		{pod, "a Local NodePort of the same node, which has no backend", "client2", "node2", local1, "server1", "client2"},
+		{pod, "a Local NodePort of another node, which has the backend", "client2", "node1", local1, "server1", "node2"},
+		{pod, "a Local NodePort of another node, which has no backend", "client1", "node2", local1, "", ""},
 	}
 }
 
@@ -86,11 +86,11 @@ func hostPortPaths(n, other string) []netPath {
 	at, client, server := "node"+n, "client"+n, "server"+n
 	return []netPath{
 		{machine, "a hostPort", "outside", at, hostPort, server, "outside"},
-		{node, "a hostPort of its address", at, at, hostPort, server, at},
-		{node, "a hostPort at its own loopback address", at, "loopback", hostPort, server, "gateway" + n},
+		{node, "a hostPort at an address of the same node", at, at, hostPort, server, at},
+		{node, "a hostPort at the node's loopback address", at, "loopback", hostPort, server, "gateway" + n},
 		{"another node", "a hostPort", "node" + other, at, hostPort, server, "node" + other},
-		{pod, "a hostPort of its node", client, at, hostPort, server, client},
-		{pod, "a hostPort of its node, itself behind it", server, at, hostPort, server, "gateway" + n},
+		{pod, "a hostPort of the same node", client, at, hostPort, server, client},
+		{pod, "the pod's own hostPort", server, at, hostPort, server, "gateway" + n},
 		{pod, "a hostPort of another node", client, "node" + other, hostPort, "server" + other, at},
 	}
 }

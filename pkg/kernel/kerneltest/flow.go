@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flow is a connection tracking entry: protocol (17 for UDP, 6 for TCP), client, original destination, and translated destination, which is
-// the source of replies. The last three have the form address:port.
+// Flow is a connection tracking entry. It consists of the protocol (17 for UDP, 6 for TCP) and three addresses in the form address:port.
+// These are the client, the original destination, and the translated destination, which is the source of replies.
 type Flow [4]string
 
 func (f Flow) entry() *netlink.ConntrackFlow {

@@ -31,8 +31,8 @@ import (
 // new namespaces, Main skips the package and prints the reason. With KERNELTEST=require or KERNELTEST=full in the environment, Main fails
 // instead of skipping.
 //
-// A helper process that a test starts from the test binary also runs TestMain. TestMain must recognise such helper processes before it
-// calls Main, because Main would create another sandbox for each of them.
+// A helper process that a test starts from the test binary also runs TestMain. TestMain must recognise a helper process before it calls
+// Main, because Main would create another sandbox for the helper process.
 func Main(m *testing.M) {
 	if slices.ContainsFunc(os.Args, fuzzWorker) {
 		os.Exit(m.Run()) // already in the sandbox, connected by inherited pipes
@@ -56,7 +56,7 @@ func Main(m *testing.M) {
 // requireFeatures reports whether a missing kernel feature fails the tests (KERNELTEST=full).
 func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
-// Feature returns its argument has, which is true if the kernel has the feature. It logs the name of a missing feature. With
+// Feature returns its second argument, which must be true if the kernel has the feature. It logs the name of a missing feature. With
 // KERNELTEST=full a missing feature fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
@@ -73,7 +73,7 @@ func fuzzWorker(arg string) bool {
 	return strings.HasPrefix(strings.TrimLeft(arg, "-"), "test.fuzzworker")
 }
 
-// reportUnavailable prints a skipped or failed test in the format of go test, so that tools that parse the output count it.
+// reportUnavailable prints a skipped or failed test in the format of "go test". Tools that parse this format can then count the test.
 func reportUnavailable(w io.Writer, err error, required bool) int {
 	verdict, end, code := "SKIP", "PASS", 0
 	if required {
@@ -144,8 +144,8 @@ func leftOnPurpose() *regexp.Regexp {
 // StateDirs returns the folders of records and leases.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
-// Age sets the modification time of recent files in the folders to one minute ago. Recent means less than 30 seconds old. GC skips young
-// files.
+// Age sets the modification time of recent files in the folders to one minute ago. GC keeps attachments whose files are less than one
+// second old, and a test that calls Age need not wait for this time.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {
@@ -168,7 +168,7 @@ func Age(dirs ...string) error {
 	return nil
 }
 
-// NoLeak takes a snapshot with opt and reports each difference from the snapshot before as an error. It repeats the snapshot for up to ten
+// NoLeak takes a snapshot with opt and reports each difference from the earlier snapshot as an error. It repeats the snapshot for up to ten
 // seconds while there are differences, because the kernel deletes namespaces asynchronously.
 func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	t.Helper()

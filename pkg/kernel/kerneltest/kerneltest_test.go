@@ -69,8 +69,8 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestWithoutSandbox checks the result of Main when the sandbox cannot start. Here the sandbox refuses to start because it would hide
-// TMPDIR.
+// TestWithoutSandbox checks the result of Main when the sandbox cannot start. In this test the sandbox refuses to start because it would
+// hide TMPDIR.
 func TestWithoutSandbox(t *testing.T) {
 	for _, c := range []struct {
 		require, verdict string
@@ -95,7 +95,7 @@ func TestPodName(t *testing.T) {
 	}
 }
 
-// TestRandom checks that two runs draw the same numbers, and another seed draws different ones.
+// TestRandom checks that two runs with one seed draw the same numbers. It also checks that a run with another seed draws different numbers.
 func TestRandom(t *testing.T) {
 	t.Setenv("PODLACE_SEED", "")
 	a, b := Random(t).Uint64(), Random(t).Uint64()

@@ -35,8 +35,8 @@ type Outcome struct {
 	}
 }
 
-// Call calls the plugin with a verb for a container. The additional arguments are pairs of a configuration key and its value. A key that
-// begins with CNI_ is the name of an environment variable.
+// Call runs the plugin with a CNI command, such as ADD, for a container. The additional arguments are pairs of a configuration key and its
+// value. A key that begins with CNI_ is the name of an environment variable.
 func (l Lab) Call(verb, id string, keys ...any) Outcome {
 	l.Helper()
 	env, stdin := l.Request(verb, id, keys...)

@@ -68,7 +68,7 @@ func RealPF(t testing.TB) string {
 }
 
 // onMachine reports whether the tests run in the virtual machine of "make vm" with a network card. These tests run in the initial network
-// namespace, because new VFs appear there, and the kernel returns VFs of deleted namespaces to it.
+// namespace, because new VFs appear in it. The kernel also returns the VFs of deleted namespaces to the initial namespace.
 func onMachine() bool {
 	cmdline, _ := os.ReadFile("/proc/cmdline")
 	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")

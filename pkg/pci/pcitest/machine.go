@@ -142,7 +142,7 @@ func linkRelative(target, at string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(path, at))
 }
 
-// bindDriver binds a function to a driver. The interface of the function is then in another namespace.
+// bindDriver binds a function to a driver. After this, the interface of the function is in another namespace.
 func bindDriver(sysfs, folder, driver string) error {
 	if driver == "" {
 		return nil

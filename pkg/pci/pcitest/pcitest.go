@@ -3,9 +3,10 @@
 // Package pcitest creates fake sysfs trees of machines with network cards for tests. Extract creates a tree from an archive, and Generate
 // creates a tree of any size. Functions of package pci accept the returned path as the path of sysfs.
 //
-// An archive has the format txtar. An entry whose name ends in "/" is a folder. Each line of this entry is a file, such as "numa_node 0",
-// or a symlink, such as "driver -> ../../../bus/pci/drivers/igb". An entry without lines is an empty folder. An entry with any other name
-// is a file with several lines. Extract adds a link in bus/pci/devices for each folder below devices whose name is a PCI address.
+// An archive has the format txtar. An entry whose name ends in "/" is a folder. Each line of a folder's entry is a file, such as "numa_node
+// 0", or a symlink, such as "driver -> ../../../bus/pci/drivers/igb". A folder's entry without lines is an empty folder. An entry with any
+// other name is a file with several lines. Extract adds a link in bus/pci/devices for each folder below devices whose name is a PCI
+// address.
 package pcitest
 
 import (
@@ -86,8 +87,8 @@ func Folder(t testing.TB, sysfs, address string) string {
 	return dir
 }
 
-// Set atomically replaces an attribute of a function. The argument name may contain subfolders, such as "net/ens1f0/carrier". A value of
-// the form "-> target" creates a symlink.
+// Set atomically replaces an attribute of a function. The name of the attribute may contain subfolders, such as "net/ens1f0/carrier". A
+// value of the form "-> target" creates a symlink.
 func Set(t testing.TB, sysfs, address, name, value string) {
 	t.Helper()
 	path, made := filepath.Join(Folder(t, sysfs, address), name), t.TempDir()

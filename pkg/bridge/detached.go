@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"errors"
+	"log/slog"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// DetachedPort is the host side of a live attachment that is not a port of the recorded bridge.
+type DetachedPort struct {
+	Record    attachment.Record
+	Interface string
+	Bridge    string // the recorded bridge
+	Missing   bool   // the node has no bridge of that name
+	Master    string // the link whose port the host side is now; "" for none
+}
+
+// DetachedPorts returns the host sides that another program detached from their bridge. It leaves out unfinished ADDs, and pods that are
+// gone.
+func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
+	pods, err := attachment.States[state](attachment.AllOf("bridge"))
+	errs := []error{err}
+	for _, pod := range finished(pods) {
+		link, ok, err := recordedPort(host, pod)
+		if err != nil || !ok || plugin.NetnsGone(pod.Netns) {
+			errs = append(errs, err)
+			continue
+		}
+		bridge, isThere, err := host.Link(pod.State.Bridge)
+		if err != nil || isThere && link.Master == bridge.Index {
+			errs = append(errs, err)
+			continue
+		}
+		master, _, err := host.LinkByIndex(link.Master)
+		errs = append(errs, err)
+		found = append(found, DetachedPort{Record: pod.Record, Interface: link.Name, Bridge: pod.State.Bridge, Missing: !isThere,
+			Master: master.Name})
+	}
+	return found, errors.Join(errs...)
+}
+
+// recordedPort returns the host side of an attachment. ok is false if it is gone, or if the recorded ifindex belongs to another link.
+func recordedPort(host *kernel.Node, pod attachment.Of[state]) (link kernel.Link, ok bool, err error) {
+	link, ok, err = host.LinkByIndex(pod.State.Index)
+	return link, ok && link.Name == pod.HostVeth(), err
+}
+
+// joinRecorded makes a host side without a bridge a port of the recorded bridge again. It is a no-op if the node has no such bridge: the
+// next ADD creates the bridge and attaches all pods.
+func joinRecorded(host *kernel.Node, log *slog.Logger, link kernel.Link, st state) error {
+	bridge, ok, err := host.Link(st.Bridge)
+	if err != nil || !ok || bridge.Kind != "bridge" {
+		return err
+	}
+	log.Warn("a pod's port has no bridge and is attached again", "port", link.Name, "bridge", bridge.Name)
+	err = join(host, bridge, link, st)
+	if errors.Is(err, unix.ENODEV) { // a DEL in the meantime
+		return nil
+	}
+	return err
+}
+
+// join makes a host side a port of a bridge, with the recorded VLANs and flags.
+func join(host *kernel.Node, bridge, link kernel.Link, st state) error {
+	if st.VLANs.used() && !bridge.FiltersVLANs {
+		return plugin.Errorf(plugin.CodeDevice, "bridge %s does not keep VLANs apart: %s is not attached", bridge.Name, link.Name)
+	}
+	errs := []error{host.SetMaster(link, bridge), setPort(host, bridge, link, st.VLANs, st.flags())}
+	if st.Guard != nil {
+		errs = append(errs, host.SetReserved(link))
+	}
+	if !link.Up {
+		errs = append(errs, host.SetUp(link))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// hostHandle returns a handle of the node.
+func (l lab) hostHandle() *kernel.Node {
+	l.Helper()
+	host, err := kernel.Host()
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(host.Close)
+	return host
+}
+
+// detached returns the ports that DetachedPorts finds, without their records.
+func (l lab) detached(host *kernel.Node) []DetachedPort {
+	l.Helper()
+	found, err := DetachedPorts(host)
+	if err != nil {
+		l.Fatal(err)
+	}
+	for i := range found {
+		found[i].Record = attachment.Record{}
+	}
+	return found
+}
+
+// TestDetachedPort: another program removes pods' ports from the bridge. DetachedPorts names them, and Restore attaches them with their
+// flags and VLANs.
+func TestDetachedPort(t *testing.T) {
+	for name, keys := range map[string][]any{
+		"plain":    {"hairpinMode", false},
+		"hairpin":  {"hairpinMode", true},
+		"guarded":  {"hairpinMode", false, "antiSpoof", true, "portIsolation", true},
+		"layer 2":  {"isGateway", nil, "ipMasq", nil, "ipam", nil},
+		"VLAN":     {"vlan", 7, "ipMasq", false},
+		"no guard": {"hairpinMode", false, "antiSpoof", false, "ipMasq", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := bareLab(t, append([]any{"name", "detached", "bridge", "btdet"}, keys...)...)
+			if o := l.Call("STATUS", ""); name == "VLAN" && o.Exit != 0 {
+				t.Skip("SKIPPED: the kernel has no VLAN filtering")
+			}
+			t.Cleanup(func() { _ = onHost("btdet", netlink.LinkDel) })
+			a, b := l.add("a"), l.other().add("b")
+			host := l.hostHandle()
+			if found := l.detached(host); len(found) > 0 {
+				t.Errorf("before: %+v", found)
+			}
+			l.run("ip link set dev " + a.hostVeth() + " nomaster")
+			want := []DetachedPort{{Interface: a.hostVeth(), Bridge: "btdet"}}
+			if diff := cmp.Diff(want, l.detached(host)); diff != "" {
+				t.Error(diff)
+			}
+			l.Fails(a.check(), plugin.CodeStateDiffers, "is not a port of btdet")
+			if err := Restore(host, slog.New(slog.DiscardHandler), attachment.Waiting); err != nil {
+				t.Fatal(err)
+			}
+			for _, pod := range []attached{a, b} {
+				l.OK(pod.check())
+			}
+			if found := l.detached(host); len(found) > 0 {
+				t.Errorf("after: %+v", found)
+			}
+		})
+	}
+}
+
+// TestDetachedElsewhere: Restore leaves a port of another bridge alone. It attaches a pod to a bridge that another program made again.
+func TestDetachedElsewhere(t *testing.T) {
+	l := bareLab(t, "name", "elsewhere", "bridge", "btels", "isGateway", false, "ipMasq", false)
+	t.Cleanup(func() { _ = onHost("btels", netlink.LinkDel); _ = onHost("btother", netlink.LinkDel) })
+	a := l.add("moved")
+	port, host := a.hostVeth(), l.hostHandle()
+	for _, c := range []struct {
+		command string
+		want    []DetachedPort
+	}{
+		{"ip link add btother type bridge; ip link set dev " + port + " master btother",
+			[]DetachedPort{{Interface: port, Bridge: "btels", Master: "btother"}}},
+		{"ip link del btother; ip link del btels", []DetachedPort{{Interface: port, Bridge: "btels", Missing: true}}},
+		{"ip link add btels type bridge; ip link set btels up", nil},
+	} {
+		l.run(c.command)
+		if err := Restore(host, slog.New(slog.DiscardHandler), attachment.Waiting); err != nil {
+			t.Errorf("%s: %v", c.command, err)
+		}
+		if diff := cmp.Diff(c.want, l.detached(host)); diff != "" {
+			t.Errorf("%s: %s", c.command, diff)
+		}
+	}
+	l.OK(a.check())
+}
+
+// TestJoinKeepsVLANsApart: a pod with a VLAN does not join a bridge that would mix the VLANs.
+func TestJoinKeepsVLANsApart(t *testing.T) {
+	err := join(nil, kernel.Link{Name: "btmix", Kind: "bridge"}, kernel.Link{Name: "port0"}, state{VLANs: VLANs{ID: 7}})
+	if plugin.Code(err) != plugin.CodeDevice {
+		t.Errorf("got %v", err)
+	}
+}

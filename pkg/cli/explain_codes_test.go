@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/doctor"
+)
+
+// declaredCodes returns the constants of type FindingCode in the source. It fails the test for a finding with a literal as its code, which
+// no list would contain.
+func declaredCodes(t *testing.T) map[string]bool {
+	t.Helper()
+	codes := map[string]bool{}
+	files, err := filepath.Glob("../*/*.go")
+	if err != nil || len(files) < 100 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.ValueSpec:
+				if isFindingCode(n.Type) {
+					for _, value := range n.Values {
+						codes[literal(value)] = true
+					}
+				}
+			case *ast.CompositeLit:
+				if name, code := findingCode(n); literal(code) != "" || name == "plugin.Finding" && code == nil {
+					t.Errorf("%s: a finding has no constant as its code: %v", file, code)
+				}
+			}
+			return true
+		})
+	}
+	return codes
+}
+
+// literal returns the value of a string literal, or "".
+func literal(e ast.Expr) string {
+	if lit, ok := e.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+		text, _ := strconv.Unquote(lit.Value)
+		return text
+	}
+	return ""
+}
+
+func isFindingCode(e ast.Expr) bool {
+	return slices.Contains([]string{"FindingCode", "plugin.FindingCode"}, nameOfType(e))
+}
+
+func nameOfType(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.SelectorExpr:
+		return nameOfType(e.X) + "." + e.Sel.Name
+	}
+	return ""
+}
+
+// findingCode returns the type and the code of a finding with field names.
+func findingCode(lit *ast.CompositeLit) (name string, code ast.Expr) {
+	name = nameOfType(lit.Type)
+	if !strings.HasSuffix(name, "Finding") {
+		return "", nil
+	}
+	for _, element := range lit.Elts {
+		if pair, ok := element.(*ast.KeyValueExpr); ok && nameOfType(pair.Key) == "Code" {
+			code = pair.Value
+		}
+	}
+	return name, code
+}
+
+// TestCodesExplained: 'podlace explain' explains each code of a finding and each check of doctor, and explains no code that no finding has.
+func TestCodesExplained(t *testing.T) {
+	codes := declaredCodes(t)
+	if len(codes) < 50 {
+		t.Fatalf("only %d codes were found", len(codes))
+	}
+	for _, check := range doctor.Names() {
+		codes[check] = true
+	}
+	explained := map[string]bool{}
+	for _, e := range entries() {
+		if e.subject == "code" || e.subject == "check" {
+			for _, name := range e.names {
+				explained[name] = true
+			}
+		}
+	}
+	for _, code := range slices.Sorted(maps.Keys(codes)) {
+		if !explained[code] {
+			t.Errorf("no table explains %q: add a row to plugins/podlace/README.md", code)
+		}
+		if status, stdout, stderr := run("explain", code); status != exitOK || !strings.Contains(stdout, code) {
+			t.Errorf("podlace explain %s: status %d, %q, %q", code, status, stdout, stderr)
+		}
+	}
+	for name := range explained {
+		if _, err := strconv.Atoi(name); err != nil && !codes[name] {
+			t.Errorf("a table explains %q, which no finding has", name)
+		}
+	}
+}

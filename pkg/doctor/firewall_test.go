@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+// firewallCases are about firewalls and other programs that manage the network.
+func firewallCases() map[string]breakage {
+	const drop = "table inet foreign { chain forward { type filter hook forward priority 0; policy drop; }; }"
+	return map[string]breakage{
+		"policy drop": {"forward-policy", func(l *lab) { l.nft(drop) },
+			"chain inet foreign forward of nf_tables has the policy drop, and none of its rules names cnidoc | nft insert rule inet foreign forward iifname cnidoc accept"},
+		"iptables' policy drop": {"forward-policy", func(l *lab) {
+			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
+		}, "iptables -I FORWARD -i cnidoc -j ACCEPT; iptables -I FORWARD -o cnidoc -j ACCEPT"},
+		"ufw": {"forward-policy", func(l *lab) { l.write("etc/ufw/ufw.conf", "ENABLED=yes\n") }, "ufw route allow in on cnidoc"},
+		"ufw and its chains": {"forward-policy", func(l *lab) {
+			l.write("etc/ufw/ufw.conf", "ENABLED=yes\n")
+			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }; " +
+				"table ip6 filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
+		}, "none of its rules names cnidoc | ufw route allow in on cnidoc; ufw route allow out on cnidoc"},
+		"ufw, rule not loaded": {"forward-policy", func(l *lab) {
+			l.write("etc/ufw/ufw.conf", "ENABLED=yes\n")
+			l.write("etc/ufw/user.rules", "-A ufw-user-forward -i cnidoc -j ACCEPT\n")
+			l.run("dockerd")
+			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
+		}, "none of its rules names cnidoc | ufw reload"},
+		"flush ruleset": {"firewall-reload", func(l *lab) {
+			l.write("etc/nftables.conf", "#!/usr/sbin/nft -f\nflush ruleset\n")
+			l.write("etc/systemd/system/sysinit.target.wants/nftables.service", "")
+		}, "nftables.service is enabled; podlace-reload.service is not enabled"},
+		"firewalld, default zone": {"forward-policy", func(l *lab) {
+			l.run("firewalld")
+			l.write("etc/firewalld/zones/trusted.xml", `<zone target="ACCEPT"><interface name="cni0"/></zone>`)
+		}, "firewall-cmd --permanent --zone=trusted --add-interface=cnidoc"},
+		"firewalld with iptables": {"firewall-reload", func(l *lab) {
+			l.run("firewalld")
+			l.write("etc/firewalld/firewalld.conf", "FirewallBackend=iptables\n")
+		}, "firewalld runs with FirewallBackend=iptables"},
+		"NetworkManager": {"networkmanager", func(l *lab) { l.run("NetworkManager") }, "no unmanaged-devices names veth* and cnidoc"},
+		"networkd": {"networkd", func(l *lab) {
+			l.run("systemd-network")
+			l.status(`{"ready": true}`)
+		}, "ManageForeignRoutes is not set to no"},
+	}
+}

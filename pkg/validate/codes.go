@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package validate
+
+import (
+	"errors"
+	"strconv"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Codes of problems. Those of plugins are in package plugin. An error of a plugin has the number of its CNI error.
+const (
+	emptyFile         plugin.FindingCode = "empty-file"
+	syntax            plugin.FindingCode = "syntax"
+	unknownFile       plugin.FindingCode = "unknown-file"
+	wrongType         plugin.FindingCode = "wrong-type"
+	networkName       plugin.FindingCode = "network-name"
+	networkNameTaken  plugin.FindingCode = "network-name-taken"
+	cniVersion        plugin.FindingCode = "cni-version"
+	noPlugin          plugin.FindingCode = "no-plugin"
+	devicePool        plugin.FindingCode = "device-pool"
+	devicePoolEffect  plugin.FindingCode = "device-pool-effect"
+	nodeFile          plugin.FindingCode = "node-file"
+	unknownAnnotation plugin.FindingCode = "unknown-annotation"
+	limitRate         plugin.FindingCode = "limit-rate"
+	limitHostNetwork  plugin.FindingCode = "limit-host-network"
+	hostPort          plugin.FindingCode = "host-port"
+	hostPortTaken     plugin.FindingCode = "host-port-taken"
+	noSpec            plugin.FindingCode = "no-spec"
+)
+
+// codeOf returns the number of the CNI error that a plugin answers.
+func codeOf(err error) plugin.FindingCode {
+	var coded *plugin.Error
+	if errors.As(err, &coded) {
+		return plugin.FindingCode(strconv.FormatUint(uint64(coded.Code), 10))
+	}
+	return wrongType
+}
