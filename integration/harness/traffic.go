@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// ServeClientAddress starts a TCP server in a pod that sends the client's address to every client.
+// ServeClientAddress starts a TCP server in a pod. The server sends the client's address to each client.
 func ServeClientAddress(pod *sandbox.Pod, port int) (net.Listener, error) {
 	var l net.Listener
 	err := Networked(pod, func() (err error) {
@@ -61,7 +61,7 @@ func Networked(pod *sandbox.Pod, f func() error) error {
 	return Enter(pod, f)
 }
 
-// Serve starts a TCP server in a pod that sends the pod's name to every client.
+// Serve starts a TCP server in a pod. The server sends the pod's name to each client.
 func Serve(pod *sandbox.Pod, port int) (io.Closer, error) {
 	var l net.Listener
 	err := Networked(pod, func() error {
