@@ -105,7 +105,7 @@ func containerID(name string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// fillLeases writes the lease files of count pods, in the format that both plugin sets use.
+// fillLeases writes lease files for the given number of pods, in the format that both plugin sets use.
 func fillLeases(network string, count int) error {
 	folder := filepath.Join(resultsFolder, network)
 	if err := os.MkdirAll(folder, 0o755); err != nil {

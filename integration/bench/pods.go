@@ -106,7 +106,7 @@ func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 		map[string]figure{sideOurs: f})
 }
 
-// fillPods attaches count pods in separate network namespaces to the node and the network of a chain.
+// fillPods attaches the given number of pods, in separate network namespaces, to the node and the network of a chain.
 func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	chains := make(chan *chain)
 	errs := make(chan error, fillWorkers)

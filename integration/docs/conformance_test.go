@@ -84,7 +84,8 @@ func inItemOrder(a, b string) int {
 }
 
 // itemTests returns the tests of the tree by item. A test belongs to an item if a subtest's title, the test function's comment in
-// parentheses, or the script's name contains the item. If a file has several subtests of one item, the list contains their number.
+// parentheses, or the script's name contains the item. If a file has several subtests of one item, the list contains only the file and the
+// number of these subtests.
 func itemTests(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}

@@ -60,8 +60,8 @@ func objectOf(t *testing.T, text string) runtime.Object {
 	return o
 }
 
-// celExpressions returns the CEL expressions of an object. ofClass contains the expressions of a DeviceClass. ofRequest contains the
-// expressions of requests by DeviceClass.
+// celExpressions returns the CEL expressions of an object. The first result contains the expressions of a DeviceClass. The second result
+// maps each DeviceClass to the expressions of its requests.
 func celExpressions(o runtime.Object) (ofClass []string, ofRequest map[string][]string) {
 	of := func(selectors []resourceapi.DeviceSelector) (out []string) {
 		for _, s := range selectors {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package release tests the archives and packages of `make release`. The environment variable RELEASE names the folder of these files. The
-// variable REBUILT names the folder of a second build: archives that were built without git, from a tarball of the same commit.
+// Package release tests the archives and packages of `make release`. The environment variable RELEASE names the folder of the archives and
+// packages. The variable REBUILT names the folder of a second build: archives that were built without git, from a tarball of the same
+// commit.
 package release
 
 import (
