@@ -195,8 +195,8 @@ func kindOf(t testing.TB, b codeBlock) blockKind {
 }
 
 // TestExamples runs every configuration in the documents. If an error follows a configuration in the document, the plugin must fail with
-// exactly this error. A result in a document must equal the result of a configuration in the same document. The capabilities of a document
-// are passed to all configurations with these capabilities.
+// exactly this error. A result in a document must equal the result of a configuration in the same document. If a document contains an
+// example of capabilities, the test passes these capabilities to all configurations that declare them.
 func TestExamples(t *testing.T) {
 	for _, d := range documents(t) {
 		t.Run(d.path, func(t *testing.T) { runExamples(t, d) })

@@ -148,7 +148,8 @@ func buildPackages(dir string, args ...string) error {
 	return nil
 }
 
-// programFolder returns the folder that BinEnv names. If BinEnv is not set, it builds all programs of the source tree into a new folder.
+// programFolder returns the folder that BinEnv names. If BinEnv is not set, programFolder builds all programs of the source tree into a new
+// folder.
 func programFolder(dir string) (string, error) {
 	if bin := os.Getenv(BinEnv); bin != "" {
 		return filepath.Abs(bin)
