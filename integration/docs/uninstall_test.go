@@ -55,7 +55,7 @@ func mustRead(t *testing.T, path string) string {
 	return string(data)
 }
 
-// addForeignFiles creates files of another project in the plugin folder: a file bridge and a symbolic link portmap.
+// addForeignFiles creates plugins of another project in the plugin folder: bridge as a file, and portmap as a symbolic link.
 func (c installTree) addForeignFiles(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(c.into, "opt/cni/bin")
@@ -81,7 +81,8 @@ func (c installTree) mustMake(t *testing.T, args ...string) string {
 	return strings.ReplaceAll(out, c.into, "INTO")
 }
 
-// TestUninstallLeavesNothing checks that make uninstall after one or two installations restores all files and folders of the time before.
+// TestUninstallLeavesNothing checks that make uninstall restores the files and folders that existed before the first installation. The test
+// installs once or twice.
 func TestUninstallLeavesNothing(t *testing.T) {
 	for name, prepare := range map[string]func(*testing.T, installTree){
 		"an empty node":   func(*testing.T, installTree) {},
