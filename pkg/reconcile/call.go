@@ -70,8 +70,8 @@ func Status(n Network, binDir string) (errs []error) {
 	return errs
 }
 
-// callPlugin runs a plugin with a verb. The variables env name the attachment, if the verb needs one. The error contains the error code and
-// the message of the plugin.
+// callPlugin runs a plugin with a verb. If the verb needs an attachment, the argument env contains the variables that identify the
+// attachment. The error contains the error code and the message of the plugin.
 func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration, env ...string) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(filepath.Join(binDir, name))

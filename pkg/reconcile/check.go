@@ -30,8 +30,8 @@ type added struct {
 	version      string                     // cniVersion of the result
 }
 
-// CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. It starts no CHECK after the
-// budget has passed. The number checked counts the attachments whose CHECK ran.
+// CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. After the budget has passed, the
+// function starts no more CHECKs. The result also contains the number of attachments whose CHECK ran.
 func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked int, failed []FailedCheck) {
 	ours := map[string]bool{}
 	isOurs := func(name string) bool {
@@ -63,7 +63,7 @@ func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked 
 	return checked, failed
 }
 
-// readADD reads the data of an attachment's ADD. It returns nil if the cache lacks the ADD, or if the runtime calls no CHECK.
+// readADD reads the data of an attachment's ADD. The result is nil if the cache lacks the ADD, or if the runtime calls no CHECK.
 func readADD(a *Attachment) (*added, []json.RawMessage) {
 	var add added
 	var list struct {
