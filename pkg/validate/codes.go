@@ -19,6 +19,7 @@ const (
 	networkNameTaken  plugin.FindingCode = "network-name-taken"
 	cniVersion        plugin.FindingCode = "cni-version"
 	noPlugin          plugin.FindingCode = "no-plugin"
+	misspeltPlugin    plugin.FindingCode = "misspelt-plugin"
 	devicePool        plugin.FindingCode = "device-pool"
 	devicePoolEffect  plugin.FindingCode = "device-pool-effect"
 	nodeFile          plugin.FindingCode = "node-file"

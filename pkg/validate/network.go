@@ -44,7 +44,8 @@ func (c *checker) network(t part) {
 		return
 	}
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
-		c.add(t, t.placeOf("name"), "name", networkName, true, "%s: want letters, digits, '_', '.' and '-'", err.Msg)
+		c.add(t, t.placeOf("name"), "name", networkName, true, "%s: want letters, digits, '_', '.' and '-'",
+			strings.TrimSuffix(err.Msg, ":"))
 	}
 	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
 		c.add(t, t.placeOf("cniVersion"), "cniVersion", cniVersion, list.CNIVersion != "", "%q: want one of %s", list.CNIVersion,
@@ -73,6 +74,8 @@ func (c *checker) plugin(n *network, path, version string, config []byte) {
 		c.add(n.part, n.placeOf(path), path, noPlugin, true, "type is missing")
 		return
 	}
+	c.misspelt(n, path+".type", kind)
+	c.misspelt(n, path+".ipam.type", plugin.Kind(ipam.Type(ipam.Object(config))))
 	if kind == "sriov" && n.multus {
 		config = withDeviceID(config)
 	}
@@ -88,6 +91,14 @@ func (c *checker) plugin(n *network, path, version string, config []byte) {
 	if err != nil {
 		key, at := n.within(path, config, err.Error())
 		c.add(n.part, at, key, codeOf(err), true, "%v", err)
+	}
+}
+
+// misspelt() reports a type that resembles a plugin of Podlace. Types of other projects are not known, so the finding is only a warning.
+func (c *checker) misspelt(n *network, path, kind string) {
+	ours := []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}
+	if near := plugin.Nearest(kind, ours); near != "" && near != kind {
+		c.add(n.part, n.placeOf(path), path, misspeltPlugin, false, "%q is no plugin of Podlace: did you mean %s?", kind, near)
 	}
 }
 
