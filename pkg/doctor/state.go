@@ -52,9 +52,12 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 		Log: slog.New(slog.DiscardHandler)}
 	usage, err := hostlocal.ReadUsage(r)
 	if err != nil {
-		return []Finding{{Level: Error, Code: addressesUnusable,
-			What: fmt.Sprintf("network %q has no usable addresses", net.Name), Evidence: err.Error(),
-			Consequence: "no pod of this network starts", Command: "podlace validate " + net.File}}
+		command := "podlace validate " + net.File
+		if strings.Contains(err.Error(), nodefile.Path) { // the configuration is correct, but the agent has not written the node's podCIDRs
+			command = "podlace-node status"
+		}
+		return []Finding{{Level: Error, Code: addressesUnusable, What: fmt.Sprintf("network %q has no usable addresses", net.Name),
+			Evidence: err.Error(), Consequence: "no pod of this network starts", Command: command}}
 	}
 	for _, u := range usage {
 		if u.Size == 0 || u.Leased*100 < u.Size*fullAt {
