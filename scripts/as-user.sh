@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# as-user.sh COMMAND...: runs a shell command as the user nobody in a copy of this tree (what git ignores left out), with a home and Go
-# caches of its own.
+# as-user.sh COMMAND...: runs a shell command as the user nobody, in a copy of this tree without the files that git ignores. The user has a
+# separate home and separate Go caches.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d /var/tmp/podlace-user.XXXXXX)

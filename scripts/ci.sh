@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# ci.sh: runs every check of the project, and prints the duration of each. As root on Debian it installs the required programs. Elsewhere it
-# uses the installed ones, and the tests print what they skip.
+# ci.sh: runs every check of the project, and prints the duration of each. As root on Debian, ci.sh installs the required
+# programs. Elsewhere ci.sh uses the installed programs, and the tests print which tests they skip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export GOFLAGS="${GOFLAGS:-} -buildvcs=false"
@@ -56,7 +56,7 @@ else
 fi
 
 if root; then
-  # The other packages behave the same for every user. integration calls the plugins as root, like a runtime.
+  # The other packages behave the same for every user. integration calls the plugins as root, as a runtime does.
   step test of packages that depend on the user, and demo, as an ordinary user
   packages=(attachment bandwidth bridge demo hostlocal ipam iptables kernel/... loopback portmap reconcile reference rollback sandbox sriov)
   scripts/as-user.sh "PACKAGES='${packages[*]/#/./pkg/}' make test && make demo"

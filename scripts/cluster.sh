@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# cluster.sh runs a Kubernetes cluster on one machine, in namespaces of its own: the control plane, two nodes on its link and a third
-# behind a router. Each machine is a node.sh. The cluster ends with its parent process, and nothing remains on the machine. Clusters may
-# run in parallel.
+# cluster.sh runs a Kubernetes cluster on one machine, in separate namespaces. The control plane and two nodes share a link, and a third node
+# is behind a router. Each machine of the cluster is a process of node.sh. When the parent process of cluster.sh ends, the cluster ends, and
+# nothing remains on the machine. Clusters may run in parallel.
 #
 #   cluster.sh check             exit 0 if a cluster can run on this machine, else print the reason; needs no programs in KUBERNETES
 #   cluster.sh run DIR           start it, print addresses and "ready", stay in the foreground; the end of standard input, TERM or
@@ -13,11 +13,11 @@
 #   cluster.sh reboot DIR NODE   end a node as a power failure does, and restart it: its memory and network are empty, its disk stays
 #   cluster.sh byhand DIR        make the nodes Ready without an agent, for comparison: plugins, node.json, routes and the conflist
 #
-# DIR is a folder of the caller, absolute. Read from it: images/*.tar, for all nodes. Written to it: a folder for each machine, with its
-# logs, and keys and tokens that are new for each cluster.
+# DIR is the absolute path of a folder of the caller. cluster.sh reads images/*.tar in this folder for all nodes. It writes a folder with
+# logs for each machine, and new keys and tokens for each cluster.
 #
 # KUBERNETES   folder of Kubernetes' programs and etcd (built by scripts/programs.sh), needed by run and exec
-# CONTAINERD   containerd of the nodes (default: that in PATH); CRIO as for node.sh, for node3 only
+# CONTAINERD   containerd of the nodes (default: containerd in PATH); CRIO has the meaning as in node.sh, but only for node3
 # FAMILIES     "4 6" (default), "6 4", "4" or "6"
 # PROXY        mode of kube-proxy: nftables (default), iptables, or none for a cluster without kube-proxy
 # BRIDGE_NF    net.bridge.bridge-nf-call-iptables of the nodes: 1 (default) or 0
@@ -143,7 +143,7 @@ start() {
   units[$1]=$!
 }
 
-# lan is the process that holds the network namespaces; the cluster ends with it.
+# lan is the process that keeps the network namespaces open. When lan ends, the cluster ends.
 lan() {
   local n
   echo $$ >"$dir/pid"
@@ -194,7 +194,7 @@ reboot() {
   die "$1 did not reboot"
 }
 
-# plane_route NODE adds the API server's route to the node's pods. Other machines do not reach them through the router.
+# plane_route NODE adds the API server's route to the node's pods. Other machines cannot reach these pods through the router.
 plane_route() {
   local c f
   for c in $(cidrs_of "$1"); do

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# crio-test.sh CACHE [go test flags]: runs the tests of integration/e2e/crio, and the one of integration/e2e/kubelet that needs no
-# containerd, with the CRI-O in $CRIO, or else the CRI-O in the cache.
+# crio-test.sh CACHE [go test flags]: runs the tests of integration/e2e/crio, and the test of integration/e2e/kubelet that needs no
+# containerd. The tests use the CRI-O in $CRIO, or without $CRIO the CRI-O in the cache.
 set -euo pipefail
 cache=$1
 shift

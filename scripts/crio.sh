@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# crio.sh FOLDER: builds the tests' CRI-O with its helper pinns and crictl if it is missing, and prints its folder. Its version and
-# dependencies are pinned in integration/e2e/programs/crio/go.mod. The first build takes 4 to 7 minutes on 2 cores.
+# crio.sh FOLDER: builds CRI-O, its helper pinns and crictl for the tests, if they are missing, and prints their folder. The file
+# integration/e2e/programs/crio/go.mod pins the versions of CRI-O and its dependencies. The first build takes 4 to 7 minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/../integration/e2e/programs/crio"
 version=$(awk '$1 == "github.com/cri-o/cri-o" {print $2}' go.mod)

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# e2e-images.sh CACHE: prints the folder with the images of Kubernetes' e2e tests, as files for `ctr images import`. If they are missing, it
-# builds them from programs of scripts/programs.sh and from Debian packages. It unpacks the packages in the cache and installs nothing.
-# Names and tags of the images are those in the source of Kubernetes.
+# e2e-images.sh CACHE: prints the folder with the images of Kubernetes' e2e tests, as files for `ctr images import`. If the images are
+# missing, it builds them from programs of scripts/programs.sh and from Debian packages. It unpacks the packages in the cache and installs
+# nothing. The images have the names and tags in the source of Kubernetes.
 set -euo pipefail
 cache=$(realpath -m "${1:?usage: e2e-images.sh CACHE}")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,7 +26,7 @@ flock 9
 if [ ! -e "$to" ]; then
   echo "making the images of the e2e tests in $to, once" >&2
   start=$SECONDS
-  new=$cache/images/.new # the lock is ours: what lies here was interrupted
+  new=$cache/images/.new # this process has the lock, so the files here are from an interrupted build
   rm -rf "$new"
   mkdir -p "$new"/{packages,root,out}
   # shellcheck disable=SC2086
@@ -37,7 +37,7 @@ if [ ! -e "$to" ]; then
   printf 'root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n' >"$new/root/etc/passwd"
   printf 'root:x:0:\n' >"$new/root/etc/group"
   echo 'hosts: files dns' >"$new/root/etc/nsswitch.conf"
-  ln -sf dash "$new/root/bin/sh" # the shell of busybox prefers its own nc and wget
+  ln -sf dash "$new/root/bin/sh" # busybox's shell would run its built-in nc and wget
   ln -sf nc.openbsd "$new/root/bin/nc"
   for applet in $("$new/root/bin/busybox" --list); do
     if ! find "$new"/root/{bin,sbin,usr/bin,usr/sbin} -name "$applet" | grep -q .; then ln -s busybox "$new/root/bin/$applet"; fi

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# failures.awk: reads the log of "go test -v" and prints, for each test that failed and has no failed part of its own: its name, what its comment
-# promises, the last lines that it said, and the command that runs it alone. A package that does not build, or ends early, has its last lines.
+# failures.awk: reads the log of "go test -v" and describes each failed test that has no failed subtest. The output is the test's name, the
+# first sentence of its comment, its last log lines, and the command that runs only this test. For a package that does not build or ends early,
+# the output is the last lines of the package.
 /^=== (RUN|NAME|CONT) / { name = $3; next }
 /^=== / { next }
 /^panic: / { early = $0 }
@@ -26,7 +27,7 @@ running && /^\t+Test/ { failed[++n] = $1; say($1, early); next }
   next
 }
 !/^(PASS|FAIL)$/ { say(name, $0) }
-# say keeps the last 30 lines of a test; the first of them are dropped.
+# say keeps the last 30 lines of a test.
 function say(test, line) {
   said[test, lines[test]++ % 30] = line
 }

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # install-check.sh FROM FOLDER... -- NAME...: prevents an installation that would fail half-way or install stale binaries. The binaries
-# must be built from the current sources, and the folders must be writable. It needs no Go, because sudo's PATH often lacks it.
+# must be built from the current sources, and the folders must be writable. install-check.sh works without Go, because sudo's PATH often does
+# not contain Go.
 set -eu
 refuse() {
   echo "install: $*" >&2
@@ -22,7 +23,7 @@ for name in "$@"; do
 done
 [ "$(cat "$from/.source" 2>/dev/null)" = "$(scripts/source-hash.sh)" ] || refuse "the binaries in $from were built from other sources: $again"
 
-[ -z "${DRYRUN:-}" ] || exit 0 # a plan needs no right to write
+[ -z "${DRYRUN:-}" ] || exit 0 # a plan changes no file
 for folder in "${folders[@]}"; do
   existing=$folder
   while [ ! -e "$existing" ]; do existing=$(dirname "$existing"); done

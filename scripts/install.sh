@@ -55,8 +55,8 @@ plan() {
   done
 }
 
-# note_all adds the new files to the receipt. The receipt is written before the first change: a file that an interrupted installation
-# did not replace has another hash than its receipt, and uninstall.sh leaves it alone.
+# note_all adds the new files to the receipt. note_all writes the receipt before the first change. If an installation is interrupted
+# before it replaces a file, the hash of the file differs from the receipt, and uninstall.sh keeps the file.
 note_all() {
   local i path
   for i in "${!targets[@]}"; do

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make-cluster.sh CACHE [-test [go test flags]]: starts a cluster with Podlace and opens a shell in its control plane, or runs the tests of
 # integration/e2e/kubernetes, which start their own clusters. Kubernetes, etcd and containerd are built into the cache if missing.
-# make-cluster.sh check [ARGS]: exit 0 if the machine can run it and the arguments are valid, else print the reason.
+# make-cluster.sh check [ARGS]: exits with status 0 if the machine can run a cluster and the arguments are valid. Otherwise it prints the reason.
 #
 # IMAGE     name of Podlace's image in build/image.tar (make image)
 # CRIO      1, or a folder of crio and pinns: node3 runs CRI-O in the shell's cluster, and in the test of CRI-O
@@ -19,7 +19,7 @@ case "${1:-}" in
   exit 2
   ;;
 esac
-scripts/cluster.sh check # before minutes go into building
+scripts/cluster.sh check # check before the build, which takes minutes
 [ "$cache" != check ] || exit 0
 KUBERNETES=$(scripts/programs.sh "$cache/programs" kubernetes)
 CONTAINERD=${CONTAINERD:-$(scripts/programs.sh "$cache/programs" containerd)/containerd}

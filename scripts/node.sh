@@ -10,24 +10,24 @@
 #                               the end of standard input, TERM or Ctrl-C ends the node
 #   node.sh exec DIR CMD ARG..  run a command inside the node
 #
-# DIR is a folder of the caller. Read from it: net.d/*.conflist and images/*.tar
-# (the image of the sandboxes is podlace.test/busybox:1). Written to it:
-# containerd.log or crio.log, and pid.
+# DIR is a folder of the caller. node.sh reads net.d/*.conflist and images/*.tar in this folder
+# (the image of the sandboxes is podlace.test/busybox:1), and writes containerd.log or crio.log,
+# and pid.
 #
 # CNI_BIN      folder of the CNI plugins, an absolute path (default /opt/cni/bin)
-# CONTAINERD   containerd to run instead of the one in PATH; node.sh looks for ctr
+# CONTAINERD   containerd to run in place of containerd in PATH; node.sh looks for ctr
 #              and containerd-shim-runc-v2 in the same folder first
 # CRIO         folder of crio and pinns (scripts/crio.sh makes one): the node runs CRI-O
 # RUNTIME      none: a machine with services and without pods
-# RUNC         runc to run instead of the one in PATH
+# RUNC         runc to run in place of runc in PATH
 #
 # CNI_CONF     folder of the configurations (default DIR/net.d)
 # NODE_NAME    name of a node of a cluster: its hostname. The node uses the caller's network,
 #              and its /etc/cni and /opt/cni start empty.
 #              DIR/disk, if it exists, holds the files that survive a reboot
 #
-# Each program in DIR/services runs in the node once the images are imported, and is
-# restarted when it ends. Its output goes to DIR/NAME.log.
+# After the import of the images, the node runs each program in DIR/services, and restarts
+# the program when it ends. The output of a program goes to DIR/NAME.log.
 #
 # The runtime is restarted when it ends, unless /run/node/stay-down exists.
 #
@@ -47,7 +47,7 @@ hierarchies() {
 	done </proc/self/mounts
 }
 
-# remove NAME removes the cgroup NAME and all below it, once its processes are gone.
+# remove NAME waits until the processes of the cgroup NAME have ended, and removes the cgroup and all cgroups below it.
 remove() {
 	hierarchies | while read -r _ at; do
 		for _ in $(seq "${2:-100}"); do
@@ -90,8 +90,8 @@ run() {
 	sweep
 	group=podlace-node-$$
 	# The node's first process ends at the end of input. If this script is killed,
-	# unshare(1) dies with it and the first process with unshare(1). Either way the
-	# kernel then ends everything in the node's pid namespace.
+	# unshare(1) and the node's first process are killed too. In both cases the
+	# kernel then ends all processes in the node's pid namespace.
 	exec 3<&0
 	setpriv --pdeathsig KILL "$0" join "$dir" "$group" <&3 3<&- &
 	node=$!
@@ -112,7 +112,7 @@ finish() {
 join() {
 	for at in $(hierarchies | cut -d' ' -f2); do
 		mkdir "$at/$group"
-		for f in cpuset.cpus cpuset.mems; do # empty in a new v1 group, and then no process can join
+		for f in cpuset.cpus cpuset.mems; do # these files are empty in a new v1 group, and no process can join a group with empty files
 			if [ -e "$at/$f" ]; then cat "$at/$f" >"$at/$group/$f"; fi
 		done
 		echo $$ >"$at/$group/cgroup.procs"
@@ -120,8 +120,8 @@ join() {
 	exec unshare --cgroup "$0" split "$dir" "$group"
 }
 
-# split runs in the new cgroup namespace. A v2 group with processes of its own
-# cannot hand controllers down, so the node's own processes go into a leaf.
+# split runs in the new cgroup namespace. A v2 group that contains processes cannot
+# enable controllers for its children, so split moves the node's processes into a leaf.
 split() {
 	for at in $(hierarchies | sed -n 's/^cgroup2 //p'); do
 		mkdir "$at/$group/init"
@@ -137,7 +137,7 @@ split() {
 
 # init is the first process of the node.
 init() {
-	exec 3<&0 4>>"$dir/$runtime.log" # opened here: below /var/lib the node sees a copy
+	exec 3<&0 4>>"$dir/$runtime.log" # open the log now, because later the node sees a copy of /var/lib
 	trap 'exit 0' TERM INT HUP
 	(
 		while read -r _; do :; done
@@ -176,9 +176,9 @@ mounts() {
 	done
 	mount -t sysfs sysfs /sys
 	mount --move "$dir/cgroup" /sys/fs/cgroup
-	umount "$dir/cgroup" 2>/dev/null || : # a lone v2 hierarchy was bound over the tmpfs
+	umount "$dir/cgroup" 2>/dev/null || : # if v2 is the only hierarchy, it was bound over the tmpfs
 	rmdir "$dir/cgroup"
-	umount -R -l /run/netns 2>/dev/null || : # of the machine; containerd would find it below the node's own
+	umount -R -l /run/netns 2>/dev/null || : # these are the machine's mounts; containerd would find them below the node's mount
 	mount -t tmpfs -o mode=755 tmpfs /run
 	mkdir -p /run/lock /run/node/tmp
 	for d in /etc /opt /var/lib /var/log; do
@@ -186,7 +186,7 @@ mounts() {
 		mkdir -p "$own/upper" "$own/work"
 		mount -t overlay -o "lowerdir=$d,upperdir=$own/upper,workdir=$own/work" overlay "$d"
 	done
-	for d in cni containerd containers crio kubelet; do # what the machine's own runtime keeps there is none of the node's
+	for d in cni containerd containers crio kubelet; do # the node must not see the state of the machine's runtime
 		own "/var/lib/$d"
 	done
 	# systemd shares all mounts, and containers with mountPropagation need that. Otherwise ip-netns(8) would mount its folder itself.
@@ -198,7 +198,7 @@ mounts() {
 	sysctls
 }
 
-# own FOLDER gives the node a private folder, on the node's disk if it has one.
+# own FOLDER gives the node a private folder, on the node's disk if the node has a disk.
 own() {
 	mkdir -p "$1"
 	if [ -d "$dir/disk" ]; then
@@ -209,14 +209,14 @@ own() {
 	fi
 }
 
-# sysctls replaces the parameters that a kubelet sets by files, because these parameters belong to the whole machine.
+# sysctls mounts files over the parameters that a kubelet sets, because these parameters belong to the whole machine.
 sysctls() {
 	for s in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
 		mkdir -p "/run/node/sysctl/${s%/*}"
 		cat "/proc/sys/$s" >"/run/node/sysctl/$s"
 		mount --bind "/run/node/sysctl/$s" "/proc/sys/$s"
 	done
-	mkdir /run/node/proc # the kernel lets a user namespace mount /proc only where a whole one is mounted already
+	mkdir /run/node/proc # in a user namespace, the kernel allows a mount of /proc only if a complete /proc is already mounted
 	mount -t proc proc /run/node/proc
 }
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # programs.sh FOLDER GROUP [PROGRAM..]: builds missing programs of other projects that the tests run, and prints their folder. Without
-# PROGRAM it builds the whole group. integration/e2e/programs pins their versions; each version has a separate folder.
+# PROGRAM, programs.sh builds the whole group. integration/e2e/programs pins the versions. Each version has a separate folder.
 #
 #   kubernetes  kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd
 #   kubernetes-1.34  kubelet kube-apiserver kube-controller-manager kube-scheduler: the oldest version in the DRA tests
@@ -63,21 +63,21 @@ build() {
     ;;
   containerd) flags="-X github.com/containerd/containerd/v2/version.Version=$(version github.com/containerd/containerd/v2)" ;;
   esac
-  if [ "$module" = flannel ]; then # both packages end in flannel; flanneld's backend udp is C
+  if [ "$module" = flannel ]; then # both package paths end in flannel; flanneld's backend udp is written in C
     for p in "$@"; do CGO_ENABLED=1 go build -mod=readonly -trimpath -ldflags "-s -w" -o "$new/$p" "$(package "$p")"; done
   elif [ "$*" = e2e.test ]; then
     go test -c -mod=readonly -trimpath -ldflags "-s -w $flags" -o "$new/e2e.test" ./e2e
   else
     go build -mod=readonly -trimpath -ldflags "-s -w $flags" -o "$new/" "${packages[@]}"
   fi
-  [ ! -e "$new/server" ] || mv "$new/server" "$new/etcd" # named after its folder
+  [ ! -e "$new/server" ] || mv "$new/server" "$new/etcd" # the folder of etcd's package is named server
 }
 
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $all
 mkdir -p "$folder"
 exec 9>"$folder/.$group.lock"
-flock 9 # another run may be building the same
+flock 9 # another run may build the same programs
 missing=()
 for p in "$@"; do
   case " $all " in
@@ -88,7 +88,7 @@ done
 if [ ${#missing[@]} -gt 0 ]; then
   echo "building, once, ${missing[*]} into $to" >&2
   export CGO_ENABLED=0 GOFLAGS=
-  new=$folder/.$group.new # the lock is ours: what lies here was interrupted
+  new=$folder/.$group.new # this process has the lock, so the files here are from an interrupted build
   rm -rf "$new"
   mkdir -p "$new" "$to"
   plain=()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# receipt.sh: the receipt of an installation, read by install.sh and uninstall.sh. It is a list for `sha256sum --check` with two kinds of
-# comments: "#kept FILE COPY" names the copy of a replaced file, "#made FOLDER" a folder that the installation created. Tabs separate the
-# fields. Paths are those on the node: without DESTDIR.
+# receipt.sh: functions for the receipt of an installation, for install.sh and uninstall.sh. The receipt is a list for `sha256sum --check` with
+# two kinds of comments: "#kept FILE COPY" names the copy of a replaced file, and "#made FOLDER" names a folder that the installation created.
+# Tabs separate the fields. The paths are paths on the node, without DESTDIR.
 declare -A sum=() kept=() made=()
 destdir=${DESTDIR:-}
 receipt=${RECEIPT:-}
@@ -30,7 +30,7 @@ read_receipt() {
   done <"$receipt"
 }
 
-# write_receipt replaces the receipt by a rename.
+# write_receipt replaces the receipt atomically, with a rename.
 write_receipt() {
   local path
   [ -n "$receipt" ] || return 0
@@ -44,7 +44,7 @@ write_receipt() {
   mv -fT "$receipt.new" "$receipt"
 }
 
-# make_folder creates a folder and its parents, and adds each missing one to the receipt. Owner and mode of existing folders stay.
+# make_folder creates a folder and its parents, and adds each created folder to the receipt. Owner and mode of existing folders stay.
 make_folder() {
   [ ! -d "$1" ] || return 0
   make_folder "$(dirname "$1")"

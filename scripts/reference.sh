@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Builds the reference plugins, at the version that integration/reference/go.mod pins, into build/reference (or the folder given).
-# They are built exactly as bin/ is (static, stripped), so that sizes and times compare.
+# The flags equal the flags of bin/ (static, stripped), so that sizes and times are comparable.
 set -eu
 
 cd "$(dirname "$0")/.."

@@ -17,7 +17,8 @@ write_installer() {
   cat <<END
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# install.sh installs Podlace, install.sh uninstall removes it. DESTDIR, PREFIX, CNI_BIN_DIR and DRYRUN=1 are those of make install.
+# install.sh installs Podlace, and install.sh uninstall removes Podlace. DESTDIR, PREFIX, CNI_BIN_DIR and DRYRUN=1 have the same meaning as for
+# make install.
 set -eu
 cd "\$(dirname "\$0")"
 export DESTDIR=\${DESTDIR:-} PREFIX=\${PREFIX:-/usr/local} CNI_BIN_DIR=\${CNI_BIN_DIR:-/opt/cni/bin}
@@ -63,7 +64,7 @@ add_checksum() {
   echo "made $out/$1"
 }
 
-# package makes deb and rpm from the folder of the archive. Their programs are below /usr, so the units need paths below /usr.
+# package makes a deb and an rpm from the folder of the archive. A package installs its programs below /usr, so the units need paths below /usr.
 package() {
   local root=$stage/package-$2 format file
   mkdir -p "$root/plugins" "$root/tools" "$root/units"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Draws 200 sentences of the documents and of the comments of Go code with a fixed seed, and prints them as rows of a table:
-# file and line, an empty mark, sentence. A reader marks each sentence that needs a second reading with 2, and each other one with 1.
+# Draws 200 sentences from the documents and from the comments of Go code with a fixed seed, and prints a table: file and line, an empty mark,
+# sentence. A reader marks a sentence with 2 if it needs a second reading, and with 1 otherwise.
 # The marked list is integration/docs/testdata/sentences.tsv. Usage: scripts/sentences.sh [SEED [COUNT]]
 set -eu
 cd "$(dirname "$0")/.."
@@ -24,7 +24,7 @@ text() {
 		END { flush() }' "$@"
 }
 
-# sentences splits each text at ends of sentences and keeps those of at least five words.
+# sentences splits each text into sentences, and keeps the sentences of at least five words.
 sentences() {
 	awk -F '\t' '{ text = $2
 		while (match(text, /[.!?] +[A-Z`\[]/)) { emit(substr(text, 1, RSTART)); text = substr(text, RSTART + RLENGTH - 1) }

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh [go test flags]: runs all tests of the main module, or those of $PACKAGES, and prints each package as it ends. It counts
-# skipped tests by reason, and prints for each failed test the command that runs it alone. The tests create their own namespaces; they
-# need no root and no network.
+# test.sh [go test flags]: runs all tests of the main module, or the tests of $PACKAGES, and prints each package when it ends. It
+# counts skipped tests by reason. For each failed test it prints the command that runs only this test. The tests create their own namespaces,
+# and need no root and no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)

@@ -11,6 +11,12 @@ here=$(dirname "$0")
 read_receipt
 left=0
 
+attached=$(find "$destdir/run/podlace" -path '*/podlace/[!.]*/*' \( -name 'bridge-*' -o -name 'sriov-*' \) 2>/dev/null | wc -l)
+if [ "$attached" -gt 0 ]; then
+  echo "${0##*/}: warning: attachments of Podlace on this node: $attached. Without plugins the runtime cannot delete these pods:" \
+    "see 'Removing' in docs/INSTALL.md" >&2
+fi
+
 change() {
   echo "$1"
   shift

@@ -15,7 +15,7 @@ if [ -e .git ]; then
   esac
 elif [ "${archived:1:7}" != Format: ]; then
   case $1 in
-    version) field 1 | grep . || field 2 ;; # without a tag git describes nothing
+    version) field 1 | grep . || field 2 ;; # without a tag, `git describe` has no output
     commit) field 2 ;;
     time) field 3 ;;
   esac

@@ -46,7 +46,7 @@ func summary(samples []time.Duration) verbTimes {
 	return verbTimes{P50: ms(50), P95: ms(95)}
 }
 
-// addChain adds a row for the whole chain. If the chain has several plugins, it also adds a row for each plugin.
+// addChain adds a row for the whole chain. If the chain has several plugins, addChain also adds a row for each plugin.
 func (r *report) addChain(s scenario, verb string, entries []*contenderEntry) {
 	row := chainRow{Chain: s.name, Verb: verb, Sides: map[string]verbTimes{}}
 	var plugins []chainRow
@@ -70,7 +70,7 @@ func (r *report) addChain(s scenario, verb string, entries []*contenderEntry) {
 	r.Plugins = append(r.Plugins, plugins...)
 }
 
-// setVerdict compares the medians of both plugin sets with the bar.
+// setVerdict checks whether the ratio of Podlace's median to the reference's median is at most the bar.
 func (row *chainRow) setVerdict(bar float64) {
 	row.target = compareAtMost(row.Sides[sideOurs].P50, row.Sides[sideReference].P50, bar)
 }

@@ -68,12 +68,12 @@ func (r *report) measureConnections(o options, n nodes) {
 	}
 }
 
-// otherPods describes hostPorts of other pods on the node: count pods, and each pod has each ports.
+// otherPods describes the hostPorts of other pods on the node. The fields are the number of pods, and the number of ports of each pod.
 type otherPods struct{ count, each int }
 
-// cloneRules simulates count further pods: it copies the iptables rules of the node's only pod count times, each time with different ports.
-// The copies precede the pod's rules, as if the other pods had been attached before. ADD of so many pods with the reference would take
-// hours.
+// cloneRules simulates further pods on a node with one pod. For each further pod, cloneRules copies the iptables rules of the real pod and
+// changes the ports. The copies precede the pod's rules, as if the other pods had been attached before. ADD of so many pods with the
+// reference would take hours.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()
@@ -96,8 +96,8 @@ func cloneRules(c *chain, count int) error {
 // clonesAtOnce is the maximum number of copies in one message to the kernel.
 const clonesAtOnce = 40
 
-// restoreClones adds the copied rules of the pods with the numbers first to end. The argument saved contains the rules of the real pod, and
-// own is the chain of the real pod.
+// restoreClones adds copied rules for the simulated pods with the numbers first to end-1. The arguments saved and own contain the rules of
+// the real pod and the name of the real pod's chain.
 func restoreClones(saved, own string, first, end int) error {
 	var input strings.Builder
 	input.WriteString("*nat\n")
@@ -122,7 +122,7 @@ func restoreClones(saved, own string, first, end int) error {
 	return nil
 }
 
-// hostPort is a port of a node that leads to a pod, and the client machine that connects to this port.
+// hostPort describes a hostPort of a pod, and the client machine that connects to this hostPort.
 type hostPort struct {
 	client  *sandbox.Pod
 	to      unix.SockaddrInet4
@@ -254,7 +254,7 @@ func connectOnce(to unix.Sockaddr) error {
 	return errors.Join(err, unix.SetsockoptLinger(s, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}), unix.Close(s))
 }
 
-// hundredConnections returns the median time of connectionsTold connections in milliseconds.
+// hundredConnections returns the median time of 100 connections in milliseconds.
 func (h *hostPort) hundredConnections() float64 {
 	return p50(h.samples) * connectionsTold / connectionsOfOne
 }

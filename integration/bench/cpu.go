@@ -55,7 +55,7 @@ func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	return count, idle, nil
 }
 
-// othersTime returns the processor time of all processes. It omits this process and the kernel threads for soft interrupts.
+// othersTime returns the processor time of all processes except this process and the kernel threads for soft interrupts.
 func othersTime() (total time.Duration, err error) {
 	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -98,9 +98,9 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 	return sum, nil
 }
 
-// timeSince returns the processor time of this process and of packets, which is the total minus the idle time and the time of other
-// processes. The result is 0 if the time is unknown: the kernel drops the times of a process and its children if the parent process never
-// waited for the process.
+// timeSince returns the processor time that this process and its packets used. The time is the total minus the idle time and minus the time
+// of other processes. The result is 0 if the time is unknown. The kernel drops the times of a process and its children if the parent
+// process never waits for the process.
 func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	others := p.others - before.others
 	if others < 0 {

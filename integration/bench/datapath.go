@@ -40,7 +40,7 @@ type flowTrack struct {
 	err        error
 }
 
-// measurePaths measures flows without limits from pod to pod and from pod to host. It measures both plugin sets and a veth pair without any
+// measurePaths measures flows without limits from pod to pod and from pod to host, for both plugin sets and for a veth pair without any
 // plugin.
 func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack, error) {
 	var tracks []*flowTrack
@@ -208,8 +208,7 @@ const (
 	outOfPod = "out of the pod"
 )
 
-// measureFirstSecond measures the first second of traffic. It attaches a new pod for each repetition, because only a new token bucket is
-// full.
+// measureFirstSecond measures the first second of traffic. Each repetition needs a new pod, because only a new token bucket is full.
 func measureFirstSecond(sides []pluginSet, n nodes) []*firstBurst {
 	var bursts []*firstBurst
 	for _, side := range sides {

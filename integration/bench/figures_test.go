@@ -89,7 +89,7 @@ func testLedger(t *testing.T) *nodeLedger {
 	return l
 }
 
-// TestExact checks that a GC that keeps a stale attachment or removes a valid attachment is an error.
+// TestExact checks that checkExact returns an error if GC keeps a stale attachment, or if GC removes a valid attachment.
 func TestExact(t *testing.T) {
 	l := testLedger(t)
 	if err := l.checkExact(); err != nil {

@@ -33,8 +33,9 @@ type attachmentEntry struct {
 	IfName      string `json:"ifname"`
 }
 
-// nodeLedger contains the records and leases of many attachments of one network. They are copies of the record and the lease of one real
-// attachment. A stale attachment simulates a pod for which the runtime never called DEL. Its namespace and link are gone.
+// nodeLedger contains the records and leases of many attachments of one network. All these records and leases are copies of the record and
+// the lease of one real attachment. A stale attachment simulates a pod whose namespace and link are gone, and for which the runtime never
+// called DEL.
 type nodeLedger struct {
 	chain  *chain
 	record map[string]any // record of the real attachment
@@ -47,7 +48,7 @@ type nodeLedger struct {
 	recordFolder, leaseFolder string
 }
 
-// measureGC measures one GC of a network with stale and valid attachments. It checks that GC removes exactly the stale attachments.
+// measureGC measures one GC of a network with stale and valid attachments, and checks that GC removes exactly the stale attachments.
 func (r *report) measureGC(o options, n nodes) {
 	stale, valid := o.scaledSize(gcStale), o.scaledSize(gcValid)
 	l, err := n.newLedger(pluginSet{sideOurs, o.plugins}, valid)

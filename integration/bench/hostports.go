@@ -25,8 +25,8 @@ const (
 	manyBar  = 20.0
 )
 
-// portmapAlone returns the configuration of portmap without a main plugin. Its prevResult describes a pod, in the form of a main plugin's
-// result.
+// portmapAlone returns the configuration of portmap without a main plugin. The prevResult in the configuration describes a pod, in the form
+// of a main plugin's result.
 func portmapAlone(backend, address string, first, count int) pluginConf {
 	var ports []map[string]any
 	for i := range count {
@@ -55,8 +55,7 @@ func portsNode(c *chain) error {
 	})
 }
 
-// measurePorts measures portmap alone, with one port and with many ports. It measures an empty node and a node with hostPorts of other
-// pods.
+// measurePorts measures portmap alone, with one port and with many ports, on an empty node and on a node with hostPorts of other pods.
 func (r *report) measurePorts(o options, n nodes) {
 	count := o.scaledSize(otherPorts)
 	entries := map[string]*contenderEntry{}

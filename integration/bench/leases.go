@@ -61,7 +61,8 @@ func (r *report) measureLeases(o options, n nodes) {
 	}
 }
 
-// compareMedians returns the medians of a verb on an empty node and on a full node. It omits failed entries and reports each failure once.
+// compareMedians returns the medians of a verb on an empty node and on a full node. compareMedians omits failed entries and reports each
+// failure once.
 func (r *report) compareMedians(entries map[string]*contenderEntry, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
@@ -104,7 +105,7 @@ func containerID(name string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// fillLeases writes the lease files of count pods, in the format that both plugin sets use.
+// fillLeases writes lease files for the given number of pods, in the format that both plugin sets use.
 func fillLeases(network string, count int) error {
 	folder := filepath.Join(resultsFolder, network)
 	if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -124,8 +125,8 @@ func writeLease(folder string, addr netip.Addr, id string) error {
 	return os.WriteFile(filepath.Join(folder, addr.String()), []byte(id+"\r\n"+podInterface), 0o600)
 }
 
-// measureRebuild changes the lease folder like another program, and measures the next ADD. The additional time is the time for rebuilding
-// the index.
+// measureRebuild changes the lease folder, as another program would, and measures the next ADD. The additional time is the time for
+// rebuilding the index.
 func (r *report) measureRebuild(c *chain, warm float64) {
 	folder := filepath.Join(resultsFolder, c.network)
 	last := netip.MustParseAddr("10.96.255.200")

@@ -10,8 +10,8 @@ import (
 
 const limitedPods = 500
 
-// measureLimitedPods compares a node with one limited pod and a node with many limited pods. It also checks that limits work on the node
-// with many limited pods.
+// measureLimitedPods compares a node with one limited pod and a node with many limited pods, and checks that limits work on the second
+// node.
 func (r *report) measureLimitedPods(o options, n nodes) {
 	count := max(len(directions()), o.scaledSize(limitedPods))
 	entries := map[string]*contenderEntry{}
@@ -43,8 +43,8 @@ func (r *report) measureLimitedPods(o options, n nodes) {
 	r.addAlone(entries)
 }
 
-// sampleLimit attaches many pods and measures the limits of two pods. It waits until the first pod has received all data, because remaining
-// data would delay the second pod.
+// sampleLimit attaches many pods and measures the limits of two pods. sampleLimit waits until the first pod has received all data, because
+// remaining data would delay the second pod.
 func (n nodes) sampleLimit(like *chain, count int, sampled *limitedFlow, side pluginSet, o options) error {
 	pods, err := n.fillPods(like, count)
 	for i, direction := range directions() {
@@ -55,7 +55,7 @@ func (n nodes) sampleLimit(like *chain, count int, sampled *limitedFlow, side pl
 	return err
 }
 
-// addAlone adds rows with the time of bandwidth in the chain.
+// addAlone adds rows with the time that the plugin bandwidth takes in the chain.
 func (r *report) addAlone(entries map[string]*contenderEntry) {
 	growth, both := map[string]map[string]figure{verbAdd: {}, verbDel: {}}, map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {

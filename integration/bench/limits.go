@@ -82,8 +82,9 @@ func (l *limitedFlow) what() string {
 	return what
 }
 
-// steadyTime returns the duration of a measurement after the burst. A short duration is inaccurate for slow limits, because a pause saves
-// tokens for a burst of 100 ms. A short duration is also inaccurate for costs, because the kernel counts processor time in units of 10 ms.
+// steadyTime returns the duration of a measurement after the burst. A short duration is inaccurate for slow limits, because the token
+// bucket collects tokens for 100 ms of traffic during a pause. A short duration is also inaccurate for costs, because the kernel counts
+// processor time in units of 10 ms.
 func (l *limitedFlow) steadyTime(o options) time.Duration {
 	long := l.costs || l.rate < slowRate
 	switch {

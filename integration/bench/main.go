@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench compares two folders of CNI plugins (plugin sets) in one run and in private namespaces. It measures times of ADD, CHECK and
-// DEL, started processes, binary sizes, the throughput of pods and the cost of this throughput, and the traffic of a limited pod in the
-// first second. It measures the verbs again on a node with many leases and pods, with many pods in parallel, and with GC. It also measures
-// the accuracy and the cost of bandwidth limits, and the delay that a full limit causes for other traffic of the pod.
+// Command bench compares two folders of CNI plugins (plugin sets) in one run and in private namespaces. The command measures times of ADD,
+// CHECK and DEL, started processes, binary sizes, the throughput of pods and the cost of this throughput, and the traffic of a limited pod
+// in the first second. The command also measures GC, and measures the verbs on a node with many leases and pods, and with many pods in
+// parallel. Further measurements are the accuracy and the cost of bandwidth limits, and the delay that a full limit causes for other
+// traffic of the pod.
 //
 // Both plugin sets run in turn in the same run on the same machine. Ratios are therefore comparable between machines, unlike times. The
 // report shows missed targets, but a missed target does not change the exit status. The exit status is 1 if a measurement did not run or a
@@ -100,9 +101,9 @@ func parse(args []string) (options, error) {
 	return o, nil
 }
 
-// runBench runs all selected measurements and writes the report. It returns 1 if a measurement failed.
+// runBench runs all selected measurements, writes the report, and returns 1 if a measurement failed.
 func runBench(o options, out, progress io.Writer) (int, error) {
-	// The plugins search iptables and nft in PATH. The PATH of an ordinary user does not contain their folders.
+	// The plugins look for iptables and nft in PATH. The PATH of an ordinary user does not contain the folders of these programs.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return 1, fmt.Errorf("extend PATH: %w", err)
 	}

@@ -74,8 +74,8 @@ func (r *report) measurePods(o options, n nodes) {
 	r.measureStatus(chains[besideMany], fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
 }
 
-// measureAttach measures the kernel's share of the time of an ADD. It sends one request that creates a veth pair with a bridge port. For
-// this request the kernel visits all ports of the bridge.
+// measureAttach measures the kernel's share of the time of an ADD. measureAttach sends one request that creates a veth pair with a bridge
+// port. For this request, the kernel visits all ports of the bridge.
 func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 	var f figure
 	for what, into := range map[string]*float64{besideNone: &f.Base, besideMany: &f.Value} {
@@ -106,7 +106,7 @@ func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 		map[string]figure{sideOurs: f})
 }
 
-// fillPods attaches count pods in separate network namespaces to the node and the network of a chain.
+// fillPods attaches the given number of pods, in separate network namespaces, to the node and the network of a chain.
 func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	chains := make(chan *chain)
 	errs := make(chan error, fillWorkers)

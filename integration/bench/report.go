@@ -124,8 +124,8 @@ func verdict(ok bool) string {
 	return missed
 }
 
-// datapathVerdict returns the verdict on a ratio of throughputs. It accepts a ratio below the bar if random differences between equal
-// plugin sets can be as large.
+// datapathVerdict returns the verdict on a ratio of throughputs. A ratio slightly below the bar is accepted, because two equal plugin sets
+// can also differ by this amount.
 func datapathVerdict(ratio float64) string {
 	if ratio < datapathBar && ratio >= datapathBar-datapathMargin {
 		return withinNoise

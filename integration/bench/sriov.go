@@ -26,7 +26,7 @@ const (
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method end undoes the setup.
+// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method `end` undoes the setup.
 type fakeTest struct {
 	testing.TB
 	folder string
@@ -49,7 +49,7 @@ func (s *fakeTest) TempDir() string {
 	return dir
 }
 
-// callSafely calls f, which may call Fatal, and returns the error.
+// callSafely calls a function that may call Fatal, and returns the error.
 func (s *fakeTest) callSafely(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -70,8 +70,8 @@ func (s *fakeTest) end() error {
 	})
 }
 
-// measureSRIOV measures the plugin sriov with veth interfaces in place of VFs. The kernel moves veth interfaces between namespaces like
-// interfaces of a card.
+// measureSRIOV measures the plugin sriov with veth interfaces in place of VFs. The kernel moves a veth interface to another namespace in
+// the same way as an interface of a card.
 func (r *report) measureSRIOV(o options, n nodes) {
 	if err := n.measureSRIOV(r, o); err != nil {
 		r.fail(groupSRIOV, err)
@@ -112,7 +112,8 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	return measureJournal(r, o)
 }
 
-// lookupContender measures a plugin that must look up the devices of the pod. The plugin replaces the command nothing in the chain.
+// lookupContender measures a plugin that must look up the devices of the pod. In the chain, the measured plugin replaces the test plugin of
+// the folder nothing/.
 type lookupContender struct {
 	*chain
 	args string

@@ -46,8 +46,7 @@ func (inv invocation) runTraced() ([]byte, startedProcesses, error) {
 	return out, countStarted(string(calls)), nil
 }
 
-// countStarted counts the forks and executions in the output of strace. It ignores the first execve, which starts the traced program
-// itself.
+// countStarted counts the forks and executions in the output of strace, except the first execve, which starts the traced program itself.
 func countStarted(calls string) startedProcesses {
 	execution, fork := regexp.MustCompile(`^\d+ +execve\("([^"]*)"`), regexp.MustCompile(`^\d+ +(clone3?|v?fork)\(`)
 	s := startedProcesses{Programs: map[string]int{}}

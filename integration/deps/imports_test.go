@@ -198,8 +198,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestGivenPackages checks that production code imports only the listed packages of the reference's modules, and imports each of them in
-// only one place.
+// TestGivenPackages checks that production code imports only the listed packages of the reference's modules, and imports each listed
+// package in only one place.
 func TestGivenPackages(t *testing.T) {
 	uses := map[string]string{
 		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin",   // opens the namespaces of pods
@@ -223,7 +223,7 @@ func TestGivenPackages(t *testing.T) {
 	}
 }
 
-// isBelow reports whether pkg is parent or a package below it.
+// isBelow reports whether the first package is the second package, or is below the second package.
 func isBelow(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
 
 func allowed(pkg string, who []string) bool {

@@ -38,8 +38,8 @@ func forbiddenPackages() []string {
 		module + "pkg/reconcile"}
 }
 
-// binaryFolder returns the folder of the CNI binaries. Without PODLACE_BIN it builds the binaries with the release's flags into a new
-// folder.
+// binaryFolder returns the folder of the CNI binaries. Without PODLACE_BIN, binaryFolder builds the binaries with the release's flags into
+// a new folder.
 func binaryFolder(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("PODLACE_BIN"); dir != "" {
@@ -83,8 +83,8 @@ func goTool(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// linkedPackages returns the packages whose functions a binary contains. It reads the table that Go's runtime uses for tracebacks, because
-// a stripped binary still contains this table.
+// linkedPackages returns the packages whose functions a binary contains. linkedPackages reads the table that Go's runtime uses for
+// tracebacks, because a stripped binary still contains this table.
 func linkedPackages(t *testing.T, f *elf.File) []string {
 	t.Helper()
 	section := f.Section(".gopclntab")

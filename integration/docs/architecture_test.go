@@ -63,7 +63,7 @@ func namedListings(t *testing.T, name string) (in markdownDocument, blocks []cod
 	return in, blocks
 }
 
-// normalisedListing normalises white space. It sorts the sets of a table and the deleted leases, because their order varies.
+// normalisedListing normalises white space, and sorts the sets of a table and the deleted leases, because their order varies.
 func normalisedListing(name, text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {

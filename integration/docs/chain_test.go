@@ -27,7 +27,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// callLimit is the timeout of a verb. It is much longer than the duration of any verb.
+// callLimit is the timeout of a verb. This timeout is much longer than any verb takes.
 const callLimit = 30 * time.Second
 
 // All examples use a pod with this name and namespace.
@@ -169,7 +169,7 @@ func (n testNetwork) removeState(t testing.TB) {
 	}
 }
 
-// runVerbs runs ADD, CHECK and two DELs of a new configuration, like a runtime. Only the shared state of the network's pods may remain.
+// runVerbs runs ADD, CHECK and two DELs of a new configuration, as a runtime does. Only the shared state of the network's pods may remain.
 // runVerbs returns the result of the first ADD.
 func runVerbs(t *testing.T, config string, caps map[string]any) []byte {
 	t.Helper()
@@ -222,7 +222,7 @@ func usesIPTables(config string) bool {
 		func(s string) bool { return strings.Contains(config, s) })
 }
 
-// runPlugin runs one plugin for the pod of the examples, like a runtime, and returns the plugin's standard output.
+// runPlugin runs one plugin for the pod of the examples, as a runtime does, and returns the plugin's standard output.
 func runPlugin(t testing.TB, verb, config string, pod *sandbox.Pod) (stdout []byte, ok bool) {
 	t.Helper()
 	var conf struct{ Type string }

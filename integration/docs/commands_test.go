@@ -86,7 +86,7 @@ func runCommands(t *testing.T, text, folder string) {
 	}
 }
 
-// runnableLine replaces a command of a document by a command that the test may run.
+// runnableLine returns a command that the test may run in place of a command of a document.
 func runnableLine(line, folder string) string {
 	switch {
 	case strings.HasPrefix(line, "make install"):

@@ -28,8 +28,8 @@ var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 // itemRow matches a row of the tables. The cells are the item, the rule, and the tests of the item.
 var itemRow = regexp.MustCompile(`(?m)^\| ([CFSLV]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
-// TestConformance checks that each item of the table has a test, and that the table lists each item that a test names. With -update it
-// rewrites the table and keeps the rules.
+// TestConformance checks that each item of the table has a test, and that the table lists each item that a test names. With the flag
+// -update, the test rewrites the table and keeps the rules.
 func TestConformance(t *testing.T) {
 	text, found := readFile(t, conformance), itemTests(t)
 	if *update {
@@ -84,7 +84,8 @@ func inItemOrder(a, b string) int {
 }
 
 // itemTests returns the tests of the tree by item. A test belongs to an item if a subtest's title, the test function's comment in
-// parentheses, or the script's name contains the item. If a file has several subtests of one item, the list contains their number.
+// parentheses, or the script's name contains the item. If a file has several subtests of one item, the list contains only the file and the
+// number of these subtests.
 func itemTests(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -119,7 +120,7 @@ func itemTests(t *testing.T) map[string][]string {
 	return found
 }
 
-// goItems calls f for each item that a Go test file names.
+// goItems calls the function f for each item that a Go test file names.
 func goItems(path string, f func(id, title string)) error {
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
 	if err != nil {

@@ -25,8 +25,8 @@ import (
 
 const migrating = "docs/MIGRATING.md"
 
-// needReference returns the folder of the reference plugins. It skips the test if nft or iptables is missing, which the reference plugins
-// need.
+// needReference returns the folder of the reference plugins. The reference plugins need nft and iptables. If one of these programs is
+// missing, needReference skips the test.
 func needReference(t *testing.T) string {
 	t.Helper()
 	dir := harness.ReferenceDir()
@@ -42,8 +42,8 @@ func needReference(t *testing.T) string {
 	return dir
 }
 
-// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. edits are pairs of old and new text in
-// the configuration.
+// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. The argument edits contains pairs: a
+// text of the configuration, and the text that replaces it.
 func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...string) testNetwork {
 	t.Helper()
 	masquerade, ports := "", ""
@@ -111,7 +111,7 @@ func TestWhatStays(t *testing.T) {
 	}
 }
 
-// leftoverKinds runs f and returns the kinds of state that remain, in the words of the document.
+// leftoverKinds calls the function f, and returns the kinds of state that remain, in the words of the document.
 func leftoverKinds(t *testing.T, f func()) []string {
 	t.Helper()
 	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},

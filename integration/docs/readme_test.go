@@ -87,7 +87,7 @@ func TestKeysAreDocumented(t *testing.T) {
 	}
 }
 
-// refusedValues maps each key that a README calls refused to a configuration that the plugin must refuse.
+// refusedValues contains a configuration for each key that a plugin must refuse, according to the plugin's README.
 func refusedValues() map[string]string {
 	return map[string]string{
 		"portmap/conditionsV4":      `{"conditionsV4": ["ip", "daddr", "192.0.2.1"]}`,
@@ -97,7 +97,7 @@ func refusedValues() map[string]string {
 	}
 }
 
-// TestRefusals checks that a plugin refuses each key that its README calls refused.
+// TestRefusals checks that each plugin refuses the keys for which its README documents a refusal.
 func TestRefusals(t *testing.T) {
 	pod := newPod(t, podName)
 	told := map[string]bool{}
@@ -195,8 +195,8 @@ func kindOf(t testing.TB, b codeBlock) blockKind {
 }
 
 // TestExamples runs every configuration in the documents. If an error follows a configuration in the document, the plugin must fail with
-// exactly this error. A result in a document must equal the result of a configuration in the same document. The capabilities of a document
-// are passed to all configurations with these capabilities.
+// exactly this error. A result in a document must equal the result of a configuration in the same document. If a document contains an
+// example of capabilities, the test passes these capabilities to all configurations that declare them.
 func TestExamples(t *testing.T) {
 	for _, d := range documents(t) {
 		t.Run(d.path, func(t *testing.T) { runExamples(t, d) })
@@ -247,7 +247,7 @@ func writeNodeFile(t *testing.T, text string) {
 	t.Cleanup(func() { _ = os.Remove(path) })
 }
 
-// replaceMACs replaces MAC addresses by a constant, because some of them are random.
+// replaceMACs replaces each MAC address with a constant, because some MAC addresses are random.
 func replaceMACs(t testing.TB, text []byte) (v any) {
 	t.Helper()
 	mac := regexp.MustCompile(`"mac": ?"([0-9a-f]{2}:){5}[0-9a-f]{2}"`)
@@ -276,7 +276,7 @@ type failureDocument struct {
 	Details    string `json:"details"`
 }
 
-// mustRefuse runs ADD of one plugin and returns the error. It fails the test if ADD succeeds.
+// mustRefuse runs ADD of one plugin, returns the error, and fails the test if ADD succeeds.
 func mustRefuse(t testing.TB, config string, pod *sandbox.Pod) (f failureDocument) {
 	t.Helper()
 	stdout, ok := runPlugin(t, "ADD", config, pod)

@@ -57,8 +57,8 @@ func forgetMarks() {
 	}
 }
 
-// TestRollback (F-44) checks that after a rollback DEL of the reference plugins removes all state of pods that Podlace attached. The pods'
-// traffic continues during the rollback and while the plugins are replaced (F-43).
+// TestRollback (F-44) checks that the DEL of the reference plugins, after a rollback, removes all state of pods that Podlace attached. The
+// pods' traffic continues during the rollback and while the plugins are replaced (F-43).
 func TestRollback(t *testing.T) {
 	reference := needReference(t)
 	for i, backends := range []string{"unset", "iptables", "nftables"} {

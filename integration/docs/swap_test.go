@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestSwapUnderLoad (F-43) checks that no ADD or DEL fails while the plugins are repeatedly replaced by the reference plugins and back, in
-// the way of scripts/install.sh. Several pods run ADD and DEL in parallel. A rollback at the end removes all remaining state.
+// TestSwapUnderLoad (F-43) checks that no ADD or DEL fails while scripts/install.sh repeatedly installs the reference plugins and Podlace's
+// plugins in turn. Several pods run ADD and DEL in parallel. A rollback at the end removes all remaining state.
 func TestSwapUnderLoad(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"iptables", "nftables"} {
@@ -69,7 +69,7 @@ func TestSwapUnderLoad(t *testing.T) {
 	}
 }
 
-// replacePlugins replaces the plugins in one folder by the plugins of another folder.
+// replacePlugins copies the plugins of one folder over the plugins of another folder.
 func replacePlugins(t *testing.T, from, to string) {
 	t.Helper()
 	script, err := filepath.Abs(filepath.Join(treeRoot, "scripts/install.sh"))

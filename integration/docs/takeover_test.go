@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// trafficLimit is the timeout of a reply. It is much longer than the duration of any reply.
+// trafficLimit is the timeout of a reply. This timeout is much longer than any reply takes.
 const trafficLimit = 10 * time.Second
 
 // These are the addresses of the node and of a peer machine in the node's network. The peer has no route to pods, so pods need masquerade
@@ -289,7 +289,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestTakeOverVariants (F-44) checks the same for state that only some configurations create, such as rules of macspoofchk.
+// TestTakeOverVariants (F-44) checks that DEL of Podlace removes state that only some configurations of the reference create, such as rules
+// of macspoofchk.
 func TestTakeOverVariants(t *testing.T) {
 	reference := needReference(t)
 	spoof := withSpoofCheck(true)

@@ -55,7 +55,7 @@ func mustRead(t *testing.T, path string) string {
 	return string(data)
 }
 
-// addForeignFiles creates files of another project in the plugin folder: a file bridge and a symbolic link portmap.
+// addForeignFiles creates plugins of another project in the plugin folder: bridge as a file, and portmap as a symbolic link.
 func (c installTree) addForeignFiles(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(c.into, "opt/cni/bin")
@@ -81,7 +81,8 @@ func (c installTree) mustMake(t *testing.T, args ...string) string {
 	return strings.ReplaceAll(out, c.into, "INTO")
 }
 
-// TestUninstallLeavesNothing checks that make uninstall after one or two installations restores all files and folders of the time before.
+// TestUninstallLeavesNothing checks that make uninstall restores the files and folders that existed before the first installation. The test
+// installs once or twice.
 func TestUninstallLeavesNothing(t *testing.T) {
 	for name, prepare := range map[string]func(*testing.T, installTree){
 		"an empty node":   func(*testing.T, installTree) {},
@@ -155,6 +156,37 @@ func TestUninstallLeavesChangedFiles(t *testing.T) {
 	lines := slices.DeleteFunc(strings.Split(mustRead(t, c.into+receiptPath), "\n"), func(l string) bool { return l == "" || l[0] == '#' })
 	if len(lines) != 1 || !strings.HasSuffix(lines[0], "  /opt/cni/bin/bridge") {
 		t.Errorf("the receipt names %q", lines)
+	}
+}
+
+// TestUninstallWarnsOfPods checks that make uninstall warns before its first change if attachments are recorded on the node.
+func TestUninstallWarnsOfPods(t *testing.T) {
+	const warning = "uninstall.sh: warning: attachments of Podlace on this node: "
+	c := newCheckout(t)
+	c.mustInstall(t)
+	for _, other := range []string{".vfs/bridge-x", "net/.lock", "net/portmap-d8d64386d0c169a6"} {
+		c.record(t, other)
+	}
+	if out := c.mustMake(t, "uninstall", "DRYRUN=1"); strings.Contains(out, warning) {
+		t.Errorf("without attachments:\n%s", out)
+	}
+	c.record(t, "net/bridge-d8d64386d0c169a6")
+	c.record(t, "net/bridge-c9662934705251cc")
+	if out := c.mustMake(t, "uninstall"); !strings.HasPrefix(out, warning+"2. ") {
+		t.Errorf("with two attachments:\n%s", out)
+	}
+}
+
+// record writes a file among the records of the node.
+func (c installTree) record(t *testing.T, name string) {
+	t.Helper()
+	path := filepath.Join(c.into, "run/podlace", name)
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = os.WriteFile(path, nil, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -17,8 +17,8 @@ import (
 // systemdUnit maps the sections and keys of a systemd unit to their values.
 type systemdUnit map[string]map[string][]string
 
-// readUnit parses a unit. It supports the part of systemd.unit(5)'s syntax that these units use, and fails for any other line. An empty
-// assignment is a value.
+// readUnit parses a unit. readUnit supports the part of systemd.unit(5)'s syntax that these units use, and fails for any other line. An
+// empty assignment is a value.
 func readUnit(t *testing.T, path string) systemdUnit {
 	t.Helper()
 	u, section := systemdUnit{}, ""
@@ -106,7 +106,7 @@ func units(t *testing.T, pattern string) (names []string) {
 	return names
 }
 
-// verifyUnits runs systemd-analyze verify with the built binaries. It does nothing if systemd-analyze is not installed.
+// verifyUnits runs `systemd-analyze verify` with the built binaries, if systemd-analyze is installed.
 func verifyUnits(t *testing.T, names []string) {
 	t.Helper()
 	tool, err := exec.LookPath("systemd-analyze")

@@ -26,7 +26,7 @@ func newCluster(c classList, slices []*resourceapi.ResourceSlice) *allocatorInpu
 	return &allocatorInput{slices: slices, classes: c, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(100, cel.Features{})}
 }
 
-// classList is a list of DeviceClasses. It implements the lister interface of the allocator.
+// classList is a list of DeviceClasses that implements the lister interface of the allocator.
 type classList []*resourceapi.DeviceClass
 
 // List returns all classes.
@@ -42,7 +42,7 @@ func (c classList) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, fmt.Errorf("no class %s", name)
 }
 
-// allocatorVariant is a set of features. It selects one of the three allocators of the library: stable, incubating or experimental.
+// allocatorVariant is a set of features that selects one of the three allocators of the library: stable, incubating or experimental.
 type allocatorVariant struct {
 	name     string
 	features structured.Features

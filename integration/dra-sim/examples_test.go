@@ -60,8 +60,8 @@ func objectOf(t *testing.T, text string) runtime.Object {
 	return o
 }
 
-// celExpressions returns the CEL expressions of an object. ofClass contains the expressions of a DeviceClass. ofRequest contains the
-// expressions of requests by DeviceClass.
+// celExpressions returns the CEL expressions of an object. The first result contains the expressions of a DeviceClass. The second result
+// maps each DeviceClass to the expressions of its requests.
 func celExpressions(o runtime.Object) (ofClass []string, ofRequest map[string][]string) {
 	of := func(selectors []resourceapi.DeviceSelector) (out []string) {
 		for _, s := range selectors {
@@ -166,7 +166,7 @@ func TestEveryExampleCompiles(t *testing.T) {
 	checkClaims(t, config[0], shown)
 }
 
-// evaluateAll evaluates expressions like the allocator. It evaluates the expressions of a request only for devices that the class selects.
+// evaluateAll evaluates expressions as the allocator does: expressions of a request only for devices that the class selects.
 func evaluateAll(t *testing.T, devices []cel.Device, class, list []string) {
 	t.Helper()
 	for _, d := range devices {
@@ -196,8 +196,8 @@ func checkClaims(t *testing.T, config string, shown []string) {
 	}
 }
 
-// TestGuardsMatter checks that an expression that does not test the presence of an attribute fails for a device without the attribute.
-// check-claim must report this expression.
+// TestGuardsMatter uses an expression that reads an attribute, but does not test the presence of the attribute. The expression must fail
+// for a device without the attribute. The command check-claim must report the expression.
 func TestGuardsMatter(t *testing.T) {
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(`device.attributes["resource.kubernetes.io"].numaNode == 1`, cel.Options{})
 	failed := 0

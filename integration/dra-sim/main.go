@@ -64,7 +64,7 @@ type allocationTimes struct {
 	failed int
 }
 
-// timeQuantile returns the q-quantile of the times. The share q of all times is not longer than the result.
+// timeQuantile returns the q-quantile of the times.
 func timeQuantile(times []time.Duration, q float64) time.Duration {
 	times = slices.Sorted(slices.Values(times))
 	return times[min(len(times)-1, int(q*float64(len(times))))]

@@ -44,7 +44,7 @@ func policyOf(t *testing.T, name string) (p registration.ValidatingAdmissionPoli
 	return p
 }
 
-// compilePolicy compiles the validations of a policy like the API server of the given Kubernetes version.
+// compilePolicy compiles the validations of a policy, as the API server of the given Kubernetes version does.
 func compilePolicy(t *testing.T, p registration.ValidatingAdmissionPolicy, kubernetes string) cel.ConditionEvaluator {
 	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MustParse(kubernetes)))

@@ -15,7 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/resource/validation"
 )
 
-// apiServer validates new objects like the API server of Kubernetes 1.37, with defaults, generated rules and handwritten rules.
+// apiServer validates new objects as the API server of Kubernetes 1.37 does, with defaults, generated rules and handwritten rules.
 type apiServer struct{ scheme *runtime.Scheme }
 
 func newAPIServer() apiServer {

@@ -57,7 +57,7 @@ func TestFaultBoot(t *testing.T) {
 	t.Run("F-29 clocks jump", testClocks)
 }
 
-// testReboot reboots the node. The runtime then sends DEL with an empty netns for one pod, and sends no DEL for the other. New pods get
+// testReboot reboots the node. The runtime then sends DEL with an empty netns for one pod, and sends no DEL for the other pod. New pods get
 // other addresses than the pods of the earlier boot.
 func testReboot(t *testing.T) {
 	s := newSweep(t, "nftables")
@@ -135,7 +135,8 @@ func testRebootFull(t *testing.T) {
 	y.Report(t)
 }
 
-// testRebootMidway reboots the node while a verb runs, as a power failure does. The runtime then sends DEL, and nothing of the pod remains.
+// testRebootMidway reboots the node while a verb runs, as a power failure does. The runtime then sends DEL, and no state of the pod
+// remains.
 func testRebootMidway(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measureVerb(t, verb)

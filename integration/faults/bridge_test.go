@@ -69,8 +69,8 @@ func testBridgeDeleted(t *testing.T) {
 	s.Report(t)
 }
 
-// testBridgeChanged changes the bridge. CHECK reports each difference. The next ADD repairs the settings that all pods share, or it fails
-// and leaves nothing. The other pods keep their connections.
+// testBridgeChanged changes the bridge. CHECK reports each difference. The next ADD either repairs the settings that all pods share, or
+// fails and leaves no state. The other pods keep their connections.
 func testBridgeChanged(t *testing.T) {
 	s := newSweep(t, "nftables")
 	result, err := s.Do("ADD", harness.Attachment(harness.NewPod(t, "one"), "one", nil), nil)

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// wrapExec starts one plugin of a chain through a wrapper program, and the other plugins directly.
+// wrapExec starts one plugin of a chain through a wrapper program, and starts the other plugins directly.
 type wrapExec struct {
 	invoke.DefaultExec
 	plugin string
@@ -87,7 +87,7 @@ func killedCalls() map[string][]string {
 	return kills
 }
 
-// sigkill takes the place of an error name if the program is killed at the call.
+// sigkill stands in the place of an error name. It means that a signal kills the program at the call.
 const sigkill = "SIGKILL"
 
 // TestFaultCalls lets single system calls of the real programs fail, or kills the program at a call.
@@ -99,8 +99,8 @@ func TestFaultCalls(t *testing.T) {
 	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 5, 1) })
 }
 
-// failCalls tests a sample of the kinds of failure, with the parameter one as stride. failCalls starts at system call number first.
-// FAULTS=all tests all kinds and calls.
+// failCalls tests a sample of the kinds of failure. The first number is the stride of the sample, and the second number is the first system
+// call that fails. FAULTS=all tests all kinds and calls.
 func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
 	t.Helper()
 	strace := harness.Program(t, "strace")
@@ -167,8 +167,8 @@ func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace str
 	}
 }
 
-// failedCalls returns the system calls that strace let fail, one for each thread. If strace prints a call in two lines, the result contains
-// both lines joined, because the second line ("<... write resumed>") names no file.
+// failedCalls returns the failed system calls from the output of strace, one for each thread. If strace prints a call in two lines,
+// failedCalls joins the lines, because the second line ("<... write resumed>") names no file.
 func failedCalls(log string) (hits []string) {
 	began := map[string]string{}
 	for line := range strings.Lines(log) {
@@ -188,8 +188,8 @@ func failedCalls(log string) (hits []string) {
 	return hits
 }
 
-// preventsAnswer reports whether a program cannot answer after this failure. Such failures concern stdout, the calls with which the Go
-// runtime prepares the standard streams, and the calls that wake its threads.
+// preventsAnswer reports whether a program cannot answer after this failure. The failed call then had one of three purposes: to write to
+// stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go runtime.
 func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }
@@ -229,7 +229,7 @@ func TestFaultLimits(t *testing.T) {
 	})
 }
 
-// addLimited runs ADD of a plugin under a resource limit. ADD returns a result or an error with a code, unless answers is false. A DEL
+// addLimited runs ADD of a plugin under a resource limit. If the plugin must answer, ADD returns a result or an error with a code. A DEL
 // without the limit must then remove everything.
 func (s *killSweep) addLimited(t *testing.T, plugin string, answers bool, wrap ...string) {
 	t.Helper()

@@ -10,10 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// toleratesFailure reports whether the call succeeds and only logs the failure if the change fails. The kernel removes stale UDP
-// connections by itself after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file
-// with the next address to assign is only a hint. A missing index is rebuilt from the leases. Only ADD fails if it cannot write the index,
-// and it then releases its leases. The mark of a finished DEL in a record is optional.
+// toleratesFailure reports whether the call only logs a failure of the change and still succeeds. The kernel removes stale UDP connections
+// after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file with the next address
+// to assign is only a hint. A missing index is rebuilt from the leases. If a verb cannot write the index, only ADD fails, and ADD then
+// releases its leases. The mark of a finished DEL in a record is optional.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
@@ -28,7 +28,7 @@ func (c pluginCall) toleratesFailure(change string) bool {
 	return c.conf["backend"] == "iptables" && change == "nft add table podlace_hostport"
 }
 
-// forEachChange runs test once for each change of a successful call. The change is the name of the subtest.
+// forEachChange runs the given test once for each change of a successful call. The change is the name of the subtest.
 func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w faultWorld, n int)) {
 	w.Helper()
 	if len(changes) == 0 && c.plugin != "bandwidth" { // its devices disappear with the bridge's link
@@ -39,7 +39,7 @@ func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w fa
 	}
 }
 
-// runFault runs a call in which change number n fails. failed is false if the call tolerates the failure.
+// runFault runs a call in which change number n fails. The result is false if the call tolerates the failure.
 func (w faultWorld) runFault(c pluginCall, n int) (failed bool) {
 	w.Helper()
 	o := c.runFailing(w, n)
@@ -103,8 +103,8 @@ func TestAddAfterFault(t *testing.T) {
 	})
 }
 
-// TestDel (C-53, F-11, F-31): the DEL after a failed DEL finishes. The text of a failed DEL contains no phrase that a runtime takes for
-// success.
+// TestDel (C-53, F-11, F-31): the DEL after a failed DEL finishes. The error text of a failed DEL contains no phrase that a runtime
+// interprets as success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
 // TestGC (F-11): the GC after a failed GC finishes. The list of valid attachments lacks the pod, so GC deletes the pod's state.

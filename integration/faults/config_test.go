@@ -23,7 +23,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultConfig runs DEL with another configuration than ADD, or attaches pods to a pool that is exhausted or has changed.
+// TestFaultConfig runs DEL with a configuration that differs from the configuration of ADD, or attaches pods to a pool that is exhausted or
+// has changed.
 func TestFaultConfig(t *testing.T) {
 	t.Run("F-41 DEL again and after edits", testDelAfterEdit)
 	t.Run("F-47 address pool exhausted", testExhausted)
@@ -318,7 +319,7 @@ func testLockHeld(t *testing.T) {
 	s.Report(t)
 }
 
-// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD. The function release kills the stopped
+// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD. The returned function kills the stopped
 // process.
 func stallADD(t *testing.T, add harness.Call) (dir string, release func()) {
 	t.Helper()

@@ -73,7 +73,7 @@ func TestFaultDisk(t *testing.T) {
 	}
 }
 
-// testFull fills the disk. ADD fails with a coded error and leaves nothing. DEL and GC succeed on the full disk.
+// testFull fills the disk. ADD fails with a coded error and leaves no state. DEL and GC succeed on the full disk.
 func testFull(t *testing.T, dir string, inodes bool) {
 	s := newSweep(t, "nftables")
 	for room, refused := 0, true; refused; room++ {

@@ -22,7 +22,7 @@ import (
 )
 
 // faultExec starts the plugins of a chain and runs a shell command at one moment. A moment is a change, or a step between two changes (see
-// package fault). The moments are numbered through the whole chain.
+// package fault). The moments are numbered consecutively across all plugins of the chain.
 type faultExec struct {
 	invoke.DefaultExec
 	at  int    // 0: count the moments only

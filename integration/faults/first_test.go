@@ -49,8 +49,8 @@ func sharedState() *regexp.Regexp {
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
-// TestFirst (F-11) lets each change of the first pod of a node fail, including the changes that create shared state. No state of the pod
-// alone remains, and the second ADD creates the missing shared state.
+// TestFirst (F-11) lets each change of the first pod of a node fail, including the changes that create shared state. No state that belongs
+// only to this pod remains, and the second ADD creates the missing shared state.
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {

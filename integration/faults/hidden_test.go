@@ -18,8 +18,8 @@ import (
 // unassigned characters.
 const hiddenText = "\x00\x1b[2J\x7f\u0080\u009b31m\u00ad\u200b\u200e\u2028\u2029\u202e\u2066\ufeff\ue000\uffff\U000e0001\U0010ffff"
 
-// TestHiddenCharacters puts hidden characters into names of pods and files. The commands print no such character, and the JSON output
-// preserves them.
+// TestHiddenCharacters puts hidden characters into names of pods and files. The commands print no hidden character, and the JSON output
+// preserves all hidden characters.
 func TestHiddenCharacters(t *testing.T) {
 	const dir = "/run/podlace/hidden"
 	key := attachment.Key{Network: "hidden", ContainerID: "a", IfName: "eth0"}

@@ -41,13 +41,13 @@ type callOutcome struct {
 	moments []string
 }
 
-// runFailing calls the plugin and lets change number failAt fail; 0 means no fault.
+// runFailing calls the plugin. The change with the given number fails; 0 means no fault.
 func (c pluginCall) runFailing(t testing.TB, failAt int) callOutcome {
 	t.Helper()
 	return c.runWith(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))
 }
 
-// runWith calls the plugin with an environment variable that injects a fault. exit is -1 if the process was killed.
+// runWith calls the plugin with an environment variable that injects a fault. The exit code is -1 if the process was killed.
 func (c pluginCall) runWith(t testing.TB, fault string) callOutcome {
 	t.Helper()
 	conf := c.conf

@@ -42,7 +42,7 @@ var irregularFiles = map[string]func(path string) error{
 	},
 }
 
-// makeTargets creates the targets of the symbolic links. The function untouched checks that no plugin wrote to them.
+// makeTargets creates the targets of the symbolic links. The returned function checks that no plugin wrote to these targets.
 func makeTargets(t *testing.T) (untouched func() error) {
 	t.Helper()
 	const dir = "/run/podlace-elsewhere"
@@ -105,7 +105,7 @@ func withTemporary(paths []string) []string {
 }
 
 // TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. If
-// a verb fails, it succeeds once the object is removed, and nothing remains.
+// a verb fails, the verb succeeds once the object is removed. No state remains.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")
 	untouched := makeTargets(t)
@@ -120,7 +120,7 @@ func TestFaultIrregular(t *testing.T) {
 			if kind == "device" && !canMakeDevices() {
 				continue // only root of the initial user namespace can create them
 			}
-			// An open of a FIFO at the temporary path of a record could block forever. Each run tests this case.
+			// A plugin could block forever if it opens a FIFO at the temporary path of a record. Each run tests this case.
 			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {
 				continue
 			}
@@ -171,7 +171,8 @@ func (c irregularCase) runCase(rt *libcni.RuntimeConf) error {
 // tornFolder is the folder to which host-local moves damaged files for the administrator.
 const tornFolder = "/var/lib/cni/networks/.podlace/chain/torn"
 
-// putObject replaces the file with the object. The function restore removes the object, also from tornFolder, and restores a shared file.
+// putObject replaces the file with the object. The returned function removes the object from the path and from tornFolder, and restores a
+// shared file.
 func (c irregularCase) putObject() (restore func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(c.path), 0o700); err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// tryCase runs one case. The function act does something to a pod and cleans up as a runtime does. Afterwards nothing of the pod may
+// tryCase runs one case. The given function makes changes to a pod and cleans up as a runtime does. Afterwards no state of the pod may
 // remain, the permanent pod must be unchanged, and the next ADD and DEL of the container must work.
 func (s *killSweep) tryCase(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
@@ -77,7 +77,7 @@ func (s *killSweep) delWithoutNetns(rt *libcni.RuntimeConf) error {
 	return err
 }
 
-// doPaused runs a verb of the chain, and runs a shell command at point number at of the verb.
+// doPaused runs a verb of the chain, and runs a shell command at the given point of the verb.
 func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, error) {
 	e := &faultExec{at: at, run: command, dir: s.dir}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
@@ -88,8 +88,8 @@ func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, e
 	return e, err
 }
 
-// atEveryPoint runs a verb once for each point, or for a sample of the points, and runs a shell command at this point. atEveryPoint then
-// calls after. The verb and the function after may fail, but only with a coded error.
+// atEveryPoint runs a verb once for each point, or for a sample of the points, and runs a shell command at this point. After each run of
+// the verb, atEveryPoint calls the given function. The verb and this function may fail, but only with a coded error.
 func (s *killSweep) atEveryPoint(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	points, _ := s.measureVerb(t, verb)

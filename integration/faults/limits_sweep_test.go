@@ -93,8 +93,8 @@ func (s *limitsSweep) sweep(t *testing.T) {
 	}
 }
 
-// tryPoint kills the verb, checks the pod, does the runtime's follow-up, and looks for leaked state. The result ended is true if the case
-// ended without an error.
+// tryPoint kills the verb, checks the pod, does the runtime's follow-up, and looks for leaked state. The second result reports whether the
+// case ended without an error.
 func (s *limitsSweep) tryPoint(at int, then string) (e *faultExec, ended bool, err error) {
 	e = &faultExec{at: at, run: killCommand("root", syscall.SIGKILL), dir: s.dir}
 	if s.old != (harness.Rates{}) {
@@ -125,7 +125,7 @@ func (s *limitsSweep) tryPoint(at int, then string) (e *faultExec, ended bool, e
 	return e, err == nil, err
 }
 
-// runKilled runs the verb; e kills it at one point.
+// runKilled runs the verb and kills the plugin at the point of the given faultExec.
 func (s *limitsSweep) runKilled(e *faultExec) error {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.CallLimit)
 	defer cancel()
@@ -161,7 +161,7 @@ func (s *limitsSweep) checkBounded() error {
 	return err
 }
 
-// followUp does what a runtime does after the kill, up to a DEL or GC.
+// followUp makes the calls that a runtime makes after the kill. The last call is DEL or GC.
 func (s *limitsSweep) followUp(then string) error {
 	del := s.Call("DEL", s.new)
 	switch then {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// runLimits runs `podlace limits` for the pod and lets change number failAt fail; 0 means no fault.
+// runLimits runs `podlace limits` for the pod. The change with the given number fails; 0 means no fault.
 func (w faultWorld) runLimits(failAt int, flags ...string) (changes []string, out string, err error) {
 	w.Helper()
 	trace := filepath.Join(w.TempDir(), "trace")

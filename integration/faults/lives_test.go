@@ -51,9 +51,10 @@ type podLife struct {
 	end  string
 }
 
-// TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, or a thousand with FAULTS=all. Of twenty calls, one fails at a random change and
-// another is killed at a random change, on average. A DEL can be repeated, late, without a namespace, after the end of the namespace, or
-// missing. Each pod starts with a VF that has the administrator's settings. At the end the VFs on the node have these settings.
+// TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, or a thousand with FAULTS=all. On average, one of twenty calls fails at a random
+// change, and one of twenty calls is killed at a random change. A pod gets a usual DEL, a repeated DEL, a late DEL, a DEL without a
+// namespace, a DEL after the end of the namespace, or no DEL. Each pod starts with a VF that has the administrator's settings. At the end
+// the VFs on the node have the same settings again.
 func TestLives(t *testing.T) {
 	l := newLives(t)
 	total := harness.Some(100, 1000)
@@ -116,7 +117,8 @@ func describeSettings(link kernel.Link) string {
 	return fmt.Sprintf("mac %s mtu %d promisc %t allmulti %t alias %q", link.MAC, link.MTU, link.Promis, link.AllMulti, link.Alias)
 }
 
-// callPlugin runs a verb with or without a fault. ok is false if the verb failed. A failure that no injected fault explains fails the test.
+// callPlugin runs a verb with or without a fault. The second result is false if the verb failed. The test fails if no injected fault
+// explains this failure.
 func (l *vfNode) callPlugin(of *podLife, verb string, mayFault bool) (stdout []byte, ok bool) {
 	l.Helper()
 	kind := fmt.Sprint(verb, of.step.conf["ipam"] != nil, of.name)
@@ -205,7 +207,7 @@ func (l *vfNode) checkAndChange(of *podLife) {
 	})
 }
 
-// withInterface calls f with the pod's interface, if the pod has one.
+// withInterface calls f with the pod's interface, if the pod has an interface.
 func (l *vfNode) withInterface(of *podLife, f func(*kernel.NS, kernel.Link) error) {
 	l.Helper()
 	netns, err := os.Open(of.pod.Path)
@@ -280,7 +282,7 @@ func (l *vfNode) delUntilDone(of *podLife) {
 	}
 }
 
-// delLate sends a late DEL. The VF may already belong to another pod, or another pod may have had it in the meantime.
+// delLate sends a late DEL. The VF may already belong to another pod, or may have belonged to another pod in the meantime.
 func (l *vfNode) delLate(of *podLife) bool {
 	l.Helper()
 	l.delUntilDone(of)
@@ -298,7 +300,7 @@ func (l *vfNode) delLate(of *podLife) bool {
 	return true
 }
 
-// collectAll runs GC with an empty list of valid attachments. Nothing of any pod remains afterwards.
+// collectAll runs GC with an empty list of valid attachments. No state of any pod remains afterwards.
 func (l *vfNode) collectAll() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {

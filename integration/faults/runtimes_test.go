@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRuntimes runs pods on the node of TestSoak under an emulated containerd and an emulated CRI-O. Each of the two runs forty pods, or a
-// thousand with FAULTS=all. The seed determines the order in which a runtime performs its failure sequences. Nothing of any ended pod
+// TestRuntimes runs pods on the node of TestSoak under an emulated containerd and an emulated CRI-O. Each emulated runtime runs forty pods,
+// or a thousand with FAULTS=all. The seed determines the order in which a runtime performs its failure sequences. No state of ended pods
 // remains.
 func TestRuntimes(t *testing.T) {
 	for name, kinds := range harness.InOrder(map[string][]stepKind{"containerd": containerdHabits(), "CRI-O": crioHabits()}) {

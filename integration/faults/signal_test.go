@@ -24,8 +24,8 @@ func TestFaultSignal(t *testing.T) {
 	t.Run("F-46 SIGPIPE: the result is not read", testBrokenPipe)
 }
 
-// signalEverywhere runs a verb once for each signal and each point, and sends the signal at this point. An ADD succeeds or leaves nothing;
-// no DEL is needed. A DEL finishes.
+// signalEverywhere runs a verb once for each signal and each point, and sends the signal at this point. An ADD either succeeds or leaves no
+// state; a failed ADD needs no DEL. A DEL finishes.
 func signalEverywhere(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measureVerb(t, verb)
@@ -66,7 +66,7 @@ func signals() []syscall.Signal {
 	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 }
 
-// testBrokenPipe checks that ADD leaves nothing if it cannot write its result or error.
+// testBrokenPipe checks that ADD leaves no state if ADD cannot write its result or error.
 func testBrokenPipe(t *testing.T) {
 	y := harness.Tally{}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {

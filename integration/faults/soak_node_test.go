@@ -105,7 +105,7 @@ func (s *soakRun) livePods() []*podSlot {
 	return slices.DeleteFunc(slices.Clone(s.actors), func(a *podSlot) bool { return a.speaker == nil })
 }
 
-// randomPod chooses a random attached pod for which fits returns true; nil means no such pod exists.
+// randomPod chooses a random attached pod that the given function accepts; the result is nil if no such pod exists.
 func (s *soakRun) randomPod(fits func(*podSlot) bool) *podSlot {
 	list := slices.DeleteFunc(s.livePods(), func(a *podSlot) bool { return fits != nil && !fits(a) })
 	if len(list) == 0 {

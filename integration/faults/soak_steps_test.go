@@ -203,7 +203,7 @@ func (s *soakRun) stepCheck() bool {
 	return a != nil
 }
 
-// checkPod runs CHECK of a pod. The check fails the test if CHECK fails for a pod without a lost record. The result reports whether CHECK
+// checkPod runs CHECK of a pod. The test fails if CHECK fails although the pod has lost no record. The result reports whether CHECK
 // succeeded.
 func (s *soakRun) checkPod(a *podSlot) bool {
 	s.Helper()
@@ -217,7 +217,7 @@ func (s *soakRun) checkPod(a *podSlot) bool {
 	return err == nil
 }
 
-// stepRestore runs a command for the whole node that restores lost state. Some pods then have no missing state any more.
+// stepRestore runs a command that restores lost state on the whole node. Afterwards the state of some pods is complete again.
 func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	if err := do(); err != nil {
 		s.Errorf("%s: %v", verb, err)

@@ -36,7 +36,8 @@ func soakFlags() {
 
 func flagOf[T any](name string) T { return flag.Lookup(name).Value.(flag.Getter).Get().(T) }
 
-// stepKind is one kind of step. A round performs each kind a fixed number of times. The function do returns false if no pod was suitable.
+// stepKind is one kind of step. A round performs each kind a fixed number of times. The function of a step returns false if no pod was
+// suitable.
 type stepKind struct {
 	name  string
 	times int
@@ -44,7 +45,7 @@ type stepKind struct {
 }
 
 // soakRun is a node with the pods of two networks. The seed determines the order of the steps. The random decisions of a step depend only
-// on the seed and the number of the step. A step uses data of the previous steps and never their duration. A soak is therefore
+// on the seed and the number of the step. A step uses data of the previous steps, but never their duration. A soak is therefore
 // reproducible.
 type soakRun struct {
 	*testing.T
@@ -160,8 +161,8 @@ func (s *soakRun) setRandom(stream, number int) {
 	s.random = rand.New(rand.NewPCG(s.seed, uint64(stream)<<32|uint64(number)))
 }
 
-// runRound fills the node with pods, and performs the steps of all kinds in a random order. runRound stops at step number limit; 0 means no
-// limit.
+// runRound fills the node with pods, and performs the steps of all kinds in a random order. If the limit is not 0, runRound stops after the
+// step with this number.
 func (s *soakRun) runRound(number int, kinds []stepKind, limit int) {
 	s.Helper()
 	s.setRandom(1, number)
@@ -213,7 +214,7 @@ func (s *soakRun) endSoak(before *harness.Oracle) {
 	before.Clean(s, "the end of all pods")
 }
 
-// printCounts prints the number of performed steps of each kind. A kind that was never performed fails the test.
+// printCounts prints the number of performed steps of each kind. On request, the test fails if a kind was never performed.
 func (s *soakRun) printCounts(kinds []stepKind, all bool) {
 	s.Helper()
 	var counts []string

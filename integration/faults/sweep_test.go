@@ -281,7 +281,8 @@ func (s *killSweep) collectOthers(alive ...string) error {
 	return err
 }
 
-// addAgain retries ADD without a DEL. The retry may fail only if the bridge plugin had finished before the kill, which its record shows.
+// addAgain retries ADD without a DEL. The retry may fail only if the record of the bridge plugin shows that the plugin had finished before
+// the kill.
 func (s *killSweep) addAgain(rt *libcni.RuntimeConf) error {
 	records, err := attachments.RecordsOf(attachments.Key{Network: "chain", ContainerID: rt.ContainerID, IfName: rt.IfName}, "bridge")
 	if err != nil {

@@ -38,7 +38,7 @@ func fullChain(backend string) pluginChain {
 	}
 }
 
-// singleChains returns chains with only one plugin: host-local as other main plugins call it, and loopback.
+// singleChains returns chains that consist of only one plugin. host-local gets the configuration that a main plugin would pass.
 func singleChains() map[string]pluginChain {
 	common := object{"cniVersion": "1.1.0", "name": "alone"}
 	return map[string]pluginChain{
@@ -131,7 +131,7 @@ func connectPod(t *testing.T, pod *sandbox.Pod, n int) []byte {
 			t.Fatal(err)
 		}
 	}
-	// The settings of portmap on a pod's link exist exactly as long as the link.
+	// The settings of portmap on a pod's link exist exactly as long as the link exists.
 	if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + name + "/route_localnet", Value: "1"}); err != nil {
 		t.Fatal(err)
 	}

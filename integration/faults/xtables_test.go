@@ -28,7 +28,8 @@ func TestXTables(t *testing.T) {
 	t.Run("F-22 xtables lock held, iptables-nft", testXTablesLockNFT)
 }
 
-// switchIPTables returns a function that makes iptables "legacy" or "nft" in this test's mount namespace, as update-alternatives(1) does.
+// switchIPTables returns a function that selects iptables-legacy or iptables-nft in this test's mount namespace, as update-alternatives(1)
+// does.
 func switchIPTables(t *testing.T) (choose func(flavour string)) {
 	t.Helper()
 	harness.Program(t, "iptables-legacy")
@@ -106,8 +107,8 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// doMeanwhile runs STATUS, reload, or ADD and DEL of another pod. The tests call it between ADD and DEL of a pod. The verb may write the
-// rules of all pods again.
+// doMeanwhile runs STATUS, reload, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The verb may
+// write the rules of all pods again.
 func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {
@@ -144,7 +145,7 @@ func onlyPortmap(t *testing.T) *killSweep {
 }
 
 // testXTablesLock runs verbs while another program holds the xtables lock. ADD and DEL wait for a limited time, and then return code 11
-// (try again later). The failed ADD leaves nothing. The DEL after the failed ADD therefore needs no lock and does not wait.
+// (try again later). The failed ADD leaves no state. The DEL after the failed ADD therefore needs no lock and does not wait.
 func testXTablesLock(t *testing.T) {
 	choose := switchIPTables(t)
 	choose("legacy")

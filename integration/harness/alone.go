@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Alone is a pod with a veth pair, as a main plugin leaves it, for calls of bandwidth without a chain. DEL of bandwidth never deletes the
-// veth pair.
+// Alone is a pod with a veth pair but without a main plugin. Tests use this pod to call the plugin bandwidth without a chain. DEL of the
+// plugin never deletes the veth pair.
 type Alone struct {
 	Pod          *sandbox.Pod
 	ifname, link string // interfaces of the pod side and the host side
@@ -51,7 +51,7 @@ func (a *Alone) connect(t *testing.T) {
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", a.link).Run() })
 }
 
-// Call returns a call of bandwidth with limits in the form that containerd sends.
+// Call returns a call of the plugin bandwidth. The call contains limits in the form that containerd sends.
 func (a *Alone) Call(verb string, r Rates) Call {
 	limits := map[string]any{}
 	for direction, rate := range map[string]int{"ingress": r.Ingress, "egress": r.Egress} {
@@ -144,8 +144,8 @@ func (a *Alone) Passes() error {
 	return errors.Join(errs...)
 }
 
-// Warm runs ADD and DEL of bandwidth, which creates the shared state of the node, and fills the neighbour tables. No limit remains on the
-// link.
+// Warm runs ADD and DEL of the plugin bandwidth to create the shared state of the node, and fills the neighbour tables. No limit remains on
+// the link.
 func (a *Alone) Warm(t testing.TB) {
 	t.Helper()
 	qdiscs := func() int {
@@ -170,7 +170,7 @@ func (a *Alone) Warm(t testing.TB) {
 	}
 }
 
-// Wants fails the test if the limits differ from want or traffic does not pass.
+// Wants fails the test if the limits differ from the wanted limits, or if traffic does not pass.
 func (a *Alone) Wants(t testing.TB, want Rates, after string) {
 	t.Helper()
 	if got, err := a.InEffect(); got != want || err != nil {
@@ -181,7 +181,7 @@ func (a *Alone) Wants(t testing.TB, want Rates, after string) {
 	}
 }
 
-// Must runs a verb of bandwidth, and fails the test if the plugin fails.
+// Must runs a verb of the plugin bandwidth, and fails the test if the plugin fails.
 func (a *Alone) Must(t testing.TB, verb string, r Rates) {
 	t.Helper()
 	if err := a.Call(verb, r).Do(); err != nil {

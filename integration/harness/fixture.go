@@ -78,8 +78,8 @@ func Port(host, container, protocol any) map[string]any {
 // Chained reports whether a plugin runs in a chain after bridge.
 func Chained(plugin string) bool { return plugin == "portmap" || plugin == "bandwidth" }
 
-// Life calls do, which runs ADD and DEL of a plugin for the fresh pod. For a chained plugin, Life runs ADD of bridge before do and DEL of
-// bridge after do. Both DELs are necessary to remove all state.
+// Life calls the given function, and the function runs ADD and DEL of a plugin for the fresh pod. For a chained plugin, Life runs ADD of
+// bridge before the call of the function, and DEL of bridge after the call. Both DELs are necessary to remove all state.
 func (f *Fixture) Life(t *testing.T, plugin string, do func()) {
 	t.Helper()
 	if !Chained(plugin) {

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// CallLimit is the timeout of a call. It is much longer than the duration of any verb. A plugin that hangs fails only its own test.
+// CallLimit is the timeout of a call. This timeout is much longer than any verb takes. A plugin that hangs fails only its own test.
 const CallLimit = 60 * time.Second
 
 // PodArgs is CNI_ARGS of every call in the test tables.
@@ -59,7 +59,7 @@ func NewCall(verb, plugin string, pod *sandbox.Pod, id string, conf any) Call {
 	return c
 }
 
-// With returns a copy of the call with replaced environment variables. pairs contains names and values in turn.
+// With returns a copy of the call with replaced environment variables. The arguments are names and values in turn.
 func (c Call) With(pairs ...string) Call {
 	c.Env = maps.Clone(c.Env)
 	for p := range slices.Chunk(pairs, 2) {
@@ -111,7 +111,7 @@ func (c Call) Start() (Outcome, error) {
 	return o, err
 }
 
-// Enter calls f in the namespace of a pod or of the host.
+// Enter calls the function f in the namespace of a pod or of the host.
 func Enter(pod *sandbox.Pod, f func() error) error {
 	if pod == nil {
 		return f()
@@ -146,8 +146,8 @@ type Failure struct {
 	Details    string `json:"details"`
 }
 
-// Refused checks that the plugin failed with a complete error. Its stdout must contain one error document with one of the codes, a version,
-// a message of limited size and the pod's name.
+// Refused checks that the plugin failed with a complete error. The plugin's stdout must contain one error document with one of the codes, a
+// version, a message of limited size and the pod's name.
 func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	t.Helper()
 	if o.Exit != 1 {
@@ -213,7 +213,7 @@ func OneDocument(t testing.TB, text string, into any) {
 // Object is a JSON object that tests can edit.
 type Object map[string]any
 
-// Encode renders a configuration as JSON. It returns bytes and strings unchanged.
+// Encode renders a configuration as JSON, but returns bytes and strings unchanged.
 func Encode(v any) []byte {
 	switch v := v.(type) {
 	case nil:
@@ -230,7 +230,7 @@ func Encode(v any) []byte {
 	return b
 }
 
-// With returns a deep copy with replaced values. pairs contains dotted paths and values in turn. A nil value removes the key. A reserved
+// With returns a deep copy with replaced values. The arguments are dotted paths and values in turn. A nil value removes the key. A reserved
 // key such as cni.dev/x counts as one step of a path.
 func (o Object) With(pairs ...any) Object {
 	out := Object{}

@@ -22,11 +22,12 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// BinEnv is the environment variable with the folder of the tested programs. If it is not set, Main builds the programs from this
+// BinEnv is the environment variable with the folder of the tested programs. If the variable is not set, Main builds the programs from this
 // tree.
 const BinEnv = "PODLACE_BIN"
 
-// ToolsEnv is the environment variable with the folder of additional programs that the tests use. If it is not set, Main builds them.
+// ToolsEnv is the environment variable with the folder of additional programs that the tests use. If the variable is not set, Main builds
+// these programs.
 const ToolsEnv = "PODLACE_TOOLS"
 
 // A Tool builds additional programs that the tests use into the folder of ToolsEnv.
@@ -136,7 +137,7 @@ func sourceRoot() string {
 	return dir
 }
 
-// buildPackages builds packages of the source tree into a folder. args may begin with flags of "go build".
+// buildPackages builds packages of the source tree into a folder. Flags of "go build" may precede the package names.
 func buildPackages(dir string, args ...string) error {
 	cmd := exec.Command("go", append([]string{"build", "-buildvcs=false", "-o", dir + "/"}, args...)...)
 	cmd.Dir = sourceRoot()
@@ -147,7 +148,8 @@ func buildPackages(dir string, args ...string) error {
 	return nil
 }
 
-// programFolder returns the folder that BinEnv names. If BinEnv is not set, it builds all programs of the source tree into a new folder.
+// programFolder returns the folder that BinEnv names. If BinEnv is not set, programFolder builds all programs of the source tree into a new
+// folder.
 func programFolder(dir string) (string, error) {
 	if bin := os.Getenv(BinEnv); bin != "" {
 		return filepath.Abs(bin)

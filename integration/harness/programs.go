@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HoldLock locks a file with flock(2) and with an fcntl(2) lock, like another process. The returned function releases both locks.
+// HoldLock simulates another process that locks a file, both with flock(2) and with an fcntl(2) lock. The returned function releases both
+// locks.
 func HoldLock(t *testing.T, path string) (free func()) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -42,7 +43,7 @@ func NeedBackend(t *testing.T, backend string) {
 	}
 }
 
-// Await polls until ok returns true.
+// Await calls the function ok repeatedly until the function returns true.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(CallLimit); !ok(); time.Sleep(5 * time.Millisecond) {

@@ -8,10 +8,11 @@ import (
 	"testing"
 )
 
-// Exhaustive reports whether FAULTS=all is set, which runs every case in place of a sample.
+// Exhaustive reports whether FAULTS=all is set. With this setting the tests run every case. Otherwise the tests run only a sample of the
+// cases.
 func Exhaustive() bool { return os.Getenv("FAULTS") == "all" }
 
-// Some returns the argument all if FAULTS=all is set, and the argument few otherwise.
+// Some returns its second argument if FAULTS=all is set, and its first argument otherwise.
 func Some[T any](few, all T) T {
 	if Exhaustive() {
 		return all

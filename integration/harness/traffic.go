@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// ServeClientAddress starts a TCP server in a pod that sends the client's address to every client.
+// ServeClientAddress starts a TCP server in a pod. The server sends the client's address to each client.
 func ServeClientAddress(pod *sandbox.Pod, port int) (net.Listener, error) {
 	var l net.Listener
 	err := Networked(pod, func() (err error) {
@@ -52,8 +52,8 @@ func Patience(blocked bool) time.Duration {
 	return TrafficLimit
 }
 
-// Networked calls f in the namespace of a pod or of the host, so that f may use package net. Package net binds to ::1 once to find the
-// supported families. Networked makes this test on the host. In a pod whose lo is down, the test would find no family.
+// Networked calls the function f in the namespace of a pod or of the host. The function may use package net. Package net binds to ::1 once
+// to find the supported families. Networked starts this search on the host. In a pod whose lo is down, the search would find no family.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()
@@ -61,7 +61,7 @@ func Networked(pod *sandbox.Pod, f func() error) error {
 	return Enter(pod, f)
 }
 
-// Serve starts a TCP server in a pod that sends the pod's name to every client.
+// Serve starts a TCP server in a pod. The server sends the pod's name to each client.
 func Serve(pod *sandbox.Pod, port int) (io.Closer, error) {
 	var l net.Listener
 	err := Networked(pod, func() error {
@@ -82,8 +82,8 @@ type Speaker struct {
 	udp net.PacketConn
 }
 
-// Speak starts a server at an address of a machine. The server answers connections and datagrams of Ask with the machine's name. nil means
-// the node.
+// Speak starts a server at an address of a machine, or of the node if the machine is nil. The server answers connections and datagrams of
+// Ask with the machine's name.
 func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
 	s := &Speaker{}
 	err := Networked(on, func() (err error) {
@@ -122,7 +122,7 @@ func speakTCP(l net.Listener, as string) {
 	}
 }
 
-// speakUDP answers each question with the name and the question. It ignores datagrams that are not questions.
+// speakUDP answers each question with the name and the question. speakUDP ignores datagrams that are not questions.
 func speakUDP(c net.PacketConn, as string) {
 	b := make([]byte, 1500)
 	for {
@@ -136,7 +136,7 @@ func speakUDP(c net.PacketConn, as string) {
 	}
 }
 
-// Ask returns the name of the machine that answers at an address. It uses a TCP connection or one UDP datagram.
+// Ask returns the name of the machine that answers at an address. Ask uses a TCP connection or one UDP datagram.
 func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
 	if protocol == "tcp" {
 		return Dial(from, address, limit)

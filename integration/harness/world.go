@@ -81,7 +81,7 @@ func (o *Oracle) Diff() ([]string, error) {
 	return sandbox.Diff(o.before, now), nil
 }
 
-// Clean fails the test if the state differs from the snapshot. It then takes a new snapshot, so that each leak is reported only once.
+// Clean fails the test if the state differs from the snapshot. Clean then takes a new snapshot, so that each leak is reported only once.
 func (o *Oracle) Clean(t testing.TB, after string) {
 	t.Helper()
 	leaks, err := o.Leaks()

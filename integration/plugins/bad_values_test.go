@@ -144,7 +144,7 @@ func badPortmap() []badValue {
 }
 
 // badRates (S-14) returns rates and bursts that are invalid both in the conflist and in runtimeConfig. Two other kinds are invalid only in
-// the conflist, which an administrator wrote: a rate without a burst, and huge values (see TestRuntimeRates).
+// the conflist of an administrator: a rate without a burst, and huge values (see TestRuntimeRates).
 func badRates() []badValue {
 	var list []badValue
 	for _, direction := range []string{"ingress", "egress"} {

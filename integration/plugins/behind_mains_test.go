@@ -59,8 +59,8 @@ func TestBehindKubernetesDocs(t *testing.T) {
 	})
 }
 
-// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode creates no KUBE-MARK-MASQ. ADD fails, leaves nothing, and reports the missing
-// chain and the remedy. The same conflist works without the key for this chain.
+// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode creates no KUBE-MARK-MASQ. ADD fails and leaves no state. The error contains the
+// missing chain and the remedy. The same conflist works without the key for this chain.
 func TestBehindKubernetesDocsNFT(t *testing.T) {
 	harness.Program(t, "iptables")
 	harness.Program(t, "nft")

@@ -36,8 +36,8 @@ func (h attachedPod) networkHash() string {
 	return ""
 }
 
-// shellBreakages returns one breakage for each shell script. The parameter plugin is the number of the plugin whose CHECK must report each
-// of these breakages.
+// shellBreakages returns one breakage for each shell script. The first argument is the number of the plugin whose CHECK must report each of
+// these breakages.
 func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	all := map[string]breakage{}
 	for title, script := range scripts {

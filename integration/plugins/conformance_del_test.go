@@ -121,7 +121,7 @@ func (n testNode) delMore(before *harness.Oracle) {
 	})
 }
 
-// TestDelRanges: DEL works if only the runtimeConfig of the ADD contained the ranges.
+// TestDelRanges: DEL works without the ranges, even if ADD got the ranges in its runtimeConfig.
 func TestDelRanges(t *testing.T) {
 	f := harness.NewFixture(t, "host-local")
 	t.Run("C-47 DEL without the ranges of runtimeConfig", func(t *testing.T) {
@@ -132,7 +132,8 @@ func TestDelRanges(t *testing.T) {
 	})
 }
 
-// TestDelOwn attaches one pod to two networks, and twice to one of them, with each backend. DEL of one attachment keeps the other two.
+// TestDelOwn attaches one pod to two networks, and twice to one of them, with each backend. DEL of one attachment does not change the other
+// two attachments.
 func TestDelOwn(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-50 DEL of one interface of three/"+backend, func(t *testing.T) {
@@ -257,8 +258,8 @@ func TestDelBusy(t *testing.T) {
 	}
 }
 
-// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused checks that no text
-// of a failed DEL contains them.
+// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused checks that the
+// text of a failed DEL contains none of these phrases.
 func TestDelTexts(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)

@@ -80,7 +80,7 @@ func (n testNode) attachTo(pod *sandbox.Pod, ifname string) attachedPod {
 	return h
 }
 
-// callOf returns the call that libcni makes of plugin number i.
+// callOf returns the call with which libcni starts plugin number i of the chain.
 func (h attachedPod) callOf(i int, verb string) harness.Call {
 	conf := h.confs[i]
 	if h.prev != nil {

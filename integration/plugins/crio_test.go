@@ -33,7 +33,7 @@ const (
 )
 
 // crioRuntimeConf returns the RuntimeConf that CRI-O passes to libcni for a pod with both limits. CRI-O never passes portMappings. The
-// parameter more adds values that other runtimes pass.
+// second argument adds values that other runtimes pass.
 func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf {
 	const noBurst = 34359738359 // burst that CRI-O passes if the pod has none
 	rt := &libcni.RuntimeConf{
@@ -55,7 +55,7 @@ func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf 
 	return rt
 }
 
-// startCRIO makes the calls of a starting CRI-O: VERSION of each plugin, STATUS twice, GC with all live pods, and CHECK of each of them.
+// startCRIO makes the calls of a starting CRI-O: VERSION of each plugin, STATUS twice, GC with all live pods, and CHECK of each live pod.
 func (n *crioNode) startCRIO(t *testing.T) {
 	t.Helper()
 	var err error
@@ -169,8 +169,8 @@ func TestRestartAfterFlush(t *testing.T) {
 }
 
 // TestRestartWithAntiSpoof enables antiSpoof while pods are running without it, and restarts CRI-O. CHECK of these pods succeeds with the
-// new configuration and with the old one, which CRI-O cached at ADD. New pods have the protection. DEL of old and new pods works with both
-// configurations.
+// new configuration and with the old configuration, which CRI-O cached at ADD. New pods have the protection. DEL of old and new pods works
+// with both configurations.
 func TestRestartWithAntiSpoof(t *testing.T) {
 	open := harness.ChainOf(t, "1.1.0", "nftables")
 	guarded := []byte(strings.Replace(string(open), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1))

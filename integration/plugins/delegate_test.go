@@ -68,7 +68,7 @@ func (s *stubIPAM) call(verb string) harness.Call {
 }
 
 // TestDelegate runs the bridge plugin with a third-party IPAM plugin. The IPAM plugin gets the environment and the configuration of the
-// bridge plugin, and the bridge plugin uses its answers.
+// bridge plugin, and the bridge plugin uses the answers of the IPAM plugin.
 func TestDelegate(t *testing.T) {
 	s := newStub(t)
 	o := s.call("ADD").With("TRACEPARENT", "00-1-2-01").Run(t).OK(t)
@@ -179,7 +179,8 @@ func TestDelegateFails(t *testing.T) {
 	}
 }
 
-// allCodes returns the possible error codes of failures whose exact code does not matter. The code 999 of the stub is not among them.
+// allCodes returns the possible error codes of failures whose exact code does not matter. This list does not contain 999, the code of the
+// stub.
 func allCodes() []int { return []int{5, 6, 7, 11, 50, 101, 102, 103, 104, 105} }
 
 // TestDelegateMissing configures IPAM plugins that cannot be started.

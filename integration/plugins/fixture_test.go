@@ -11,7 +11,7 @@ import (
 
 type object = harness.Object
 
-// runLife runs ADD and DEL, whose calls the test edits, and looks for leaked state.
+// runLife runs ADD and DEL, and looks for leaked state. The given function edits each call.
 func runLife(t *testing.T, f *harness.Fixture, title, plugin string, edit func(harness.Call) harness.Call) {
 	t.Helper()
 	f.Life(t, plugin, func() {

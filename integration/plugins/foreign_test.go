@@ -17,7 +17,7 @@ import (
 )
 
 // TestF44ForeignHands (F-44): the reference's host-local and Podlace's host-local use the same folder in turn. No address is assigned
-// twice, each of the two plugins deletes leases of the other, and nothing remains.
+// twice, each plugin also deletes leases of the other plugin, and no state remains.
 func TestF44ForeignHands(t *testing.T) {
 	harness.Need(t, "host-local")
 	reference := filepath.Join(harness.ReferenceDir(), "host-local")

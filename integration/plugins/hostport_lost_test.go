@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestLoopbackAfterLoss (S-07): the records of hostPorts are lost, and DEL or GC runs. A pod still does not reach a service on the node's
-// 127.0.0.1. After a flush of all rules and a verb that makes changes, the pod does not reach the service either.
+// TestLoopbackAfterLoss (S-07): the records of hostPorts are lost, and DEL or GC runs. Even then, a pod does not reach a service on the
+// node's 127.0.0.1. After a flush of all rules and a verb that makes changes, the pod does not reach the service either.
 func TestLoopbackAfterLoss(t *testing.T) {
 	harness.Program(t, "nft")
 	caps := harness.Mappings(harness.Port(8080, 80, "tcp"))

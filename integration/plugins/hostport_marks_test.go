@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestMarks (S-29): packets keep the marks of other programs, such as bits 14 and 15 of kube-proxy and bits 20 to 31 of Calico. Podlace
-// sets no mark except the bit markMasqBit with the iptables backend, and sets no connection mark.
+// TestMarks (S-29): packets keep the marks of other programs, such as bits 14 and 15 of kube-proxy and bits 20 to 31 of Calico. The
+// iptables backend sets only the bit markMasqBit. Podlace sets no other mark and no connection mark.
 func TestMarks(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Shell(t, "nft flush ruleset") // chains of earlier pods masquerade all packets with their mark

@@ -90,8 +90,8 @@ func (s *udpSender) askNext() (string, error) {
 	}
 }
 
-// testSender checks that the first datagram after each ADD and DEL reaches the current owner of the port. The owner is a pod, the next pod
-// with the same hostPort, or a pod of the same name that takes the port over. Without such pods the node is the owner.
+// testSender checks that the first datagram after each ADD and DEL reaches the current owner of the port. The owner is the pod that has the
+// hostPort. A later pod of the same name takes the port over. If no pod has the hostPort, the node is the owner.
 func testSender(t *testing.T, c crossingLab) {
 	const port53 = "5353"
 	caps := harness.Mappings(harness.Port(5353, 53, "udp"))

@@ -64,7 +64,8 @@ func newShared(t *testing.T, backends [2]string) *sharedPod {
 	return s
 }
 
-// endOneNetwork attaches the pod to both networks. endOneNetwork ends one attachment while clients are connecting, and then the other one.
+// endOneNetwork attaches the pod to both networks. endOneNetwork ends one attachment while clients are connecting, and later ends the other
+// attachment.
 func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 	stays := 1 - ends
 	for i, n := range s.networks {
@@ -75,14 +76,15 @@ func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	// The clients do not use 127.0.0.1, because an open connection from there ends when route_localnet of its bridge is reset.
+	// The clients do not use 127.0.0.1, because the end of an attachment resets route_localnet of the bridge, and this breaks open connections
+	// from 127.0.0.1.
 	clients := []*steadyClient{{from: s.lan, address: harness.NodeV4}, {from: s.lan, address: harness.NodeV6}, {address: harness.NodeV4}}
 	stop := startSteady(clients, s.web)
 	defer stop()
 	for _, c := range clients {
 		c.awaitServed(t)
 	}
-	// The interface of the ending attachment stays for now, because open connections end with it.
+	// Only portmap runs DEL at this point. The interface of the attachment stays, because the open connections need this interface.
 	conf := object{"cniVersion": "1.1.0", "name": s.networks[ends].List.Name, "type": "portmap", "backend": s.backends[ends]}
 	harness.NewCall("DEL", "portmap", s.web, s.rt[ends].ContainerID, conf).With("CNI_IFNAME", s.rt[ends].IfName).Run(t).OK(t)
 	for _, c := range clients {
@@ -125,7 +127,8 @@ func (c *steadyClient) awaitServed(t *testing.T) {
 	}
 }
 
-// startSteady starts the clients, which connect to the pod until stop is called. A client ends after its first lost connection.
+// startSteady starts the clients, which connect to the pod until the returned function is called. A client ends after its first lost
+// connection.
 func startSteady(clients []*steadyClient, to *sandbox.Pod) (stop func()) {
 	var wait sync.WaitGroup
 	var done atomic.Bool

@@ -73,8 +73,9 @@ func (c crossingLab) portOfOthers(t *testing.T, taken bool) {
 	}
 }
 
-// TestHostIP (S-28): a hostPort works exactly at the node's addresses that its hostIP covers. A mapping for one address takes precedence
-// over a mapping for all addresses of the family, in any order of creation. Two pods cannot both have the port at all addresses.
+// TestHostIP (S-28): a hostPort works at the node's addresses that its hostIP covers, and at no other address. A mapping for one address
+// takes precedence over a mapping for all addresses of the family, in any order of creation. Two pods cannot both have the port at all
+// addresses.
 func TestHostIP(t *testing.T) {
 	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossingLab) {
 		for _, x := range []struct{ title, all, four, six string }{

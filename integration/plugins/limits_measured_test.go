@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// TestLimitsMeasured: rates are in bits per second, bursts are in bits, and ingress and egress are the directions of the pod. The meaning
-// is the same in runtimeConfig and in the conflist.
+// TestLimitsMeasured: rates are in bits per second, and bursts are in bits. Ingress is the traffic to the pod, and egress is the traffic
+// from the pod. The meaning is the same in runtimeConfig and in the conflist.
 func TestLimitsMeasured(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)

@@ -37,7 +37,8 @@ const cniUsage = `cni VERB PLUGIN CONF [key=value...], where the keys are
 	out=FILE      keep stdout as it came
 	CNI_...=VALUE any variable`
 
-// cmdCNI runs one plugin. The script commands stdout, stderr and cmp then use the output of the plugin, in which random names are replaced.
+// cmdCNI runs one plugin. The script commands "stdout", "stderr" and "cmp" then use the output of the plugin. Random names in this output
+// are replaced.
 func cmdCNI(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, len(args) >= 3, cniUsage)
 	c, out := scriptCall(ts, args)

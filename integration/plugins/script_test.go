@@ -228,7 +228,7 @@ func cmdUnchanged(ts *testscript.TestScript, neg bool, args []string) {
 	checkExpected(ts, neg, err, "unchanged %s", args[0])
 }
 
-// The command "state POD|host" prints the state, one object per line. The command stdout can then check it.
+// The command "state POD|host" prints the state, one object per line. A later command "stdout" can check this output.
 func cmdState(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, !neg && len(args) == 1, "state POD|host")
 	var shot *sandbox.Snapshot
@@ -250,7 +250,7 @@ func cmdSysctl(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(func() { _ = os.WriteFile(file, old, 0o644) })
 }
 
-// The command "serve POD PORT" starts a TCP server in a pod that answers with the pod's name.
+// The command "serve POD PORT" starts a TCP server in a pod. The server answers with the pod's name.
 func cmdServe(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, !neg && len(args) == 2, "serve POD PORT")
 	s := scriptOf(ts)

@@ -16,15 +16,15 @@ import (
 	"github.com/podlace/podlace/integration/harness/card"
 )
 
-// vfRanges returns the ranges for host-local. VFs get one address from each set of ranges, and from the first subnet of a set with two
-// subnets.
+// vfRanges returns the ranges for host-local. A VF gets one address from each set of ranges. If a set has two subnets, the address comes
+// from the first subnet.
 func vfRanges() []any {
 	return []any{[]any{object{"subnet": "198.51.100.0/29"}, object{"subnet": "203.0.113.0/24"}},
 		[]any{object{"subnet": "fd00:61::/64", "rangeStart": "fd00:61::100"}}}
 }
 
 // TestVFIPAM: VFs get addresses from any IPAM plugin. The test uses host-local with several ranges, the reference's static, and an unknown
-// plugin in the role of whereabouts. Each interface has its own addresses, the pod's lease stays the same, and nothing remains at the end.
+// plugin in the role of whereabouts. Each interface has its own addresses, the pod's lease stays the same, and no state remains at the end.
 func TestVFIPAM(t *testing.T) {
 	harness.Need(t, "bridge", "sriov", "host-local")
 	harness.Program(t, "ip")
@@ -70,7 +70,8 @@ func TestVFIPAM(t *testing.T) {
 	}
 }
 
-// foreignIPAM returns a folder with the reference's static and host-local; host-local has an unknown name there.
+// foreignIPAM returns a folder with the reference's static and host-local; Podlace does not know the name that host-local has in this
+// folder.
 func foreignIPAM(t *testing.T) (dir string) {
 	t.Helper()
 	reference := harness.ReferenceDir()

@@ -197,7 +197,7 @@ func TestMultusDel(t *testing.T) {
 }
 
 // TestMultusTwo: a pod has two delegates, of the same network or of two networks. Each delegate has its own VF and address, and DEL of one
-// delegate keeps the other.
+// delegate does not change the other delegate.
 func TestMultusTwo(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)

@@ -19,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// shippedConflist returns the VF configuration that Podlace ships. If early is true, sriov comes directly after bridge in the chain.
+// shippedConflist returns the VF configuration that Podlace ships. The argument selects the position of sriov in the chain: directly after
+// bridge, or at the end.
 func shippedConflist(t *testing.T, early bool) object {
 	t.Helper()
 	data, err := conf.Conflist("10-podlace-sriov.conflist")
@@ -35,7 +36,7 @@ func shippedConflist(t *testing.T, early bool) object {
 	return list
 }
 
-// bothOrders runs a test with each order of the plugins. The node has a card, and the pod was allocated its first two VFs.
+// bothOrders runs a test with each order of the plugins. The node has a card, and the first two VFs of the card are allocated to the pod.
 func bothOrders(t *testing.T, test func(t *testing.T, l vfNode)) {
 	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
 	for title, early := range harness.InOrder(map[string]bool{"sriov last": false, "sriov first": true}) {

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// packageFiles lists the expected files of a package. It omits man pages of subcommands and example configurations.
+// packageFiles lists the expected files of a package, without man pages of subcommands and example configurations.
 func packageFiles() []string {
 	files := []string{
 		"/usr/share/bash-completion/completions/podlace", "/usr/share/zsh/vendor-completions/_podlace",
@@ -36,7 +36,7 @@ func packageFiles() []string {
 	return files
 }
 
-// listedFiles returns the files in the listing of a package. It omits man pages of subcommands and example configurations.
+// listedFiles returns the files in the listing of a package, without man pages of subcommands and example configurations.
 func listedFiles(lines string, isFile func(string) bool) (files []string) {
 	more := regexp.MustCompile(`^/usr/share/(man/man1/podlace-|doc/podlace/examples/)`)
 	for line := range strings.Lines(lines) {

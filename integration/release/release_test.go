@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package release tests the archives and packages of `make release`. The environment variable RELEASE names the folder of these files.
-// REBUILT names a folder with archives that were built again, from a tarball of the same commit without git.
+// Package release tests the archives and packages of `make release`. The environment variable RELEASE names the folder of the archives and
+// packages. The variable REBUILT names the folder of a second build: archives that were built without git, from a tarball of the same
+// commit.
 package release
 
 import (
@@ -18,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// folderFrom returns the folder that an environment variable names. It skips the test if the variable is not set.
+// folderFrom returns the folder that an environment variable names, or skips the test if the variable is not set.
 func folderFrom(t *testing.T, variable string) string {
 	t.Helper()
 	dir := os.Getenv(variable)

@@ -101,7 +101,7 @@ func simulateRun(m *machine, o options, policy kubelet.Policy, a choiceMethod, s
 	return t.figures(), nil
 }
 
-// admitPod tries to admit a pod. It counts the result only after the initial phase that fills the node.
+// admitPod tries to admit a pod, and counts the result only after the initial phase that fills the node.
 func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) error {
 	if !counts {
 		t = &runCounters{}
@@ -151,7 +151,7 @@ func randomPicker(seed uint64) kubelet.Pick {
 
 func first(vfs []int, n int) []int { return vfs[:min(n, len(vfs))] }
 
-// difference returns the sorted elements of list that are not in other.
+// difference returns the sorted elements of the first list that are missing from the second list.
 func difference(list, other []int) []int {
 	out := slices.DeleteFunc(slices.Clone(list), func(i int) bool { return slices.Contains(other, i) })
 	slices.Sort(out)

@@ -117,7 +117,7 @@ func allocatorNames() []string {
 	return names
 }
 
-// preferFunc returns a function that computes the preferred VFs, like the device plugin.
+// preferFunc returns a function that computes the preferred VFs, as the device plugin does.
 func (m *machine) preferFunc(a choiceMethod) kubelet.Prefer {
 	switch a {
 	case random:

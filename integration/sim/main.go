@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sim simulates a node on which pods with VFs start and end. It compares methods of choosing VFs: the kubelet's random choice, and
-// the policies of the device plugin. pkg/kubelet reimplements the kubelet's part. The device plugin's part is pkg/pool itself.
+// Command sim simulates a node on which pods with VFs start and end. The command compares methods of choosing VFs: the kubelet's random
+// choice, and the policies of the device plugin. pkg/kubelet reimplements the kubelet's part. The device plugin's part is pkg/pool itself.
 //
 // Pods arrive at random times (Poisson), request 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and have exponentially distributed
 // lifetimes. A pod that does not find enough free VFs is dropped without a retry, so that all methods get the same pods at the same times.

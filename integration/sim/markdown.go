@@ -41,7 +41,7 @@ func (r *report) writePromise(out *strings.Builder, t topology) {
 	}
 }
 
-// tableText returns a table with the measures from to to.
+// tableText returns a table with a range of the measures.
 func (r *report) tableText(t topology, title string, from, to int) string {
 	columns := []string{"policy", "choice"}
 	for i := from; i <= to; i++ {

@@ -18,9 +18,9 @@ func (d podDemand) with(vfs int) podDemand {
 	return d
 }
 
-// fitsAll reports whether an optimal placement of all pods exists, in which the VFs and CPUs of each pod are near one NUMA node. All NUMA
-// nodes have the same capacity. A kubelet cannot place more pods, because it never moves a running pod. If all pods fit, a kubelet with
-// knowledge of the later pods could have avoided the refusal. If the pods do not fit, no kubelet could have avoided the refusal.
+// fitsAll reports whether an optimal placement can admit all pods and keep the VFs and CPUs of each pod near one NUMA node. All NUMA nodes
+// have the same capacity. A kubelet cannot place more pods, because it never moves a running pod. If all pods fit, a kubelet with knowledge
+// of the later pods could have avoided the refusal. If the pods do not fit, no kubelet could have avoided the refusal.
 //
 // The result is exact. The largest pods are placed first. Each size is a multiple of the next smaller size, so the choice of the node for a
 // larger pod does not change the total room for smaller pods.

@@ -150,7 +150,7 @@ func (r *report) findLosses() []loss {
 	return out
 }
 
-// isShown reports whether the report contains a measure. Without CPUs the measure nearCPUs has no meaning.
+// isShown reports whether the report contains a measure. Without CPUs, the measure nearCPUs has no meaning.
 func (r *report) isShown(measure int) bool { return measure != nearCPUs || r.cpus > 0 }
 
 // comparisonCount returns the number of comparisons that findLosses makes.

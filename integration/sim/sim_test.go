@@ -39,15 +39,16 @@ func (r *report) mean(t *testing.T, p kubelet.Policy, a choiceMethod, measure in
 	return row.meanOf(measure).mean
 }
 
-// TestAllNearOneNode checks that under the kubelet's default policy all VFs of a pod are near one NUMA node if any NUMA node has room for
-// the pod. The test covers small and large machines.
+// TestAllNearOneNode covers the kubelet's default policy. If a NUMA node has room for a pod, all VFs of the pod must be near one NUMA node.
+// The test covers small and large machines.
 func TestAllNearOneNode(t *testing.T) {
 	for _, topology := range []string{"2x2x16", "2x1x64", "4x2x8", "8x1x8", "2x4x5"} {
 		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-policies", "none", "-topology", topology)
 		for _, a := range []pool.Policy{pool.NUMABestFit, pool.Pack, pool.Balance} {
 			row, _ := r.findRow(r.topologies[0], kubelet.None, choiceMethod(a))
 			for seed, f := range row.runs {
-				// The policy pack prefers few PFs to few NUMA nodes. If NUMA nodes have several PFs, pack may choose fewer PFs on more NUMA nodes.
+				// For the policy "pack", a small number of PFs is more important than a small number of NUMA nodes. If NUMA nodes have several PFs,
+				// pack may choose fewer PFs on more NUMA nodes.
 				if f[oneNUMAWithRoom] != 100 && a != pool.Pack {
 					t.Errorf("%s, %s, seed %d: %.2f %% near one node", topology, a, seed, f[oneNUMAWithRoom])
 				}
@@ -205,7 +206,7 @@ func TestSameAgain(t *testing.T) {
 	}
 }
 
-// TestCPUs checks that VFs and CPUs of a pod are near one NUMA node with the Topology Manager. Without the Topology Manager the device
+// TestCPUs checks that VFs and CPUs of a pod are near one NUMA node with the Topology Manager. Without the Topology Manager, the device
 // plugin does not learn the NUMA node of the CPUs.
 func TestCPUs(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-cpus", "96", "-policies", "none,single-numa-node")

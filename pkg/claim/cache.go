@@ -21,7 +21,7 @@ import (
 // timestampMargin is much larger than the granularity of the kernel's file timestamps, which is 1 to 10 ms.
 const timestampMargin = time.Second
 
-// Cache reads the claim records of a folder and the kubelet's file of claims. Later reads only read those files that have changed. The
+// Cache reads the claim records of a folder and the kubelet's file of claims. A later read opens only those files that have changed. The
 // cache is needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. A change is therefore visible
 // in the identity, the time and the size of the file.
 type Cache struct {
@@ -47,11 +47,11 @@ type recordFile struct {
 	err     error
 }
 
-// NewCache returns a cache of a folder. The folder may be missing. The argument kubelet is the root folder of the node's kubelet, or "" if
-// it is unknown.
+// NewCache returns a cache of a folder. The folder may be missing. The second argument is the root folder of the node's kubelet, or "" if
+// this folder is unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// isSameFile reports whether two descriptions are of the same file, and the file was not written in between.
+// isSameFile reports whether two descriptions have the same file, modification time and size.
 func isSameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
@@ -65,8 +65,8 @@ func (f *recordFile) decode() (Record, error) {
 	return f.record, f.err
 }
 
-// walkFiles calls take for each record in the folder, sorted by UID. The function continues after an error and returns all errors. The
-// caller holds c.mu.
+// walkFiles calls take() for each record in the folder, in the order of the UIDs. The function continues after an error and returns all
+// errors. The caller holds c.mu.
 func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	errs := []error{c.refresh()}
 	for _, f := range c.files {
@@ -75,9 +75,8 @@ func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	return errors.Join(errs...)
 }
 
-// refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. If the
-// time of the folder has not changed, refresh does not look at the files. If the last change was so recent that the time may hide a later
-// change, refresh does look at the files.
+// refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. refresh
+// skips the files if the time of the folder has not changed, unless the last change was so recent that the time may hide a later change.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if isSameFile(c.seen, info) {
@@ -133,8 +132,8 @@ func (c *Cache) Damaged() error {
 	return errors.Join(c.damaged...)
 }
 
-// List returns the records of all claims by UID. For an unreadable record, the list contains a stand-in, and Damaged returns the error.
-// List returns an error if the devices of a claim are unknown. The caller must not change the records.
+// List returns the records of all claims, sorted by the UID of the claim. For an unreadable record, the list contains a stand-in, and
+// Damaged returns the error. List returns an error if the devices of a claim are unknown. The caller must not change the records.
 func (c *Cache) List() (list []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -78,7 +78,7 @@ func newNode(t *testing.T, file string, records ...Record) (folder, kubelet stri
 }
 
 // TestFind checks that a pod gets the devices of its claims. The devices include those of a shared claim that was prepared for another pod.
-// Other pods get none.
+// Other pods get no devices.
 func TestFind(t *testing.T) {
 	shared, other := stateEntry("c-1", "shared", ours, "first", "second"), stateEntry("c-2", "other", ours, "third")
 	one, two := newRecord("c-1", "shop", "shared", "a", "b"), newRecord("c-2", "shop", "other", "c")
@@ -284,7 +284,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestNotes checks that KubeletClaims returns all claims with devices of this driver, whatever pods they belong to.
+// TestNotes checks that KubeletClaims returns all claims with devices of this driver, for all pods.
 func TestNotes(t *testing.T) {
 	_, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first", "second"), stateEntry("c-2", "gpu", `"gpu.example.com":{}`,
 		"third"),

@@ -12,12 +12,12 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// Damaged is the state of a stand-in for a record that cannot be read, for example because a newer version wrote it. It is never written.
-// The stand-in has the devices that are listed in the record's file and in the kubelet's file.
+// Damaged is the state of a stand-in for a record that cannot be read, for example because a newer version wrote it. This state is never
+// written to a file. The stand-in has the devices that are listed in the record's file and in the kubelet's file.
 const Damaged State = "damaged"
 
-// standIn returns the part of an unreadable record that is known. The result ok is false if the devices of the claim are unknown. A claim
-// that is in neither file has no devices, because the kubelet writes its file before the driver prepares the claim.
+// standIn returns the part of an unreadable record that is known. The second result is false if the devices of the claim are unknown. A
+// claim that is in neither file has no devices, because the kubelet writes its file before the driver prepares the claim.
 func (f *recordFile) standIn(kubelet string) (r Record, ok bool) {
 	r = Record{State: Damaged, Devices: f.readableDevices()}
 	notes, err := KubeletClaims(kubelet)

@@ -30,7 +30,7 @@ func (n KubeletClaim) String() string { return "claim " + n.Namespace + "/" + n.
 // fs.ErrNotExist (errors.Is) if the kubelet has not prepared a claim yet, or if its root folder is another folder.
 func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claimsOf("") }
 
-// unwrap returns the JSON text that the kubelet's file contains as a string. The function checks the checksum of that string.
+// unwrap returns the JSON text that the kubelet's file contains as a string. The function verifies the checksum of that string.
 func unwrap(data []byte) (string, error) {
 	var outer struct {
 		Data     *string
@@ -80,8 +80,8 @@ func parseState(text, podUID string) (of []KubeletClaim, err error) {
 	return of, nil
 }
 
-// parseEntry returns a claim of the kubelet's file. The result ok is false if the claim does not belong to the pod or has no device of this
-// driver.
+// parseEntry returns a claim of the kubelet's file. The second result is false if the claim does not belong to the pod or has no device of
+// this driver.
 func parseEntry(entry []byte, podUID string) (n KubeletClaim, ok bool, err error) {
 	var c struct {
 		ClaimUID, ClaimName, Namespace string
@@ -100,6 +100,6 @@ func parseEntry(entry []byte, podUID string) (n KubeletClaim, ok bool, err error
 		return KubeletClaim{}, false, nil
 	}
 	var ofDriver struct{ Devices []KubeletDevice }
-	_ = json.Unmarshal(devices, &ofDriver) // only claims whose records cannot be read need it
+	_ = json.Unmarshal(devices, &ofDriver) // only claims whose records are unreadable or lost need it
 	return KubeletClaim{c.ClaimUID, c.Namespace, c.ClaimName, ofDriver.Devices}, true, nil
 }

@@ -54,8 +54,6 @@ type Record struct {
 	Time time.Time `json:"time"`
 	// Reserved lists the pods for which the claim was reserved when the record was written. More pods may have been added to the claim later.
 	Reserved []Consumer `json:"reserved,omitempty"`
-	// Extended marks a claim that the scheduler created for containers that request an extended resource.
-	Extended bool `json:"extended,omitempty"`
 	// Bound lists the devices whose driver is changed for the claim.
 	Bound []Binding `json:"bound,omitempty"`
 	// Devices lists the devices of this driver that the claim has. A record has at least one device. Each of these devices names the claim but
@@ -116,7 +114,7 @@ func (r Record) validate() error {
 	return nil
 }
 
-// decode parses the record of a claim, whose UID must be uid.
+// decode parses the record of a claim. The claim must have the given UID.
 func decode(uid string, data []byte) (r Record, err error) {
 	if err = json.Unmarshal(data, &r); err == nil {
 		err = r.validate()
@@ -216,7 +214,7 @@ func Remove(folder, uid string) error {
 
 // Holder returns the record of the claim that owns a device. If that record is unreadable, Holder returns its stand-in (Damaged). The
 // result is an error if no readable record has the device but an unreadable record may have it. Holder ignores claims with administrative
-// access. The argument kubelet is the root folder of the kubelet, or "" if it is unknown.
+// access. The second argument is the root folder of the kubelet, or "" if this folder is unknown.
 func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
 	records, err := NewCache(folder, kubelet).List()
 	for _, r := range records {

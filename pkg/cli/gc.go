@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/doctor"
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
@@ -46,7 +47,8 @@ func newGC() *cobra.Command {
 		},
 	}
 	flags.add(cmd)
-	cmd.Flags().StringVar(&flags.binDir, "bin-dir", cniBinDir, "folder with the plugins")
+	cmd.PreRun = func(*cobra.Command, []string) { fillFolders(doctor.Folders, &flags.dir, &flags.binDir) }
+	cmd.Flags().StringVar(&flags.binDir, "bin-dir", "", "folder with the plugins (default: that of the runtime)")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "remove the listed attachments")
 	cmd.Flags().BoolVar(&flags.all, "all", false, "remove even if no runtime could be asked, or if no attachment would be left")
 	return cmd

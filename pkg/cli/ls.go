@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/doctor"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/validate"
@@ -41,9 +42,29 @@ type confFlags struct {
 }
 
 func (f *confFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.dir, "conf-dir", "/etc/cni/net.d", "folder with the network configurations")
+	addConfDir(cmd, &f.dir)
+	cmd.PreRun = func(*cobra.Command, []string) { fillFolders(doctor.Folders, &f.dir, nil) }
 	cmd.Flags().StringVar(&f.network, "network", "", "only this network")
 	addOutput(cmd, &f.output)
+}
+
+func addConfDir(cmd *cobra.Command, dir *string) {
+	cmd.Flags().StringVar(dir, "conf-dir", "", "folder with the network configurations (default: that of the runtime)")
+}
+
+// fillFolders replaces an empty folder by the folder of the container runtime. An argument may be nil.
+func fillFolders(runtime func() doctor.Options, confDir, binDir *string) {
+	isEmpty := func(dir *string) bool { return dir != nil && *dir == "" }
+	if !isEmpty(confDir) && !isEmpty(binDir) {
+		return
+	}
+	folders := runtime()
+	if isEmpty(confDir) {
+		*confDir = folders.ConfDir
+	}
+	if isEmpty(binDir) {
+		*binDir = folders.BinDir
+	}
 }
 
 // lsFlags holds the flags of ls. The flags select the attachments and the output format.

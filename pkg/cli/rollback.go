@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/doctor"
 	"github.com/podlace/podlace/pkg/rollback"
 )
 
@@ -46,6 +47,8 @@ Install the reference plugins first: pods that Podlace adds later would not be r
 		},
 	}
 	cmd.Flags().BoolVar(&o.Act, "yes", false, "do it")
-	cmd.Flags().StringVar(&o.ConfDir, "conf-dir", "/etc/cni/net.d", "folder with the runtime's configurations")
+	addConfDir(cmd, &o.ConfDir)
+	cmd.PreRun = func(*cobra.Command, []string) { fillFolders(doctor.Folders, &o.ConfDir, nil) }
+
 	return cmd
 }

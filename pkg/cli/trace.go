@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"strings"
@@ -202,6 +203,22 @@ func newCanary() *cobra.Command {
 	return cmd
 }
 
+// firstConflist returns the first network configuration in a folder.
+func firstConflist(dir string) (string, error) {
+	networks, notes, err := reconcile.Networks(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("%w: podlace doctor prints the command that installs a configuration; --conflist names another file", err)
+	case err != nil:
+		return "", err
+	case len(networks) > 0:
+		return networks[0].File, nil
+	case len(notes) > 0:
+		return "", fmt.Errorf("no network configuration in %s can be used: %s", dir, strings.Join(notes, "; "))
+	}
+	return "", fmt.Errorf("%s has no network configuration: name one with --conflist", dir)
+}
+
 func (f demoFlags) canary(ctx context.Context, stdout io.Writer) error {
 	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
 		return err
@@ -211,14 +228,11 @@ func (f demoFlags) canary(ctx context.Context, stdout io.Writer) error {
 		f.plugins = folders.BinDir
 	}
 	if f.conflist == "" {
-		networks, _, err := reconcile.Networks(folders.ConfDir)
-		if err == nil && len(networks) == 0 {
-			err = fmt.Errorf("%s has no network configuration: name one with --conflist", folders.ConfDir)
-		}
+		first, err := firstConflist(folders.ConfDir)
 		if err != nil {
 			return err
 		}
-		f.conflist = networks[0].File
+		f.conflist = first
 	}
 	conflist, err := store.ReadFile(f.conflist)
 	if err != nil {

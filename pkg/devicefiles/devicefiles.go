@@ -2,7 +2,7 @@
 
 // Package devicefiles returns the files in /dev that a container needs for its devices. The files are returned in the formats of the
 // Container Device Interface (CDI) and of the kubelet. The package also returns the environment variables that sriov-network-device-plugin
-// sets. It does no I/O.
+// sets. The package does no I/O.
 package devicefiles
 
 import (
@@ -35,7 +35,7 @@ type File struct{ Host, Container string }
 type driverInfo map[string]string
 
 // Variables returns the environment variables for a container with devices of a resource. PCIDEVICE_EXAMPLE_COM_FAST contains the addresses
-// of the devices, and PCIDEVICE_EXAMPLE_COM_FAST_INFO their files.
+// of the devices. PCIDEVICE_EXAMPLE_COM_FAST_INFO contains their files.
 func Variables(resource string, devices []pool.Device) (map[string]string, error) {
 	var ids []string
 	info := map[string]map[string]driverInfo{}
@@ -104,8 +104,8 @@ func rdmaNodes(d pci.Device) (nodes []string) {
 	return nodes
 }
 
-// vfioGroup returns the path in the container of the file for the device's IOMMU group, or "". The number of the group may change when the
-// node reboots.
+// vfioGroup returns the path of the device file for the device's IOMMU group, as seen in the container. The result is "" if there is no
+// group. The number of the group may change when the node reboots.
 func vfioGroup(d pci.Device) string {
 	if d.IOMMUGroup == pci.Unknown {
 		return ""

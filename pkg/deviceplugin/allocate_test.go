@@ -206,8 +206,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestHostileRequests checks the answer to every invalid request: an error that names the device, or a list that contains only offered
-// devices.
+// TestHostileRequests checks the answers to invalid requests. Each answer is an error that names the device, or a list that contains only
+// offered devices.
 func TestHostileRequests(t *testing.T) {
 	e := newEndpoint(fast, offering(vfPool(8)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
 	long := strings.Repeat("A", 1<<20)

@@ -56,7 +56,7 @@ func (d *daemon) answerQuestion(ctx context.Context, q allocation.Question) allo
 	return a
 }
 
-// resourceNames returns the resources of this daemon. It is never nil.
+// resourceNames returns the resources of this daemon. The result is never nil.
 func (d *daemon) resourceNames() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -23,7 +23,8 @@ func (l *testLab) writeClaim(resource, id string, admin bool) {
 	if err := claim.Write(l.Claims, r); err != nil {
 		l.Fatal(err)
 	}
-	if err := claimtest.WriteState(l.Root, claimtest.Claim{UID: "c-0", Namespace: "shop", Name: "web-0-nic", Pods: []string{"u-0"}}); err != nil {
+	c := claimtest.Claim{UID: "c-0", Namespace: "shop", Name: "web-0-nic", Pods: []string{"u-0"}}
+	if err := claimtest.WriteState(l.Root, c); err != nil {
 		l.Fatal(err)
 	}
 }

@@ -70,8 +70,8 @@ type registeredService struct {
 	stop context.CancelFunc
 }
 
-// refresh updates the resources and devices that the daemon reports to the kubelet. The function returns the time of the next refresh, or
-// the zero time if only a change requires a refresh.
+// refresh updates the resources and devices that the daemon reports to the kubelet. The function returns the time of the next refresh. The
+// result is the zero time if no refresh is needed before the next change.
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.gate.Lock() // no allocation may use the old offers
 	defer d.gate.Unlock()
@@ -163,8 +163,8 @@ func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	return pools
 }
 
-// poolEnv returns the input for pools besides the devices. For a device whose interface is in a pod, the result contains the last known
-// properties.
+// poolEnv returns everything except the devices that is needed to compute the pools. For a device whose interface is in a pod, the result
+// contains the last known properties.
 func (d *daemon) poolEnv() pool.Env {
 	host, err := kernel.Host()
 	if err == nil {
@@ -220,7 +220,7 @@ func (d *daemon) mergeUnlisted() {
 	}
 }
 
-// logDamaged logs the unreadable claim records each time the set of them changes.
+// logDamaged logs which claim records are unreadable. The function logs again only when this error changes.
 func (d *daemon) logDamaged(damaged error) {
 	if damaged != nil && (d.damaged == nil || d.damaged.Error() != damaged.Error()) {
 		d.log.Error("cannot read records of claims; these claims keep their devices", "error", damaged, "hint",
@@ -284,7 +284,8 @@ func notify(c chan<- struct{}) {
 }
 
 // removeStaleInfo deletes the device-info files of devices that no pod has. The call has no effect if the devices of pods are unknown. The
-// daemon calls it only before the first allocation, because the kubelet lists a pod's devices only some time after their allocation.
+// daemon calls this function only before the first allocation, because the kubelet lists a pod's devices only some time after their
+// allocation.
 func (d *daemon) removeStaleInfo() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -305,8 +306,9 @@ func (d *daemon) removeStaleInfo() {
 	}
 }
 
-// reload reads the configuration if the file has changed or if asked is true. The function reports whether a new configuration is in use.
-// If the new configuration has errors, the daemon logs the errors and keeps the current configuration.
+// reload reads the configuration if the file has changed. If the argument is true, reload also reads an unchanged file. The function
+// reports whether a new configuration is in use. If the new configuration has errors, the daemon logs the errors and keeps the current
+// configuration.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.configText) {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -22,12 +21,16 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// retryDRA is the pause before the next attempt to start the DRA driver.
-const retryDRA = 10 * time.Second
+// Limits of requests to the API server. The values are the kubelet's defaults, which are made for 110 pods. Each Prepare reads its claim.
+// With client-go's default of 5 requests a second, 50 pods that start at once would wait for 8 seconds.
+const (
+	apiQPS   = 50
+	apiBurst = 100
+)
 
 // claimDriver is the part of dra.Driver that the daemon uses.
 type claimDriver interface {
-	Run(context.Context) error
+	Run(context.Context)
 	Update(dra.Inventory)
 	Ready() string
 	// Leads reports whether this instance of the daemon may change the devices of claims. A second instance on the node, of an older or newer
@@ -110,27 +113,13 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 	}
 	d.driverFault = ""
 	d.driver = d.NewDriver(dra.Options{
-		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, Records: d.gate.claims, CDI: d.CDIDir, Instance: d.Instance, Sysfs: d.Sysfs,
-		Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.runChange, InUse: d.whyUnavailable,
+		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, Records: d.gate.claims, CDI: d.CDIDir, Instance: d.Instance,
+		Sysfs: d.Sysfs, Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.runChange, InUse: d.whyUnavailable,
 		Changed: func() { notify(d.records) },
 	})
 	driver := d.driver
-	d.running.Go(func() { d.runDRA(ctx, driver) })
+	d.running.Go(func() { driver.Run(ctx) })
 	return true
-}
-
-// runDRA runs the DRA driver until ctx is done. If the driver stops with an error, runDRA starts the driver again.
-func (d *daemon) runDRA(ctx context.Context, driver claimDriver) {
-	for {
-		if err := driver.Run(ctx); err != nil && ctx.Err() == nil {
-			d.log.Error("resources with \"api\": \"dra\" are not offered: the driver stopped; retrying", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(retryDRA):
-		}
-	}
 }
 
 // newClient returns a client for the API server. The function uses the kubeconfig or the ServiceAccount of the pod.
@@ -142,6 +131,7 @@ func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configure the client of the API server: %w", err)
 	}
+	config.QPS, config.Burst = apiQPS, apiBurst
 	config.UserAgent = "podlace-sriov-device-plugin/" + cni.BuildVersion()
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -150,7 +140,7 @@ func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// publishedDevices returns the content of the ResourceSlices by device ID.
+// publishedDevices returns the content of the ResourceSlices for each device. The key is the ID of the device.
 func (d *daemon) publishedDevices() map[string]allocation.Published {
 	d.mu.Lock()
 	driver := d.driver
@@ -193,7 +183,7 @@ func (d *daemon) isLeaked(dev pci.Device) bool {
 	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0
 }
 
-// faultTexts returns the text of each fault, by device ID.
+// faultTexts returns the text of each fault. The key is the ID of the device.
 func faultTexts(faults map[string]dra.Fault) map[string]string {
 	out := map[string]string{}
 	for id, f := range faults {
@@ -202,8 +192,8 @@ func faultTexts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get them, or if no resource has
-// the API DRA.
+// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get such devices, or if no
+// resource has the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

@@ -31,7 +31,7 @@ type recordingDriver struct {
 	follows bool // another instance leads
 }
 
-func (r *recordingDriver) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (r *recordingDriver) Run(ctx context.Context) { <-ctx.Done() }
 
 func (r *recordingDriver) Leads() bool {
 	r.mu.Lock()
@@ -233,7 +233,7 @@ func TestLeftClaims(t *testing.T) {
 	}
 }
 
-// TestDriverOfClaims checks that the driver of their resource is bound to free VFs before a claim needs them. A claimed VF keeps the driver
+// TestDriverOfClaims checks that each free VF gets the driver of its resource before a claim needs the VF. A claimed VF keeps the driver
 // that the claim selected, and it is healthy with this driver. A free VF is faulty if its interface is in another namespace.
 func TestDriverOfClaims(t *testing.T) {
 	sysfs := twoPFs(t)
@@ -316,5 +316,23 @@ func TestAnswerPublished(t *testing.T) {
 		if err != nil || len(got.Published) != want {
 			t.Errorf("asked %v: %v, %v", asked, got.Published, err)
 		}
+	}
+}
+
+// TestAPIRate: the client of the API server delays neither the claims of 50 pods that start at once nor the writes of their status.
+func TestAPIRate(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoResources("dra"))
+	client, err := daemonOptions{Kubeconfig: l.kubeconfig()}.newClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	limiter := client.ResourceV1().RESTClient().GetRateLimiter()
+	for i := range 100 {
+		if !limiter.TryAccept() {
+			t.Fatalf("request %d of 100 has to wait; then %g requests a second", i+1, limiter.QPS())
+		}
+	}
+	if limiter.QPS() < 50 {
+		t.Errorf("%g requests a second", limiter.QPS())
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// maxRequests is the maximum number of containers in one call. The kubelet sends one.
+// maxRequests is the maximum number of containers in one call. The kubelet sends only one container in each call.
 const maxRequests = 128
 
 // endpoint is the server of the device plugin API for one resource. An endpoint sends each update of the offer to all open streams.
@@ -39,7 +39,7 @@ func newEndpoint(resource string, first *resourceOffer, log *slog.Logger, count 
 		changed: make(chan struct{})}
 }
 
-// update replaces the offer. A stream that is busy during several updates later sends only the latest offer.
+// update replaces the offer. If a stream is busy during several updates, it sends only the latest offer after that.
 func (e *endpoint) update(o *resourceOffer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,11 +67,12 @@ func (e *endpoint) stream(n int) {
 	e.streams += n
 }
 
-// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet uses one of these calls, depending on the way
-// of registration.
+// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet uses one of these calls. The way of
+// registration determines the call.
 //
-// A pod may request a resource in its limits and get the devices through a claim. In this case, the pod has no device of the resource's
-// endpoint. The kubelet (at least up to 1.37) then refuses to start the pod's containers while the endpoint requires PreStartContainer.
+// A pod may request a resource in its limits and get the devices through a claim. A pod with devices from a claim may have no device of the
+// resource's endpoint. The kubelet (at least up to 1.37) then refuses to start the pod's containers while the endpoint requires
+// PreStartContainer.
 func (e *endpoint) pluginOptions() *pluginapi.DevicePluginOptions {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -158,8 +159,8 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	return out, nil
 }
 
-// PreStartContainer returns an error if a device of the container is missing. It changes nothing. The kubelet also calls PreStartContainer
-// before a restart, when the container already has its devices.
+// PreStartContainer returns an error if a device of the container is missing. The call changes nothing. The kubelet also calls
+// PreStartContainer before a restart, when the container already has its devices.
 func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
 	error) {
 	o, _ := e.current()

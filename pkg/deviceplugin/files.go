@@ -181,7 +181,8 @@ func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// findByName returns the device with the name in a CDI specification. If the specification has no such device, the list is empty.
+// findByName returns a list with the device of the given name in a CDI specification. If the specification has no such device, the list is
+// empty.
 func findByName(spec cdi.Spec, name string) []cdi.Device {
 	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
 	if i < 0 {

@@ -49,8 +49,8 @@ func (g *allocationGate) checkFree(ids map[string]bool) error {
 	return nil
 }
 
-// runChange runs the function change on devices that no pod has and that no other call is changing. The function check returns an error if
-// a device is in use. No device can be allocated while check runs.
+// runChange calls change() for devices that no pod has and that no other call is changing. Before that, check() returns an error if a
+// device is in use. The daemon allocates no device while check() runs.
 func (g *allocationGate) runChange(ids []string, check, change func() error) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// pendingAllocations holds the allocated devices that PodResources has not listed since their allocation. Of the init containers,
-// PodResources lists only restartable ones. The devices of other init containers are only in the kubelet's checkpoint. A race in the
+// pendingAllocations holds the allocated devices that PodResources has not listed since their allocation. PodResources lists an init
+// container only if the container is restartable. The devices of other init containers are only in the kubelet's checkpoint. A race in the
 // kubelet may remove these devices from the checkpoint.
 type pendingAllocations struct {
 	checkpoint string // of the kubelet
@@ -21,8 +21,8 @@ type pendingAllocations struct {
 	devices    map[string]pendingDevice // by device ID
 }
 
-// pendingDevice is an allocated device that PodResources has not listed yet. The UID of the device is the UID of the pod, which a later
-// entry in the checkpoint contains.
+// pendingDevice is an allocated device that PodResources has not listed yet. The field UID is the UID of the pod. A checkpoint entry that
+// the kubelet writes later contains this UID.
 type pendingDevice struct {
 	allocation.Device
 	at     time.Time
@@ -50,8 +50,9 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	}
 }
 
-// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The checkpoint and the list may be as old as
-// the time asked. The checkpoint and the list are therefore ignored for devices that were allocated later.
+// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The argument asked is the time of the
+// request for the list. The list and the checkpoint may be as old as this time, so the function ignores both for devices that were
+// allocated later.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if it is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
@@ -87,7 +88,8 @@ func (h *pendingAllocations) possibleDevices(uid string, resources []string) (id
 
 func (o pendingDevice) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
-// recentDevices returns the devices that were allocated within the last minute, in the form of devices of a container.
+// recentDevices returns the devices that were allocated within the last minute. Each of them has a container and a placeholder as the name
+// of its pod.
 func (h *pendingAllocations) recentDevices() (held []allocation.Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

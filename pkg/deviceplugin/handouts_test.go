@@ -33,7 +33,7 @@ func (l *testLab) writeCheckpoint(entries ...[3]string) {
 	write(l.T, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":`+text+`,"RegisteredDevices":{}},"Checksum":1}`)
 }
 
-// awaitAnswer asks about a pod until the answer has no error, or until the error contains the text says. An answer with an error takes the
+// awaitAnswer asks about a pod until the answer has no error, or until the error contains the given text. An answer with an error takes the
 // full time limit, which a slow machine may exceed.
 func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	l.Helper()
@@ -49,7 +49,7 @@ func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.An
 	return a
 }
 
-// openForTest returns a daemon that serves only its endpoints. The test calls all other functions.
+// openForTest returns a daemon that serves only its endpoints. The daemon does nothing else unless the test calls its functions.
 func (l *testLab) openForTest() *daemon {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
@@ -195,7 +195,7 @@ func TestRefusedToTheEnd(t *testing.T) {
 }
 
 // TestUnreadableAtAllocate (V-25) checks a checkpoint that is unreadable during Allocate. A later entry of the device may then belong to a
-// pod that has ended. In this case, only PodResources can identify the owner.
+// pod that has ended. After an unreadable checkpoint, only PodResources can identify the owner.
 func TestUnreadableAtAllocate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

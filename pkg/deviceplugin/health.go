@@ -47,8 +47,8 @@ func newHealth(files nodeFiles) *deviceHealth {
 	return &deviceHealth{files: files, conditions: map[pci.Address]*deviceCondition{}}
 }
 
-// update returns the reported faults of the pools' devices by ID. The function also returns the time of the next call, or the zero time if
-// no change is pending.
+// update returns the reported faults of the pools' devices. The key is the ID of the device. The second result is the time of the next
+// call, or the zero time if no change is pending.
 func (h *deviceHealth) update(
 	now time.Time, s *pci.Snapshot, pools []pool.Pool, by claimUsage,
 ) (faults map[string]dra.Fault, again time.Time) {
@@ -177,7 +177,7 @@ func errorsOf(s *pci.Snapshot, d pci.Device) uint64 {
 	return d.Errors + pf.Errors
 }
 
-// reportedFaults returns the reported faults of devices by ID.
+// reportedFaults returns the reported faults of devices. The key is the ID of the device.
 func (d *daemon) reportedFaults() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	// settlingTime is the time for which a kubelet that has just started may return an incomplete list, because it answers before it has found
-	// all running pods. If a pod ends before the first answer, its devices stay reserved for this time.
+	// settlingTime is the time after a start of the kubelet during which its list may be incomplete. The kubelet answers even before it has
+	// found all running pods. If a pod ends before the first answer, its devices stay reserved for this time.
 	settlingTime = 15 * time.Second
-	// maxUnlisted is the maximum time for which the kubelet may not list an allocated device.
+	// maxUnlisted is the maximum time between the allocation of a device and the moment when the kubelet lists it.
 	maxUnlisted = time.Minute
 )
 
@@ -84,8 +84,8 @@ func (d *daemon) kubelet() podresources.Kubelet {
 }
 
 // askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
-// than its checkpoint contains. Devices from the checkpoint are added to such a list. Devices that the kubelet has listed earlier are not
-// added, because the checkpoint removes them late.
+// than its checkpoint contains. Devices from the checkpoint are added to such a list, except those that the kubelet has listed before. The
+// kubelet removes such devices from its checkpoint with a delay.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet
@@ -131,7 +131,7 @@ func hasEnded(root, uid string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// mergeDevices adds the devices that are not in held yet.
+// mergeDevices adds those devices of the second list that the first list does not contain.
 func mergeDevices(held, more []allocation.Device) []allocation.Device {
 	for _, h := range more {
 		if !slices.ContainsFunc(held, func(o allocation.Device) bool { return o.ID == h.ID }) {

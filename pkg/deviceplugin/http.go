@@ -27,7 +27,7 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 	return probes.Server{Ready: ready, Metrics: d.registry, Log: d.log}.Start(ctx, d.HTTP, &d.running)
 }
 
-// unreadyResources returns the resources whose devices pods cannot get yet.
+// unreadyResources returns the resources from which pods cannot get devices yet.
 func (d *daemon) unreadyResources() (missing []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -35,8 +35,8 @@ func (l *testLab) awaitNumVFs(sysfs, want string) {
 	}
 }
 
-// TestFollower checks an instance that does not lead. Until the instance leads, it changes no numbers of VFs, binds no drivers and restores
-// no VFs.
+// TestFollower checks an instance that is not the leader. Until the instance becomes the leader, it changes no numbers of VFs, binds no
+// drivers and restores no VFs.
 func TestFollower(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)

@@ -93,7 +93,7 @@ func (l *testLab) configure(config string) {
 	}
 }
 
-// start runs a daemon until the test ends or until stop is called.
+// start runs a daemon until the test ends or until stop() is called.
 func (l *testLab) start() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

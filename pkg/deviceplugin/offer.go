@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// resourceOffer is the list of devices that a resource offers at one moment. It is immutable.
+// resourceOffer is the list of devices that a resource offers at one moment. An offer is immutable.
 type resourceOffer struct {
 	pool     pool.Pool
 	snapshot *pci.Snapshot
@@ -24,9 +24,9 @@ type resourceOffer struct {
 	grant    deviceGrant
 }
 
-// newOffer returns the offer of a pool. Pods still have the devices in lost, although these devices are missing or belong to another
-// resource now. The lost devices stay in the offer as unhealthy devices with their former NUMA nodes. After a restart, the kubelet needs
-// the lost devices to admit running pods again.
+// newOffer returns the offer of a pool. The last argument lists the lost devices: pods still have them, although they are missing or belong
+// to another resource now. The lost devices stay in the offer as unhealthy devices with their former NUMA nodes. After a restart, the
+// kubelet needs the lost devices to admit running pods again.
 func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []allocation.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {

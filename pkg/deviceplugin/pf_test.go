@@ -28,7 +28,7 @@ func driverOf(t *testing.T, sysfs, address string) string {
 	return filepath.Base(target)
 }
 
-// barePF returns a machine with a PF that supports 8 VFs but has none.
+// barePF returns a machine with a PF that supports 8 VFs but has no VFs.
 func barePF(t *testing.T) (sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1})
@@ -119,8 +119,8 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted checks VFs that exist although sriov_numvfs is 0. The daemon does not remove these VFs for "numVfs": 0. The log
-// reports the contradiction once and reports no change.
+// TestNumVFsContradicted checks VFs that exist although sriov_numvfs is 0. The configuration contains "numVfs": 0, but the daemon does not
+// remove these VFs. The log reports the contradiction once, and it does not claim that the number of VFs was changed.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := twoPFs(t)
 	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {
@@ -140,8 +140,8 @@ func TestNumVFsContradicted(t *testing.T) {
 	}
 }
 
-// TestDriverLoadedLater checks a VF whose driver is loaded only after the first attempt to bind it. The driver is bound at the next scan,
-// without the long pause.
+// TestDriverLoadedLater checks a VF whose driver is loaded only after the first attempt to bind it. The driver is bound at the next scan.
+// The daemon does not wait for the long pause after a failed bind.
 func TestDriverLoadedLater(t *testing.T) {
 	sysfs := twoPFs(t)
 	folder := filepath.Join(sysfs, "bus/pci/drivers/vfio-pci")

@@ -83,8 +83,8 @@ func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func(
 	}
 }
 
-// mayChange reports whether this instance of the daemon may change devices. If pods get devices through claims, only the leading instance
-// may change devices. While the DRA driver cannot start, every instance may change devices. The caller holds the lock.
+// mayChange reports whether this instance of the daemon may change devices. If pods get devices through claims, only the leader may change
+// devices. While the DRA driver cannot start, every instance may change devices. The caller holds the lock.
 func (d *daemon) mayChange() bool {
 	if d.driver != nil {
 		return d.driver.Leads()
@@ -94,8 +94,8 @@ func (d *daemon) mayChange() bool {
 	return !claims || d.driverFault != ""
 }
 
-// changeDevices runs change on devices that no pod has. No other instance of the daemon may change these devices or assign them to a claim
-// at the same time.
+// changeDevices calls change() for devices that no pod has. No other instance of the daemon may change these devices or assign them to a
+// claim at the same time.
 func (d *daemon) changeDevices(devices []pci.Address, check, change func() error) error {
 	unlock, err := dra.LockDevices(d.Claims, devices)
 	if err != nil {

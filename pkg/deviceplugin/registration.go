@@ -110,13 +110,13 @@ func (r *registrar) run(ctx context.Context) {
 		if ctx.Err() == nil {
 			r.log.Warn("could not register the resource; retrying", "error", err, "after", pause)
 		}
-		// The attempt to register creates events in the folder itself. Therefore only a new socket of the kubelet shortens the pause.
+		// Each attempt to register causes events in the folder. Therefore only a new socket of the kubelet shortens the pause.
 		r.waitForChange(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.registerSocket()); return id != kubelet })
 		pause = min(2*pause, longestPause)
 	}
 }
 
-// waitForChange returns after a pause. The function returns earlier if the folder has changed and worth returns true.
+// waitForChange returns after a pause. The function returns earlier if the folder has changed and worth() returns true.
 func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth func() bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -96,8 +96,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestUpdates checks that every stream gets the newest offer and that a stalled stream does not delay other streams. Updates without a
-// difference for the kubelet are not sent.
+// TestUpdates checks that every stream gets the newest offer and that a stalled stream does not delay other streams. The endpoint does not
+// send an update in which the kubelet would see no difference.
 func TestUpdates(t *testing.T) {
 	k := newFakeKubelet(t)
 	p := vfPool(8)

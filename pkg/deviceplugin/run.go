@@ -59,7 +59,7 @@ func (o daemonOptions) checkpointPath() string {
 }
 
 // runDaemon serves all resources until ctx is done. The function returns an error only at the start, for example if the configuration is
-// invalid or an address is in use. After a signal on reload, runDaemon reads the configuration again.
+// invalid or an address is in use. When a signal arrives through the channel reload, runDaemon reads the configuration again.
 func runDaemon(ctx context.Context, o daemonOptions, reload <-chan os.Signal, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

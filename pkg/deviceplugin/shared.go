@@ -18,9 +18,9 @@ type sharedCall struct {
 	done  chan struct{} // closed when the current call ends; nil if there is none
 }
 
-// beginCall reports whether the caller must make the call. In this case, the caller must then run endCall. If another goroutine makes the
-// call at the moment, beginCall waits until that call ends and returns false. beginCall also enforces sharedInterval. The function returns
-// early if ctx ends.
+// beginCall reports whether the caller must make the call. If the result is true, the caller must run endCall() after the call. If another
+// goroutine makes the call at the moment, beginCall waits until that call ends and returns false. beginCall also enforces sharedInterval.
+// The function returns early if ctx ends.
 func (s *sharedCall) beginCall(ctx context.Context) bool {
 	s.mu.Lock()
 	if done := s.done; done != nil {

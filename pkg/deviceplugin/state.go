@@ -126,7 +126,7 @@ func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	s.collectTraffic(to, offers, holder)
 }
 
-// kubeletCount returns the number of allocatable devices in the kubelet, for each resource of this daemon.
+// kubeletCount returns, for each resource of this daemon, the number of devices that the kubelet reports as allocatable.
 func (s *stateCollector) kubeletCount() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

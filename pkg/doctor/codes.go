@@ -37,6 +37,8 @@ const (
 	portDetached      plugin.FindingCode = "port-detached"
 	portMoved         plugin.FindingCode = "port-moved"
 	bridgeMissing     plugin.FindingCode = "bridge-missing"
+	checkFailed       plugin.FindingCode = "check-failed"
+	subnetChanged     plugin.FindingCode = "subnet-changed"
 	rulesMissing      plugin.FindingCode = "rules-missing"
 	limitsMissing     plugin.FindingCode = "limits-missing"
 	agentStopped      plugin.FindingCode = "agent-stopped"

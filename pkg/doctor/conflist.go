@@ -60,6 +60,9 @@ func (n *node) conflist() (found []Finding) {
 
 func (n *node) listNetworks() string {
 	list := []string{n.ConfDir + " is empty"}
+	if len(n.notes) > 0 {
+		list[0] = "no file in " + n.ConfDir + " can be used"
+	}
 	for i, net := range n.networks {
 		list = append(list[:i], fmt.Sprintf("%s: network %q with %s", net.File, net.Name, net.Plugins[0].Type))
 	}
@@ -156,14 +159,6 @@ func (n *node) runsInProcess(ipam, main string) bool {
 	return !errors.Is(err, reconcile.ErrForeign)
 }
 
-// installCommand returns the remedy for a plugin file that is missing or broken.
-func (n *node) installCommand(name string) string {
-	if strings.HasPrefix(name, plugin.ClusterPrefix) {
-		return "podlace-node status, in the pod of podlace-node or on the node, shows why podlace-node does not install it"
-	}
-	return "make install CNI_BIN_DIR=" + n.BinDir
-}
-
 // The check "binaries" reports plugins that are missing, that belong to another project, or whose version differs from the version of the
 // other plugins.
 func (n *node) binaries() (found []Finding) {
@@ -171,6 +166,7 @@ func (n *node) binaries() (found []Finding) {
 	if len(types) == 0 {
 		return skipped(noNetwork)
 	}
+	found = n.loopback()
 	versions := map[string][]string{}
 	for _, name := range types {
 		path := filepath.Join(n.BinDir, name)
@@ -186,14 +182,14 @@ func (n *node) binaries() (found []Finding) {
 				Command:     "make install CNI_BIN_DIR=" + n.BinDir})
 		case err != nil:
 			found = append(found, Finding{Level: Error, Code: pluginBroken, What: "the plugin " + name + " does not start", Evidence: err.Error(),
-				Consequence: "no pod starts", Command: "file " + path})
+				Consequence: "no pod starts", Command: startCommand(path, err)})
 		default:
 			versions[version] = append(versions[version], name)
 		}
 	}
 	if len(versions) > 1 {
 		found = append(found, Finding{Level: Warning, Code: pluginVersions,
-			What: "the plugins have different versions", Evidence: fmt.Sprint(versions),
+			What: "the plugins have different versions", Evidence: versionsText(versions),
 			Consequence: "an older plugin may refuse a record of a newer one", Command: n.installCommand(types[0])})
 	}
 	return found

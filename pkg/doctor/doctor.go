@@ -92,7 +92,8 @@ func checks() []check {
 		{"records", "all records belong to living pods", (*node).records},
 		{"ports", "all pods are connected to their bridge", (*node).ports},
 		{"rules", "no rules are missing", (*node).rules},
-		{"status", "all plugins are ready", (*node).status}, // after rules, because STATUS restores them
+		{"status", "all plugins are ready", (*node).status},       // after rules, because STATUS restores them
+		{"pods", "CHECK of the live pods succeeds", (*node).pods}, // after status, which restores rules
 		{"node-agent", "podlace-node is ready", (*node).agent},
 		{"forwarding", "the kernel forwards packets", (*node).forwarding},
 		{"forward-policy", "no other firewall drops the packets of pods", (*node).forwardPolicy},

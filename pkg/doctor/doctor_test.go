@@ -34,6 +34,7 @@ func newLab(t *testing.T) lab {
 		"\"\nbin_dirs = [\""+l.BinDir+"\"]\n")
 	l.plugin("bridge", "plugin of Podlace v1")
 	l.plugin("host-local", "plugin of Podlace v1")
+	l.plugin("loopback", "plugin of Podlace v1")
 	return l
 }
 
@@ -163,7 +164,7 @@ func conflistCases() map[string]breakage {
 		"two versions": {"binaries", func(l *lab) {
 			l.write("net.d/10-podlace.conflist", strings.Replace(ours, "}]]}}", `}]]}}, {"type": "portmap"}`, 1))
 			l.plugin("portmap", "plugin of Podlace v2")
-		}, "map[v1:[bridge] v2:[portmap]]"},
+		}, "v1: bridge; v2: portmap | "},
 		"STATUS fails": {"status", func(l *lab) { l.write("bin/bridge", statusFails) }, `network "pods" is not ready | bridge: code 50: no room`},
 	}
 }
@@ -227,7 +228,7 @@ func stateCases() map[string]breakage {
 			l.command("mkdir", "-p", "/run/podlace")
 			l.command("mount", "-t", "tmpfs", "-o", "ro", "none", "/run/podlace")
 			l.t.Cleanup(func() { _ = exec.Command("umount", "/run/podlace").Run() })
-		}, "it is read-only"},
+		}, "the state in /run/podlace cannot be written | it is read-only | mount -o remount,rw "},
 		"full": {"disk", func(l *lab) {
 			l.command("mkdir", "-p", "/run/podlace")
 			l.command("mount", "-t", "tmpfs", "-o", "size=64k", "none", "/run/podlace")
@@ -247,7 +248,7 @@ func stateCases() map[string]breakage {
 
 // TestFindings creates one problem at a time, and checks that the right check reports it.
 func TestFindings(t *testing.T) {
-	for _, cases := range []map[string]breakage{conflistCases(), runtimeCases(), firewallCases(), stateCases()} {
+	for _, cases := range []map[string]breakage{conflistCases(), runtimeCases(), firewallCases(), stateCases(), remedyCases()} {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				l := newLab(t)

@@ -29,7 +29,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 			case ufw && isFORWARD(chain):
 				blocked[bridge] = chain
 			default:
-				found = append(found, dropsForwarded("chain "+chain.String()+" of nf_tables has the policy drop", bridge, n.whoseChain(chain)))
+				found = append(found, dropsForwarded("chain "+chain.String()+" of nf_tables "+chain.Reason, bridge, n.whoseChain(chain)))
 			}
 		}
 	}
@@ -81,10 +81,10 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 		command := fmt.Sprintf("ufw route allow in on %s; ufw route allow out on %[1]s", bridge)
 		switch {
 		case drops && named:
-			evidence := "/etc/ufw/user.rules names " + bridge + "; chain " + chain.String() + " has the policy drop"
+			evidence := "/etc/ufw/user.rules names " + bridge + "; chain " + chain.String() + " " + chain.Reason
 			found = append(found, dropsForwarded(evidence, bridge, "ufw reload"))
 		case drops:
-			found = append(found, dropsForwarded("ufw is enabled; chain "+chain.String()+" has the policy drop", bridge, command))
+			found = append(found, dropsForwarded("ufw is enabled; chain "+chain.String()+" "+chain.Reason, bridge, command))
 		case !named && !accepts:
 			found = append(found, Finding{Level: Warning, Code: ufwForward, What: "ufw may drop the packets of pods on " + bridge,
 				Evidence:    "/etc/ufw/ufw.conf: ENABLED=yes; DEFAULT_FORWARD_POLICY is not ACCEPT; no rule in /etc/ufw/user.rules names " + bridge,

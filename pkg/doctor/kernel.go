@@ -149,8 +149,14 @@ func (n *node) forwarding() (found []Finding) {
 	if alive == 0 {
 		return skipped("no pod lives here; bridge enables forwarding with the first one")
 	}
-	for _, f := range []struct{ path, key string }{
-		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {"ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"}} {
+	settings := []struct{ path, key string }{
+		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {"ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"}}
+	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // a change of ip_forward changes all links
+		for _, name := range n.bridges() { // the kernel forwards an IPv4 packet by the setting of its ingress link
+			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding", "net.ipv4.conf." + name + ".forwarding"})
+		}
+	}
+	for _, f := range settings {
 		if value, ok := n.number(f.path); ok && value == 0 && n.hasFamily(strings.HasPrefix(f.path, "ipv4")) {
 			found = append(found, Finding{Level: Error, What: "forwarding is disabled", Evidence: f.key + " = 0",
 				Consequence: "pods reach nothing beyond their node", Command: "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",

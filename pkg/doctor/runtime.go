@@ -23,6 +23,8 @@ type runtimeConfig struct {
 	MaxConf int      // number of networks that the runtime loads; 0 for all
 	Network string   // name of the only network that the runtime takes, or ""
 	err     error    // why the configuration cannot be read
+
+	InternalLoopback bool // containerd brings up lo without the plugin loopback
 }
 
 // comm is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
@@ -104,6 +106,9 @@ func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 }
 
 func (c *runtimeConfig) setCNI(cni map[string]any) {
+	if internal, ok := cni["use_internal_loopback"].(bool); ok {
+		c.InternalLoopback = internal
+	}
 	if dir, _ := cni["conf_dir"].(string); dir != "" {
 		c.ConfDir = dir
 	}

@@ -35,7 +35,7 @@ func (n *node) livePods() (alive int, err error) {
 	return alive, n.attachmentsErr
 }
 
-// The check "addresses" reports range sets in which almost no address is free.
+// The check "addresses" reports range sets in which almost no address is free, and subnets that were changed under live pods.
 func (n *node) addresses() (found []Finding) {
 	for _, net := range n.networks {
 		for _, p := range net.Plugins {
@@ -44,7 +44,7 @@ func (n *node) addresses() (found []Finding) {
 			}
 		}
 	}
-	return found
+	return append(found, n.changedSubnets()...)
 }
 
 func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
@@ -52,12 +52,9 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 		Log: slog.New(slog.DiscardHandler)}
 	usage, err := hostlocal.ReadUsage(r)
 	if err != nil {
-		command := "podlace validate " + net.File
-		if strings.Contains(err.Error(), nodefile.Path) { // the configuration is correct, but the agent has not written the node's podCIDRs
-			command = "podlace-node status"
-		}
-		return []Finding{{Level: Error, Code: addressesUnusable, What: fmt.Sprintf("network %q has no usable addresses", net.Name),
-			Evidence: err.Error(), Consequence: "no pod of this network starts", Command: command}}
+		return []Finding{{Level: Error, Code: addressesUnusable,
+			What: fmt.Sprintf("network %q has no usable addresses", net.Name), Evidence: err.Error(),
+			Consequence: "no pod of this network starts", Command: addressesCommand(net.File, err)}}
 	}
 	for _, u := range usage {
 		if u.Size == 0 || u.Leased*100 < u.Size*fullAt {
@@ -115,7 +112,8 @@ func (n *node) rules() (found []Finding) {
 			Consequence: consequence, Command: "podlace reload"})
 	}
 	if !bridge.Intact(n.host) {
-		lost(rulesMissing, "rules of the plugin bridge are missing", "pods have no masquerade or no protection from one another")
+		lost(rulesMissing, "rules, gateway addresses or forwarding of the plugin bridge are missing",
+			"pods have no gateway, no masquerade or no protection from one another")
 	}
 	if !portmap.Intact(n.host) {
 		lost(rulesMissing, "rules of the plugin portmap are missing", "hostPorts do not answer")
@@ -206,18 +204,19 @@ func (n *node) disk() (found []Finding) {
 		var st syscall.Statfs_t
 		for ; syscall.Statfs(dir, &st) != nil && dir != "/"; dir = filepath.Dir(dir) { // the folder that a later ADD makes
 		}
-		lacks := ""
+		f := Finding{Level: Error, What: "there is little room for the state in " + dir,
+			Consequence: "ADD fails when it cannot write its record", Command: "df -h " + dir + "; df -i " + dir}
 		switch {
 		case st.Flags&syscall.MS_RDONLY != 0:
-			lacks = "it is read-only"
+			f.What, f.Evidence = "the state in "+dir+" cannot be written", "it is read-only"
+			f.Command = "mount -o remount,rw $(findmnt -n -o TARGET -T " + dir + "); if this fails: journalctl -k shows errors of the disk"
 		case st.Blocks > 0 && st.Bavail*100 < st.Blocks*minFree:
-			lacks = fmt.Sprintf("%d of %d blocks are free", st.Bavail, st.Blocks)
+			f.Evidence = fmt.Sprintf("%d of %d blocks are free", st.Bavail, st.Blocks)
 		case st.Files > 0 && st.Ffree*100 < st.Files*minFree:
-			lacks = fmt.Sprintf("%d of %d inodes are free", st.Ffree, st.Files)
+			f.Evidence = fmt.Sprintf("%d of %d inodes are free", st.Ffree, st.Files)
 		}
-		if lacks != "" {
-			found = append(found, Finding{Level: Error, What: "there is little room for the state in " + dir, Evidence: lacks,
-				Consequence: "ADD fails when it cannot write its record", Command: "df -h " + dir + "; df -i " + dir})
+		if f.Evidence != "" {
+			found = append(found, f)
 		}
 	}
 	return found

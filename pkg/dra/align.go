@@ -17,18 +17,18 @@ import (
 
 const (
 	alignEvery = 10 * time.Second
-	// alignAfter is the time after an ADD from which the kubelet certainly lists the CPUs of the pod.
+	// alignAfter is the time after which the kubelet certainly lists the CPUs of a pod. The time begins with the pod's ADD.
 	alignAfter = 5 * time.Second
 )
 
-// countedVF identifies an attachment of a VF that is already in the metric.
+// countedVF identifies an attachment that the metric already includes.
 type countedVF struct {
 	address   pci.Address
 	container string
 }
 
-// alignLoop runs until ctx is done. The function counts whether the VFs of claims are on the same NUMA node as the CPUs of their pods. The
-// kubelet ignores the devices of claims when it chooses CPUs.
+// alignLoop runs until ctx is done. The function counts two groups of VFs of claims: those on the same NUMA node as the CPUs of their pod,
+// and all others. The metric is useful because the kubelet chooses the CPUs of a pod without regard to the devices of claims.
 func (d *Driver) alignLoop(ctx context.Context) {
 	began, done := time.Now().Truncate(time.Second), map[countedVF]bool{}
 	tick := time.NewTicker(alignEvery)
@@ -45,7 +45,8 @@ func (d *Driver) alignLoop(ctx context.Context) {
 	}
 }
 
-// countAlignment counts the attachments that are newer than began. The function returns all counted attachments that still exist.
+// countAlignment counts the attachments that were created after the start of the loop. The function returns those counted attachments that
+// still exist.
 func (d *Driver) countAlignment(ctx context.Context, began, now time.Time, done map[countedVF]bool) map[countedVF]bool {
 	held, err := sriov.Holdings()
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// podLister is a kubelet that returns the CPUs of pods in namespace shop by pod name.
+// podLister is a fake kubelet that returns the CPUs of each pod. The map has the name of the pod as its key. All pods are in the namespace
+// "shop".
 type podLister struct {
 	podresources.UnimplementedPodResourcesListerServer
 	cpus map[string][]int64

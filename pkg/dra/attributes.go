@@ -45,8 +45,8 @@ func DeviceName(a pci.Address) string {
 }
 
 // attributesOf returns the attributes of a device in a ResourceSlice. The values do not change while the card is plugged in, because each
-// change would send the whole slice to every scheduler. Every device has every attribute; only numaNode is missing if the NUMA node is
-// unknown. A CEL expression that reads a missing attribute fails for the whole cluster.
+// change would send the whole slice to every scheduler. Every device has all attributes, except that numaNode is missing if the NUMA node
+// is unknown. A CEL expression that reads a missing attribute fails for the whole cluster.
 func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	pf := i.pfOf(d.Device)
 	rdma := len(d.Device.RDMA) > 0
@@ -95,7 +95,7 @@ func number(n int) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
 }
 
-// resourceNamed returns the resource with the name. The result is nil if the configuration no longer contains the resource.
+// resourceNamed returns the resource that has the given name. The result is nil if the configuration no longer contains the resource.
 func (i Inventory) resourceNamed(name string) *pool.Resource {
 	for _, p := range i.Pools {
 		if p.Name == name {
@@ -117,7 +117,7 @@ func (i Inventory) pfOf(d pci.Device) pci.Device {
 	return pci.Device{Address: d.PF}
 }
 
-// pfName returns the current or last known interface name of a PF. Without a name, the result is the PF's address.
+// pfName returns the current or last known interface name of a PF. If neither name is known, the result is the PF's address.
 func (i Inventory) pfName(pf pci.Device) string {
 	if len(pf.Interfaces) == 0 {
 		pf = i.Last[pf.Address]

@@ -13,10 +13,10 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// retryBind is the pause after a bind that timed out, before the driver is bound again.
+// retryBind is the pause between a bind that timed out and the next attempt.
 const retryBind = 5 * time.Minute
 
-// bindTimeout is the kind of fault of a device whose bind timed out.
+// bindTimeout is the kind of a fault: binding the driver of the device timed out.
 const bindTimeout = "bind-timeout"
 
 // bindFailures lists the devices whose bind timed out.
@@ -30,7 +30,8 @@ type bindFailure struct {
 	err error
 }
 
-// recordBind records the result of a bind. The function keeps only a timeout, because the kernel may still be working on that bind.
+// recordBind records the result of a bind. The function stores only timeouts, because after a timeout the kernel may still be binding the
+// driver.
 func (b *bindFailures) recordBind(a pci.Address, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -44,7 +45,7 @@ func (b *bindFailures) recordBind(a pci.Address, err error) {
 	b.byAddress[a] = bindFailure{time.Now(), err}
 }
 
-// recentFailure returns the error of a device's bind that timed out less than retryBind ago.
+// recentFailure returns an error if binding the driver of a device timed out less than retryBind ago.
 func (b *bindFailures) recentFailure(a pci.Address) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

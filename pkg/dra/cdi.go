@@ -33,8 +33,8 @@ func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceA
 // cdiName returns the qualified name of a request's CDI device.
 func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
 
-// cdiSpecification returns the CDI specification of a claim, with one CDI device for each request. Devices with administrative access are
-// in the specification without device files.
+// cdiSpecification returns the CDI specification of a claim, with one CDI device for each request. The specification also lists devices
+// with administrative access, but without their device files.
 func cdiSpecification(p claimPlan) (cdi.Spec, error) {
 	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
 	var requests []string

@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	// rebuildEvery is the time between two searches for lost records. A record is lost if the kubelet's file contains the claim but the claim
-	// has no record.
+	// rebuildEvery is the time between two searches for lost records. The record of a claim is lost if the kubelet's file contains the claim
+	// but the record does not exist.
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
-	// orphanedAfter is the time for which a claim must be missing from the kubelet's file before its record can be orphaned.
+	// orphanedAfter is a minimum time. If the kubelet's file has not contained a claim for this time, the record of the claim may be orphaned.
 	orphanedAfter = 2 * time.Minute
-	// orphanedUnread is used in place of orphanedAfter while the kubelet's file cannot be read.
+	// orphanedUnread replaces orphanedAfter while the kubelet's file cannot be read.
 	orphanedUnread = 10 * time.Minute
 	// longestRebuild is the maximum pause between two attempts to rebuild a record.
 	longestRebuild = time.Minute
@@ -34,7 +34,7 @@ const (
 	apiTimeout = 10 * time.Second
 )
 
-// collector deletes orphaned records and rebuilds lost ones.
+// collector deletes orphaned records and rebuilds lost records.
 type collector struct {
 	*Driver
 	missing  map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
@@ -55,23 +55,24 @@ func newCollector(d *Driver) *collector {
 	return &collector{Driver: d, missing: map[string]time.Time{}, lost: map[string]lostRecord{}, warned: map[string]bool{}}
 }
 
-// collectLoop runs the collector until ctx is done. The collector only works while this instance leads.
+// collectLoop runs the collector until ctx is done. The collector works only while this instance is the leader.
 func (d *Driver) collectLoop(ctx context.Context) {
 	c := newCollector(d)
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
 	defer rebuild.Stop()
 	defer collect.Stop()
-	for {
+	for led := false; ; {
 		turn := d.lead.changed.nextSend()
-		now := time.Now()
+		now, leads := time.Now(), d.isLeader()
+		if leads && !led {
+			c.reportError("", d.sweepCDI())
+			c.rebuild(ctx, now)
+		}
+		led = leads
 		select {
 		case <-ctx.Done():
 			return
 		case <-turn:
-			if d.isLeader() {
-				c.reportError("", d.sweepCDI())
-				c.rebuild(ctx, now)
-			}
 		case now = <-rebuild.C:
 			if d.isLeader() {
 				c.rebuild(ctx, now)
@@ -91,8 +92,8 @@ func (c *collector) reportError(uid string, err error) {
 	}
 }
 
-// collect unprepares claims that have ended although the kubelet has not unprepared them. A claim has ended if it is missing from the
-// kubelet's file, no pod has its VFs, and the API server confirms its end.
+// collect unprepares claims that have ended but that the kubelet has not unprepared. A claim has ended if it is missing from the kubelet's
+// file, no pod has its VFs, and the API server confirms its end.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, err := c.records.List()
 	c.reportError("", err)
@@ -163,8 +164,8 @@ func (c *collector) collectOne(ctx context.Context, r claim.Record) error {
 	return nil
 }
 
-// hasEnded reports whether the claim of a record has ended. A claim has ended if the API server has no claim of this name, a claim with
-// another UID, or a claim with another allocation.
+// hasEnded reports whether the claim of a record has ended. A claim has ended if it no longer exists in the API server, or if its UID or
+// its allocation has changed there.
 func (d *Driver) hasEnded(ctx context.Context, r claim.Record) (bool, error) {
 	now, err := d.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	switch {
@@ -191,8 +192,8 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild creates lost records again from the claims in the API server. A record is lost only if it is missing twice in a row, because the
-// kubelet removes a claim from its file only after the record is deleted.
+// rebuild creates lost records again from the claims in the API server. A record counts as lost only after two searches in a row have not
+// found it. One search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its file.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
@@ -200,6 +201,9 @@ func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	}
 	lost := map[string]lostRecord{}
 	for _, n := range notes {
+		if len(n.Devices) == 0 {
+			continue // the claim has never been prepared; the kubelet itself retries Prepare
+		}
 		if _, err := claim.Read(c.options.Claims, n.UID); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -26,7 +27,11 @@ func (l *draLab) writeKubeletFile(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
 	var list []claimtest.Claim
 	for _, c := range claims {
-		list = append(list, claimtest.Claim{UID: string(c.UID), Namespace: "shop", Name: c.Name, Pods: []string{"pod-" + string(c.UID)}})
+		n := claimtest.Claim{UID: string(c.UID), Namespace: "shop", Name: c.Name, Pods: []string{"pod-" + string(c.UID)}}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			n.Devices = append(n.Devices, claimtest.Device{PoolName: r.Pool, DeviceName: r.Device})
+		}
+		list = append(list, n)
 	}
 	must(l, claimtest.WriteState(l.options.Kubelet, list...))
 }
@@ -99,7 +104,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestLostRecord (DRA-F7): a lost record is rebuilt from the claim after it was missing twice in a row.
+// TestLostRecord (DRA-F7): a record is rebuilt from its claim after two searches in a row have not found the record.
 func TestLostRecord(t *testing.T) {
 	l := newDRALab(t)
 	c, gone := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "gone", deviceResult("a", vf1))
@@ -123,6 +128,21 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
+// TestNeverPrepared: Prepare refuses a claim repeatedly. The kubelet's file contains the claim without devices. The daemon does not treat
+// the record of the claim as lost.
+func TestNeverPrepared(t *testing.T) {
+	l := newDRALab(t)
+	l.addClaims(newClaim("c-1", "web", deviceResult("a", vf0)))
+	must(t, claimtest.WriteState(l.options.Kubelet, claimtest.Claim{UID: "c-1", Namespace: "shop", Name: "web", Pods: []string{"pod-c-1"}}))
+	collector, now := newCollector(l.Driver), time.Now()
+	for at := range 60 {
+		collector.rebuild(t.Context(), now.Add(time.Duration(at)*time.Second))
+	}
+	if n := len(l.client.Actions()); n > 0 || l.fileNames(l.options.Claims) != "" || strings.Contains(l.log.String(), "lost") {
+		t.Errorf("%d requests, records %s\n%s", n, l.fileNames(l.options.Claims), l.log)
+	}
+}
+
 // TestLostRecordOfPod: the record of a running pod's claim is lost. The record is rebuilt, and the pod keeps its VF.
 func TestLostRecordOfPod(t *testing.T) {
 	l := newDRALab(t, func(o *Options) { o.InUse = func(string) string { return "has its interface in another namespace" } })
@@ -136,9 +156,9 @@ func TestLostRecordOfPod(t *testing.T) {
 	}
 }
 
-// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, its VF gets its former driver: the driver of the
-// resource, of the VF's last interface, or of the PF's other VFs. If the other VFs have different drivers, the log says what the admin can
-// do.
+// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, the VF gets its former driver. The sources of this
+// driver are the resource, the VF's last interface and the other VFs of the PF. If the other VFs have different drivers, the log says what
+// the admin can do.
 func TestLostDriver(t *testing.T) {
 	for _, c := range []struct {
 		title  string
@@ -199,4 +219,17 @@ func TestSweepCDI(t *testing.T) {
 	if got, want := l.fileNames(l.options.CDI), "podlace-example.com_fast.json "+cdiFile("c-1")+" vendor.json"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
+}
+
+// TestSweepAtStart: the collector deletes the specifications of ended claims, even if the instance became the leader before the collector
+// started.
+func TestSweepAtStart(t *testing.T) {
+	l := newDRALab(t)
+	must(t, os.MkdirAll(l.options.CDI, 0o755), os.WriteFile(filepath.Join(l.options.CDI, cdiFile("c-2")), []byte("{}"), 0o644))
+	l.lead.set(l.Driver, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); l.collectLoop(ctx) }()
+	defer func() { cancel(); <-done }()
+	l.await("no specification", func() bool { return l.fileNames(l.options.CDI) == "" })
 }

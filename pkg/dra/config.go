@@ -98,7 +98,7 @@ func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// checkSingle returns an error if a request has several devices and a setting is possible for only one device.
+// checkSingle returns an error if a request has several devices but one of its settings is only valid for a single device.
 func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
 	n := 0
 	for _, r := range a.Devices.Results {
@@ -107,16 +107,41 @@ func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceReque
 		}
 	}
 	for _, key := range c.Set() {
-		one := key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
-		if n > 1 && one {
+		if n > 1 && isSingle(c, key) {
 			return fmt.Errorf("%s %s: only one device can have it, but request %s has %d devices", key, c.Text(key), result.Request, n)
 		}
 	}
 	return nil
 }
 
-// checkConfig returns an error for an entry of the claim that applies to none of its devices. The function also returns an error if a class
-// entry cannot be attributed to one class. The function returns a warning for an entry of a class that applies to no device.
+// isSingle reports whether only one device can have the setting with a key.
+func isSingle(c *vfconfig.Config, key string) bool {
+	return key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
+}
+
+// checkSingleOfEntries returns an error if one entry gives several devices a setting that only one device can have. A later entry of the
+// list overrides an earlier entry.
+func checkSingleOfEntries(c *resourceapi.ResourceClaim, devices []allocation.Device, entries []configEntry) error {
+	for _, key := range vfconfig.Keys() {
+		counts := make([]int, len(entries))
+		for _, d := range devices {
+			result := c.Status.Allocation.Devices.Results[d.Claim.Result]
+			for i, e := range slices.Backward(entries) {
+				if isAdmin(result) || !e.Has(key) || !e.appliesTo(result, d.Resource) {
+					continue
+				}
+				if counts[i]++; counts[i] > 1 && isSingle(&e.Config, key) {
+					return fmt.Errorf("%s.%s: %s: only one device can have it, but the entry applies to several devices", e.path, key, e.Text(key))
+				}
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// checkConfig returns an error if an entry of the claim applies to no device. The function also returns an error if a class entry cannot be
+// attributed to one class. The function returns a warning for an entry of a class that applies to no device.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := readEntries(c.Status.Allocation.Devices.Config)
 	if err != nil {
@@ -136,6 +161,9 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 		if unused(e) && !e.forAlternative(c) {
 			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.scopeText())
 		}
+	}
+	if err := checkSingleOfEntries(c, devices, slices.Concat(ofClass, ofClaim)); err != nil {
+		return warnings, err
 	}
 	return warnings, checkClasses(c, ofClass)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim. The argument keys
-// is the text of the parameters.
+// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim. The second argument
+// contains the parameters as JSON text.
 func configEntryFrom(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
 	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`
 	if keys != "" {
@@ -138,7 +138,7 @@ func TestConfigFor(t *testing.T) {
 	}
 }
 
-// setRequests sets the requests of a claim. Each word, such as "vf fast" or "vf/a fast", consists of a request and a class.
+// setRequests sets the requests of a claim. Each element of the list contains a request and a class, such as "vf fast" or "vf/a fast".
 func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 	for _, r := range list {
 		name, class, _ := strings.Cut(r, " ")
@@ -177,6 +177,13 @@ func TestCheckConfig(t *testing.T) {
 			warnings: []string{"config[0].parameters of the class applies to no device of the claim (requests vf, resource example.com/slow)"}},
 		{name: "a typing error", requests: one, configs: configs{fromClass(`"vlann":5`, "other")},
 			says: "config[0].parameters.vlann: no such key; did you mean vlan?"},
+		{name: "one MAC for two requests", requests: two, configs: configs{fromClass(`"mtu":1400`, "vf"), fromClaim(`"mac":"02:00:00:00:00:01"`)},
+			says: `config[1].parameters.mac: "02:00:00:00:00:01": only one device can have it, but the entry applies to several devices`},
+		{name: "one name for two requests", requests: two, configs: configs{fromClaim(`"ifName":"data"`)},
+			says: `config[0].parameters.ifName: "data": only one device can have it, but the entry applies to several devices`},
+		{name: "numbered names", requests: two, configs: configs{fromClaim(`"ifName":"data{index}"`)}},
+		{name: "one MAC, overridden for a request", requests: two,
+			configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`), fromClaim(`"mac":"02:00:00:00:00:02"`, "other")}},
 		// The following class entries name no requests, as before Kubernetes 1.35.
 		{name: "one class with two entries", requests: []string{"vf fast", "other fast"},
 			configs: configs{fromClass(`"vlan":5`), fromClass(`"mtu":1400`)}},

@@ -36,11 +36,11 @@ type Options struct {
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer // nil for none
 
-	// Change runs change on devices that no pod has. check returns an error if a device is in use; no device is allocated while check runs. No
-	// pod gets one of these devices until change returns.
+	// Change calls check() and then change() to change devices that no pod has. An error of check() means that a device is in use. The daemon
+	// allocates no device while check() runs, and no pod gets one of these devices until change() returns.
 	Change func(ids []string, check, change func() error) error
-	// InUse returns the reason why a device cannot be allocated to a claim or changed now, for example because a pod has it. The result is ""
-	// if there is no reason. InUse ignores devices that claims have.
+	// InUse returns the reason why a device can be neither allocated to a claim nor changed at the moment, for example because a pod has it.
+	// The result is "" if there is no reason. InUse does not consider the claims that have the device.
 	InUse func(id string) string
 	// The driver calls Changed when claim records have changed. The daemon then calls Update of the driver.
 	Changed func()
@@ -54,7 +54,7 @@ type Inventory struct {
 	Held     map[string]string // by PCI address: owner of the device other than a claim, such as a pod by the device plugin API
 	Faults   map[string]Fault  // by PCI address: why a pod cannot use the device (debounced)
 	Nodes    []int             // NUMA nodes of the machine
-	// Last contains each device as it was when it last had an interface on the node.
+	// Last contains the last known state of each device that had an interface on the node.
 	Last map[pci.Address]pci.Device
 }
 
@@ -101,19 +101,18 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Run serves the kubelet and publishes devices until ctx is done. Run returns an error only if it cannot start. Run does not fail if the
-// API server is unreachable.
-func (d *Driver) Run(ctx context.Context) error {
+// Run serves the kubelet and publishes devices until ctx is done. Run retries after errors, also if the API server is unreachable.
+func (d *Driver) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var publishing sync.WaitGroup
 	defer publishing.Wait()
 	defer cancel() // ends the goroutines before the wait
 	publishing.Go(func() { d.whileLeading(ctx, d.slices.publish) })
-	return d.serve(ctx)
+	d.serve(ctx)
 }
 
-// Update passes a new inventory to the driver. It never blocks.
+// Update passes a new inventory to the driver. The function never blocks.
 func (d *Driver) Update(i Inventory) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,13 +121,13 @@ func (d *Driver) Update(i Inventory) {
 	d.changed = make(chan struct{})
 }
 
-// latestInventory returns the latest inventory. Before the first inventory, ok is false.
+// latestInventory returns the latest inventory. The second result is false until the driver has an inventory.
 func (d *Driver) latestInventory() (Inventory, bool) {
 	i, _, ok := d.watchInventory()
 	return i, ok
 }
 
-// watchInventory returns the latest inventory, and a channel that the next Update closes. Before the first Update, ok is false.
+// watchInventory returns the latest inventory, and a channel that the next Update closes. The last result is false until the first Update.
 func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -8,11 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/pool"
 )
 
 // TestFailureClockJump sets the node's clock back by one day. An existing taint keeps its time, which is now in the future. A record with a
@@ -51,8 +54,8 @@ func TestFailureClockJump(t *testing.T) {
 	must(t, l.unprepare(t.Context(), "c-1"))
 }
 
-// TestFailureSameName: a claim has the same name as an earlier claim but another UID. The new claim is a different claim. The new claim
-// gets the VF only after the earlier claim is unprepared. The end of one claim does not affect the other.
+// TestFailureSameName: a claim has the same name as an earlier claim but another UID. The new claim gets the VF only after the earlier
+// claim is unprepared. The end of one claim does not affect the other.
 func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
 	old, same := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "web", deviceResult("a", vf0))
@@ -115,5 +118,26 @@ func TestFailureOtherProgram(t *testing.T) {
 	}
 	if got := l.fileNames(l.options.Claims); got != "" {
 		t.Errorf("records: %s", got)
+	}
+}
+
+// TestDriverLost: the VF of a prepared claim loses its driver, for example after a reset of the PF. The next Prepare binds the driver
+// again, and pods can use the VF.
+func TestDriverLost(t *testing.T) {
+	l := newDRALab(t)
+	pcitest.Kernel{}.Start(t, l.sysfs)
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.updateInventory(pool.Resource{API: pool.DRA, Driver: "vfio-pci"}, nil)
+	_, err := l.prepare(t.Context(), c)
+	must(t, err)
+	before, err := claim.Read(l.options.Claims, "c-1")
+	a, _ := pci.ParseAddress(vf0)
+	must(t, err, pci.Bind(t.Context(), l.sysfs, a, "iavf"))
+	l.updateInventory(pool.Resource{API: pool.DRA, Driver: "vfio-pci"}, nil)
+	_, err = l.prepare(t.Context(), c)
+	must(t, err)
+	r, err := claim.Read(l.options.Claims, "c-1")
+	if diff := cmp.Diff(before, r); diff != "" || err != nil || l.driverOf(vf0) != "vfio-pci" {
+		t.Errorf("driver %s, %v\n%s", l.driverOf(vf0), err, diff)
 	}
 }

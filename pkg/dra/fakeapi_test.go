@@ -108,7 +108,8 @@ func (f *fakeAPI) countWrites() int {
 	return f.countRequests("create") + f.countRequests("update") + f.countRequests("delete")
 }
 
-// removeSlices deletes slices, as a kubelet or a user does. If quiet is set, watchers do not get the event, as with a broken watch.
+// removeSlices deletes slices, as a kubelet or a user does. If the first argument is true, watchers do not get the event. This simulates a
+// broken watch.
 func (f *fakeAPI) removeSlices(quiet bool, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -154,14 +155,15 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// isWatched reports whether a watch receives events. The function returns false while the server has only accepted the request.
+// isWatched reports whether a watch receives events. The function returns false if the server has accepted the request but sends no events
+// yet.
 func (f *fakeAPI) isWatched() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.watchers) > 0
 }
 
-// endWatches ends all watches. If gone is set, the status is 410.
+// endWatches ends all watches. If the argument is true, the watches end with status 410.
 func (f *fakeAPI) endWatches(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -182,7 +184,7 @@ func failure(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// verbOf returns the verb of a request with the name that RBAC uses.
+// verbOf returns the verb of a request as RBAC names it.
 func verbOf(r *http.Request) string {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):

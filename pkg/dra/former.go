@@ -7,9 +7,9 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// recoverDriver adds the former driver of a device to the claim's record. The driver is added if the record was lost while the device had
-// the driver of the claim. The record was lost if the caller says so (p.lost), or if a pod already has the device, because a prepared claim
-// has a record.
+// recoverDriver adds the former driver of a device to the claim's record. The function adds the driver only if the record was lost and the
+// device has the driver of the claim. The record was lost if p.lost is true, or if a pod already has the device. A pod gets a device only
+// after the record is written.
 func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	if !p.lost && !attached || !dev.restores || dev.Driver != dev.driver {
 		return
@@ -27,10 +27,9 @@ func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	p.record.Bound = append(p.record.Bound, claim.Binding{ID: dev.Address.String(), Driver: dev.driver, Former: former})
 }
 
-// formerDriver returns the driver that a device had before its claim. The result is "" if this driver is unknown. The function tries the
-// driver of the device's resource, then the driver of the device's last interface on the node. The last choice is the common driver of
-// those VFs of the same PF that no pod has. The kernel does not store the former driver: administrators set driver_override, and pci.Bind
-// does not change driver_override.
+// formerDriver returns the driver that a device had before its claim. The result is "" if this driver is unknown. The first choice is the
+// driver of the device's resource, the second is the driver of the device's last interface on the node. The last choice is the common
+// driver of those VFs of the same PF that no pod has. The function must search because the kernel does not store the former driver.
 func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
 	if dev.restoreTo != "" {
 		return dev.restoreTo

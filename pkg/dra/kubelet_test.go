@@ -36,7 +36,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// These are the VFs of the card in the lab, and the name of their resource.
+// These are the VFs of the card in the lab.
 const (
 	vf0, vf1, vf2, vf3 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2", "0000:11:02.3"
 
@@ -114,16 +114,14 @@ func (l *draLab) updateInventory(r pool.Resource, faults map[string]Fault) {
 	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{p}, Faults: faults})
 }
 
-// runDriver runs the driver until the test ends or until stop is called.
+// runDriver runs the driver until the test ends or until stop() is called.
 func (l *draLab) runDriver() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- l.Run(ctx) }()
+	done := make(chan struct{})
+	go func() { defer close(done); l.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			l.Error(err)
-		}
+		<-done
 	})
 	l.Cleanup(stop)
 	return stop

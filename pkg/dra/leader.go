@@ -19,13 +19,13 @@ import (
 const (
 	// leaderLock is the name of the lock file in the parent folder of the claim records. The instance that holds this lock is the leader.
 	leaderLock = "leader.lock"
-	// leaderFile contains the name of the leading instance.
+	// leaderFile contains the name of the leader.
 	leaderFile = "leader"
 	// leadInterval is the pause between two attempts of a follower to take the lock.
 	leadInterval = 500 * time.Millisecond
 )
 
-// leadership describes whether this instance of the daemon leads. Only the leading instance publishes devices, collects claim records and
+// leadership describes whether this instance of the daemon is the leader. Only the leader publishes devices, collects claim records and
 // writes the status of claims. Every instance prepares claims.
 type leadership struct {
 	mu         sync.Mutex
@@ -34,15 +34,15 @@ type leadership struct {
 	changed    broadcaster // wakes waiters after a change of leads or waits
 }
 
-// isLeader reports whether this instance leads.
+// isLeader reports whether this instance is the leader.
 func (d *Driver) isLeader() bool {
 	d.lead.mu.Lock()
 	defer d.lead.mu.Unlock()
 	return d.lead.leads
 }
 
-// Leads reports whether this instance leads. Only the leading instance publishes devices, changes PFs and drivers, and restores VFs.
-// Another instance may be a newer version that is about to take over.
+// Leads reports whether this instance is the leader. Only the leader publishes devices, changes PFs and drivers, and restores VFs. Another
+// instance may be a newer version that is about to take over.
 func (d *Driver) Leads() bool { return d.isLeader() }
 
 // whyNotServing returns the reason why this instance does not serve the kubelet at the moment. The result is "" if this instance serves the
@@ -53,13 +53,16 @@ func (l *leadership) whyNotServing() string {
 	return l.whyWaiting
 }
 
-// setFollower records that another instance is the leader. During an update, several instances that are pods may serve the kubelet at the
-// same time. An instance that runs as a service must be the only instance. A second service, or pods beside a service, would take over the
-// kubelet's connection.
-func (l *leadership) setFollower(d *Driver, leader string) {
+// setFollower records that another instance is the leader. If the name of the leader is "", an error prevents this instance from becoming
+// the leader. During an update, several instances that are pods may serve the kubelet at the same time. An instance that runs as a service
+// must be the only instance. A second service, or pods beside a service, would take over the kubelet's connection.
+func (l *leadership) setFollower(d *Driver, leader string, err error) {
 	waits := ""
 	if d.options.Instance == "" || strings.HasPrefix(leader, servicePrefix) {
 		waits = leader + " serves the claims of this node; this instance waits for its end; run the daemon as a service or as a DaemonSet, not both"
+		if leader == "" {
+			waits = fmt.Sprintf("cannot determine the leading instance: %v", err)
+		}
 	}
 	l.mu.Lock()
 	changed := l.whyWaiting != waits
@@ -100,8 +103,10 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 			dir.Close()
 			continue
 		}
-		l.setFollower(d, leader)
-		if err.Error() != logged {
+		l.setFollower(d, leader, err)
+		if err.Error() != logged && leader == "" {
+			d.options.Log.Error("this instance cannot lead; retrying", "instance", d.instanceName(), "error", err, "waits", l.whyNotServing())
+		} else if err.Error() != logged {
 			d.options.Log.Info("another instance leads", "instance", d.instanceName(), "error", err, "waits", l.whyNotServing())
 		}
 		logged = err.Error()
@@ -112,8 +117,8 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 	}
 }
 
-// whileLeading calls f each time this instance becomes the leader, until ctx is done. The context of f ends when this instance is no longer
-// the leader.
+// whileLeading calls f() each time this instance becomes the leader, until ctx is done. The context of that call ends when this instance is
+// no longer the leader.
 func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	for ctx.Err() == nil {
 		turn := d.lead.changed.nextSend()
@@ -152,13 +157,18 @@ func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 }
 
 // takeLead takes the lock if no other instance holds it. If another instance holds the lock, the result is the name of that instance and an
-// error. The caller must release the lock before the caller closes the folder.
+// error. After any other error, the name in the result is "". The caller must release the lock before the caller closes the folder.
 func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, err error) {
 	dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {
 		return nil, nil, "", err
 	}
 	lock, err = dir.LockWithin(0, leaderLock, 0o600)
+	var busy interface{ Busy() bool }
+	if err != nil && !errors.As(err, &busy) {
+		dir.Close()
+		return nil, nil, "", err
+	}
 	if err != nil {
 		by, _ := dir.Read(leaderFile)
 		leader = cmp.Or(strings.TrimSpace(string(by)), "another instance")

@@ -139,7 +139,22 @@ func TestServiceAndPod(t *testing.T) {
 	}
 }
 
-// TestServiceTakesLead checks that a pod stops to serve the kubelet when a service becomes the leader.
+// TestCannotLead: an error prevents an instance from taking the lock, although no other instance holds it. The instance reports the error.
+// A service does not serve the kubelet, because another instance may serve it. A pod serves the kubelet.
+func TestCannotLead(t *testing.T) {
+	l := newDRALab(t)
+	must(t, os.MkdirAll(filepath.Join(filepath.Dir(l.options.Claims), leaderLock), 0o755))
+	service, pod := l.newInstance(""), l.newInstance("uid-a")
+	service.runDriver()
+	pod.runDriver()
+	l.await("the service says why", func() bool { return strings.Contains(service.Ready(), "is a directory") })
+	if strings.Contains(service.Ready(), "serves the claims") || strings.Contains(l.log.String(), "another instance leads") {
+		t.Errorf("%s\n%s", service.Ready(), l.log)
+	}
+	l.await("the pod serves", func() bool { return pod.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
+}
+
+// TestServiceTakesLead checks that a pod no longer serves the kubelet when a service becomes the leader.
 func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)
 	pod := l.newInstance("uid-a")
@@ -160,7 +175,7 @@ func TestServiceTakesLead(t *testing.T) {
 	l.await("the pod serves again", func() bool { return pod.isLeader() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
-// TestSocketsRemoved checks that the driver creates deleted sockets again, even if their folder was deleted too.
+// TestSocketsRemoved checks that the driver restores its sockets after another program deletes them or their folder.
 func TestSocketsRemoved(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()

@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// claimLocks is the name of the lock file in the parent folder of the claim records. Each byte of this file is a lock: the byte of a VF
-// follows from the VF's address, the byte of a claim from the claim's UID. The locks work between all instances of the daemon. Locks are
-// taken in this order: one claim, VFs by address, the gate of the daemon, a journal.
+// claimLocks is the name of the lock file in the parent folder of the claim records. Each byte of this file is a lock: the VF's address
+// determines the byte of a VF, and the claim's UID determines the byte of a claim. The locks work between all instances of the daemon.
+// Locks are taken in this order: one claim, VFs by address, the gate of the daemon, a journal.
 const claimLocks = "claims.lock"
 
 // lockWait is the maximum time that Prepare waits for another call about the same claim or VF. The kubelet repeats a call that failed.
@@ -50,9 +50,8 @@ func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 	return l, nil
 }
 
-// LockDevices takes the locks of devices in all instances of the daemon on the node. Prepare and Unprepare take the same locks. The
-// argument claims is the folder of claim records. The result is an error if another call or another instance is working on one of the
-// devices.
+// LockDevices takes the locks of devices in all instances of the daemon on the node. Prepare and Unprepare take the same locks. The first
+// argument is the folder of claim records. The result is an error if another call or another instance is working on one of the devices.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	if err != nil {
@@ -76,8 +75,8 @@ func (l *claimLock) lockVFs(vfs []pci.Address) error {
 	return nil
 }
 
-// add takes a lock. The function polls, because a blocking wait cannot be cancelled. A blocking wait would also occupy one thread for each
-// call about a claim whose driver hangs.
+// add takes a lock. The function polls, because a blocking wait cannot be cancelled. If a driver hangs, each blocking wait would also
+// occupy a thread.
 func (l *claimLock) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
 		lock, err := l.dir.LockAtWithin(0, claimLocks, 0o600, offset)

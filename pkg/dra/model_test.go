@@ -28,7 +28,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// crashLog is a log handler that crashes the daemon at a chosen moment, as far as a goroutine can crash.
+// crashLog is a log handler that simulates a crash of the daemon at a chosen moment: it panics in the goroutine that logs.
 type crashLog struct {
 	slog.Handler
 	left *atomic.Int64 // moments until the crash, such as log lines; negative for never
@@ -149,7 +149,7 @@ func (m *nodeModel) writeAllClaims() {
 	must(m.draLab, claimtest.WriteState(m.options.Kubelet, list...))
 }
 
-// restart replaces the daemon with a new daemon. The new daemon only knows what is stored in files.
+// restart replaces the daemon with a new daemon. The new daemon knows only the data that is stored in files.
 func (m *nodeModel) restart() {
 	o := m.options
 	o.Log = slog.New(crashLog{slog.NewTextHandler(io.Discard, nil), m.left})

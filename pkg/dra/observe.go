@@ -30,7 +30,7 @@ func (o observedClient) ResourceV1() resourcev1.ResourceV1Interface {
 	return observedGroup{o.Interface.ResourceV1(), o.publisher}
 }
 
-// IsWatchListSemanticsUnSupported passes on the check that client-go makes with this method.
+// IsWatchListSemanticsUnSupported returns the answer of the wrapped client. The library client-go calls this method.
 func (o observedClient) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)
 }
@@ -62,6 +62,9 @@ func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch
 	w, err := s.ResourceSliceInterface.Watch(ctx, o)
 	if err == nil || o.SendInitialEvents == nil { // otherwise client-go falls back to a list
 		s.noteResult(ctx, "watch", err)
+	}
+	if err == nil && o.SendInitialEvents != nil { // the watch replaces the list
+		s.noteResult(ctx, "list", nil)
 	}
 	return w, err
 }

@@ -21,17 +21,15 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Kubernetes sets these annotations on claims.
-const (
-	podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
-	extendedAnnotation = resourceapi.ExtendedResourceClaimAnnotation
-)
+// podClaimAnnotation is an annotation that Kubernetes sets on claims that it generates for a pod.
+const podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
 
 // claimPlan describes the work of Prepare for one claim.
 type claimPlan struct {
-	record  claim.Record    // with state Preparing
-	devices []plannedDevice // in the order of the record
-	lost    bool            // the claim was prepared before, but its record is lost
+	record   claim.Record    // with state Preparing
+	devices  []plannedDevice // in the order of the record
+	lost     bool            // the claim was prepared before, but its record is lost
+	reserved bool            // the record was written
 }
 
 // plannedDevice is a device in a plan.
@@ -53,7 +51,7 @@ func isOurs(c *resourceapi.ResourceClaim) bool {
 }
 
 // planClaim makes a plan from the allocation of a claim. The result is an error if the claim cannot be prepared. The function changes
-// nothing. The argument before is the existing record of the claim, or nil.
+// nothing. The last argument is the existing record of the claim, or nil.
 func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (p claimPlan, err error) {
 	if c.Status.Allocation == nil {
 		return claimPlan{}, errors.New("the claim is not allocated")
@@ -83,7 +81,7 @@ func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (
 	if err != nil {
 		return claimPlan{}, err
 	}
-	p.record.State, p.record.Writer, p.record.Extended = claim.Preparing, plugin.Version, c.Annotations[extendedAnnotation] == "true"
+	p.record.State, p.record.Writer = claim.Preparing, plugin.Version
 	for _, r := range c.Status.ReservedFor {
 		p.record.Reserved = append(p.record.Reserved, claim.Consumer{Resource: r.Resource, Name: r.Name, UID: string(r.UID)})
 	}
@@ -115,7 +113,7 @@ func recordedDevice(r *claim.Record, name, request string) (allocation.Device, b
 	return r.Devices[i], true
 }
 
-// deviceEntry is a device in the form for the plan and in the form for the record.
+// deviceEntry describes one device twice: once for the plan and once for the record.
 type deviceEntry struct {
 	planned  plannedDevice
 	recorded allocation.Device
@@ -181,7 +179,7 @@ func (d *Driver) checkUsable(p plannedDevice) error {
 	return nil
 }
 
-// findDevice returns the device with a name in the slices, and the pool of the device.
+// findDevice returns the device that has the given name in the ResourceSlices, and the pool of the device.
 func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	for _, p := range i.Pools {
 		for _, d := range p.Devices {
@@ -193,7 +191,7 @@ func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
 }
 
-// lockedAddresses returns the devices that the claim of a plan will own. The function also returns the VFs that these devices exclude.
+// lockedAddresses returns the devices that the claim of a plan will own, and the VFs that cannot be used at the same time.
 func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {
@@ -203,7 +201,8 @@ func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	return list
 }
 
-// answerFor returns the devices in the form for the kubelet. The CDI device of a request is attached to the first device of the request.
+// answerFor returns the devices of a plan as the kubelet expects them. The CDI device of a request is attached to the first device of the
+// request.
 func (d *Driver) answerFor(p claimPlan) (list []kubeletplugin.Device) {
 	answered := map[string]bool{}
 	for _, dev := range p.devices {

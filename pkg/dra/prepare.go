@@ -53,7 +53,7 @@ func (h callHandler) PrepareResourceClaims(ctx context.Context,
 }
 
 // prepareWithin calls prepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim. The
-// argument lost is true for a claim that was prepared earlier and whose record was lost.
+// last argument is true if the claim was prepared earlier but its record was lost.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
 	err := d.callBounded(ctx, func(ctx context.Context) error {
@@ -67,7 +67,7 @@ func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim
 	return <-prepared, nil
 }
 
-// callBounded calls f. The function returns after callTimeout at the latest.
+// callBounded calls f(). The function returns after callTimeout at the latest.
 func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.callTimeout)
 	done := make(chan error, 1)
@@ -89,8 +89,8 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 }
 
 // prepare makes the devices of a claim ready for its pods. prepare is idempotent and safe against crashes: the next call continues after
-// the last completed step. The function has four steps: reserve the devices in a record, bind drivers, write the CDI specification, and
-// mark the record as prepared.
+// the last completed step. In four steps, the function reserves the devices in a record, binds drivers, writes the CDI specification, and
+// marks the record as prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return d.prepareAs(ctx, c, false)
 }
@@ -123,6 +123,9 @@ func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lo
 	if err := d.writeCDI(p); err != nil {
 		return nil, err
 	}
+	if p.reserved {
+		before = nil // the file has the state Preparing now
+	}
 	p.record.State = claim.Prepared
 	if err := d.writeRecord(p.record, before); err != nil {
 		return nil, err
@@ -148,7 +151,7 @@ func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	return &r, err
 }
 
-// writeRecord writes a record if it differs from the record before.
+// writeRecord writes a record if it differs from the existing record of the claim.
 func (d *Driver) writeRecord(r claim.Record, before *claim.Record) error {
 	if before != nil {
 		r.Time = before.Time
@@ -172,7 +175,7 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 		return err
 	}
 	if before != nil {
-		p.record.Bound = slices.Clone(before.Bound)
+		p.record.Bound, p.record.Time = slices.Clone(before.Bound), before.Time
 	}
 	for i := range p.devices {
 		isFresh, err := d.prepareToReserve(p, &p.devices[i], before == nil, attached)
@@ -199,8 +202,8 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 	return change()
 }
 
-// prepareToReserve reads a device and restores the device if an earlier claim left it behind. The result isFresh is true if no record and
-// no pod has the device.
+// prepareToReserve reads a device. If an earlier claim did not restore the device, the function restores it. The first result is true if no
+// record and no pod has the device.
 func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err
@@ -245,8 +248,8 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan. The function also returns an error if a pod has a device in fresh
-// through the device plugin API.
+// checkFree returns an error if another claim has a device of the plan. The function also returns an error if a pod has one of the fresh
+// devices through the device plugin API.
 func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {
@@ -307,6 +310,7 @@ func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	if err := claim.Write(d.options.Claims, p.record); err != nil {
 		return err
 	}
+	p.reserved = true
 	fault.Step("bind the devices of claim", p.devices[0].UID)
 	for _, i := range p.toBind() {
 		if err := d.bindDriver(ctx, &p.devices[i]); err != nil {

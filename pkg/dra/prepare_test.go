@@ -207,9 +207,9 @@ func TestAdminAccess(t *testing.T) {
 	}
 }
 
-// TestDriverBack: the driver of a claim is bound, and the CDI specification contains the device files. After the claim, the former driver
-// of the VF is bound again. The former driver is also bound again if the daemon is killed between these steps, or if the driver of the
-// claim was already bound.
+// TestDriverBack: the driver of a claim is bound, and the CDI specification contains the device files. When the claim ends, the former
+// driver of the VF is bound again. The former driver is also bound again if the daemon is killed between these steps, or if the driver of
+// the claim was already bound.
 func TestDriverBack(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)

@@ -27,10 +27,10 @@ const (
 	// syncDelay is the time between an event and the comparison of slices. The delay is useful because a kubelet deletes all slices of its
 	// node when it starts.
 	syncDelay = time.Second
-	// forgetAfter limits how long the library assumes that a created slice exists although the watch has not shown it. Another program may
-	// have deleted the slice while the watch was broken.
+	// forgetAfter is the time that the library waits for the watch to show a slice that it created. After this time, the library no longer
+	// assumes that the slice exists, because another program may have deleted the slice while the watch was broken.
 	forgetAfter = 2 * time.Second
-	// featureRetry is the time after which a field is tried again that the API server dropped.
+	// featureRetry is the pause after the API server dropped a field, before the publisher sends the field again.
 	featureRetry = time.Hour
 
 	requestTimeout = 30 * time.Second
@@ -198,8 +198,8 @@ func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	}
 }
 
-// submit passes slices to the controller. The function holds the lock during the update, so that no comparison starts before the field
-// submitted is changed. Without the lock, a result could be attributed to the wrong slices.
+// submit passes slices to the controller. The function holds the lock during the update, so that no comparison starts before p.submitted is
+// changed. Without the lock, a result could be attributed to the wrong slices.
 func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,7 +209,7 @@ func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 
 func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// reset clears the state of an earlier run and takes over the slices in the API server.
+// reset clears the state of an earlier run. The new state starts with the slices that are stored in the API server.
 func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
 	slices.SortFunc(stored, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
 	var out []resourceslice.Slice

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// maxWait is the maximum time to wait on a loaded machine. The goal on an idle machine is 3 seconds. Only a failure that lasts exceeds this
-// time.
+// maxWait is the maximum time to wait on a loaded machine. The goal on an idle machine is 3 seconds. A test that waits longer has found a
+// permanent failure.
 const maxWait = 20 * time.Second
 
 // syncedBuffer is a log that a test can read while the publisher writes to it.
@@ -54,7 +54,8 @@ type publisherLab struct {
 	stop     func()
 }
 
-// newBench publishes the devices of a machine. The function prepare changes the API server before the devices are published.
+// newBench publishes the devices of a machine. The last argument is a function that changes the API server before the devices are
+// published.
 func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publisherLab {
 	t.Helper()
 	b := &publisherLab{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}
@@ -66,7 +67,7 @@ func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publishe
 	return b
 }
 
-// start runs a new publisher until stop is called or the test ends.
+// start runs a new publisher until stop() is called or the test ends.
 func (b *publisherLab) start() {
 	b.registry = prometheus.NewRegistry()
 	claims := b.TempDir()
@@ -160,7 +161,7 @@ func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum flo
 func (b *publisherLab) countLogged(text string) int { return strings.Count(b.log.String(), text) }
 
 // TestPublished: the slices exist, their owner is the Node, and they are not written again without a change. After a restart without a
-// change, nothing is written. The end deletes nothing.
+// change, nothing is written. The end of the publisher deletes nothing.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)
@@ -197,8 +198,8 @@ func TestEmpty(t *testing.T) {
 	b.await("an empty slice", func() bool { return b.isComplete(1, 0, 0) })
 }
 
-// TestOneWrite checks that the failure of a PF's link causes one write and its recovery causes one more. TimeAdded does not change after a
-// restart.
+// TestOneWrite checks that the publisher writes once when the link of a PF fails, and once when the link recovers. TimeAdded does not
+// change after a restart.
 func TestOneWrite(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 64}, nil)
@@ -265,8 +266,8 @@ func TestSliceDeleted(t *testing.T) {
 	}
 }
 
-// TestLostCreate checks that the daemon restores a slice that was deleted before the watch has shown its creation. The library must not
-// assume for a long time that this slice exists.
+// TestLostCreate: a slice is deleted before the watch has shown its creation. The daemon restores the slice, because the library assumes
+// only for a short time that the slice exists.
 func TestLostCreate(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)

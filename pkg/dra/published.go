@@ -18,15 +18,15 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Resources returns the slices that a node publishes to an API server with all features. The argument records holds the claim records of
-// the node. It does no I/O.
+// Resources returns the slices that a node publishes to an API server with all features. The third argument contains the claim records of
+// the node. The function does no I/O.
 func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
 	return desiredState{Inventory: i, node: node, records: records, now: now, sliceFeatures: sliceFeatures{taints: true,
 		counters: true}}.driverResources()
 }
 
 // Settings returns the merged settings for each result of an allocated claim. A nil entry means no settings. The result is an error if
-// Prepare would refuse the claim. Each device must belong to a resource of this driver. It does no I/O.
+// Prepare would refuse the claim. Each device must belong to a resource of this driver. The function does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
 	var devices []allocation.Device
 	for i, result := range c.Status.Allocation.Devices.Results {
@@ -42,8 +42,8 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 	return out, err
 }
 
-// Published returns the desired content of the ResourceSlices for each device by PCI address. An API server that lacks features stores only
-// a part of this content.
+// Published returns what the ResourceSlices should contain about each device. The key is the PCI address of the device. An API server that
+// lacks features stores only a part of this content.
 func (d *Driver) Published() map[string]allocation.Published {
 	i, ok := d.latestInventory()
 	if !ok {

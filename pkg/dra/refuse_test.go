@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestForbidden and TestAbsent: a permission, the API, the Node or the server is missing. The log says once what is missing. After the
+// TestForbidden and TestAbsent: a permission, the API, the Node or the server is missing. One log line says what is missing. After the
 // repair, the publisher publishes again.
 func TestForbidden(t *testing.T) {
 	t.Parallel()
@@ -125,7 +125,7 @@ func TestRefusedAmongOthers(t *testing.T) {
 }
 
 // TestTaintsDropped: the API server drops taints. Free VFs with faults are removed from the slice, and are added again when the link is up.
-// Claimed VFs stay. It is logged once.
+// Claimed VFs stay. The driver logs the missing feature once.
 func TestTaintsDropped(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, func(f *fakeAPI) { f.noTaints = true })

@@ -83,8 +83,8 @@ func TestUnprepareLog(t *testing.T) {
 	}
 }
 
-// TestUnattached: no pod attaches the device of a claim within two minutes. The claim is logged once, and counted until a pod attaches the
-// device.
+// TestUnattached: no pod attaches the device of a claim within two minutes. The driver logs the claim once. The metric counts the claim
+// until a pod attaches the device.
 func TestUnattached(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	l := newDRALab(t, func(o *Options) { o.Metrics = registry })

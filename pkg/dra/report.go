@@ -98,7 +98,7 @@ func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 	}
 }
 
-// requestName returns the name of a request with the words of RBAC.
+// requestName returns the name of a request as RBAC names it.
 func requestName(verb string) string {
 	if verb == verbNode {
 		return verb

@@ -26,7 +26,7 @@ import (
 const (
 	firstRestart   = time.Second
 	longestRestart = 30 * time.Second
-	// checkInterval is the time between two checks of the sockets, because another program may delete them.
+	// checkInterval is the time between two checks of the sockets. The checks are needed because another program may delete the sockets.
 	checkInterval = time.Second
 )
 
@@ -39,7 +39,7 @@ type serverState struct {
 }
 
 // serve serves the kubelet until ctx is done. After a failure, the server is started again.
-func (d *Driver) serve(ctx context.Context) error {
+func (d *Driver) serve(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -68,7 +68,6 @@ func (d *Driver) serve(ctx context.Context) error {
 		case <-time.After(pause):
 		}
 	}
-	return nil
 }
 
 // socketFolders returns the folders of the sockets.

@@ -106,8 +106,8 @@ func (d desiredState) allEntries() (out []sortEntry) {
 		if seen[id] || d.Held[id] != "" {
 			continue
 		}
-		// The device is missing from the configuration or from the machine. The device must stay in the slice, because Kubernetes evicts its pods
-		// only because of a taint on the device.
+		// The device is missing from the configuration or from the machine. The device must stay in the slice: a taint on the device makes
+		// Kubernetes evict the pods that have the device.
 		if address, err := pci.ParseAddress(id); err == nil {
 			if dev, ok := d.Snapshot.Device(address); ok {
 				out = d.addDevice(out, prepared[id], pool.Device{Device: dev}, true)
@@ -119,7 +119,7 @@ func (d desiredState) allEntries() (out []sortEntry) {
 	return out
 }
 
-// claimedResources returns the resource of each claimed device by address.
+// claimedResources returns the resource of each claimed device. The key is the PCI address of the device.
 func (d desiredState) claimedResources() map[string]string {
 	out := map[string]string{}
 	for _, r := range d.records {
@@ -132,8 +132,8 @@ func (d desiredState) claimedResources() map[string]string {
 	return out
 }
 
-// isOffered reports whether a device of a pool may be published. A device is published only if no pod has it without a claim. A whole PF is
-// published only with counters, because the counters exclude its VFs.
+// isOffered reports whether a device of a pool may be published. A device cannot be published while a pod has it through the device plugin
+// API. A whole PF is published only with counters, because the counters exclude its VFs.
 func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool {
 	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)
 }
@@ -154,8 +154,8 @@ func (d desiredState) addDevice(out []sortEntry, resource string, dev pool.Devic
 	return append(out, e)
 }
 
-// goneEntry returns a missing device in the form in which it was last published. If the device was not published before, the attributes are
-// derived from the address.
+// goneEntry returns the entry that was last published for a device that is now missing. If there is no such entry, the attributes are
+// derived from the address of the device.
 func (d desiredState) goneEntry(a pci.Address, resource string) sortEntry {
 	name := DeviceName(a)
 	e := sortEntry{numa: pci.Unknown, vf: pci.Unknown}
@@ -200,7 +200,7 @@ func (i Inventory) wholePFs() map[pci.Address]int {
 	return out
 }
 
-// counterUse returns the part of its PF's counter that a device uses. A VF uses 1, and the PF uses all n.
+// counterUse returns how much of the PF's counter a device uses. A VF uses 1, and the PF uses all n.
 func counterUse(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
 	if dev.IsVF() {
 		n = 1
@@ -227,7 +227,7 @@ func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	return out
 }
 
-// formerDevices returns the devices of slices, by name.
+// formerDevices returns the devices of slices. The key is the name of the device.
 func formerDevices(stored []resourceapi.ResourceSlice) map[string]resourceapi.Device {
 	out := map[string]resourceapi.Device{}
 	for _, s := range stored {

@@ -24,7 +24,7 @@ const (
 	// joinStatus is the time for which changes are collected before the status of claims is written. The delay is useful because one ADD
 	// writes several files.
 	joinStatus = 200 * time.Millisecond
-	// statusPace is the minimum time between two writes, which allows 5 writes per second.
+	// statusPace is the minimum time between two writes, for 5 writes per second.
 	statusPace = 200 * time.Millisecond
 	// statusGiveUp is the time after which a failed write is no longer retried.
 	statusGiveUp = 5 * time.Minute
@@ -61,7 +61,7 @@ func newStatusWriter(d *Driver) *statusWriter {
 }
 
 // statusLoop writes the status of claims after ADD or DEL has changed a journal. The function runs until ctx is done and writes only while
-// this instance leads. ADD does not wait for these writes.
+// this instance is the leader. ADD does not wait for these writes.
 func (d *Driver) statusLoop(ctx context.Context) {
 	w := newStatusWriter(d)
 	journals := make(chan struct{}, 1)
@@ -100,8 +100,8 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	}
 }
 
-// writeAll writes the status of each claim whose status has changed. The function returns the time of the next attempt, or the zero time if
-// only a change requires another call.
+// writeAll writes the status of each claim whose status has changed. The function returns the time of the next attempt. The result is the
+// zero time if the function need not be called before the next change.
 func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
 	records, _ := w.records.List() // unreadable records are skipped
 	held, err := sriov.Holdings()
@@ -246,7 +246,7 @@ func comparedText(entries []statusEntry) string {
 	return string(text)
 }
 
-// wantedEntries returns the desired status of a claim. A device gets no entry as long as no pod has attached the device. The argument had
+// wantedEntries returns the desired status of a claim. A device gets no entry as long as no pod has attached the device. The last argument
 // is true if the API server already has entries.
 func (w *statusWriter) wantedEntries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
 	i, _ := w.latestInventory()

@@ -133,7 +133,7 @@ func TestStatus(t *testing.T) {
 }
 
 // TestStatusForbidden (DRA-F28): the daemon lacks the permission to write the status. Pods still run. The log names the missing permission
-// once, and the daemon sends no more requests. Other errors are retried, except for a deleted claim.
+// once, and the daemon sends no more requests. The daemon retries a write after any other error, unless the claim was deleted.
 func TestStatusForbidden(t *testing.T) {
 	l := newDRALab(t)
 	var answer error

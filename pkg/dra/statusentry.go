@@ -64,7 +64,7 @@ func podOf(message string) string {
 	return pod
 }
 
-// toApply returns the entry in the form for server-side apply.
+// toApply converts the entry for a server-side apply.
 func (e statusEntry) toApply() *resourceac.AllocatedDeviceStatusApplyConfiguration {
 	out := resourceac.AllocatedDeviceStatus().WithDriver(claim.Driver).WithPool(e.Pool).WithDevice(e.Device)
 	if e.ShareID != "" {
@@ -92,7 +92,7 @@ func (e statusEntry) toApply() *resourceac.AllocatedDeviceStatusApplyConfigurati
 	return out
 }
 
-// storedStatus returns the status of a device in the API server in the form of an entry.
+// storedStatus converts the status of a device in the API server to an entry.
 func storedStatus(s resourceapi.AllocatedDeviceStatus) statusEntry {
 	e := statusEntry{Pool: s.Pool, Device: s.Device}
 	if s.ShareID != nil {

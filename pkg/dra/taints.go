@@ -78,7 +78,7 @@ func labelValue(s string) string {
 }
 
 // keepTimes sets the time of each taint. A taint that is equal to a former taint keeps its time; any other taint gets the current time. The
-// API server would set the times of new taints. The API server would lose the times of a device that moves to another slice.
+// API server does not do this reliably: a device would lose the times of its taints when it moves to another slice.
 func keepTimes(taints, former []resourceapi.DeviceTaint, now metav1.Time) {
 	for i := range taints {
 		t := &taints[i]

@@ -118,7 +118,7 @@ func (d *Driver) releaseDevices(ctx context.Context, r claim.Record, vfs []pci.A
 	return claim.Remove(d.options.Claims, uid)
 }
 
-// restoreDriver binds the driver to a device that the device had before the claim.
+// restoreDriver binds a device to the driver that it had before the claim.
 func (d *Driver) restoreDriver(ctx context.Context, b claim.Binding) error {
 	a, err := pci.ParseAddress(b.ID)
 	if err != nil {

@@ -17,6 +17,7 @@ type DroppingChain struct {
 	Family string // as in nft(8)
 	Table  string
 	Chain  string
+	Reason string           // why unmatched packets are dropped, as "has the policy drop"
 	rules  []*nftables.Rule // of the chain and of those that it calls
 }
 
@@ -37,8 +38,8 @@ func (d DroppingChain) Mentions(link string) bool {
 	})
 }
 
-// DroppingChains returns the base chains of other programs at the forward hook whose policy is drop. It reads all chains, and the rules of
-// each table that contains a DroppingChain.
+// DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets: by their policy, or by a last
+// rule without conditions. It reads all chains, and the rules of the tables found.
 func DroppingChains() (found []DroppingChain, err error) {
 	c, err := New()
 	if err != nil {
@@ -52,23 +53,66 @@ func DroppingChains() (found []DroppingChain, err error) {
 		nftables.TableFamilyIPv6: "ip6"}
 	for _, chain := range chains {
 		family := families[chain.Table.Family]
-		if family == "" || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookForward || chain.Policy == nil ||
-			*chain.Policy != nftables.ChainPolicyDrop || isOwn(chain.Table) {
+		if family == "" || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookForward || isOwn(chain.Table) {
 			continue
 		}
 		d := DroppingChain{Family: family, Table: chain.Table.Name, Chain: chain.Name}
-		for _, other := range chains {
-			if other.Table.Name == chain.Table.Name && other.Table.Family == chain.Table.Family && (other.Hooknum == nil || other == chain) {
-				rules, err := c.GetRules(other.Table, other)
-				if err != nil {
-					return nil, fmt.Errorf("nft list chain %s: %w", d, err)
-				}
-				d.rules = append(d.rules, rules...)
-			}
+		if err := d.read(c, chain, chains); err != nil {
+			return nil, fmt.Errorf("nft list chain %s: %w", d, err)
 		}
-		found = append(found, d)
+		if d.Reason != "" {
+			found = append(found, d)
+		}
 	}
 	return found, nil
+}
+
+// read sets the reason, and reads the rules of the chain. It reads the other chains of the table only if there is a reason.
+func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*nftables.Chain) (err error) {
+	if d.rules, err = c.GetRules(chain.Table, chain); err != nil {
+		return err
+	}
+	switch {
+	case chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop:
+		d.Reason = "has the policy drop"
+	case dropsRest(d.rules):
+		d.Reason = "ends with a rule that drops all other packets"
+	default:
+		return nil
+	}
+	for _, other := range chains {
+		if other.Table.Name != d.Table || other.Table.Family != chain.Table.Family || other.Hooknum != nil {
+			continue
+		}
+		rules, err := c.GetRules(other.Table, other)
+		if err != nil {
+			return err
+		}
+		d.rules = append(d.rules, rules...)
+	}
+	return nil
+}
+
+// dropsRest reports whether the last rule of a chain drops or rejects packets without a condition.
+func dropsRest(rules []*nftables.Rule) bool {
+	if len(rules) == 0 {
+		return false
+	}
+	drops := false
+	for _, e := range rules[len(rules)-1].Exprs {
+		switch e := e.(type) {
+		case *expr.Counter, *expr.Log:
+		case *expr.Reject:
+			drops = true
+		case *expr.Verdict:
+			drops = e.Kind == expr.VerdictDrop
+		case *expr.Target: // of iptables
+			drops = e.Name == "REJECT"
+		default:
+			return false
+		}
+	}
+	return drops
 }
 
 func isOwn(table *nftables.Table) bool {

@@ -110,7 +110,7 @@ func (l testLab) scrape() map[string]float64 {
 	return got
 }
 
-// valuesBefore returns the values before the first pod starts, with some values changed.
+// valuesBefore returns the values from the time before the first pod starts. The values in the argument replace some of them.
 func valuesBefore(changes map[string]float64) map[string]float64 {
 	want := map[string]float64{"attachments{network=net}": 0, "orphaned_attachments{network=net}": 0, "unreadable_records{network=net}": 0,
 		"hostports{protocol=tcp}": 0, "hostports{protocol=udp}": 0, "hostports{protocol=sctp}": 0,
@@ -132,8 +132,8 @@ func valuesBefore(changes map[string]float64) map[string]float64 {
 	return want
 }
 
-// wantValues compares the current values with those before the first pod. The argument changes contains the values that must differ. The
-// values in vary are not compared, because traffic of the kernel itself changes them.
+// wantValues compares the current values with those before the first pod. The map contains the values that must differ. The function does
+// not compare some values, because the kernel's own traffic changes them.
 func (l testLab) wantValues(when string, changes map[string]float64, vary ...string) {
 	l.Helper()
 	want, got := valuesBefore(changes), l.scrape()

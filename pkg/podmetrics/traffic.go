@@ -24,13 +24,13 @@ type limitKey struct {
 	direction string
 }
 
-// sum identifies a sum.
+// sum identifies the counters of one network and one direction.
 type sum struct{ network, direction string }
 
 type counted struct{ sent, dropped uint64 }
 
-// update adds the differences to the last reading of each limit. The first reading adds nothing, because the limits may have counted for
-// days before the first reading.
+// update compares the counters of each limit with the last reading, and adds the difference to the sum of the network. The first reading
+// adds nothing, because the limits may have counted for days before the first reading.
 func (t *trafficSums) update(list []bandwidth.Limits) {
 	first := t.last == nil
 	now := map[limitKey]kernel.Counters{}

@@ -341,7 +341,7 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// TestKeepalive checks that Ask answers the pings of a slow server. The server closes a connection without these answers.
+// TestKeepalive checks that Ask answers the pings of a slow server. The server closes the connection if these answers are missing.
 func TestKeepalive(t *testing.T) {
 	t.Parallel()
 	k := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {

@@ -211,7 +211,7 @@ func (x *frameExchange) finalMessage() ([]byte, error) {
 	return x.body[5:], nil
 }
 
-// resetError converts RST_STREAM (section 6.4) to a gRPC error, as "Errors" of the gRPC document requires.
+// resetError converts RST_STREAM (section 6.4) to a gRPC error. The section "Errors" of the gRPC document defines this error.
 func resetError(f frame) error {
 	if len(f.payload) != 4 {
 		return fmt.Errorf("RST_STREAM has %d bytes: want 4", len(f.payload))

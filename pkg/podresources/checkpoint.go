@@ -52,7 +52,7 @@ func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 	return notes, err
 }
 
-// readCheckpoint returns the devices in the checkpoint that belong to the pod with the UID. The result is an error if these devices are
+// readCheckpoint returns the devices that the checkpoint lists for the pod with the given UID. The result is an error if these devices are
 // unknown.
 func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	if uid == "" {

@@ -185,8 +185,8 @@ func TestIndented(t *testing.T) {
 	}
 }
 
-// TestNoneConfirmed (V-25) checks a pod without devices. Ask accepts this only if a readable checkpoint lists no devices for the UID of the
-// pod.
+// TestNoneConfirmed (V-25) checks a pod without devices. Ask returns an empty list only if a readable checkpoint lists no devices for the
+// UID of the pod.
 func TestNoneConfirmed(t *testing.T) {
 	k := startServer(t, &fakeKubelet{get: always(webPod("app"))})
 	for name, entries := range map[string][]written{"none": nil, "empty": {}, "of another pod": {fast(before, "app", "a")},

@@ -170,8 +170,8 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// FuzzCheckpoint checks that each returned entry is complete and that an error comes without entries. For each UID, readCheckpoint must
-// return the same devices as CheckpointDevices.
+// FuzzCheckpoint checks that each returned entry is complete and that the function returns no entries together with an error. For each UID,
+// readCheckpoint must return the same devices as CheckpointDevices.
 func FuzzCheckpoint(f *testing.F) {
 	for _, entries := range knownCheckpoints() {
 		f.Add(marshal(f, entries), after)

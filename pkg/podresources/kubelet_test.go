@@ -30,7 +30,7 @@ type fakeKubelet struct {
 	mu    sync.Mutex
 	asked []string // the methods that were called
 	third func()   // called before the third call is answered
-	// The functions get and list return the answer to a call; n is the number of earlier calls.
+	// These two functions return the answer to a call of Get or List. Their argument is the number of earlier calls.
 	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
 	list func(n int) ([]*api.PodResources, error)
 	// allocatable is the list of devices that GetAllocatableResources returns.

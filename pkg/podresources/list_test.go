@@ -57,7 +57,7 @@ func TestAllocatable(t *testing.T) {
 	}
 }
 
-// TestAllocatableCPUs checks that AllocatableCPUs returns the CPUs, which are in the same response as the devices.
+// TestAllocatableCPUs checks that AllocatableCPUs returns the CPUs. The response contains both the CPUs and the devices.
 func TestAllocatableCPUs(t *testing.T) {
 	k := startServer(t, &fakeKubelet{allocatable: richPod().Containers[1].Devices})
 	if got, err := AllocatableCPUs(t.Context(), k.Kubelet); !slices.Equal(got, []int64{1, 2}) || err != nil {

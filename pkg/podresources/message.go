@@ -60,7 +60,7 @@ func cutField(message []byte) (f messageField, rest []byte, err error) {
 	return f, rest[length:], nil
 }
 
-// eachField calls take for each field of a message. The function stops at the first error.
+// eachField calls take() for each field of a message. The function stops at the first error.
 func eachField(message []byte, take func(messageField) error) (err error) {
 	var f messageField
 	for len(message) > 0 && err == nil {
@@ -71,8 +71,8 @@ func eachField(message []byte, take func(messageField) error) (err error) {
 	return err
 }
 
-// podMessage is a PodResources message. The containers stay encoded until decodeContainers decodes them. This saves time, because a List
-// response contains all pods.
+// podMessage is a PodResources message. The containers stay encoded until decodeContainers decodes them. The late decoding saves time,
+// because a List response contains all pods.
 type podMessage struct {
 	namespace, name string
 	containers      [][]byte

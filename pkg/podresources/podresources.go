@@ -44,7 +44,8 @@ var (
 	errNoKubelet = errors.New("no kubelet has run on this node")
 	// ErrUnknownPod means that the kubelet has no such pod. A pod without devices does not cause this error.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
-	// ErrNoUID means that PodResources lists no devices for the pod, but the runtime passes no UID to check this in the checkpoint.
+	// ErrNoUID means that PodResources lists no devices for the pod. The checkpoint cannot confirm this answer, because the runtime passes no
+	// UID.
 	ErrNoUID = errors.New("the runtime does not pass the pod's UID")
 	// ErrNoCheckpoint means that PodResources lists no devices for the pod and the checkpoint is missing. The kubelet has no checkpoint if no
 	// device plugin has registered.
@@ -57,7 +58,7 @@ var (
 type Kubelet struct {
 	Socket     string
 	Checkpoint string
-	// Resources are the names of the resources whose devices are returned. Nil returns all devices.
+	// Resources are the names of the resources whose devices are returned. If the field is nil, all devices are returned.
 	Resources []string
 	// Claims is true if pods on the node get devices through ResourceClaims. A node with ResourceClaims may have no device plugin. The kubelet
 	// then has no checkpoint.
@@ -72,9 +73,9 @@ func At(dir string) Kubelet {
 }
 
 // Ask returns the devices of a pod, in the order of its containers. Ask includes the devices of an init container only if the container is
-// restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If uid is
-// empty or the checkpoint is missing, Ask accepts devices by the pod's name alone. In this case, Ask returns an error for a pod without
-// devices.
+// restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If the UID is
+// empty or the checkpoint is missing, Ask identifies the pod by its name alone. Without a UID or a checkpoint, Ask returns an error for a
+// pod without devices.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
@@ -135,7 +136,7 @@ func isMissing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// choosePod selects the pod with the UID from pods with the same name. The function returns the devices of that pod.
+// choosePod selects the pod that has the given UID from several pods with the same name. The function returns the devices of that pod.
 func (k Kubelet) choosePod(pods []podMessage, uid string) ([]allocation.Device, error) {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
 	if k.Claims && errors.Is(err, ErrNoCheckpoint) {
@@ -254,8 +255,8 @@ func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, erro
 	}
 }
 
-// isUnsupported reports whether the kubelet does not support Get. Kubelets before 1.27 do not implement Get, and before 1.36 the feature
-// gate KubeletPodResourcesGet can be off.
+// isUnsupported reports whether the kubelet does not support Get. Kubelets before 1.27 do not implement Get. Kubelets before 1.36 can
+// disable Get through the feature gate KubeletPodResourcesGet.
 func isUnsupported(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeUnimplemented || s.code == codeUnknown && strings.Contains(s.message, "method disabled"))

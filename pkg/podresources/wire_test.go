@@ -161,8 +161,8 @@ func TestTemporary(t *testing.T) {
 	}
 }
 
-// serveEach answers each connection with the next function. All later connections are answered with the last function. The function also
-// returns a function that counts the connections.
+// serveEach answers the first connection with the first function, the second connection with the second function, and so on. All later
+// connections are answered with the last function. The function also returns a function that counts the connections.
 func serveEach(t testing.TB, answers ...func(*serverPeer)) (k Kubelet, count func() int) {
 	t.Helper()
 	k = newRoot(t)

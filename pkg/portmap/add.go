@@ -97,8 +97,8 @@ func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portStat
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// endPrevious removes the state that an earlier ADD with the same key left behind, with or without a record. The function returns the ports
-// in that record.
+// endPrevious removes the state of an earlier ADD with the same key, even if that ADD has no record. The function returns the ports in the
+// record.
 func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old portState
 	ok, err := att.Load(&old)
@@ -115,7 +115,7 @@ func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachmen
 	return old.Ports, err
 }
 
-// locatePod completes the state with the pod's bridge and host side on this node.
+// locatePod adds the node's interface towards the pod, and the pod's bridge, to the state.
 func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, pod []netip.Prefix) error {
 	if c.Backend == "iptables" {
 		st.Rules = c.rules(pod)
@@ -144,7 +144,7 @@ func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, p
 	return nil
 }
 
-// chooseBackend selects iptables if the kernel has no nftables, unless the configuration names nftables.
+// chooseBackend selects iptables if the kernel has no nftables and the configuration does not name nftables.
 func (c *Config) chooseBackend() error {
 	if c.Backend != "nftables" || nft.Available() {
 		return nil
@@ -157,7 +157,7 @@ func (c *Config) chooseBackend() error {
 		"load the module nf_tables, or use backend iptables")
 }
 
-// checkTools returns an error if the iptables backend is not installed. ADD calls it before any change.
+// checkTools returns an error if the iptables backend is not installed. ADD calls checkTools before any change.
 func (c Config) checkTools(pod []netip.Prefix) error {
 	for _, p := range pod {
 		if c.Backend == "iptables" && !iptables.Installed(p.Addr().Is4()) {
@@ -169,8 +169,8 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// programNode programs the node. The function returns the ports that it took from other pods. The function protects the node's loopback
-// from the pods before it makes the loopback reachable.
+// programNode makes all changes on the node. The function returns the ports that it took from other pods. The function protects the node's
+// loopback from the pods before it makes the loopback reachable.
 func programNode(
 	r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState,
 ) (former []ports.Port, err error) {
@@ -209,7 +209,7 @@ func programNode(
 const maxRaces = 3
 
 // takePorts takes either all ports or no port. If another program changed the table after the plan was made, takePorts makes a new plan.
-// The lock keeps out the ADDs of other pods, but no other programs.
+// The lock excludes the ADDs of other pods, but it does not exclude other programs.
 func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState) (p claimPlan, err error) {
 	var taken []portTakeover
 	for races := 0; ; races++ {
@@ -278,7 +278,7 @@ func ensureRules(host *kernel.Node, log *slog.Logger) error {
 
 const notRestored = "hostPorts of other pods could not be restored"
 
-// openLoopback lets the node reach the pod through 127.0.0.1 if a port needs that.
+// openLoopback lets the node reach the pod through 127.0.0.1 if a port needs this path.
 func openLoopback(host *kernel.Node, key attachment.Key, st *portState) error {
 	if st.Localhost == "" {
 		return nil
@@ -292,7 +292,7 @@ func openLoopback(host *kernel.Node, key attachment.Key, st *portState) error {
 	return err
 }
 
-// linkTo returns the link towards the pod. The result ok is false if the node has no route to any address of the pod.
+// linkTo returns the link towards the pod. The second result is false if the node has no route to any address of the pod.
 func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
 	for _, p := range pod {
 		index, err := host.RouteTo(p.Addr())

@@ -103,8 +103,8 @@ func TestCheckDetectsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsAhead (C-63) inserts one rule of another program in front of ours. CHECK fails if that rule takes packets from the
-// hostPorts.
+// TestCheckDetectsAhead (C-63) inserts one rule of another program before our rules. CHECK fails if that rule takes packets before the
+// hostPort rules see them.
 func TestCheckDetectsAhead(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

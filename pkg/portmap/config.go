@@ -79,8 +79,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend reads the backend. If the key backend is missing, the backend is iptables if a key is set that only iptables supports. If no
-// such key is set, the backend is nftables if the kernel supports it.
+// parseBackend reads the key "backend". Without this key, a key that only iptables supports selects iptables. Without such a key, the
+// backend is nftables if the kernel supports nftables.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {
@@ -317,8 +317,8 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses an address whose entry in
-// prevResult names no interface.
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses addresses without an
+// interface in prevResult.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}
 	for _, ip := range prev.IPs {

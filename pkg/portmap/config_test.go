@@ -180,7 +180,7 @@ func TestParseHostile(t *testing.T) {
 	}
 }
 
-// TestSamePort (S-15): two entries that give one node port different targets are an error. A duplicate entry is accepted.
+// TestSamePort (S-15): Parse returns an error if two entries have the same node port but different targets. A duplicate entry is accepted.
 func TestSamePort(t *testing.T) {
 	entry := func(ip string, container int, protocol string) string {
 		return fmt.Sprintf(`{"hostPort":80,"containerPort":%d,"hostIP":"%s","protocol":"%s"}`, container, ip, protocol)

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// elementsOf returns the elements that forward a port. The comment of each element is owner.
+// elementsOf returns the elements that forward a port. The argument owner becomes the comment of each element.
 func elementsOf(p ports.Port, owner string) []nft.Element {
 	family := nft.Digit(p.Is4())
 	fields := func(address ...byte) func(port uint16) []byte {

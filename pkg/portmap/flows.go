@@ -19,7 +19,7 @@ func endFlows(host *kernel.Node, of []ports.Port) {
 	}
 }
 
-// delFlows deletes the connection tracking entries of the UDP ports. If the entries stayed, a client that keeps sending from one port would
+// delFlows deletes the connection tracking entries of the UDP ports. Without the deletion, a client that keeps sending from one port would
 // reach the previous pod or no pod. The call has no effect without UDP ports.
 func delFlows(host *kernel.Node, of []ports.Port) error {
 	wanted, families := map[uint16][]ports.Port{}, map[bool]bool{}
@@ -51,8 +51,9 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 	return table.DelUDP(slices.DeleteFunc(stale, func(f kernel.UDPFlow) bool { return !local[f.To.Addr()] && !f.To.Addr().IsLoopback() }))
 }
 
-// isStaleFlow reports whether a connection tracking entry for the port would keep a client away from the pod. The entry is stale if it was
-// created before the port was mapped, or if it leads to the pod. The caller checks that the entry's destination is an address of the node.
+// isStaleFlow reports whether a connection tracking entry for the port would prevent a client from reaching the pod. The entry is stale if
+// it was created before the port was mapped, or if it leads to the pod. The caller checks that the entry's destination is an address of the
+// node.
 func isStaleFlow(f kernel.UDPFlow, p ports.Port) bool {
 	if f.To.Addr().Is4() != p.Is4() || p.HostIP.IsValid() && p.HostIP != f.To.Addr() {
 		return false

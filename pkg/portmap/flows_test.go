@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// conntrackWalks returns a function that reads the debug log. That function lists the dumps of the connection tracking table since its last
-// call, each as "family" or "family filtered".
+// conntrackWalks returns a function that reads the debug log. Each call of the returned function lists the dumps of the connection tracking
+// table since the call before. A dump is listed as "family" or "family filtered".
 func conntrackWalks(t *testing.T) func() []string {
 	t.Helper()
 	var seen bytes.Buffer
@@ -37,7 +37,7 @@ func conntrackWalks(t *testing.T) func() []string {
 	}
 }
 
-// TestDelFlows (F-38): delFlows deletes the entries that keep a client of a mapped UDP port away from the pod, and no other entries.
+// TestDelFlows (F-38): delFlows deletes only those entries that would prevent a client of a mapped UDP port from reaching the pod.
 func TestDelFlows(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64", "192.0.2.1/32")
 	const udp, tcp = "17", "6"
@@ -128,7 +128,7 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 // manyFlows is larger than the number of entries that the kernel package lists without a filter.
 const manyFlows = 3500
 
-// TestDelFlowsOfMany: on a node with many connections, delFlows does not read all of them, even if the pod has both address families.
+// TestDelFlowsOfMany: delFlows does not read all connections of a node with many connections, even if the pod has both address families.
 func TestDelFlowsOfMany(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24")
 	var flows []kerneltest.Flow

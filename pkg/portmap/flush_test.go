@@ -64,8 +64,8 @@ func restored(h *kernel.Node, all []ownedPorts) error {
 	return err
 }
 
-// TestCheckHints: if 'podlace reload' restores the missing part, the error of CHECK says so. The error has no such hint if another pod may
-// own the port now.
+// TestCheckHints: if 'podlace reload' can restore the missing part, the error of CHECK contains a hint about this command. The error
+// contains no hint if another pod may own the port now.
 func TestCheckHints(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

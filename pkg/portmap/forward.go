@@ -21,8 +21,8 @@ type droppingChain struct {
 	fix  []string // commands that accept the pod's subnet in both directions
 }
 
-// warnForward warns about chains that may drop packets from other machines and pods to the ports. The function never fails, because the
-// ports are forwarded and a rule of the firewall may accept the packets.
+// warnForward warns about chains that may drop packets from other machines and pods to the ports. The function only warns and never fails,
+// because a rule of the firewall may still accept the packets.
 func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
 	list, err := droppingChains(host, pod)
 	if err != nil {
@@ -53,8 +53,8 @@ func droppingChains(host *kernel.Node, pod []netip.Prefix) (list []droppingChain
 	return list, nil
 }
 
-// firewallProgram is a program that manages a chain, such as ufw. The field chain is a chain by which the program is recognized. The fields
-// to and from are the commands of the program that accept a subnet.
+// firewallProgram is a program that manages a chain, such as ufw. Podlace recognizes the program by a chain that only this program creates.
+// The fields "to" and "from" contain the program's commands that accept packets to and from a subnet.
 type firewallProgram struct{ name, chain, to, from string }
 
 func (f firewallProgram) obstacle(chain chainName, subnet netip.Prefix) droppingChain {
@@ -142,8 +142,8 @@ func filterChain(is4 bool, name string) chainName {
 }
 
 // forwardDrops returns the chains that drop forwarded packets by policy. The function reads the chain FORWARD of iptables and ip6tables,
-// whose policy Docker and ufw set. The function also reads the chain forward of table inet filter, which the nftables.conf of distributions
-// creates. The function sends one request for each chain; the number of rules does not matter.
+// because Docker and ufw change its policy. The function also reads the chain forward of table inet filter, which the nftables.conf of
+// distributions creates. The function sends one request for each chain, regardless of the number of rules.
 func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
 	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
 		state, _, err := chain(host, c)

@@ -115,7 +115,7 @@ func TestForwardPolicy(t *testing.T) {
 		}
 	}
 	var server net.Listener
-	// Package net checks only once which address families work. In a pod whose lo is down, package net would find no address family.
+	// Package net checks the available address families only once. In a pod whose lo is down, package net would find no address family.
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		l.Close()
 	}

@@ -125,8 +125,8 @@ func (rec recordedPorts) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ports.OfFamily(rec.Ports, is4)) > 0
 }
 
-// restoreIPTables restores the missing rules of attachments. The result changed is true if any rule was missing. If wait is false and
-// another process holds the lock, the result is a busy error.
+// restoreIPTables restores the missing rules of attachments. The first result is true if any rule was missing. If another process holds the
+// lock and wait is false, the function returns a busy error.
 func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
@@ -151,8 +151,8 @@ func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed 
 	return changed, errors.Join(errs...)
 }
 
-// restoreFamily restores the missing rules of one address family with one command. The result skipped holds the errors of attachments whose
-// rules cannot be written.
+// restoreFamily restores the missing rules of one address family with one command. The second result contains the errors of attachments
+// whose rules cannot be written.
 func restoreFamily(is4 bool, all []recordedPorts, wait bool, log *slog.Logger) (changed bool, skipped, err error) {
 	table, err := iptables.Open(is4, wait)
 	if err != nil {
@@ -277,8 +277,8 @@ func namedFirst(list []ports.Port) []ports.Port {
 	return sorted
 }
 
-// entryLines returns the lines that jump to the pod's chain. Ports with a hostIP come before the ports of any pod that have none. The lines
-// also remove the pod's stale entries.
+// entryLines returns the lines that jump to the pod's chain. The lines of ports with a hostIP come before the lines of all ports without a
+// hostIP, including those of other pods. The lines also remove the pod's stale entries.
 func entryLines(nat iptables.NAT, key attachment.Key, of iptablesRules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)

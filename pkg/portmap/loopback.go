@@ -66,7 +66,7 @@ func loopbackProtected(host *kernel.Node) (bool, error) {
 	return marked(host, nft.LoopbackTable, loopbackSchema)
 }
 
-// loopbackUsed reports whether loopbackUsers contains any attachment. It reads one folder.
+// loopbackUsed reports whether loopbackUsers contains any attachment. The function reads one folder.
 func loopbackUsed() bool {
 	users, err := readNames(loopbackUsers, 1)
 	return err != nil || len(users) > 0
@@ -84,7 +84,7 @@ func installLoopback() error {
 	return nft.Install("nft add table "+nft.LoopbackTable, nft.LoopbackTable, buildLoopback)
 }
 
-// restoreProtection rewrites the protection if it is missing or changed. The result restored is true if the protection was rewritten.
+// restoreProtection rewrites the protection if it is missing or changed. The first result is true if the protection was rewritten.
 func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	if drift, err := tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback); err != nil || drift == "" {
 		return false, err
@@ -157,8 +157,8 @@ func openedLinks(host *kernel.Node) (links []string, err error) {
 	return links, err
 }
 
-// openedUnknown reports whether route_localnet is on for any link and Podlace has no note of the program that enabled it. Earlier versions
-// of Podlace wrote the value 1, like other programs. If records are lost, another program may have enabled route_localnet on the link.
+// openedUnknown reports whether route_localnet is on for a link without a note about which program enabled it. Earlier versions of Podlace
+// wrote the value 1, like other programs. If records are lost, another program may have enabled route_localnet on the link.
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -187,7 +187,7 @@ func LoopbackOpen(host *kernel.Node) (bool, error) {
 	return len(links) > 0, err
 }
 
-// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. It reads one file.
+// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. The function reads one file.
 func loopbackOpenedOn(link string) bool {
 	if link != filepath.Base(link) {
 		return false
@@ -205,9 +205,9 @@ func CloseLoopback(host *kernel.Node) error {
 	return err
 }
 
-// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. The function disables route_localnet on
-// all links if no record and no hostPort in the kernel can need it. The argument users holds the hashes of the recorded attachments. The
-// caller holds portsLock.
+// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. If there are no records and no hostPorts
+// in the kernel, the function disables route_localnet on all links. The second argument contains the hashes of the recorded attachments.
+// The caller holds portsLock.
 func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()
 	links, err := openedLinks(host)
@@ -265,9 +265,9 @@ func forgetUsers(users []string) error {
 // anyLink means every link. A caller uses anyLink if it does not know which link was opened.
 const anyLink = "*"
 
-// closeLoopback undoes OpenLoopback for owner on a link; "" means no link. If owner is the last user of a link, closeLoopback disables
-// route_localnet of that link. The result last is true if no link of Podlace has route_localnet anymore. If last is true, the caller may
-// remove the protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
+// closeLoopback undoes OpenLoopback for an owner on a link. If link is "", there is nothing to undo. If the link has no other user,
+// closeLoopback disables its route_localnet. The second result is true if no link of Podlace has route_localnet anymore. The caller may
+// then remove the protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
 	switch link {
@@ -343,7 +343,8 @@ func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	return true, CloseLoopback(host)
 }
 
-// readNames returns at most most names in a folder, or all names if most is less than 1. For a missing folder, the result is empty.
+// readNames returns the names in a folder. The second argument is the maximum number of names; a value less than 1 means no limit. For a
+// missing folder, the result is empty.
 func readNames(folder string, most int) ([]string, error) {
 	list, err := store.Names(folder, most)
 	return list, fault.Ignore(err, fs.ErrNotExist)

@@ -77,7 +77,8 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 2")
 	kerneltest.Must(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
-	// The lost record may belong to an earlier version of Podlace, which wrote 1. Podlace may therefore have opened the link.
+	// Earlier versions of Podlace wrote the value 1, and the lost record may come from such a version. Podlace may therefore have opened the
+	// link.
 	kerneltest.Must(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
 	state("0 1 2")
 	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
@@ -88,8 +89,8 @@ func TestLoopbackUsers(t *testing.T) {
 }
 
 // TestLoopbackUsersLost (S-04): the files in loopbackUsers are lost, and Podlace looks for hostPorts in the kernel. Each link remains open
-// and protected while another attachment has hostPorts. The last attachment closes all links. A flush of the protection is repaired. A link
-// that another program opened keeps route_localnet.
+// and protected while another attachment has hostPorts. The last attachment closes all links. Podlace restores the protection after a
+// flush. A link that another program opened keeps route_localnet.
 func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -86,7 +86,7 @@ func scatteredPorts(n int) (list []any) {
 	return list
 }
 
-// TestTooManyPorts (S-15): the limit on ports per pod prevents that one pod holds the lock too long. ADD of a pod with more ports fails
+// TestTooManyPorts (S-15): the limit on ports per pod keeps one pod from holding the lock too long. ADD of a pod with more ports fails
 // before any change.
 func TestTooManyPorts(t *testing.T) {
 	pod := []netip.Prefix{netip.MustParsePrefix("10.71.0.5/24"), netip.MustParsePrefix("fd00:71::5/64")}

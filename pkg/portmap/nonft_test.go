@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// withoutNFT runs f on a thread that cannot open netfilter sockets, as on a kernel without nf_tables. Child processes of the thread cannot
-// open these sockets either.
+// withoutNFT calls f() on a thread that cannot open netfilter sockets. This simulates a kernel without nf_tables. Child processes of the
+// thread cannot open these sockets either.
 func withoutNFT(t *testing.T, f func()) {
 	t.Helper()
 	const number, family, protocol = 0, 16, 32 // places in struct seccomp_data

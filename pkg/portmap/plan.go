@@ -26,7 +26,7 @@ type portConflicts struct {
 	holders  map[string]portHolder // other attachments that forward a port of the claim, by hash
 }
 
-// portHolder is an attachment that already forwards a port of a claim by another attachment.
+// portHolder is an attachment that already forwards a port for which another attachment asks.
 type portHolder struct {
 	attachment.Record
 	found    bool            // its record exists

@@ -111,7 +111,8 @@ func TestMakePlanOnce(t *testing.T) {
 	}
 }
 
-// TestStalePlan: another program adds or removes an element after the plan was made. The old plan fails as a race, and a new plan succeeds.
+// TestStalePlan: another program adds or removes an element after the plan was made. The old plan fails with the error for a race, and a
+// new plan succeeds.
 func TestStalePlan(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

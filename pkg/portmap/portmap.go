@@ -44,13 +44,14 @@ func (c Config) rules(pod []netip.Prefix) *iptablesRules {
 // portsLock is the name of the lock that protects the state shared by the pods of all networks.
 const portsLock = "hostports"
 
-// hostPorts returns the attachment's entry in the hostPort table. The comment of the elements is owner.
+// hostPorts returns the attachment's entry in the hostPort table. The argument owner becomes the comment of the elements.
 func (st portState) hostPorts(owner string) ownedPorts {
 	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
-// netnsPath returns the namespace path that is stored in nf_tables. The result is "" for the iptables backend. Without a record the
-// iptables rules cannot be removed, so the attachment must not look dead.
+// netnsPath returns the namespace path that is stored in nf_tables. The result is "" for the iptables backend. An attachment with a path
+// looks dead once its namespace is gone. An attachment with iptables rules must not look dead, because these rules cannot be removed
+// without a record.
 func (st portState) netnsPath(path string) string {
 	if st.Backend == "iptables" {
 		return ""
@@ -146,7 +147,7 @@ func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// STATUS fails only if no ADD can work, that is, if the configuration is wrong or a requirement of the backend is missing. It restores
+// STATUS fails only if no ADD can work, that is, if the configuration is wrong or a requirement of the backend is missing. STATUS restores
 // flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)

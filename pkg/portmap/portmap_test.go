@@ -87,7 +87,8 @@ func TestAddCheckDel(t *testing.T) {
 	})
 }
 
-// TestAddAgainChanged: after two ADDs with the same key, the second ADD decides, even if it uses another backend.
+// TestAddAgainChanged: the second of two ADDs with the same key replaces the ports of the first, even if the second ADD uses another
+// backend.
 func TestAddAgainChanged(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))

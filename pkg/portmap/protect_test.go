@@ -119,8 +119,8 @@ func openTo127(snapshot string) (open []string) {
 	return open
 }
 
-// TestCheckDetectsReach (C-63): CHECK fails if the rules for pods on the same bridge or for 127.0.0.1 are missing. CHECK also fails without
-// the element by which DEL finds ports that have no record.
+// TestCheckDetectsReach (C-63): CHECK fails if the rules for pods on the same bridge or for 127.0.0.1 are missing. CHECK also fails if the
+// set "owners" lacks the element that DEL needs to find ports without a record.
 func TestCheckDetectsReach(t *testing.T) {
 	l := newLab(t)
 	for command, says := range map[string]string{

@@ -31,7 +31,7 @@ func (rec recordedPorts) wantedPorts() ownedPorts {
 	return ports
 }
 
-// After a flush of the rules, Restore restores the hostPorts of all attachments of the node from the records. Restore also restores or
+// Restore restores the hostPorts of all attachments of the node from the records after a flush of the rules. Restore also restores or
 // removes the protection of the node's 127.0.0.0/8. Restore does not change state that is correct.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return repairPorts(host, log, attachment.Waiting)
@@ -107,9 +107,9 @@ func ignoreNoNFT(err error) error {
 // allRecorded returns all attachments with ports. The newest attachment is first.
 func allRecorded() ([]recordedPorts, error) { return recordedExcept("", "") }
 
-// recordedExcept is like allRecorded, but it skips the attachment whose key has the hash. If two pods ask for one port, the newer pod has
-// it. All attachments of one container share a port. A dead pod has no ports, unless its container is container. A pod whose ADD has not
-// finished has no ports.
+// recordedExcept is like allRecorded, but it skips the attachment whose key has the given hash. If two pods ask for one port, the newer pod
+// has this port. All attachments of one container share a port. Dead pods have no ports, except the pod of the given container. A pod whose
+// ADD has not finished has no ports.
 func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })

@@ -163,7 +163,8 @@ func TestLostOwner(t *testing.T) {
 	}
 }
 
-// TestFlush (F-21): after a flush of the rules, CHECK fails. STATUS restores all rules and succeeds. The next ADD does the same.
+// TestFlush (F-21): after a flush of the rules, CHECK fails. STATUS restores all rules and succeeds. The next ADD also restores all rules
+// and succeeds.
 func TestFlush(t *testing.T) {
 	for what, flush := range map[string]func(t *testing.T, backend string){
 		"ruleset": func(t *testing.T, _ string) {
@@ -296,8 +297,8 @@ func asking(address string, ports ...any) []any {
 	return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult(address)}
 }
 
-// TestRestoreAfterTakeOver: Restore does not give a port back to the pod that lost it, whichever backends the two pods use. If two records
-// contain the same port, Restore still restores the ports of other pods.
+// TestRestoreAfterTakeOver: a pod has lost a port to another pod. Restore does not return the port to the first pod, for any combination of
+// backends. If two records contain the same port, Restore still restores the ports of other pods.
 func TestRestoreAfterTakeOver(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {

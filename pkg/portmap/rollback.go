@@ -16,8 +16,7 @@ import (
 )
 
 // ToReference returns the steps that write the reference plugin's rules for an attachment's ports. The reference plugin's DEL can then
-// remove these rules. The last steps remove the rules of Podlace. The argument addresses holds the pod's addresses with the prefix lengths
-// of their subnets.
+// remove these rules. The last steps remove the rules of Podlace. The pod's addresses must have the prefix lengths of their subnets.
 func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st portState
 	if err := json.Unmarshal(rec.State, &st); err != nil {

@@ -107,8 +107,8 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	return nil
 }
 
-// familySets creates the sets of an address family. The set "taken" holds the ports of the iptables backend: no rule reads it, but the ADDs
-// of other pods do.
+// familySets creates the sets of an address family. The set "taken" holds the ports of the iptables backend. The ADDs of other pods read
+// this set; no rule uses it.
 func (h hostports) familySets(f nft.Family) (map[string]*nftables.Set, error) {
 	target := []nftables.SetDatatype{f.Address, nftables.TypeInetService}
 	any := []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}

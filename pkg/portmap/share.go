@@ -28,8 +28,7 @@ type otherOwners struct {
 	known     map[string]otherOwner
 }
 
-// otherOwner is the name of another attachment, and whether it shares its ports with ours. The two attachments share ports if they belong
-// to the same container.
+// otherOwner describes another attachment. The attachment shares its ports with ours if both belong to the same container.
 type otherOwner struct {
 	name   string
 	shares bool
@@ -59,8 +58,8 @@ func describeOwner(rec attachment.Record, owner string) string {
 }
 
 // passPorts gives the ports of an ending attachment to other attachments that asked for them. The other attachments belong to the same
-// container in other networks, or to an older live pod with the same name. The argument ending holds the ports that end, or is nil if these
-// ports are unknown. The caller holds portsLock.
+// container in other networks, or to an older live pod with the same name. The last argument contains the ports that end; it is nil if
+// these ports are unknown. The caller holds portsLock.
 func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
@@ -129,8 +128,8 @@ func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	return t.Replace(uniqueElements(passed), missing)
 }
 
-// sharedExcept reports whether two attachments ask for the same port. The function ignores the attachment whose key has the hash. An
-// unfinished ADD counts.
+// sharedExcept reports whether two attachments ask for the same port. The function ignores the attachment whose key has the given hash. The
+// function also considers unfinished ADDs.
 func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index

@@ -105,8 +105,8 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// openConnection opens a connection from a port of the node. If closed is set, openConnection also closes the connection from the node's
-// side. The socket then stays in TIME_WAIT.
+// openConnection opens a connection from a port of the node. If the last argument is true, the node's side then closes the connection. The
+// socket then stays in TIME_WAIT.
 func openConnection(t *testing.T, network, from, to string, closed bool) {
 	t.Helper()
 	dialer := net.Dialer{Timeout: 5 * time.Second}

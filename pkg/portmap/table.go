@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// ownedBy returns the wanted elements of h that exist in the kernel and still belong to the owner of h.
+// ownedBy returns those elements of an attachment that exist in the kernel and still belong to the attachment.
 func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 	found, err := t.Existing(h.elements())
 	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
@@ -28,8 +28,8 @@ func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 // of the node.
 const maxAsked = 2000
 
-// conflictingElements returns the elements that conflict with the elements of h: elements with the same keys, and elements for the same
-// ports in other sets.
+// conflictingElements returns the elements in the kernel that conflict with an attachment: elements with the same keys, and elements for
+// the same ports in other sets.
 func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element, error) {
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are read completely
@@ -68,9 +68,9 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 	return uniqueElements(append(found, clashes...)), err
 }
 
-// restoreTable rewrites the rules if they are missing or changed. The function also adds the missing ports of all attachments. The result
-// lacked is true if anything was missing. If a port belongs to another attachment now, that attachment keeps it. On a kernel without
-// nftables, lacked is false. The caller holds portsLock.
+// restoreTable rewrites the rules if they are missing or changed. The function also adds the missing ports of all attachments. The first
+// result is true if anything was missing. If a port belongs to another attachment now, that attachment keeps it. On a kernel without
+// nftables, the first result is false. The caller holds portsLock.
 func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
 	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
 	if err != nil {
@@ -104,7 +104,7 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 }
 
 // ensureHairpin masquerades connections that enter and leave through the same link. Without masquerade, the replies would bypass the node,
-// which has to translate them.
+// but only the node can translate them.
 func ensureHairpin(t *nft.Handle, link string) error {
 	e := hairpin(link)
 	_, ok, err := t.Get(e)
@@ -133,8 +133,8 @@ func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	return endOwned(host, ownerHash(h.Owner), h.Localhost, own)
 }
 
-// delOwnedHostPorts ends the forwarding of all ports whose owner has the hash. It returns these ports. The function reads all ports of the
-// node.
+// delOwnedHostPorts ends the forwarding of all ports whose owner has the given hash, and returns these ports. The function reads all ports
+// of the node.
 func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err error) {
 	own, err := elementsOfHash(host, hash)
 	if err := nft.IgnoreUnsupported(err); err != nil {
@@ -148,7 +148,7 @@ func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err e
 	return gone, endOwned(host, hash, anyLink, own)
 }
 
-// elementsOfHash returns all elements whose owner has the hash.
+// elementsOfHash returns all elements whose owner has the given hash.
 func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -193,7 +193,8 @@ func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	return forgetUser(hash, users)
 }
 
-// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. Without nftables none has.
+// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, there is no such
+// attachment.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -216,7 +217,7 @@ func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// tableDrift describes how the rules of a table differ from the rules that build writes. The result is "" if the rules are equal.
+// tableDrift describes how the rules of a table differ from the rules that build() writes. The result is "" if the rules are equal.
 func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.Ruleset) error) (string, error) {
 	t, err := host.NFT.Open(table)
 	if err != nil {
@@ -252,7 +253,7 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 }
 
 // checkHostPorts returns nil if each port is forwarded to the pod and belongs to the owner or to an attachment that shares it. If a port is
-// wrong, the result is an error with plugin.CodeStateDiffers. by caches the names of other owners.
+// wrong, the result is an error with plugin.CodeStateDiffers. The last argument caches the names of other owners.
 func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -320,7 +321,8 @@ func stateDiffers(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// lostPorts returns the error for the first missing element. A port is not missing if an attachment that shares it has it in another form.
+// lostPorts returns the error for the first missing element. A port is not missing if another attachment shares it and has an element that
+// covers it.
 func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwners) error {
 	if len(missing) == 0 {
 		return nil
@@ -350,7 +352,8 @@ func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwner
 	return nil
 }
 
-// checkShadows returns an error if another backend forwards a port elsewhere, because its rules see the packets before ours.
+// checkShadows returns an error if another backend forwards a port elsewhere, because the rules of that backend see the packets before our
+// rules.
 func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	var ask []nft.Element
 	for _, p := range ports.Singles(h.Ports) {

@@ -4,7 +4,8 @@ package portmap
 
 import "github.com/podlace/podlace/pkg/plugin"
 
-// Findings returns a description of each setting that is valid but does not have the effect that its name suggests. It does no I/O.
+// Findings returns a description of each setting that is valid but does not have the effect that its name suggests. The function does no
+// I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config)...)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package ports defines the type for a port of the node that leads to a pod. All packages use this type, from the parser of the
-// configuration to the kernel's rules. It does no I/O.
+// configuration to the kernel's rules. The package does no I/O.
 package ports
 
 import (

@@ -31,7 +31,8 @@ type Server struct {
 	Log     *slog.Logger
 }
 
-// Start serves at host:port or unix:/path until ctx is done. For a unix socket, a goroutine in running removes the socket at the end.
+// Start serves at host:port or unix:/path until ctx is done. For a unix socket, a goroutine removes the socket when ctx is done. The caller
+// can wait for this goroutine through the argument running.
 func (s Server) Start(ctx context.Context, address string, running *sync.WaitGroup) error {
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {
 		return ServeSocket(ctx, path, s.Log, running, func(ctx context.Context, l *net.UnixListener) { s.serve(ctx, l) })

@@ -41,7 +41,7 @@ type SocketID struct {
 // reuse the inode number after the socket is closed.
 func (id SocketID) Same(other SocketID) bool { return id.dev == other.dev && id.inode == other.inode }
 
-// SocketAt returns the ID of the socket at a path. The result ok is false if the path has no socket.
+// SocketAt returns the ID of the socket at a path. The second result is false if there is no socket at the path.
 func SocketAt(path string) (id SocketID, ok bool) {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
@@ -74,8 +74,9 @@ func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	return Listen(path)
 }
 
-// ServeSocket serves a socket until ctx is done. The goroutines are added to running. If the socket was removed, ServeSocket creates the
-// socket again. ServeSocket also creates the socket again if another instance replaced the socket and then ended.
+// ServeSocket serves a socket until ctx is done. The caller can wait for its goroutines through the argument running. If the socket was
+// removed, ServeSocket creates the socket again. ServeSocket also creates the socket again if another instance replaced the socket and then
+// ended.
 func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sync.WaitGroup,
 	serve func(context.Context, *net.UnixListener)) error {
 	l, own, err := replaceSocket(path)
@@ -93,8 +94,8 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 	return nil
 }
 
-// awaitLost waits until path is no longer served. Then awaitLost creates the socket again and returns the new listener. When ctx is done,
-// the socket is removed and the result is nil.
+// awaitLost waits until this instance no longer serves the path. Then awaitLost creates the socket again and returns the new listener. When
+// ctx is done, the socket is removed and the result is nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
 	lastError := ""
 	for {
@@ -132,7 +133,7 @@ func Answered(path string) bool {
 	return true
 }
 
-// Listen creates a unix socket that only root can use. The socket file appears at path only when the socket accepts connections. Before
+// Listen creates a unix socket that only root can use. The socket file appears at its path only when the socket accepts connections. Before
 // that, the name of the file starts with a dot. The kubelet ignores files with a leading dot. The file remains when the listener is closed.
 func Listen(path string) (*net.UnixListener, SocketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+RandomHex())

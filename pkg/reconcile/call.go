@@ -70,11 +70,13 @@ func Status(n Network, binDir string) (errs []error) {
 	return errs
 }
 
-// callPlugin runs a plugin with a verb that needs no attachment. The error contains the error code and the message of the plugin.
-func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration) error {
+// callPlugin runs a plugin with a verb. If the verb needs an attachment, the argument env contains the variables that identify the
+// attachment. The error contains the error code and the message of the plugin.
+func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration, env ...string) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(filepath.Join(binDir, name))
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + verb, "CNI_PATH=" + binDir}
+	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &stdout, &stderr
 	err := child.Run(cmd, timeout, nil)
 	if err == nil {
@@ -91,7 +93,7 @@ func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration)
 	return Refusal{failure.Code, failure.Msg}
 }
 
-// Refusal is the error that a plugin answers.
+// Refusal is an error that a plugin returned.
 type Refusal struct {
 	Code uint
 	Msg  string

@@ -79,16 +79,16 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// covers reports whether the plan already includes a plugin: itself, as the IPAM plugin of another plugin, or through its entry in the
-// configuration.
+// covers reports whether the plan already includes a plugin. The function looks for the plugin itself and for an IPAM plugin, both in the
+// plan and in the network's configuration.
 func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
 }
 
-// Collect calls GC of the plugins, so that they remove the dead attachments of the network. It continues after errors. Collect cannot
-// remove an attachment that is missing from the list. The plugins get a list of valid attachments and a list of dead attachments, and
-// remove only those in the second list.
+// Collect calls GC of the plugins, so that they remove the dead attachments of the network. The function continues after errors. Collect
+// cannot remove an attachment that is missing from the list. The plugins get a list of valid attachments and a list of dead attachments,
+// and remove only those in the second list.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {

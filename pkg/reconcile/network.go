@@ -37,7 +37,7 @@ type Plugin struct {
 }
 
 // Networks reads all configurations in a folder, sorted by file name. If two configurations have the same network name, the first one is
-// used, as in runtimes. The result notes describes the files that cannot be read.
+// used, as in runtimes. The second result describes the files that cannot be read.
 func Networks(dir string) (networks []Network, notes []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -7,8 +7,8 @@
 // rebooted since the ADD.
 //
 // In some cases the namespace is unknown: another program wrote the lease, or the path is no longer a namespace. An attachment with an
-// unknown namespace is dead only under three conditions: a runtime answered, neither the runtime nor the cache of libcni contains the
-// container, and the lease is older than the longest ADD.
+// unknown namespace is dead only under three conditions. These conditions are: a runtime answered, neither the runtime nor the cache of
+// libcni contains the container, and the lease is older than the longest ADD.
 package reconcile
 
 import (
@@ -203,7 +203,7 @@ func addLeases(found map[key]*Attachment, path string) error {
 	return nil
 }
 
-// Judge marks dead attachments. If all is set, an attachment with an unknown namespace is dead even if no runtime answered.
+// Judge marks dead attachments. If the last argument is true, an attachment with an unknown namespace is dead even if no runtime answered.
 func Judge(list []*Attachment, rt Runtimes, all bool) {
 	for _, a := range list {
 		a.Pod = either(a.Pod, rt.pods[a.ContainerID])

@@ -38,7 +38,8 @@ const storageFolder = "/run/containers/storage/overlay-containers"
 // crictlTimeout is long enough for a runtime that is just starting.
 const crictlTimeout = 20 * time.Second
 
-// AskRuntimes asks all sources on this node that list running containers. A container is running if any source says so.
+// AskRuntimes asks all sources on this node that list running containers. A container is running if at least one source lists it as
+// running.
 func AskRuntimes() Runtimes {
 	rt := Runtimes{Running: map[string]bool{}, pods: map[string]string{}}
 	answered := false
@@ -56,8 +57,8 @@ func AskRuntimes() Runtimes {
 	return rt
 }
 
-// readContainers reads a folder that has one entry for each container. The function runs reports from this entry whether the container
-// runs.
+// readContainers reads a folder that has one entry for each container. The last argument is a function that reports for the path of an
+// entry whether the container runs.
 func (rt *Runtimes) readContainers(folder, level string, runs func(path string) bool) {
 	if _, err := os.ReadDir(folder); err != nil {
 		return

@@ -15,7 +15,7 @@ type addressFamily struct{ nft.Family }
 
 func familyOf(is4 bool) addressFamily { return addressFamily{nft.FamilyOf(is4)} }
 
-// isAddress matches packets whose address at the header offset is equal to a.
+// isAddress matches packets that have the given address at the header offset.
 func (f addressFamily) isAddress(offset uint32, a netip.Addr) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, f.Length), nft.Equal(a.AsSlice())}
 }

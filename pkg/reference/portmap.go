@@ -81,7 +81,7 @@ func (p Portmap) HasChain() (bool, error) {
 	return false, nil
 }
 
-// Write forwards ports with nftables rules in the form of the reference plugin 1.9. The call has no effect if these rules exist.
+// Write forwards ports with the same nftables rules as the reference plugin 1.9. The call has no effect if these rules exist.
 func (p Portmap) Write(list []ports.Port) error {
 	missing := false
 	for _, port := range list {

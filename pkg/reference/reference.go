@@ -29,11 +29,11 @@ import (
 // these plugins for the attachment.
 type Attachment struct {
 	attachment.Key
-	// Hashes are the hashes from which chain names are derived. The first hash belongs to the key; the second hash, if any, is the one of the
-	// reference plugins.
+	// Hashes are the hashes from which chain names are derived. The first hash belongs to the key. If the reference plugins use another hash,
+	// it is the second.
 	Hashes []string
-	// Addresses distinguish the attachments of one container where the names of the reference plugins do not. If Addresses is empty, the rules
-	// of all attachments of the container are meant.
+	// Addresses distinguish the attachments of one container if the reference plugins give the same name to several attachments. If Addresses
+	// is empty, the operations apply to the rules of all attachments of the container.
 	Addresses []netip.Addr
 }
 
@@ -47,8 +47,8 @@ func Unrecorded(key attachment.Key, plugin string) Attachment {
 	return Attachment{Key: key, Hashes: key.ReferenceHashes(plugin)}
 }
 
-// KeyOf returns the key from which the reference plugins derive the chain names of an attachment. The key always contains eth0, whatever
-// the interface is.
+// KeyOf returns the key from which the reference plugins derive the chain names of an attachment. The key always contains eth0, even for
+// another interface.
 func KeyOf(key attachment.Key) attachment.Key {
 	key.IfName = "eth0"
 	return key

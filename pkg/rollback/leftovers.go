@@ -19,7 +19,7 @@ import (
 )
 
 // Leftovers removes all state of Podlace on a node that belongs to no pod: bridges without ports, nftables tables, lease folders without
-// leases, records and locks. The argument networks holds the networks of Podlace. The argument others holds the networks in the current
+// leases, records and locks. The first list contains the networks of Podlace. The second list contains the networks in the current
 // configuration of the runtime. When Leftovers is called, no pod of Podlace may exist. If a step fails, the remaining steps are still run.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	host, err := kernel.Host()

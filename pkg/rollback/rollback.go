@@ -110,7 +110,8 @@ func readAll() (all []networkRecords, err error) {
 	return all, nil
 }
 
-// checkReadable returns an error if a network has attachments but no configuration, and some configuration file cannot be read.
+// checkReadable looks for networks that have attachments but no configuration. If such a network exists and a configuration file cannot be
+// read, the result is an error.
 func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
 		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
@@ -120,8 +121,8 @@ func (j *job) checkReadable(all []networkRecords) error {
 	return nil
 }
 
-// configurationOf returns the configuration of a network. If the network has none, the result is an empty configuration. A step that needs
-// the configuration then fails.
+// configurationOf returns the configuration of a network. If no configuration of the network exists, the result is an empty configuration.
+// A step that needs the configuration then fails.
 func (j *job) configurationOf(network string) reconcile.Network {
 	for _, n := range j.Networks {
 		if n.Name == network {
@@ -166,7 +167,7 @@ func (j *job) printLine(format string, parts ...string) {
 	fmt.Fprintf(j.Out, format+"\n", plain...)
 }
 
-// rewrite prints and runs the steps for an attachment while it holds the attachment's lock. The argument siblings holds all attachments of
+// rewrite prints and runs the steps for an attachment while it holds the attachment's lock. The second argument contains all attachments of
 // the container in the network.
 func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {

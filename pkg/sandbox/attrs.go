@@ -20,7 +20,7 @@ type attr struct {
 	data []byte
 }
 
-// parseAttrs splits b into attributes. The result whole is true if no bytes are left over.
+// parseAttrs splits b into attributes. The second result is true if no bytes are left over.
 func parseAttrs(b []byte) (list []attr, whole bool) {
 	for len(b) >= unix.SizeofRtAttr {
 		size := int(native.Uint16(b))
@@ -54,7 +54,7 @@ func nestedAttrs(list []attr, typ uint16) []attr {
 // Snapshots therefore also compare attributes that only newer kernels have.
 type schema map[uint16]column
 
-// If a column has no function show, the attribute is left out.
+// A column formats one attribute. If show is nil, the attribute is left out.
 type column struct {
 	name string
 	show func(c *collector, data []byte) string
@@ -140,10 +140,10 @@ func linkIndex(c *collector, b []byte) string {
 	return c.linkName(native.Uint32(b))
 }
 
-// treeColumn is a function for a column that formats an attribute with treeText.
+// treeColumn formats an attribute with treeText. A column can use this function.
 func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
-// schemaColumn returns a function for a column that formats nested attributes with a schema.
+// schemaColumn returns a function that formats nested attributes with a schema. A column can use this function.
 func schemaColumn(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {
 		list, _ := parseAttrs(b)

@@ -22,7 +22,7 @@ import (
 )
 
 // markEnv is an environment variable of the process in the sandbox. The value of markEnv is the network namespace of the parent process.
-// With the value of markEnv, the process can detect a variable that it inherited by accident.
+// The value shows whether the variable was set for this process or was inherited by accident.
 const markEnv = "PODLACE_SANDBOX_PARENT"
 
 // Enter runs the rest of the program in a user, mount, UTS and network namespace of its own.
@@ -105,7 +105,8 @@ func exitStatus(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// start forks the copy. Root does not need a user namespace. If user namespaces are disabled, root uses only the other namespaces.
+// start starts the second process. Root does not need a user namespace. If user namespaces are disabled, root uses only the other
+// namespaces.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()
 	if err != nil {

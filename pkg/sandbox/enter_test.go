@@ -125,7 +125,8 @@ func sleep() int {
 // enterNested enters a sandbox inside the sandbox.
 func enterNested() int { return again("report", 0) }
 
-// enterForbidden enters a nested sandbox while user namespaces are disabled. The nested sandbox is entered as the user in ASK_UID.
+// enterForbidden enters a nested sandbox while user namespaces are disabled. The process enters the nested sandbox with the user ID from
+// the variable ASK_UID.
 func enterForbidden() int {
 	if self, _ := os.Readlink("/proc/self/ns/user"); self == "user:[4026531837]" {
 		fmt.Fprintln(os.Stderr, "this is the machine's own user namespace")

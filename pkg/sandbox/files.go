@@ -14,8 +14,8 @@ import (
 	"syscall"
 )
 
-// collectFiles adds records for all files and folders below dir. The function adds no record for dir itself. A missing folder is therefore
-// equal to an empty folder.
+// collectFiles adds records for all files and folders below a folder. The function adds no record for the top folder itself. A missing
+// folder is therefore equal to an empty folder.
 func (s *Snapshot) collectFiles(dir string, ignore *regexp.Regexp) error {
 	var records []record
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

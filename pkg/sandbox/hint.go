@@ -19,7 +19,7 @@ func sysctlFile(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// namespaceHint returns advice about the error of a namespace that the kernel refused.
+// namespaceHint returns advice for a user whose kernel refuses namespaces.
 func namespaceHint(err error, sysctl func(path string) string) string {
 	var text string
 	switch {

@@ -36,7 +36,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 		c.add(fmt.Sprintf("note: table %s is loaded but not compared, for want of %s", table, save))
 		return nil
 	}
-	// A process that a locked thread starts runs in the network namespace of this thread.
+	// The thread is locked, so a process that it starts has the same network namespace.
 	out, err := exec.Command(path, "-t", table).Output()
 	if err != nil {
 		return fmt.Errorf("%s -t %s: %w", save, table, err)

@@ -200,7 +200,7 @@ func xdp(c *collector, b []byte) string {
 	return nonZero(c, findAttr(list, attached))
 }
 
-// appendAttr appends a netlink attribute to b.
+// appendAttr appends a netlink attribute to a message.
 func appendAttr(b []byte, typ uint16, data []byte) []byte {
 	b = native.AppendUint16(b, uint16(unix.SizeofRtAttr+len(data)))
 	b = native.AppendUint16(b, typ)

@@ -30,7 +30,7 @@ type namespace struct {
 	opt   sandbox.Options
 }
 
-// newNamespaces returns one namespace of each kind. They contain only lo.
+// newNamespaces returns one namespace of each kind. The namespaces contain only lo.
 func newNamespaces(t *testing.T) []namespace {
 	host, pod := kerneltest.NewPod(t), kerneltest.NewPod(t)
 	return []namespace{
@@ -52,7 +52,7 @@ func (n namespace) take(t *testing.T) *sandbox.Snapshot {
 	return s
 }
 
-// run calls f inside the namespace.
+// run calls f() inside the namespace.
 func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	t.Helper()
 	if f == nil {
@@ -61,7 +61,8 @@ func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	must(t, n.do(func() error { f(t); return nil }))
 }
 
-// must ends the test. On the thread of a pod, must ends this thread. Do then returns an error, which ends the test.
+// must() ends the test after an error. On the thread of a pod, the call ends only this thread. The method Do then returns an error, which
+// ends the test.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 // netnsDir is the folder in which ip-netns(8) and container runtimes store network namespaces.
 const netnsDir = "/run/netns"
 
-// Pod is a network namespace that is mounted at /run/netns/<name>, where container runtimes mount namespaces. The namespace exists only as
-// long as it is mounted.
+// Pod is a network namespace that is mounted at /run/netns/<name>. Container runtimes mount namespaces in the same folder. The namespace
+// exists only as long as it is mounted.
 type Pod struct {
 	Name string
 	Path string
@@ -54,9 +54,9 @@ func (p *Pod) create() error {
 	return nil
 }
 
-// Do runs f inside the namespace. Do uses a separate thread of the operating system, which ends after the call. Sockets that f opens and
-// processes that f starts remain in the namespace. Goroutines that f starts run outside of the namespace. The function f must not call
-// t.FailNow, because f runs on another goroutine.
+// Do calls f() inside the namespace. Do uses a separate thread of the operating system, which ends after the call. Sockets that f() opens
+// and processes that f() starts remain in the namespace. Goroutines that f() starts run outside of the namespace. The function f() must not
+// call t.FailNow, because f() runs on another goroutine.
 func (p *Pod) Do(f func() error) error {
 	if p.closed.Load() {
 		return fmt.Errorf("pod %s: %w", p.Name, os.ErrClosed)
@@ -101,8 +101,8 @@ func setns(path string) error {
 	return nil
 }
 
-// onThread runs f on a separate thread of the operating system. The goroutine ends without unlocking its thread. The Go runtime therefore
-// ends the thread, which is in the wrong namespace.
+// onThread calls f() on a separate thread of the operating system. The goroutine ends without unlocking its thread. The Go runtime
+// therefore ends the thread, which is in the wrong namespace.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

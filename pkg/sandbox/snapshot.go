@@ -37,8 +37,8 @@ type record struct {
 	scope  string  // "host" or "pod NAME"
 	name   string  // "link eth0"
 	fields []field // properties of the object that may change
-	// A record appears and vanishes together with the record named owner. Diff does not report a record that appears or vanishes with its
-	// owner.
+	// The field owner contains the name of another record. This record appears and vanishes together with its owner, and Diff then reports
+	// only the owner.
 	owner string
 }
 

@@ -18,8 +18,8 @@ import (
 // Each key is an interface name from the configuration; each value is an object of choices.
 const annotationKey = "podlace.io/vfs"
 
-// allowedChoices are the keys that a pod may set. The configuration can reduce this list. VLAN, trust and the checks of sent packets
-// protect other pods. A pod may therefore never set them.
+// allowedChoices are the keys that a pod may set. The configuration can reduce this list. A pod may never set VLAN, trust or the checks of
+// sent packets, because these settings protect other pods.
 var allowedChoices = []string{"mac", "ips", "name"}
 
 // vfChoice holds the properties that a pod chose for one VF.

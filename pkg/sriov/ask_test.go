@@ -57,12 +57,12 @@ func writeCheckpoint(t *testing.T, dir, text string) {
 		os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
 }
 
-// checkpointOf returns the text of a checkpoint with these entries.
+// checkpointOf returns the text of a checkpoint with the given entries.
 func checkpointOf(entries ...string) string {
 	return `{"Data":{"PodDeviceEntries":[` + strings.Join(entries, ",") + `],"RegisteredDevices":{}},"Checksum":1}`
 }
 
-// checkpointEntry returns the entry for a device of the resource fast in the checkpoint.
+// checkpointEntry returns the checkpoint entry for a device of the test resource.
 func checkpointEntry(uid, id string) string {
 	return `{"PodUID":"` + uid + `","ContainerName":"app","ResourceName":"` + fast + `","DeviceIDs":{"0":["` + id + `"]},"AllocResp":""}`
 }
@@ -111,7 +111,7 @@ func TestOtherPod(t *testing.T) {
 		unsure           bool
 	}{
 		{checkpointOf(checkpointEntry("new", vf2), checkpointEntry("old", vf1)), vf2, true},
-		// the device plugin may answer about an earlier or a later pod of the name
+		// an earlier or a later pod may have the same name, and the device plugin may return its devices
 		{checkpointOf(checkpointEntry("new", vf1), checkpointEntry("old", vf2)), vf1, false},
 	} {
 		*l.unsure = c.unsure

@@ -77,8 +77,8 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	return h.noteReady(v)
 }
 
-// restoreResidue reads the journal of a VF before ADD attaches the VF. If an earlier attachment left the VF behind, restoreResidue restores
-// the VF. If another pod has the VF, restoreResidue returns an error.
+// restoreResidue reads the journal of a VF before ADD attaches the VF. If the journal belongs to an earlier attachment, restoreResidue
+// restores the VF. If another pod has the VF, restoreResidue returns an error.
 func (j *requestJob) restoreResidue(h *lockedVF) error {
 	left, ok, err := h.load()
 	if err != nil || !ok {
@@ -147,7 +147,7 @@ func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
 	return nil
 }
 
-// isPFWithoutVFs reports whether a function is a PF that supports VFs but has none at the moment.
+// isPFWithoutVFs reports whether a function is a PF that supports VFs but has no VFs at the moment.
 func (n *nodeSide) isPFWithoutVFs(pf pci.Address) bool {
 	d, err := pci.Inspect(n.sysfs, pf)
 	return err == nil && d.TotalVFs > 0 && d.NumVFs == 0

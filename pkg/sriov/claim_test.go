@@ -22,14 +22,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// claimedDevice returns a device of a claim. The argument result is the index of the device in the results of the claim.
+// claimedDevice returns a device of a claim. The third argument is the index of the device in the results of the claim.
 func claimedDevice(uid, podClaim string, result int, address string) allocation.Device {
 	return allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &allocation.Claim{UID: uid, Namespace: "shop",
 		Name: "web-0-" + podClaim, PodClaim: podClaim, Request: "nic", Result: result, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
 }
 
-// prepareClaims writes the claim records of devices. The function also writes the kubelet's file for the pod with the UID.
+// prepareClaims writes the claim records of devices. The function also writes the kubelet's file, in which the pod with the given UID uses
+// the claims.
 func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device) {
 	l.Helper()
 	records := map[string]claim.Record{}
@@ -218,7 +219,7 @@ func TestReturnClaim(t *testing.T) {
 	must(t, os.Remove(l.journalOf(vf0)))
 }
 
-// TestClaimEnds: an ADD while a claim is unprepared changes nothing, even if the device plugin has already answered.
+// TestClaimEnds: the driver unprepares a claim during an ADD. ADD changes nothing, even if the device plugin has already answered.
 func TestClaimEnds(t *testing.T) {
 	l := newLab(t)
 	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true
@@ -252,7 +253,7 @@ func TestSettle(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettleUnseen: a daemon in a container may not see the folder of namespaces. The daemon then takes no VF from a live pod.
+// TestSettleUnseen: for a daemon in a container, the folder of namespaces may be invisible. The daemon then takes no VF from a live pod.
 func TestSettleUnseen(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
@@ -318,7 +319,7 @@ func TestClaimedPF(t *testing.T) {
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 }
 
-// TestHoldingGone: a process in a container may not see the folder of namespaces. Gone then returns false.
+// TestHoldingGone: for a process in a container, the folder of namespaces may be invisible. Gone then returns false.
 func TestHoldingGone(t *testing.T) {
 	folder := t.TempDir()
 	for netns, gone := range map[string]bool{

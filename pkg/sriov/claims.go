@@ -97,9 +97,9 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 	})
 }
 
-// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. A process in a container, for
-// example, may not see the folder of namespaces. When a network namespace ends, the kernel moves the interface back to the node. If the
-// interface is not on the node, the namespace is therefore still alive.
+// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. The folder of namespaces may be
+// invisible, for example for a process in a container. When a network namespace ends, the kernel moves the interface back to the node. If
+// the interface is not on the node, the namespace is therefore still alive.
 func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	if !plugin.NetnsGone(j.Netns) {
 		return nil // ownerHas checks this namespace
@@ -124,7 +124,7 @@ func (n *nodeSide) checkNotAlive(j vfJournal) error {
 
 // RestoreClaim restores the VFs of a claim's pods, as DEL does. The VFs of a claim are those in the claim's record and those whose journals
 // name the claim. All containers of these pods must have stopped. If a pod's namespace still exists, RestoreClaim moves the interface out
-// of the namespace. It needs CAP_NET_ADMIN.
+// of the namespace. The caller needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
 	all, err := readJournals()
 	errs := []error{err}
@@ -150,7 +150,7 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 	})
 }
 
-// withJournal calls f while it holds the lock of a VF. The call has no effect if the VF has no journal.
+// withJournal calls f() while it holds the lock of a VF. The call has no effect if the VF has no journal.
 func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide, *lockedVF, vfJournal) error) error {
 	h, err := lockKnown(a)
 	if h == nil {

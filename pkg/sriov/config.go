@@ -95,14 +95,14 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// bandwidthCapability is the capability with the same name, in bits per second.
+// bandwidthCapability is the runtime's capability "bandwidth". The limits are in bits per second.
 type bandwidthCapability struct {
 	IngressRate uint64 `json:"ingressRate"`
 	EgressRate  uint64 `json:"egressRate"`
 }
 
 const (
-	// defaultNames is the pattern for interface names of VFs that are added to the main plugin's interface.
+	// defaultNames is the pattern for the interface names of VFs if the main plugin also creates an interface.
 	defaultNames   = "net{index}"
 	defaultKubelet = "/var/lib/kubelet"
 )
@@ -137,7 +137,8 @@ func Check(r *plugin.Request) error {
 	return err
 }
 
-// Findings returns a description of each setting that is valid but does not have the effect that its name suggests. It does no I/O.
+// Findings returns a description of each setting that is valid but does not have the effect that its name suggests. The function does no
+// I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
 }
@@ -196,7 +197,7 @@ func parseNames(c *requestConfig, _ rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// inConflist returns the name of a setting's key in a conflist.
+// inConflist converts the name of a setting to the key that a conflist uses.
 func inConflist(key string) string {
 	switch key {
 	case "linkState":
@@ -270,8 +271,8 @@ func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The argument name
-// translates keys for error messages.
+// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The last argument is a
+// function that converts keys for error messages.
 func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)
@@ -319,7 +320,7 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// applyTo returns the settings of the VF on its PF after the change. The argument now holds the current settings.
+// applyTo takes the current settings of the VF on its PF, and returns the settings after the change.
 func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	if s.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"

@@ -26,7 +26,7 @@ func (l testLab) boundAt(address string) time.Time {
 	return info.ModTime()
 }
 
-// onBinding calls f once: when the VF's network driver is bound again, or at the latest when the test ends.
+// onBinding calls f() once: when the VF's network driver is bound again, or at the latest when the test ends.
 func (l testLab) onBinding(address string, f func(net string)) {
 	l.Helper()
 	net, before := filepath.Join(pcitest.Folder(l.T, l.sriov.sysfs, address), "net"), l.boundAt(address)
@@ -48,7 +48,7 @@ func (l testLab) onBinding(address string, f func(net string)) {
 	l.Cleanup(func() { close(end); <-done })
 }
 
-// TestDriver: a VF for a user space program has no interface in the pod. After the pod, its former driver is bound again.
+// TestDriver: a VF for a user space program has no interface in the pod. When the pod ends, the former driver of the VF is bound again.
 func TestDriver(t *testing.T) {
 	l := newLab(t, "driver", "vfio-pci")
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -70,7 +70,8 @@ func TestDriver(t *testing.T) {
 	l.isGolden()
 }
 
-// TestRebind (V-08): if the configuration requests it, the driver is bound again after the pod. The interface then has its former settings.
+// TestRebind (V-08): if the configuration requests a rebind, the driver is bound again when the pod ends. The interface then has its former
+// settings.
 func TestRebind(t *testing.T) {
 	l := newLab(t, "rebind", true)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)

@@ -157,7 +157,7 @@ func TestDefaultRoute(t *testing.T) {
 }
 
 // TestCheckOldVersions: older CNI results contain no PCI addresses. CHECK still reports a lost record. CHECK accepts an MTU that is lower
-// than the configured MTU, because a later plugin may set it without a change of the result.
+// than the configured MTU, because a later plugin may reduce the MTU without changing the CNI result.
 func TestCheckOldVersions(t *testing.T) {
 	for _, version := range []string{"1.1.0", "1.0.0", "0.4.0"} {
 		t.Run(version, func(t *testing.T) {

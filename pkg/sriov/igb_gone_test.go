@@ -43,8 +43,8 @@ func TestIGBGone(t *testing.T) {
 	}
 }
 
-// checkRemovedVFs removes the VFs of a pod and runs CHECK and DEL. If again is set, checkRemovedVFs creates new VFs before DEL. The new VFs
-// must have the default settings of the kernel.
+// checkRemovedVFs removes the VFs of a pod and runs CHECK and DEL. If the last argument is true, checkRemovedVFs creates new VFs before
+// DEL. The new VFs must have the default settings of the kernel.
 func (l igb) checkRemovedVFs(away, back func(), again bool) {
 	l.Helper()
 	first, second := l.nic.VFs[0].Device, l.nic.VFs[1].Device

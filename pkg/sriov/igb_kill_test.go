@@ -52,7 +52,7 @@ func (l igb) runWithFault(fault string, at int, verb, id string, keys ...any) (o
 	return o, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// runKilled runs a verb and kills the plugin at the nth moment. The result done is true if the verb has fewer than n moments.
+// runKilled runs a verb and kills the plugin at the nth moment. The second result is true if the verb has fewer than n moments.
 func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done bool) {
 	l.Helper()
 	o, moments := l.runWithFault(killFault, at, verb, id, keys...)
@@ -65,7 +65,7 @@ func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done
 	return moments[at-1], false
 }
 
-// findResidue returns a description of everything that is left: VFs that are not restored, records, and an unexpected number of leases.
+// findResidue describes the residue: VFs that are not restored, records, and an unexpected number of leases.
 func (l igb) findResidue(leases int) (dirt string) {
 	l.Helper()
 	dirt = cmp.Diff(l.golden, l.nodeLinks())
@@ -92,8 +92,8 @@ func everySetting() []any {
 		"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}}}
 }
 
-// killSweep runs a verb once for each moment and kills the plugin there. After the kill, the function after cleans up. The function counts
-// the moments after which residue is left.
+// killSweep runs a verb once for each moment and kills the plugin there. After each kill, killSweep calls after() to clean up. killSweep
+// counts the moments at which a kill leaves residue.
 func (l igb) killSweep(what string, before func(l igb, id string), verb string, after func(l igb, id string) (dirt string)) {
 	points, dirty := 0, 0
 	for at, done := 1, false; !done; at++ {

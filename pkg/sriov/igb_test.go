@@ -128,7 +128,8 @@ func (l igb) second() string {
 	return l.nic.VFs[1].Device
 }
 
-// changeAll changes the pod's interface in every way that a tenant can. The function returns the error from setting another MAC.
+// changeAll changes the pod's interface in every way that a tenant can. The result is the error that the kernel returned for the change of
+// the MAC.
 func (l igb) changeAll(name string) (mac error) {
 	l.Helper()
 	l.changeAsTenant(name)
@@ -197,7 +198,7 @@ func TestIGBLife(t *testing.T) {
 	}
 }
 
-// TestIGBTenant (S-30, S-31): no settings are configured. The next pod gets the VF in the same state as the earlier pod.
+// TestIGBTenant (S-30, S-31): no settings are configured. Each pod gets the VF in the same state as the pod before.
 func TestIGBTenant(t *testing.T) {
 	l := newIGB(t)
 	for index, vf := range []string{l.first(), l.second()} {

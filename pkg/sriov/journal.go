@@ -119,7 +119,7 @@ func lockVF(dir *store.Dir, a pci.Address) (*lockedVF, error) {
 
 func (h *lockedVF) close() { h.lock.Unlock(); h.dir.Close() }
 
-// load reads the journal of a VF. The result ok is false if the VF has no journal. An unreadable journal causes an error, because the
+// load reads the journal of a VF. The second result is false if the VF has no journal. An unreadable journal causes an error, because the
 // former settings of the VF are stored only in the journal.
 func (h *lockedVF) load() (j vfJournal, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())

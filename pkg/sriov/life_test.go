@@ -17,8 +17,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// endPod ends the pod and its namespace. The tests use a veth in place of a VF. Like the kernel with a VF, endPod moves the veth to the
-// node: down, with its name in the pod. The function also adds the name of the veth to sysfs.
+// endPod ends the pod and its namespace. The tests use a veth in place of a VF. When a namespace ends, the kernel moves its VFs to the
+// node. endPod does the same with the veth: it keeps the name that it had in the pod, and it is down. The function also adds the name of
+// the veth to sysfs.
 func (l testLab) endPod(address string) {
 	l.Helper()
 	l.addSysfsName(address, "net1")
@@ -26,7 +27,7 @@ func (l testLab) endPod(address string) {
 	must(l, l.Pod.Close())
 }
 
-// addSysfsName adds an interface name to the VF in sysfs. The plugin then takes an interface with this name for the VF's interface.
+// addSysfsName adds an interface name to the VF in sysfs. The plugin then treats an interface with this name as the VF's interface.
 func (l testLab) addSysfsName(address, name string) {
 	pcitest.Set(l.T, l.sriov.sysfs, address, "net/"+name+"/type", "1")
 }
@@ -53,7 +54,7 @@ func TestDeadOwner(t *testing.T) {
 	next.del("next")
 }
 
-// TestHeld (F-36, V-20): a VF that a pod has is not given to another pod, even if the kubelet allocated it to the other pod.
+// TestHeld (F-36, V-20): a VF stays with its pod, even if the kubelet allocates the VF to another pod.
 func TestHeld(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -82,8 +83,8 @@ func TestNoNetns(t *testing.T) {
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestNamespaceGone (F-34, V-21): the kernel moved a VF back to the node. DEL finds the VF by its PCI address, whatever its name is, even
-// if another interface has its former name.
+// TestNamespaceGone (F-34, V-21): the kernel moved a VF back to the node. DEL finds the VF by its PCI address, even if the VF has another
+// name now or another interface has its former name.
 func TestNamespaceGone(t *testing.T) {
 	gone := func(t *testing.T) testLab {
 		l := newLab(t)

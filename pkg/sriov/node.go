@@ -83,8 +83,8 @@ func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	return kernel.Link{}, nil
 }
 
-// settingsOnPF returns the VF's settings on its PF. The result ok is false if the PF is in another namespace or its driver does not report
-// these settings.
+// settingsOnPF returns the VF's settings on its PF. The second result is false if the PF is in another namespace or if the driver of the PF
+// does not report these settings.
 func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 	if c.pfLink.Index == 0 || c.vf.VFIndex < 0 {
 		return vf, false, nil
@@ -93,8 +93,8 @@ func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 }
 
 // findInPod finds the interface of a journal's VF in the pod's namespace. The function compares the PCI device of each interface. Kernels
-// before Linux 5.14 do not report the device. On these kernels, findInPod compares name and MAC. The result alive is true if the namespace
-// exists. In this case, the caller must close pod.
+// before Linux 5.14 do not report the device. On these kernels, findInPod compares name and MAC. The third result is true if the namespace
+// exists. The caller must then close the returned namespace.
 func findInPod(j vfJournal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -131,7 +131,7 @@ func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	}
 }
 
-// rebind unbinds the driver of a VF and binds it again, which creates a new interface.
+// rebind unbinds the driver of a VF and binds it again. The driver then creates a new interface.
 func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	a, ctx := of.vf.Address, context.Background()
 	if err := pci.Unbind(ctx, n.sysfs, a); err != nil {

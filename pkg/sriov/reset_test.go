@@ -120,7 +120,7 @@ func TestResetRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestReturn (V-22): without DEL and GC, RestoreOrphans restores a VF once the kernel has moved it back to the node, but not earlier.
+// TestReturn (V-22): neither DEL nor GC runs. RestoreOrphans restores a VF after the kernel has moved it back to the node, but not before.
 func TestReturn(t *testing.T) {
 	l := newLab(t)
 	back := func() string {

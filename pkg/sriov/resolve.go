@@ -111,8 +111,8 @@ func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices [
 	return devices, cfg.checkAttached(others)
 }
 
-// checkAttached returns an error if no network attaches the VF of one of the pod's claims. In this case, the VF's resource is neither in
-// resources nor in otherResources.
+// checkAttached returns an error if no network attaches the VF of one of the pod's claims. The configuration then lists the VF's resource
+// neither in resources nor in otherResources.
 func (c requestConfig) checkAttached(others []allocation.Device) error {
 	for _, d := range others {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
@@ -140,9 +140,9 @@ func (c requestConfig) hintFor(err error) string {
 }
 
 // askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, askDevices asks the kubelet and reads
-// the records of claims. If an answer contains a device, the pod certainly has that device. If the kubelet lists no device, that is not
-// certain: the device plugin may have allocated a device that the kubelet does not list yet. The result others holds devices of the pod's
-// claims whose resources the configuration does not name.
+// the records of claims. If an answer contains a device, the pod certainly has that device. An answer of the kubelet without a device does
+// not prove that the pod has no device, because the kubelet lists a new device with a delay. The second result contains the devices that
+// the pod's claims have from resources outside the configuration.
 func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []allocation.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
@@ -163,7 +163,7 @@ func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others
 	return append(devices, claimed...), others, nil
 }
 
-// askKubelet asks the kubelet for the pod's devices. The argument unanswered is the error that the device plugin caused.
+// askKubelet asks the kubelet for the pod's devices. The last argument is the error from the device plugin.
 func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time, unanswered error) ([]allocation.Device, error) {
 	away := errors.Is(unanswered, fs.ErrNotExist) || errors.Is(unanswered, syscall.ECONNREFUSED)
 	if !away {

@@ -69,7 +69,7 @@ type vfRestore struct {
 }
 
 // restoreVF restores a VF to the settings in its journal. After an error, restoreVF continues with the next setting. The function removes
-// the journal last, and only if all settings are restored or the VF no longer exists.
+// the journal at the end if all settings are restored or the VF no longer exists.
 func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	x := vfRestore{nodeSide: n, j: j}
 	var err error
@@ -164,8 +164,8 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	return err
 }
 
-// withFormerName calls f to give the interface its former name. If another interface has the former name, the new name is derived
-// from the VF's PCI address.
+// withFormerName calls f() to give the interface its former name. If another interface has the former name, the new name is derived from
+// the VF's PCI address.
 func (x *vfRestore) withFormerName(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
 	if err = x.retryReclaimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
@@ -179,7 +179,7 @@ func (x *vfRestore) withFormerName(f func(name string) error) (name string, err 
 	return name, err
 }
 
-// retryReclaimed calls f, which sets the name. If another VF has the name, retryReclaimed takes the name from that VF and calls f again.
+// retryReclaimed calls f() to set the name. If another VF has the name, retryReclaimed takes the name from that VF and calls f() again.
 func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	err := f()
 	if !errors.Is(err, syscall.EEXIST) || !x.reclaimName(name) {
@@ -188,8 +188,8 @@ func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	return f()
 }
 
-// reclaimName frees a name that a pod gave to another VF. The function works if the kernel has moved that VF back to the node with this
-// name. Without reclaimName, the VF could never get its name back. The other VF later gets its own name from its own journal.
+// reclaimName frees a name that a pod gave to another VF. The function has an effect only if the kernel has moved that VF back to the node
+// with this name. Without reclaimName, the VF could never get its name back. The other VF later gets its own name from its own journal.
 func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {
@@ -219,8 +219,8 @@ func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(),
 // own journal is processed.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
-// restoreMAC restores the MAC on the interface without the PF, if the driver allows it. Once the PF has set a MAC, even the same MAC, later
-// tenants could not change the MAC.
+// restoreMAC restores the MAC on the interface without the PF, if the driver allows it. The function does not set the MAC through the PF,
+// because later tenants could then no longer change the MAC.
 func (x *vfRestore) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
@@ -281,8 +281,8 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 	return err
 }
 
-// dropXDP removes the XDP programs that the pod attached. An XDP link that a file descriptor holds, for example because it is pinned in a
-// file system, disappears only with the interface.
+// dropXDP removes the XDP programs that the pod attached. An XDP link stays while a file descriptor or a file system holds it. Such a link
+// disappears only together with the interface.
 func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil

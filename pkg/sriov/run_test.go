@@ -138,7 +138,7 @@ func (l *testLab) serveSocket() {
 	l.Cleanup(func() { cancel(); <-done; os.RemoveAll(dir) })
 }
 
-// allocate allocates VFs of the resource fast to the pod.
+// allocate allocates VFs of the test resource to the pod.
 func (l testLab) allocate(addresses ...string) {
 	*l.devices = nil
 	for _, a := range addresses {
@@ -224,7 +224,7 @@ func (l testLab) link(name string) kernel.Link {
 	return link
 }
 
-// inPod runs f in the network namespace of the pod.
+// inPod calls f() in the network namespace of the pod.
 func (l testLab) inPod(f func(*kernel.NS)) {
 	l.Helper()
 	netns, err := os.Open(l.Pod.Path)

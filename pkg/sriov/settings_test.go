@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// claimDevice returns a device of the first claim with settings. All of them come from the class, except the keys in claimed, which come
-// from the claim.
+// claimDevice returns a device of the first claim with settings. The settings of the listed keys come from the claim, and all other
+// settings come from the class.
 func claimDevice(result int, address string, c vfconfig.Config, claimed ...string) allocation.Device {
 	d := claimed1(result, address)
 	c.Claimed, d.Config = claimed, &c
@@ -29,8 +29,8 @@ func claimed1(result int, address string) allocation.Device {
 	return claimedDevice("c-0", "a", result, address)
 }
 
-// TestClaimSettings: each VF gets the settings of its class and claim. Settings that neither has come from the conflist. A VF without a
-// claim gets only the settings of the conflist.
+// TestClaimSettings: each VF gets the settings of its class and claim. If neither the class nor the claim has a setting, the setting of the
+// conflist applies. A VF without a claim gets only the settings of the conflist.
 func TestClaimSettings(t *testing.T) {
 	l := newLab(t, "ipam", ranges(), "mtu", 1300)
 	l.serveClaims(
@@ -117,7 +117,7 @@ func (l testLab) lateRecord(address, key string) string {
 	return dir
 }
 
-// TestClaimAndAnnotation: the annotation of a pod overrides the class. ADD fails if it contradicts the claim.
+// TestClaimAndAnnotation: the annotation of a pod overrides the class. ADD fails if the annotation contradicts the claim.
 func TestClaimAndAnnotation(t *testing.T) {
 	l := newLab(t, "ipam", ranges())
 	config := vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77"}}

@@ -72,7 +72,7 @@ type sriov struct {
 	claims string // folder of claim records
 }
 
-// Plugin returns the sriov plugin. Plugin runs the IPAM plugins in builtin within the same process.
+// Plugin returns the sriov plugin. The arguments are IPAM plugins that run within the same process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
 }
@@ -179,8 +179,8 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.cniResult(), nil
 }
 
-// savePlan writes the record before the first change of the system. The function marks each VF as having leased addresses. If ADD is
-// killed, DEL then releases the addresses.
+// savePlan writes the record before the first change of the system. The record says that each VF has leased addresses. If ADD is killed,
+// DEL then releases the addresses.
 func (j *requestJob) savePlan() error {
 	planned := j.st
 	planned.VFs = slices.Clone(j.st.VFs)

@@ -41,7 +41,7 @@ func irregularFiles(t *testing.T) map[string]func(path string) error {
 	}
 }
 
-// runPromptly fails the test if f hangs.
+// runPromptly fails the test if f() hangs.
 func runPromptly(t *testing.T, what string, f func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -56,7 +56,7 @@ func runPromptly(t *testing.T, what string, f func() error) error {
 }
 
 // TestIrregular: a file that is not regular never blocks an operation. Reading or locking a file that is not regular returns an error with
-// a hint. Writing replaces a file that is not regular, unless it is a folder. A write never follows a symbolic link.
+// a hint. A write replaces a FIFO, a socket or a device, but it does not replace a folder. A write never follows a symbolic link.
 func TestIrregular(t *testing.T) {
 	for kind, place := range irregularFiles(t) {
 		for what, use := range map[string]func(d *Dir) error{

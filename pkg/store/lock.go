@@ -22,13 +22,13 @@ const LockTimeout = 10 * time.Second
 // of them runs some iptables processes, two CPUs are busy for more than ten seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
-// Lock takes an exclusive flock(2) on the file name. Lock creates the file if the file does not exist. If the lock is still held after
-// LockTimeout, the error has the method Busy. The lock is released by Unlock or when the process ends.
+// Lock takes an exclusive flock(2) on a file in the folder. Lock creates the file if the file does not exist. If the lock is still held
+// after LockTimeout, the error has the method Busy. The lock is released by Unlock or when the process ends.
 func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 	return d.LockWithin(LockTimeout, name, mode)
 }
 
-// LockWithin is like Lock with another maximum time. If most is 0, the call does not wait.
+// LockWithin is like Lock with another maximum time. If this time is 0, the call does not wait.
 func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		return unix.Flock(fd, map[lockAction]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
@@ -36,12 +36,13 @@ func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lo
 }
 
 // LockAt is like Lock, but it locks only the byte at offset (fcntl(2), open file description locks). One file therefore contains 2^63
-// locks. The alternative would be one file for each lock. Separate lock files would have to be removed later, which cannot be done safely.
+// locks. The alternative would be one file for each lock. Separate lock files would have to be removed later, but they cannot be removed
+// safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.LockAtWithin(LockTimeout, name, mode, offset)
 }
 
-// LockAtWithin is like LockAt with another maximum time. If most is 0, the call does not wait.
+// LockAtWithin is like LockAt with another maximum time. If this time is 0, the call does not wait.
 func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		cmd, kind := unix.F_OFD_SETLK, int16(unix.F_WRLCK)
@@ -64,8 +65,8 @@ const (
 	free
 )
 
-// lock opens the file and calls set to lock the file. If the file was removed or replaced in the meantime, lock tries again, because other
-// processes would lock another file.
+// lock opens the file and calls set() to lock the file. If the file was removed or replaced in the meantime, lock tries again, because
+// other processes would lock another file.
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how lockAction) error) (*Lock, error) {
 	defer fault.Phase("lock")()
 	deadline := time.Now().Add(most)
@@ -156,7 +157,7 @@ type Lock struct {
 	free func(fd int) error
 }
 
-// Lost reports whether the lock file was removed or replaced. In this case, another process may hold a lock with the same name.
+// Lost reports whether the lock file was removed or replaced. If so, another process may hold a lock with the same name.
 func (l *Lock) Lost() bool {
 	var own, there unix.Stat_t
 	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, unix.AT_SYMLINK_NOFOLLOW) != nil {

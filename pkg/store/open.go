@@ -21,7 +21,7 @@ import (
 // the error is unix.EISDIR.
 var ErrIrregular = errors.New("not a regular file")
 
-// irregularHint adds a hint to an error that is caused by a folder, a FIFO or another non-regular file in place of the file name.
+// irregularHint adds a hint to an error that is caused by a folder, a FIFO or another non-regular file in place of the expected file.
 func (d *Dir) irregularHint(name string, err error) error {
 	switch path := filepath.Join(d.path, name); {
 	case errors.Is(err, unix.EISDIR):
@@ -32,8 +32,8 @@ func (d *Dir) irregularHint(name string, err error) error {
 	return err
 }
 
-// openFile opens the file name in this folder. The function never blocks, and it does not follow a symbolic link. If the file is not
-// regular, openFile returns an error.
+// openFile opens a file in this folder. The function never blocks, and it does not follow a symbolic link. If the file is not regular,
+// openFile returns an error.
 func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error) {
 	path := filepath.Join(d.path, name)
 	if !fs.ValidPath(name) || strings.Contains(name, "/") {
@@ -66,7 +66,7 @@ func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// create replaces the file name with a new file and returns the new file open.
+// create replaces a file in the folder with a new, empty file. The function returns the new file, which is open.
 func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	for again := 0; ; again++ {
 		f, err := d.openFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
@@ -79,7 +79,7 @@ func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	}
 }
 
-// Names returns at most most names in the folder path, or all names if most is less than 1.
+// Names returns the names in a folder. The second argument is the maximum number of names; a value less than 1 means no limit.
 func Names(path string, most int) ([]string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) // a FIFO in place of the folder would block
 	if err != nil {
@@ -90,8 +90,8 @@ func Names(path string, most int) ([]string, error) {
 	return names, fault.Ignore(err, io.EOF)
 }
 
-// ReadFile returns the content of a file that another program wrote. The file may have at most maxFile bytes. It follows links. If the file
-// is not regular, ReadFile returns an error, because reading a pipe would block.
+// ReadFile returns the content of a file that another program wrote. The file may have at most maxFile bytes. The function follows symbolic
+// links. If the file is not regular, ReadFile returns an error, because reading a pipe would block.
 func ReadFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -112,7 +112,8 @@ func ReadFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// ReadSmall returns the content of a regular file with at most most bytes. The argument flags holds additional flags for open(2).
+// ReadSmall returns the content of a regular file. A file that is larger than the given limit causes an error. The last argument contains
+// additional flags for open(2).
 func ReadSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
 	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {

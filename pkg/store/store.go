@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// tempPrefix is the prefix of the names of files that are being written. List leaves them out.
+// tempPrefix is the prefix of the names of files that are being written. List leaves these files out.
 const tempPrefix = ".tmp-"
 
 // maxFile is the maximum size of a file in bytes, both for reading and for writing. Any version can therefore read the files of any other
@@ -111,7 +111,7 @@ func (d *Dir) Modified() (int64, error) {
 	return info.ModTime().UnixNano(), nil
 }
 
-// Written returns the modification time of the file name.
+// Written returns the modification time of a file in the folder.
 func (d *Dir) Written(name string) (time.Time, error) {
 	info, err := d.root.Lstat(name)
 	if err != nil {
@@ -139,7 +139,7 @@ func (d *Dir) Stamp() (int64, error) {
 	return d.Modified()
 }
 
-// Move moves the file name to another folder and keeps its name. An existing file in that folder is replaced.
+// Move moves a file to another folder and keeps its name. An existing file in that folder is replaced.
 func (d *Dir) Move(name string, to *Dir) error {
 	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -150,7 +150,7 @@ func (d *Dir) Move(name string, to *Dir) error {
 	return nil
 }
 
-// Read returns the content of the file name. The file may have at most maxFile bytes.
+// Read returns the content of a file in the folder. The file may have at most maxFile bytes.
 func (d *Dir) Read(name string) ([]byte, error) {
 	f, err := d.openFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -186,8 +186,8 @@ func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 	return data, nil
 }
 
-// Write replaces the file name atomically. A reader sees either the old content or the new content, never a mixture. Two processes that
-// write the same name must use a lock.
+// Write replaces a file in the folder atomically. A reader sees either the old content or the new content, never a mixture. Two processes
+// that write the same file must use a lock.
 func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
 }
@@ -209,7 +209,7 @@ func (d *Dir) checkSize(name string, data []byte) error {
 	return nil
 }
 
-// CopySync is like WriteSync for content of any size. The file gets exactly this mode.
+// CopySync is like WriteSync for content of any size. The file gets exactly the given mode, regardless of the umask.
 func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	err := d.replaceFile(name, mode, func(f *os.File) error {
 		_, err := io.Copy(f, from)
@@ -221,7 +221,7 @@ func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	return d.withFolder(d.self.Sync())
 }
 
-// Rename renames the file name within the folder and replaces an existing file. Rename returns when the change is on the disk.
+// Rename renames a file within the folder. An existing file with the new name is replaced. Rename returns when the change is on the disk.
 func (d *Dir) Rename(name, to string) error {
 	if err := fault.Point("rename " + filepath.Join(d.path, name) + " to " + to); err != nil {
 		return err
@@ -244,7 +244,8 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	})
 }
 
-// replaceFile creates a temporary file, calls fill to write it, and then replaces the file name with it.
+// replaceFile creates a temporary file and calls fill() to write its content. Then the temporary file replaces the file with the given
+// name.
 func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -265,8 +266,8 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 	return err
 }
 
-// Overwrite writes data to the existing file name. If the file is not regular, Overwrite replaces the file. If the process is killed during
-// the write, the file is empty or incomplete.
+// Overwrite writes data to an existing file. If the file is not regular, Overwrite replaces the file. If the process is killed during the
+// write, the file is empty or incomplete.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
@@ -286,8 +287,8 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// Create is like Write, but the name must not exist (errors.Is fs.ErrExist). The file and its content appear in one step: link(2) gives a
-// name to an unnamed file. A process that is killed therefore leaves no file.
+// Create is like Write, but the file must not exist. If it exists, the error is fs.ErrExist (errors.Is). The file and its content appear in
+// one step: link(2) gives a name to an unnamed file. A process that is killed therefore leaves no file.
 func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
@@ -340,7 +341,7 @@ func (d *Dir) Remove(name string) error {
 	}
 	err := d.root.Remove(name)
 	if temp := d.root.Remove(tempPrefix + name); temp == nil {
-		// A writer of this name that was killed has left the temporary file.
+		// The temporary file belonged to a writer that was killed.
 		slog.Debug("removed an unfinished file", "folder", d.path, "name", name)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Writable returns an error if no file can be created in dir. If dir is missing and cannot be created, the result is an error too. The
-// error names dir, or the parent folder that is the cause.
+// Writable returns an error if no file can be created in a folder. The result is also an error if the folder is missing and cannot be
+// created. The error names the folder, or the parent folder that is the cause.
 func Writable(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir {

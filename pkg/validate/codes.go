@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Codes of problems. Those of plugins are in package plugin. An error of a plugin has the number of its CNI error.
+// Codes of problems. The codes of the plugins' findings are in package plugin. The code of a plugin's error is the number of the CNI error.
 const (
 	emptyFile         plugin.FindingCode = "empty-file"
 	syntax            plugin.FindingCode = "syntax"
@@ -30,7 +30,7 @@ const (
 	noSpec            plugin.FindingCode = "no-spec"
 )
 
-// codeOf returns the number of the CNI error that a plugin answers.
+// codeOf returns the number of the CNI error that a plugin returned.
 func codeOf(err error) plugin.FindingCode {
 	var coded *plugin.Error
 	if errors.As(err, &coded) {

@@ -78,7 +78,7 @@ type part struct {
 	places map[string]plugin.Place // of its keys
 }
 
-// The method add adds a problem with a place in the part.
+// The method add() adds a problem with a place in the part.
 func (c *checker) add(t part, at plugin.Place, key string, code plugin.FindingCode, isError bool, format string, args ...any) {
 	if t.key != "" {
 		key = strings.TrimSuffix(t.key+": "+key, ": ")
@@ -87,8 +87,8 @@ func (c *checker) add(t part, at plugin.Place, key string, code plugin.FindingCo
 	c.problems = append(c.problems, Problem{t.file, at.Line, at.Column, key, code, isError, fmt.Sprintf(format, args...)})
 }
 
-// inFile returns the place in the file of a place in the part. Without a column, and for a line that the file has in another form, it is
-// the first word of the line.
+// inFile converts a place in the part to a place in the file. If the column is unknown or the file writes the line in another form, the
+// result is the first word of the line.
 func (t part) inFile(at plugin.Place) plugin.Place {
 	line := min(t.line+max(at.Line, 1), t.total) // YAML's errors may be after the end
 	outer, inner := lineOf(t.source, line), lineOf(t.data, max(at.Line, 1))
@@ -119,7 +119,7 @@ func (c *checker) file(f File) {
 	}
 }
 
-// The method json checks a JSON object. The keys of the object show what kind of object it is.
+// The method json() checks a JSON object. The keys of the object show what kind of object it is.
 func (c *checker) json(t part) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(t.data, &keys); err != nil {
@@ -145,7 +145,7 @@ func (c *checker) json(t part) {
 	}
 }
 
-// The method syntax reports a JSON error. The method syntax computes the line from the offset in the error.
+// The method syntax() reports a JSON error. The method syntax() computes the line from the offset in the error.
 func (c *checker) syntax(t part, err error) {
 	var place plugin.Place
 	var at *json.SyntaxError
@@ -158,7 +158,7 @@ func (c *checker) syntax(t part, err error) {
 // anyPrefix is used in place of the daemon's --resource-prefix. No check depends on this prefix.
 const anyPrefix = "example.com"
 
-// The method pools checks a configuration of sriov-device-plugin.
+// The method pools() checks a configuration of sriov-device-plugin.
 func (c *checker) pools(t part) {
 	config, err := pool.Parse(pool.Source{File: t.file, Prefix: anyPrefix}, t.data)
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
@@ -184,7 +184,7 @@ func (c *checker) pools(t part) {
 	}
 }
 
-// The method nodeFile checks node.json, the file with which plugins get data about the node.
+// The method nodeFile() checks node.json, the file with which plugins get data about the node.
 func (c *checker) nodeFile(t part) {
 	if _, err := nodefile.Parse(t.data); err != nil {
 		key, at := t.mentioned(err.Error())
@@ -217,8 +217,8 @@ func (t part) placeOnLine(key string, line int) plugin.Place {
 
 var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
-// The method mentioned finds the first key in the text of the part that a message contains. The method mentioned returns the key and the
-// place of the key. The first words of each message contain the key.
+// The method mentioned() finds the first word of a message that is a key in the part, and returns this key with its place. The first words
+// of each message contain the key.
 func (t part) mentioned(message string) (key string, place plugin.Place) {
 	for _, name := range word.FindAllString(message, -1) {
 		for path, at := range t.places {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The function lines returns the problems of files, with one line for each problem.
+// The function lines() returns the problems of files, with one line for each problem.
 func lines(files ...File) (all []string) {
 	for _, p := range Files(files, Node{}) {
 		all = append(all, p.String())
@@ -71,7 +71,7 @@ func TestNetworkFiles(t *testing.T) {
 	}
 }
 
-// The function prefixes reports whether each line starts with the text at the same index.
+// The function prefixes() reports whether each line starts with the text at the same index.
 func prefixes(lines, want []string) bool {
 	return cmp.Equal(want, lines, cmp.Comparer(func(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) }))
 }
@@ -163,7 +163,7 @@ func TestShippedFiles(t *testing.T) {
 	}
 }
 
-// FuzzFiles checks that the checker never fails, whatever the text is. Each problem has a line that exists in the file.
+// FuzzFiles checks that the checker never fails for any text. Each problem has a line that exists in the file.
 func FuzzFiles(f *testing.F) {
 	f.Add(bridgeNet)
 	f.Add("kind: Pod\nspec: {containers: [{ports: [{hostPort: 1}]}]}\n")

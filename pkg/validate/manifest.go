@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The method manifests checks those objects in a file of YAML documents that Podlace uses.
+// The method manifests() reads a file of YAML documents and checks those objects that Podlace uses.
 func (c *checker) manifests(t part) {
 	decoder := yaml.NewDecoder(bytes.NewReader(t.data))
 	known := 0
@@ -49,7 +49,7 @@ func yamlLine(err error) int {
 	return line
 }
 
-// The function at returns the value at a path below a node. The function at returns nil if a key of the path is missing.
+// The function at() follows a path of keys from a node and returns the value. The result is nil if a key of the path is missing.
 func at(n *yaml.Node, path ...string) *yaml.Node {
 	for _, key := range path {
 		if n == nil || n.Kind != yaml.MappingNode {
@@ -89,7 +89,7 @@ func podTemplates() map[string][]string {
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// The method object checks a Kubernetes object. The method object returns the number of parts of the object that Podlace uses.
+// The method object() checks a Kubernetes object. The method object() returns the number of parts of the object that Podlace uses.
 func (c *checker) object(t part, o *yaml.Node) (known int) {
 	kind := valueOf(o, "kind")
 	if list := at(o, "items"); list != nil && strings.HasSuffix(kind, "List") {
@@ -132,7 +132,7 @@ func (c *checker) configMap(t part, o *yaml.Node) (known int) {
 	return known
 }
 
-// The method inside returns the text of a value as a part. The text of a block scalar starts on the line after its key.
+// The method inside() returns the text of a value as a part. The text of a block scalar starts on the line after its key.
 func (t part) inside(value *yaml.Node, key string) part {
 	line := value.Line - 1
 	if value.Style == yaml.LiteralStyle || value.Style == yaml.FoldedStyle {
@@ -142,7 +142,7 @@ func (t part) inside(value *yaml.Node, key string) part {
 		source: t.source}
 }
 
-// The method pod checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
+// The method pod() checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
 func (c *checker) pod(t part, object plugin.Place, pod *yaml.Node) {
 	annotations := at(pod, "metadata", "annotations")
 	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
@@ -217,7 +217,7 @@ func items(list *yaml.Node) []*yaml.Node {
 	return list.Content
 }
 
-// hostPort returns the port of the node that a container port uses. The result is "" if the container port uses none.
+// hostPort returns the port of the node that a container port uses. The result is "" if the container port has no hostPort.
 func (c *checker) hostPort(t part, port *yaml.Node, key string) string {
 	host := valueOf(port, "hostPort")
 	if host == "" || host == "0" {

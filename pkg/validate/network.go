@@ -30,7 +30,7 @@ type network struct {
 	subnets []netip.Prefix
 }
 
-// The method network checks a network configuration. The configuration contains either a list of plugins or a single plugin.
+// The method network() checks a network configuration. The configuration contains either a list of plugins or a single plugin.
 func (c *checker) network(t part) {
 	var list struct {
 		CNIVersion string            `json:"cniVersion"`
@@ -66,7 +66,7 @@ func (c *checker) network(t part) {
 	c.networks = append(c.networks, n)
 }
 
-// The method plugin checks the configuration of one plugin in the same way as the ADD of that plugin.
+// The method plugin() checks the configuration of one plugin in the same way as the ADD of that plugin.
 func (c *checker) plugin(n *network, path, version string, config []byte) {
 	kind := plugin.Kind(ipam.Type(config))
 	if kind == "" {
@@ -105,7 +105,7 @@ func withDeviceID(config []byte) []byte {
 	return more
 }
 
-// The function parse parses the configuration of a plugin of Podlace. It ignores other plugins.
+// The function parse() parses the configuration of a plugin of Podlace. Plugins of other projects are ignored.
 func parse(r *plugin.Request, kind string) (err error) {
 	switch kind {
 	case "bridge":
@@ -126,14 +126,14 @@ func parse(r *plugin.Request, kind string) (err error) {
 	return err
 }
 
-// The method within returns the key below path that a message names, and the place of the key in the file.
+// The method within() returns the key below a path that a message contains, and the place of this key in the file.
 func (n *network) within(path string, config []byte, message string) (key string, at plugin.Place) {
 	inner, _ := part{places: plugin.KeyPlaces(config)}.mentioned(message)
 	key = strings.Trim(path+"."+inner, ".")
 	return key, n.placeOf(key)
 }
 
-// The method clashes reports networks that have the same name, and networks that have the same subnet on different bridges.
+// The method clashes() reports networks that have the same name, and networks that have the same subnet on different bridges.
 func (c *checker) clashes() {
 	for i, later := range c.networks {
 		for _, earlier := range c.networks[:i] {

@@ -36,7 +36,7 @@ func ThisNode() (node Node, err error) {
 	return node, err
 }
 
-// Config returns the findings for a list of plugins, or for the configuration of one plugin. It does no I/O.
+// Config returns the findings for a list of plugins, or for the configuration of one plugin. The function does no I/O.
 func Config(data []byte, node Node) []plugin.Finding {
 	var list struct {
 		Type    string            `json:"type"`
@@ -59,7 +59,7 @@ func Config(data []byte, node Node) []plugin.Finding {
 	return found
 }
 
-// The function findings returns the findings for one plugin with their keys.
+// The function findings() returns the findings for one plugin with their keys.
 func findings(config []byte, node Node) (found []plugin.Finding) {
 	var pods []netip.Prefix
 	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The function text returns the keys of a configuration's findings. The function text also returns all findings as one text.
+// The function text() returns the keys of a configuration's findings. The function text() also returns all findings as one text.
 func text(config string, node Node) (keys []string, all string) {
 	found := Config([]byte(config), node)
 	for _, f := range found {
@@ -117,7 +117,7 @@ func shipped(t *testing.T) (names []string) {
 	return names
 }
 
-// The function defaults returns subnets that other software uses by default.
+// The map contains subnets that other software uses by default.
 var defaults = map[string]string{
 	"podman":                 "10.88.0.0/16",
 	"podman, more networks":  "10.89.0.0/16",
@@ -140,7 +140,7 @@ var defaults = map[string]string{
 }
 
 // TestShippedSubnetsAreFree checks examples that must work on any node. The subnets of these examples are not the default subnets of other
-// software. Examples that continue the network of another program keep the subnet of that program.
+// software. Some examples replace another program in its network; these examples keep the subnet of that program.
 func TestShippedSubnetsAreFree(t *testing.T) {
 	var node Node
 	for name, subnet := range defaults {

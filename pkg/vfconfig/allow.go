@@ -108,8 +108,8 @@ func parseRange(key, s string) (Range, error) {
 	return Range{from, to}, nil
 }
 
-// Check returns an error if a claim may not set one of the settings in c. The error contains the key, the value and the values that are
-// allowed.
+// Check returns an error if a configuration contains a setting that claims may not set. The error contains the key, the value and the
+// values that are allowed.
 func (a Allowance) Check(c *Config) error {
 	for _, key := range c.Set() {
 		ranges, ok := a[key]

@@ -26,8 +26,8 @@ func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }
 
-// Complete does the work of Validate for the final settings of a VF. In errors, the function name translates the keys to the names in the
-// source of the settings.
+// Complete does the work of Validate for the final settings of a VF. The argument is a function that converts a key to its name in the
+// source of the settings. Errors contain the converted names.
 func (c *Config) Complete(name func(key string) string) error { return c.check(name, true) }
 
 func (c *Config) check(name func(string) string, complete bool) error {
@@ -156,7 +156,7 @@ func ParseMAC(s string) (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// ExpandName returns ifName with the number of the VF in place of {index}.
+// ExpandName replaces {index} in an interface name with the number of the VF.
 func ExpandName(ifName string, index int) string {
 	return strings.Replace(ifName, IndexMark, fmt.Sprint(index), 1)
 }

@@ -40,7 +40,7 @@ func Parameters(resource string, c Config) ([]byte, error) {
 }
 
 // Decode returns the entry in encoded parameters. Decode is strict: it returns an error for each setting that this version would not apply.
-// An error starts with path, which is the place of the parameters, and with the key.
+// Each error starts with the place of the parameters and with the key.
 func Decode(data []byte, path string) (Entry, error) {
 	if len(data) > maxBytes {
 		return Entry{}, fmt.Errorf("%s: %d bytes: want at most %d", path, len(data), maxBytes)
@@ -107,7 +107,7 @@ type keyError struct {
 func (e keyError) Error() string { return shownKey(e.key) + ": " + e.err.Error() }
 func (e keyError) Unwrap() error { return e.err }
 
-// shownKey returns a key in the form for an error message. The function quotes or shortens a key that is long or contains a line break.
+// shownKey formats a key for an error message. The function quotes or shortens a key that is long or contains a line break.
 func shownKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted
@@ -123,7 +123,7 @@ func errNoKey(key string) error {
 	return errors.New("no such key; known keys: " + strings.Join(Keys(), ", "))
 }
 
-// eachMember calls take for each member of a JSON object. The function stops at the first error. The function returns an error for
+// eachMember calls take() for each member of a JSON object. The function stops at the first error. The function returns an error for
 // duplicate keys, which encoding/json accepts.
 func eachMember(data []byte, take func(key string, value any) error) error {
 	d := json.NewDecoder(bytes.NewReader(data))

@@ -36,7 +36,7 @@ type Config struct {
 	Unknown []string `json:"-"`
 }
 
-// claimedKey is the JSON key for the field Claimed. Users never write it.
+// claimedKey is the JSON key for the field Claimed. Users never write this key.
 const claimedKey = "claimed"
 
 // Keys returns the keys of all possible settings.
@@ -45,7 +45,8 @@ func Keys() []string {
 		"rebind", "ifName", "ips"}
 }
 
-// fieldOf returns a pointer to the setting with a key: **int, *string, **bool or *[]string. The function returns nil for an unknown key.
+// fieldOf returns a pointer to the field of a key. The type of the pointer is **int, *string, **bool or *[]string. The function returns nil
+// for an unknown key.
 func (c *Config) fieldOf(key string) any {
 	switch key {
 	case "vlan":
@@ -133,8 +134,8 @@ func (c *Config) String() string {
 	return strings.Join(out, ", ")
 }
 
-// Merge returns the settings of base. Settings that are set in over override those of base. Both arguments may be nil, and Merge changes
-// neither of them.
+// Merge combines two configurations. If both contain a setting, the result has the value from the second. Both arguments may be nil, and
+// Merge changes neither of them.
 func Merge(base, over *Config) *Config {
 	out := base.deepCopy()
 	more := over.deepCopy()
@@ -184,8 +185,8 @@ func (c *Config) deepCopy() *Config {
 	return &out
 }
 
-// Put sets the setting with a key. The value is a JSON value: a string, a json.Number, a bool or a list of strings. The error says which
-// type is valid.
+// Put changes the setting of a key. The value is a JSON value: a string, a json.Number, a bool or a list of strings. If the type is wrong,
+// the error names the valid type.
 func (c *Config) Put(key string, value any) error {
 	fresh := Config{}
 	if err := fresh.putValue(key, value); err != nil {

@@ -235,8 +235,8 @@ func TestString(t *testing.T) {
 	}
 }
 
-// FuzzDecode checks arbitrary parameters. Decode must return an error in one line that contains the path, or settings that are the same
-// after encoding and decoding.
+// FuzzDecode checks arbitrary parameters. Decode must return either an error or settings. The error must be one line and contain the path.
+// The settings must be the same after encoding and decoding.
 func FuzzDecode(f *testing.F) {
 	c := full()
 	data, _ := Parameters("example.com/fast", c)

@@ -153,7 +153,7 @@ func compilePrograms(o buildOptions, p v1.Platform, folder string) (programs []s
 	return programs, nil
 }
 
-// saveImage writes the OCI layout image/ and the archive image.tar into a folder, and deletes an older layout before.
+// saveImage writes the OCI layout image/ and the archive image.tar into a folder, and replaces an older layout.
 func saveImage(out string, index v1.ImageIndex, tag name.Tag, at time.Time) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err

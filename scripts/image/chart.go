@@ -17,10 +17,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// chartImage is a placeholder of the value image while the templates are made.
+// chartImage is a placeholder for the image name while newChart makes the templates.
 const chartImage = "image.invalid/podlace:chart"
 
-// imageAction is the template action that inserts the value image.
+// imageAction is the template action that inserts the chart's value `image`.
 const imageAction = `{{ required "image: the chart has no default image: --set image=REGISTRY/NAME@sha256:DIGEST" .Values.image | quote }}`
 
 // chartFiles maps names to contents of the files in the Helm chart.
@@ -88,7 +88,7 @@ func validChoices(components []string) (all [][]string) {
 	return all
 }
 
-// objectTemplates renders the manifest with each choice of components. It merges the resulting texts of each object into one template.
+// objectTemplates renders the manifest with each choice of components, and merges the resulting texts of each object into one template.
 func objectTemplates(conf string, components []string) (chartFiles, error) {
 	all := validChoices(components)
 	if len(all) > 64 {
@@ -182,8 +182,8 @@ func unlessSet(value, text string) func([]string) []string {
 	}
 }
 
-// configTemplate returns the template of podlace-node's configuration. It merges the configuration of the base, the keys of components, and
-// the keys of the value config.
+// configTemplate returns the template of podlace-node's configuration. The template merges the configuration of the base, the keys of
+// components, and the keys of the chart's value `config`.
 func configTemplate(conf string, components []string) ([]string, error) {
 	base, err := compactJSON(filepath.Join(conf, "base", "config.json"))
 	if err != nil {
@@ -215,7 +215,7 @@ func compactJSON(file string) (string, error) {
 	return b.String(), err
 }
 
-// componentChecks returns a template that fails for incompatible components, like `make manifest`.
+// componentChecks returns a template that fails for incompatible components, as `make manifest` does.
 func componentChecks() string {
 	var b strings.Builder
 	for _, r := range rules() {

@@ -31,7 +31,7 @@ const (
 	chartContentType types.MediaType = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 )
 
-// runChart writes the Helm chart as an archive and as an OCI layout, and pushes it.
+// runChart writes the Helm chart as an archive and as an OCI layout, and pushes the chart to a registry.
 func runChart(args []string) error {
 	flags := newFlags("chart")
 	image := flags.String("image", "", "default image of the chart, REGISTRY/NAME@sha256:DIGEST or REGISTRY/NAME:TAG")
@@ -98,7 +98,8 @@ func publishChart(out string, files chartFiles, archive []byte, tag name.Tag, pu
 	return nil
 }
 
-// chartVersion returns a version in the form that Helm demands, such as 1.2.3. A commit without a tag becomes 0.0.0-g and its hash.
+// chartVersion returns a version in the form that Helm demands, such as 1.2.3. For a commit without a tag, the version is 0.0.0-gHASH with
+// the hash of the commit.
 func chartVersion(version string) string {
 	number := strings.TrimPrefix(version, "v")
 	if regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?$`).MatchString(number) {

@@ -28,8 +28,8 @@ func writeFile(t *testing.T, path, text string, mode os.FileMode) string {
 	return path
 }
 
-// layerHeaders returns the headers of a layer by name, and the names in the layer's order. It fails if an owner is not root or a time is
-// not at.
+// layerHeaders returns the headers of a layer by name, and the names in the layer's order. The test fails if a file's owner is not root, or
+// if a file's time differs from the expected time.
 func layerHeaders(t *testing.T, layer v1.Layer, at time.Time) (byName map[string]*tar.Header, names []string) {
 	t.Helper()
 	r, err := layer.Uncompressed()

@@ -90,7 +90,7 @@ func missingPart(image string, err error) error {
 	return err
 }
 
-// renderManifest returns the base with an image and components as one YAML text. It reads only the folder conf.
+// renderManifest returns the base with an image and components as one YAML text. renderManifest reads only the folder conf.
 func renderManifest(conf, image string, components []string) ([]byte, error) {
 	to, err := parseImage(image)
 	if err != nil {

@@ -73,7 +73,8 @@ func digestsByName(t *testing.T, folder string) (index v1.ImageIndex, digests ma
 	return index, digests
 }
 
-// TestPack packs an image of several files. It reads the image from the layout, like containerd, and from manifest.json, like docker.
+// TestPack packs an image of several files. The test reads the image from the layout, as containerd does, and from manifest.json, as docker
+// does.
 func TestPack(t *testing.T) {
 	dir := t.TempDir()
 	tree := filepath.Join(dir, "tree")

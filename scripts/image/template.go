@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// mergedLine is a line of an object, with a bit set of the choices of components for which the object contains this line.
+// mergedLine is a line of an object. The bit set of a line marks the choices of components for which the object contains the line.
 type mergedLine struct {
 	text string
 	in   uint64
@@ -58,8 +58,8 @@ func hasList(lines []string) bool {
 	return slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(strings.TrimLeft(l, " "), "- ") })
 }
 
-// commonLines returns a table. Its element [i][j] is the length of the longest common subsequence of merged from line i and text from line
-// j.
+// commonLines returns a table. Element [i][j] of the table is the length of the longest common subsequence of merged from line i and text
+// from line j.
 func commonLines(merged []mergedLine, text []string) [][]int {
 	common := make([][]int, len(merged)+1)
 	for i := range common {
@@ -97,8 +97,8 @@ func allLiterals(components []string, choices [][]string) (all []componentLitera
 	return all
 }
 
-// shortestCondition returns the shortest condition that is true for the choices in the set in and false for all other choices in the set
-// scope.
+// shortestCondition returns the shortest condition that separates two groups of choices. The condition is true for the choices of the first
+// set, and false for all other choices of the second set.
 func shortestCondition(all []componentLiteral, in, scope uint64) (string, error) {
 	for size := 1; size <= 3; size++ {
 		if text, ok := conditionOf(all, size, nil, in, scope); ok {
@@ -108,7 +108,8 @@ func shortestCondition(all []componentLiteral, in, scope uint64) (string, error)
 	return "", fmt.Errorf("no condition of three components selects the choices %b of %b", in, scope)
 }
 
-// conditionOf returns a condition that joins the chosen literals and size further literals by "and" or by "or".
+// conditionOf returns a condition that joins literals by "and" or by "or". The condition contains all chosen literals, and as many further
+// literals as size says.
 func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in, scope uint64) (string, bool) {
 	if size > 0 {
 		for i, l := range all {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// chartValue is a value of the chart that is not the switch of a component.
+// chartValue is a value of the chart, but not a value that switches a component on or off.
 type chartValue struct {
 	name, initial, comment string
 	schema                 map[string]any
@@ -57,7 +57,7 @@ func values(image string, components []string, comments map[string]string) strin
 	return b.String()
 }
 
-// valuesSchema returns the text of values.schema.json. The schema of the value config is the schema of podlace-node's configuration.
+// valuesSchema returns the text of values.schema.json. The chart's value `config` has the schema of podlace-node's configuration.
 func valuesSchema(conf string, components []string, comments map[string]string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(conf, "..", "schema", "podlace-node.schema.json"))
 	if err != nil {

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# card.sh COMMAND...: runs exec.sh in a machine with two NUMA nodes and a network card with VFs (Intel 82576, drivers igb and igbvf) on
-# each, behind an IOMMU, so that VFs can be given to vfio-pci. The cards are on one cable. PODLACE_PF is the address of the first.
+# card.sh COMMAND...: runs exec.sh in a machine with two NUMA nodes. Each node has a network card with VFs (Intel 82576, drivers igb and igbvf)
+# behind an IOMMU, so that vfio-pci can bind the VFs. A cable connects the cards. PODLACE_PF is the address of the first card.
 set -euo pipefail
 export PODLACE_PF=0000:21:00.0 VM_MODULES="${VM_MODULES:-} igb igbvf vfio-pci" VM_KERNEL="${VM_KERNEL:-} intel_iommu=on iommu=pt pci=realloc"
 # QEMU's emulation can crash if one processor uses a device while another adds or removes a VF (iotlb_to_section).

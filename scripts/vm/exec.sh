@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# exec.sh COMMAND...: runs a command as root in the same folder of a virtual machine that ends with the command, and exits with its status.
-# It is meant for "go test -exec". The guest sees the host's file system, and its writes are lost at its end. It gets the environment
-# variables whose names begin with KERNELTEST or PODLACE_.
+# exec.sh COMMAND...: starts a virtual machine, runs a command as root in the same folder of the guest, and exits with the command's status.
+# The machine ends when the command ends. exec.sh is made for "go test -exec". The guest sees the host's file system, and loses all its writes
+# when it ends. The guest gets the environment variables whose names begin with KERNELTEST or PODLACE_.
 #   VM           folder that setup.sh has filled
 #   VM_MODULES   modules to load before the command
 #   VM_TIMEOUT   seconds (default 1200)
@@ -20,7 +20,7 @@ trap 'rm -rf "$shared"' EXIT
   echo "modprobe() { '$VM/bin/modprobe' \"\$@\"; }"
   [ -z "${VM_MODULES:-}" ] || echo "modprobe -a $VM_MODULES"
   echo 'ip link set lo up'
-  echo 'echo 4194304 >/proc/sys/net/core/wmem_max' # which the plugins exceed, and tests in user namespaces may not
+  echo 'echo 4194304 >/proc/sys/net/core/wmem_max' # the plugins can exceed this limit, but tests in user namespaces cannot
   printf 'cd %q || exit\nexec' "$PWD"
   printf ' %q' "$@"
   echo
@@ -30,8 +30,8 @@ chmod +x "$shared/run"
 # Hardware virtualization is used if the processor has it. /dev/kvm alone is not enough: it also exists where ordinary guests cannot run.
 accelerator=(-accel "tcg,thread=${VM_THREADS:-multi},tb-size=512" -cpu max)
 if grep -qwE 'vmx|svm' /proc/cpuinfo && [ -w /dev/kvm ]; then accelerator=(-accel kvm -cpu host); fi
-# A guest on a busy machine measures its clock frequency wrongly and takes a late timer interrupt for a broken timer. So the frequency is
-# passed to the guest, and the timer check is disabled.
+# A guest on a busy machine measures its clock frequency wrongly and takes a late timer interrupt for a broken timer. exec.sh therefore
+# passes the frequency to the guest, and disables the timer check.
 khz=$(awk '/MHz/ {printf "%d", $4 * 1000; exit}' /proc/cpuinfo)
 q=$VM/qemu/usr
 export QEMU_MODULE_DIR=$q/lib/x86_64-linux-gnu/qemu LD_LIBRARY_PATH=$q/lib/x86_64-linux-gnu:$VM/qemu/lib/x86_64-linux-gnu

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# setup.sh FOLDER: fills the folder with QEMU, a distribution kernel, its modules and an initial RAM disk, from Debian packages. It unpacks
-# them only in this folder and installs nothing. The download is about 125 MB. A further run does nothing until this script changes.
+# setup.sh FOLDER: fills the folder with QEMU, a distribution kernel, its modules and an initial RAM disk, from Debian packages. setup.sh
+# unpacks the packages only in this folder and installs nothing. The download is about 125 MB. A further run does nothing until
+# this script changes.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 tree=$(cd "$here/../.." && pwd)
@@ -36,7 +37,7 @@ export APT_CONFIG=$folder/apt/apt.conf
 apt-get update -qq
 
 # Debian's archive keeps only the newest version of a package, so a pinned version can disappear. The script then uses the newest
-# version and prints that.
+# version and prints a message.
 cd "$folder/packages"
 wanted=()
 while read -r name version _; do

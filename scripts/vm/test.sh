@@ -1,15 +1,16 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh [go test flags]: runs tests in the virtual machine of the folder $VM, after filling it with setup.sh. They are the test binaries
-# of "make test", each in a separate machine. Without $PACKAGES it runs the packages that need optional kernel features; with
+# test.sh [go test flags]: fills the folder $VM with setup.sh, and runs tests in the virtual machine of this folder. Each test binary of
+# "make test" runs in a separate machine. Without $PACKAGES, test.sh runs the packages that need optional kernel features; with
 # KERNELTEST=full a missing feature is a failure. CARD=1 adds network cards with VFs to the machine of $PACKAGES.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export VM PODLACE_BIN=$PWD/bin PODLACE_TOOLS=$PWD/build/tools KERNELTEST=full
-# Some modules, loaded on demand, would add sysctls in the middle of a test. Programs would load others, which a user namespace forbids.
+# The machine loads these modules in advance. Some modules would otherwise add sysctls in the middle of a test. Other modules would be loaded by
+# programs, and a user namespace forbids this.
 export VM_MODULES="${VM_MODULES-nf_conntrack br_netfilter 8021q tun ip_tables ip6_tables}"
 scripts/vm/setup.sh "$VM"
-# Programs that integration tests would otherwise build in the machine, which takes long.
+# Build these programs on the host, because a build in the machine takes long.
 CGO_ENABLED=0 go build -buildvcs=false -tags podlace_fault -o build/tools/fault/ ./plugins/sriov
 if [ -n "${PACKAGES:-}" ]; then
   exec scripts/test.sh -exec "$PWD/scripts/vm/$([ -z "${CARD:-}" ] && echo exec || echo card).sh" -count=1 -timeout 90m "$@"

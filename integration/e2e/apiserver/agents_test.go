@@ -131,8 +131,8 @@ func (c *agentCluster) joinNodes(count int) {
 	c.checkRoutes()
 }
 
-// awaitRoutes returns the time at which the last of the given routes appeared. If the kernel dropped events, awaitRoutes reads the routes
-// from the kernel and returns the later time of this reading.
+// awaitRoutes returns the time at which the last of the given routes appeared. If the kernel dropped the event of a route, awaitRoutes uses
+// the time at which it finds the route in the kernel.
 func (a *routeArrivals) awaitRoutes(t *testing.T, prefixes []netip.Prefix) (last time.Time) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -235,8 +235,8 @@ func (c *agentCluster) restartWritesNothing() {
 	}
 }
 
-// agentRequests returns the requests of the agents. agentRequests checks that the agents requested only nodes and that their token permits
-// no other access.
+// agentRequests returns the requests of the agents. agentRequests checks that the agents sent requests only for nodes. It also checks that
+// the agents' token permits no other access.
 func (c *agentCluster) agentRequests() (agents []auditRequest) {
 	c.Helper()
 	for _, r := range c.auditRequests() {

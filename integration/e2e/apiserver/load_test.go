@@ -73,7 +73,7 @@ func (p *controlPlane) startLoad(nodes, watchers int) *clusterLoad {
 	return b
 }
 
-// measureCPU starts to measure the CPU use of a process. The returned function returns the use in percent of one core.
+// measureCPU starts to measure the CPU use of a process. The returned function returns the CPU use as a percentage of one core.
 func measureCPU(t *testing.T, p *testProcess) (percent func() float64) {
 	t.Helper()
 	began := time.Now()
@@ -88,7 +88,8 @@ func measureCPU(t *testing.T, p *testProcess) (percent func() float64) {
 
 var lagFigure = regexp.MustCompile(`(?m)^podlace_node_route_lag_seconds_(sum|count) (\S+)$`)
 
-// agentLag reads the agent's metrics: the sum of the times from a change to the finished routes, and the number of these times.
+// agentLag reads a metric of the agent: the delay from a change until all routes are updated. The results are the sum and the number of the
+// delays.
 func (n *agentNode) agentLag() (sum, count float64) {
 	n.Helper()
 	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {

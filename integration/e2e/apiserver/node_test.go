@@ -49,7 +49,7 @@ func createLinks(t *testing.T) {
 	t.Cleanup(func() { harness.Shell(t, "ip link del lan; ip link del far") })
 }
 
-// newNode creates node number id on a link, without an agent.
+// newNode creates the node with the given number on a link, without an agent.
 func (p *controlPlane) newNode(id int, link string) *agentNode {
 	p.Helper()
 	n := &agentNode{controlPlane: p, name: nodeName(id), dir: p.TempDir(), ns: harness.NewPod(p, fmt.Sprintf("%s-%d", harness.Plain(p.T), id))}
@@ -206,7 +206,7 @@ func (n *agentNode) recordArrivals() *routeArrivals {
 	return a
 }
 
-// lastArrival returns the time at which the last of the given routes arrived; ok is false if one of them is missing.
+// lastArrival returns the time at which the last of the given routes arrived; the second result is false if one of the routes is missing.
 func (a *routeArrivals) lastArrival(prefixes []netip.Prefix) (last time.Time, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -31,7 +31,7 @@ const (
 	within   = time.Minute
 )
 
-// scaleRow contains the measurements with one number of nodes.
+// scaleRow contains the measurements for one number of nodes.
 type scaleRow struct {
 	nodes          int
 	lists          string
@@ -44,8 +44,8 @@ type scaleRow struct {
 	load           string
 }
 
-// TestScale measures one agent among thousands of nodes and prints the times. TestScale fails if routes are missing, a restart of the agent
-// writes anything, or the agent needs more memory than the DaemonSet allows.
+// TestScale measures one agent among thousands of nodes and prints the times. TestScale fails if routes are missing, if the agent makes any
+// change after a restart, or if the agent needs more memory than the DaemonSet allows.
 func TestScale(t *testing.T) {
 	if *sizes == "" {
 		t.Skip("SKIPPED: no number of nodes is given; make scale measures 1,000 and 5,000")
@@ -139,7 +139,7 @@ func (n *agentNode) awaitFile() {
 	}
 }
 
-// checkAllRoutes fails the test unless the kernel has exactly the routes to the nodes with the numbers 1 to nodes.
+// checkAllRoutes fails the test unless the kernel has exactly the routes to the given number of nodes.
 func (n *agentNode) checkAllRoutes(nodes int) {
 	n.Helper()
 	got, missing := n.routeGateways(), []netip.Prefix{}
@@ -151,7 +151,8 @@ func (n *agentNode) checkAllRoutes(nodes int) {
 		}
 	}
 	if len(missing) > 0 || len(got) != 2*nodes {
-		n.Errorf("%d routes of %d, %d missing or wrong: %v\n%s", len(got), 2*nodes, len(missing), missing[:min(len(missing), 10)], n.statusProblems())
+		n.Errorf("%d routes of %d, %d missing or wrong: %v\n%s", len(got), 2*nodes, len(missing), missing[:min(len(missing), 10)],
+			n.statusProblems())
 	}
 }
 
@@ -195,8 +196,9 @@ func (n *agentNode) joinMany(nodes int) []time.Duration {
 // listPatience is the time that an agent waits for the list of nodes before its status reports that it has no nodes.
 const listPatience = 5 * time.Second
 
-// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. restartAgent tries
-// three times, because only writes of the agent occur at each start. Link events of the kernel do not.
+// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. restartAgent repeats
+// the restart up to three times, because link events of the kernel can look like writes. Real writes of the agent would occur at every
+// restart.
 func (n *agentNode) restartAgent() int {
 	n.Helper()
 	var got []string

@@ -30,12 +30,12 @@ type clusterNode struct {
 	podCIDRs  []string
 }
 
-// outsideAddrs contains the addresses of a machine on the nodes' link, which is the namespace of the tests. This machine is the nodes'
-// router and has no route to pods.
+// outsideAddrs contains the addresses of a machine on the nodes' link. This machine is the namespace of the tests. It is the nodes' router
+// and has no route to pods.
 var outsideAddrs = [2]string{"192.0.2.254", "2001:db8:92::254"}
 
-// newCluster creates nodes with podCIDRs on one link, and opens a shipped configuration on each node. The routes between the nodes are
-// those of conf/README.md.
+// newCluster creates nodes with podCIDRs on one link, and opens a shipped configuration on each node. The routes between the nodes are the
+// routes in conf/README.md.
 func newCluster(t *testing.T, file string, podCIDRs ...[]string) (nodes []*clusterNode) {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -125,8 +125,8 @@ func (n *clusterNode) attachPod(t *testing.T, name string, caps map[string]any) 
 	return serveClientAddress(t, pod)
 }
 
-// serveClientAddress starts a server on port 80 of a pod that answers each client with the client's address. If the pod is nil, the server
-// runs in the namespace of the tests.
+// serveClientAddress starts a server on port 80 of a pod. The server answers each client with the client's address. If the pod is nil, the
+// server runs in the namespace of the tests.
 func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	t.Helper()
 	server, err := harness.ServeClientAddress(on, 80)

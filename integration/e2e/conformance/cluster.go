@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// dnsAddresses are the addresses of the DNS server on the control plane. scripts/cluster.sh configures the kubelets with them.
+// dnsAddresses are the addresses of the DNS server on the control plane. scripts/cluster.sh passes these addresses to the kubelets.
 const dnsAddresses = "192.0.2.10:53,[2001:db8::10]:53"
 
 // testCluster contains the programs and images of the tests and of a cluster that scripts/cluster.sh can start.
@@ -140,7 +140,7 @@ func (r runningCluster) runScript(ctx context.Context, input []byte, verb string
 	return nil
 }
 
-// startDNS starts the cluster's DNS server on the control plane and returns a function that ends it.
+// startDNS starts the cluster's DNS server on the control plane. The returned function stops the server.
 func (r runningCluster) startDNS(ctx context.Context) (stop func(), err error) {
 	log, err := os.Create(filepath.Join(r.folder, "dns.log"))
 	if err != nil {
@@ -196,7 +196,7 @@ func (r runningCluster) setUpNetwork(ctx context.Context, plugins string, nodes 
 	return nil
 }
 
-// applyManifest applies Podlace's manifest, with VXLAN to the node behind the router.
+// applyManifest applies Podlace's manifest. VXLAN connects the node behind the router.
 func (r runningCluster) applyManifest(ctx context.Context) error {
 	manifest := filepath.Join(r.folder, "podlace.yaml")
 	conf, err := filepath.Abs("conf/cluster")

@@ -13,8 +13,8 @@ import (
 // proxyModes are the modes of kube-proxy that a list can name.
 var proxyModes = []string{"iptables", "nftables"} //nolint:gochecknoglobals // a constant
 
-// readList reads the list of specs and returns the names of those that must pass with a mode of kube-proxy. A line contains the modes,
-// separated by commas, then a tab and the name of the spec.
+// readList reads the list of specs, and returns the specs that must pass in the given mode of kube-proxy. Each line contains the modes,
+// separated by commas. After a tab it contains the name of the spec.
 func readList(from io.Reader, mode string) (names []string, err error) {
 	lines := bufio.NewScanner(from)
 	seen := map[string]bool{}

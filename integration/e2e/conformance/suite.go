@@ -21,7 +21,8 @@ const (
 	runLimit = 90 * time.Minute
 )
 
-// labelFilter selects the network specs by labels. labelFilter excludes specs that need a cloud, a special cluster or hours.
+// labelFilter selects the network specs by labels. labelFilter excludes specs that need a cloud or a special cluster, and specs that run
+// for hours.
 func labelFilter(mode string) string {
 	features := "IPv6DualStack"
 	if mode == "iptables" { // with nftables, kube-proxy has no NodePorts on 127.0.0.1
@@ -40,8 +41,8 @@ type testSuite struct {
 	filter, focus     string
 }
 
-// runSpecs runs most specs in parallel and the specs with fixed ports one after another. runSpecs returns the results of both parts. With a
-// focus it runs only the matching specs, one after another.
+// runSpecs runs most specs in parallel and the specs with fixed ports one after another. runSpecs returns the results of both parts. If a
+// focus is set, runSpecs runs only the matching specs, one after another.
 func (s testSuite) runSpecs(ctx context.Context, folder string) (suiteReport, error) {
 	if s.focus != "" {
 		return s.runPart(ctx, folder, 1, "--focus="+s.focus)

@@ -59,7 +59,7 @@ func containerdPID(t *testing.T) int {
 	return pid
 }
 
-// TestFailedRun: after a failed ADD nothing of the pod remains. The error for the kubelet's events contains the name of the pod.
+// TestFailedRun: after a failed ADD no state of the pod remains. The error for the kubelet's events contains the name of the pod.
 func TestFailedRun(t *testing.T) {
 	c := cri.Open(t, socket)
 	_, err := c.Run(t.Context(), cri.PodConfig("wrong", cri.HostPort(70000), cri.Limits("100M", "100M")))

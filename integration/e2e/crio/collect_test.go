@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is stopped. CRI-O calls DEL for the pod when it starts, and
-// nothing of the pod remains. Other pods keep their state.
+// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is stopped. At its start, CRI-O calls DEL for the pod, and no
+// state of the pod remains. Other pods keep their state.
 func TestDeathWhileAway(t *testing.T) {
 	c := cri.Open(t, socket)
 	web, dead := cri.RunPod(t, c, "web"), cri.RunPod(t, c, "dead", cri.Limits("20M", "20M"))

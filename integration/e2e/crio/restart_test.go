@@ -59,7 +59,7 @@ func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown fu
 	})
 }
 
-// checkWithin fails the test unless check succeeds before the time limit.
+// checkWithin fails the test unless the check succeeds before the time limit.
 func checkWithin(t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	if err := cri.Eventually(t.Context(), limit, check); err != nil {
@@ -67,7 +67,7 @@ func checkWithin(t *testing.T, limit time.Duration, what string, check func() er
 	}
 }
 
-// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses, which
+// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. This
 // requires that CHECK succeeds when CRI-O starts.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
@@ -118,8 +118,8 @@ func pingWithoutLoss(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	return nil
 }
 
-// TestCheckAtStart: CRI-O calls CHECK for each running pod when it starts. If a pod has lost its addresses, its status no longer shows any.
-// The status of each other pod still shows the pod's addresses.
+// TestCheckAtStart: at its start, CRI-O calls CHECK for each running pod. If a pod has lost its addresses, the status of the pod no longer
+// shows addresses. The status of each other pod still shows the pod's addresses.
 func TestCheckAtStart(t *testing.T) {
 	c := cri.Open(t, socket)
 	broken, whole := cri.RunPod(t, c, "broken"), cri.RunPod(t, c, "whole")

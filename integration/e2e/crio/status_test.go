@@ -86,7 +86,7 @@ func replaceFile(t *testing.T, path, text string) {
 	}
 }
 
-// TestWhoMaps: CRI-O maps hostPorts itself and passes none to portmap, even if its own mapping is disabled. With the mapping disabled,
+// TestWhoMaps: CRI-O maps hostPorts itself and passes none to portmap, even if its own mapping is disabled. While the mapping is disabled,
 // hostPorts are unreachable.
 func TestWhoMaps(t *testing.T) {
 	c := cri.Open(t, socket)
@@ -109,7 +109,7 @@ func TestWhoMaps(t *testing.T) {
 	restartCRIO(t, c, syscall.SIGTERM, use(string(config)))
 }
 
-// checkUnmapped fails the test if portmap has a record of the pod or the bridge plugin has none.
+// checkUnmapped fails the test unless the bridge plugin has a record of the pod and portmap has no record of the pod.
 func checkUnmapped(t *testing.T, p *cri.Pod) {
 	t.Helper()
 	all := strings.Join(podRecords(t, "shop/"+p.Name), " ")

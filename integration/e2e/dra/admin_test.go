@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestAdminAccess: the claim of an administrator's pod lists the addresses of all VFs, both allocated and free. No VF moves, and starts and
-// ends of other pods still work.
+// TestAdminAccess: the claim of an administrator's pod lists the addresses of all VFs, both allocated and free. No VF moves, and other pods
+// can still start and end.
 func TestAdminAccess(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -51,8 +51,8 @@ spec:
 	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
 }
 
-// TestAdminAll33: a claim cannot request all devices of a node that has more than 32, and the scheduler reports this. A claim for 32
-// devices by count works.
+// TestAdminAll33: a claim cannot request all devices of a node that has more than 32, and the scheduler reports this. A claim with a count
+// of 32 devices works.
 func TestAdminAll33(t *testing.T) {
 	l := newLab(t, setup{machine: pcitest.Machine{Nodes: 1, PFs: 1, VFs: 33, InPods: true}})
 	for name, mode := range map[string]string{"all": "allocationMode: All", "count": "count: 32"} {
@@ -84,7 +84,7 @@ func TestPreScheduled(t *testing.T) {
 	l.attached("web", l.ids[5])
 }
 
-// The method allocate writes an allocation for the request nic of a claim, as the scheduler does.
+// The method allocate() writes an allocation into a claim for the request named "nic", as the scheduler does.
 func (l *lab) allocate(claim, pool, device string) {
 	l.Helper()
 	c := l.getClaim(claim)

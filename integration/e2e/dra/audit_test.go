@@ -32,7 +32,7 @@ func (r request) isWrite() bool {
 	return false
 }
 
-// The method mark returns the current size of the audit log, as the start for the method requests.
+// The method mark() returns the current size of the audit log, as the start for requests().
 func (l *lab) mark() int64 {
 	l.Helper()
 	info, err := os.Stat(auditLog(os.Getenv(dirEnv)))
@@ -42,7 +42,7 @@ func (l *lab) mark() int64 {
 	return info.Size()
 }
 
-// The method requests returns a user's requests since a mark, for one resource or, with "", for all resources.
+// The method requests() returns a user's requests since a mark, for one resource or, with "", for all resources.
 func (l *lab) requests(since int64, user, resource string) (list []request) {
 	l.Helper()
 	file, err := os.Open(auditLog(os.Getenv(dirEnv)))
@@ -69,7 +69,7 @@ func (l *lab) requests(since int64, user, resource string) (list []request) {
 	return list
 }
 
-// The method writes returns the daemon's write requests for a resource since a mark.
+// The method writes() returns the daemon's write requests for a resource since a mark.
 func (l *lab) writes(since int64, resource string) (list []request) {
 	l.Helper()
 	for _, r := range l.requests(since, account, resource) {

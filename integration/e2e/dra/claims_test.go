@@ -83,8 +83,8 @@ func TestTwoClaims(t *testing.T) {
 	l.attached("web", slices.Concat(a, b, c)...)
 }
 
-// TestContainersShare: two containers name the same claim. The containers share its VF in one interface, and each has the VF's address in
-// its environment.
+// TestContainersShare: two containers name the same claim. The containers share the claim's VF in one interface. Each container has the
+// VF's address in its environment.
 func TestContainersShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -112,8 +112,8 @@ spec:
 	}
 }
 
-// TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits with an event, and gets the VF when the
-// first pod ends. The same is true for a claim that was generated for a pod.
+// TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits, and an event reports this. When the
+// first pod ends, the other pod gets the VF. The same is true for a claim that was generated for a pod.
 func TestPodsShare(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Run("at once", func(t *testing.T) {
@@ -147,14 +147,14 @@ func TestPodsShare(t *testing.T) {
 	})
 }
 
-// The method in returns the lab for a subtest.
+// The method in() returns the lab for a subtest.
 func (l *lab) in(t *testing.T) *lab {
 	part := *l
 	part.T = t
 	return &part
 }
 
-// handOver fails the test unless one of two pods has the claim's VF, and the other pod gets the VF when the first pod ends.
+// handOver checks that one of two pods has the claim's VF. It also checks that the other pod gets the VF when the first pod ends.
 func (l *lab) handOver(claim, one, two string) {
 	l.Helper()
 	within(l.T, "a pod of the two runs", func() error {
@@ -180,7 +180,7 @@ func (l *lab) handOver(claim, one, two string) {
 	l.delete(two)
 }
 
-// TestMissingClaim: a pod waits while its claim does not exist, and the kubelet does not call the daemon for it. The pod starts once the
+// TestMissingClaim: a pod waits while its claim does not exist. The kubelet does not call the daemon for this pod. The pod starts once the
 // claim exists.
 func TestMissingClaim(t *testing.T) {
 	l := newLab(t, setup{})

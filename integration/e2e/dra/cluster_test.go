@@ -72,7 +72,7 @@ func startCluster(dir string) (*cluster, error) {
 	return nil, errors.Join(errors.New("the cluster is not ready"), c.cmd.Wait())
 }
 
-// betaAPIs returns the API server flag for the API groups that the feature gates in GATES need.
+// betaAPIs returns the API server flag that enables additional API groups. Some feature gates in GATES need these groups.
 func betaAPIs() string {
 	switch {
 	case hasGate("GenericWorkload"):
@@ -83,8 +83,8 @@ func betaAPIs() string {
 	return ""
 }
 
-// kubeletFlags returns flags in addition to those of cluster.sh. The first flag sets the interval at which the kubelet retries the
-// preparation of a claim.
+// kubeletFlags returns the kubelet flags that the tests add to the flags of cluster.sh. The first flag sets the interval at which the
+// kubelet retries the preparation of a claim.
 func kubeletFlags() string {
 	flags := "--sync-frequency=10s --pod-manifest-path=" + manifests
 	if os.Getenv("VERSION") == "1.34" {
@@ -95,7 +95,7 @@ func kubeletFlags() string {
 
 func auditLog(dir string) string { return filepath.Join(dir, "plane", "audit.log") }
 
-// The method command returns a command of cluster.sh. The cluster has one node and no kube-proxy.
+// The method command() returns a command of cluster.sh. The cluster has one node and no kube-proxy.
 func (c *cluster) command(verb string, args ...string) *exec.Cmd {
 	cmd := exec.Command(script(), append([]string{verb, c.dir}, args...)...)
 	cmd.Env = append(os.Environ(), "NODES=node1", "PROXY=none", "FAMILIES=4")
@@ -123,7 +123,7 @@ func (c *cluster) noteGroups() error {
 	return nil
 }
 
-// The method stop ends the cluster. The method returns an error if anything of the cluster remains on the host.
+// The method stop() ends the cluster. The method returns an error if anything of the cluster remains on the host.
 func (c *cluster) stop() error {
 	if c.control != nil {
 		_ = c.control.Close()
@@ -148,7 +148,7 @@ func (c *cluster) stop() error {
 	return nil
 }
 
-// The function sysctls returns the host-wide parameters that a kubelet sets from any namespace.
+// The function sysctls() returns the host-wide parameters that a kubelet sets from any namespace.
 func sysctls() (values string) {
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
 		data, _ := os.ReadFile("/proc/sys/" + name)
@@ -157,7 +157,7 @@ func sysctls() (values string) {
 	return values
 }
 
-// The function load returns the machine's load averages.
+// The function load() returns the machine's load averages.
 func load() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	return strings.Join(strings.Fields(string(text))[:2], " ")
@@ -165,7 +165,7 @@ func load() string {
 
 func controlSocket(dir string) string { return filepath.Join(dir, "control") }
 
-// The method serve accepts commands from the tests, which run in node1, and runs these commands in the control plane machine.
+// The method serve() accepts commands from the tests in node1, and runs these commands in the control plane machine.
 func (c *cluster) serve() (err error) {
 	c.control, err = net.Listen("unix", controlSocket(c.dir))
 	if err != nil {

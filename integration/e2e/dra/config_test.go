@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The method opaque creates a claim that contains a configuration for the driver.
+// The method opaque() creates a claim that contains a configuration for the driver.
 func (l *lab) opaque(name, parameters string) {
 	l.Helper()
 	l.create(`
@@ -23,7 +23,7 @@ spec:
     - ` + settings(parameters))
 }
 
-// The function settings returns a configuration for the driver as part of a claim or of a class.
+// The function settings() returns a configuration for the driver as part of a claim or of a class.
 func settings(parameters string) string {
 	return "{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + parameters + "}}}"
 }

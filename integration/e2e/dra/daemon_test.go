@@ -49,7 +49,7 @@ func newDaemon(t *testing.T, sysfs, config string) *daemon {
 
 func (d *daemon) configFile() string { return filepath.Join(d.dir, "config.json") }
 
-// The method configure writes the configuration of the daemon. A running daemon reloads it.
+// The method configure() writes the configuration of the daemon. A running daemon reloads the configuration.
 func (d *daemon) configure(config string) {
 	d.t.Helper()
 	file := d.configFile()
@@ -61,7 +61,7 @@ func (d *daemon) configure(config string) {
 	}
 }
 
-// The method run starts the daemon as root with only CAP_NET_ADMIN, as conf/sriov-device-plugin.service does.
+// The method run() starts the daemon as root with only CAP_NET_ADMIN, as conf/sriov-device-plugin.service does.
 func (d *daemon) run() {
 	d.t.Helper()
 	args := append([]string{"--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all", filepath.Join(d.bin, "sriov-device-plugin"),
@@ -79,7 +79,7 @@ func (d *daemon) run() {
 	}
 }
 
-// The method end stops the daemon with a signal and waits for its exit. The method is a no-op if no daemon runs.
+// The method end() stops the daemon with a signal and waits for its exit. The method is a no-op if no daemon runs.
 func (d *daemon) end(signal syscall.Signal) {
 	if d.cmd == nil {
 		return
@@ -93,7 +93,7 @@ func (d *daemon) end(signal syscall.Signal) {
 	d.cmd = nil
 }
 
-// The method restart stops the daemon with a signal and starts it again.
+// The method restart() stops the daemon with a signal and starts it again.
 func (d *daemon) restart(signal syscall.Signal) {
 	d.t.Helper()
 	d.end(signal)
@@ -101,7 +101,7 @@ func (d *daemon) restart(signal syscall.Signal) {
 	d.ready()
 }
 
-// The method get returns the daemon's answer over HTTP.
+// The method get() returns the daemon's answer over HTTP.
 func (d *daemon) get(path string) (string, error) {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -119,7 +119,7 @@ func (d *daemon) get(path string) (string, error) {
 	return string(body), err
 }
 
-// The method ready waits until the kubelet has registered the daemon.
+// The method ready() waits until the kubelet has registered the daemon.
 func (d *daemon) ready() {
 	d.t.Helper()
 	within(d.t, "the daemon is ready", func() error {
@@ -128,7 +128,7 @@ func (d *daemon) ready() {
 	})
 }
 
-// The method metric returns the value of a metric as text. The name includes the labels; the result for an unknown metric is "".
+// The method metric() returns the value of a metric as text. The name includes the labels; the result for an unknown metric is "".
 func (d *daemon) metric(name string) string {
 	d.t.Helper()
 	text, err := d.get("/metrics")
@@ -143,7 +143,7 @@ func (d *daemon) metric(name string) string {
 	return ""
 }
 
-// The method says returns the number of lines in the daemon's log that contain the text.
+// The method says() returns the number of lines in the daemon's log that contain the text.
 func (d *daemon) says(text string) (n int) {
 	data, _ := os.ReadFile(d.log)
 	for line := range strings.Lines(string(data)) {
@@ -154,7 +154,7 @@ func (d *daemon) says(text string) (n int) {
 	return n
 }
 
-// The function tail returns the last lines of a log that contain one of the words.
+// The function tail() returns the last lines of a log that contain one of the words.
 func tail(log string, lines int, words ...string) string {
 	data, _ := os.ReadFile(log)
 	var found []string
@@ -169,14 +169,14 @@ func tail(log string, lines int, words ...string) string {
 	return strings.Join(found[max(0, len(found)-lines):], "")
 }
 
-// The method podlace runs `podlace sriov` and returns its output.
+// The method podlace() runs `podlace sriov` and returns its output.
 func (d *daemon) podlace(args ...string) (string, error) {
 	args = append([]string{"sriov"}, append(args, "--config-file", d.configFile())...)
 	out, err := exec.Command(filepath.Join(d.bin, "podlace"), args...).CombinedOutput()
 	return string(out), err
 }
 
-// The method carrier switches a PF's carrier on or off.
+// The method carrier() switches a PF's carrier on or off.
 func (d *daemon) carrier(pf, ifname string, on bool) {
 	d.t.Helper()
 	pcitest.Set(d.t, d.sysfs, pf, "net/"+ifname+"/carrier", map[bool]string{true: "1", false: "0"}[on])

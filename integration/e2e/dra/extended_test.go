@@ -20,7 +20,7 @@ import (
 
 const (
 	byPlugin = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "selectors": {"vendors": ["8086"]}}]}`
-	// The constant half is a configuration that offers one PF's VFs through DRA, and the other PF's VFs through the device plugin API.
+	// In the configuration "half", DRA offers the VFs of one PF, and the device plugin API offers the VFs of the other PF.
 	half = `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}},
 		{"resourceName": "slow", "resourcePrefix": "example.com", "selectors": {"pfNames": ["ens1f0"]}}]}`
@@ -38,13 +38,13 @@ spec:
   selectors: ` + ofResource)
 }
 
-// The method limits creates a pod that requests VFs through resource limits.
+// The method limits() creates a pod that requests VFs through resource limits.
 func (l *lab) limits(name, resource string, n int) {
 	l.Helper()
 	l.create(fmt.Sprintf("{kind: Pod, metadata: {name: %s}, spec: {containers: [{resources: {limits: {%s: %d}}}]}}", name, resource, n))
 }
 
-// The method owned returns the VFs of a pod, in the order of their interfaces. The method reads the journals of the VFs and the pod's
+// The method owned() returns the VFs of a pod, in the order of their interfaces. The method reads the journals of the VFs and the pod's
 // sandbox.
 func (l *lab) owned(pod string) (ids []string) {
 	l.Helper()
@@ -59,7 +59,7 @@ func (l *lab) owned(pod string) (ids []string) {
 	return ids
 }
 
-// The method allocatable returns the number of allocatable devices of a resource in the status of the Node object.
+// The method allocatable() returns the number of allocatable devices of a resource in the status of the Node object.
 func (l *lab) allocatable(resource string) int64 {
 	l.Helper()
 	n, err := l.client.CoreV1().Nodes().Get(l.background(), nodeName, metav1.GetOptions{})

@@ -62,8 +62,8 @@ func TestKubeletRestart(t *testing.T) {
 }
 
 // TestDaemonAway (failures 5, 6, 14): the daemon is stopped while a pod's sandbox dies. The new sandbox gets the same VF without another
-// Prepare. If a pod ends while the daemon is stopped, its claim is unprepared after the daemon's restart. Before this, no other pod gets
-// the VF of the claim.
+// Prepare. If a pod ends while the daemon is stopped, its claim is unprepared after the daemon's restart. Until then, no other pod gets the
+// VF of the claim.
 func TestDaemonAway(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -98,7 +98,7 @@ func TestDaemonAway(t *testing.T) {
 	l.attached("web", web...)
 }
 
-// The method away makes the API server unreachable from the node until the returned function is called.
+// The method away() makes the API server unreachable from the node until the returned function is called.
 func (l *lab) away() (back func()) {
 	l.Helper()
 	config := l.config.Host
@@ -217,7 +217,7 @@ func TestRecordsLost(t *testing.T) {
 }
 
 // TestStateDamaged (failure 8): the kubelet's state file is damaged, and a pod with a claim does not start without its VF. While the file
-// is damaged, pods start in namespaces that have no claims. The kubelet rewrites the file at the next Prepare.
+// is damaged, pods still start in Kubernetes namespaces without claims. The kubelet rewrites the file at the next Prepare.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

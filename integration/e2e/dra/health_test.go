@@ -200,7 +200,7 @@ spec:
 	becomes(core.ResourceHealthStatusHealthy)
 }
 
-// healthIs returns an error unless the pod's status contains this health for the pod's only device.
+// healthIs returns an error unless the pod's status reports the wanted health for the pod's only device.
 func healthIs(p *core.Pod, want core.ResourceHealthStatus) error {
 	var all []string
 	for _, c := range p.Status.ContainerStatuses {

@@ -15,7 +15,7 @@ import (
 
 var kills = flag.Int("kills", 1, "TestKills: moments at which each program is killed while a pod starts, and as many while it ends")
 
-// startTakes and endTakes are the approximate durations of a pod's start and end. The kills are spread over these times.
+// startTakes and endTakes are the approximate durations of a pod's start and end. The kills are spread over these durations.
 const (
 	startTakes = 2400 * time.Millisecond
 	endTakes   = 1200 * time.Millisecond

@@ -28,7 +28,7 @@ const (
 	variable = "PCIDEVICE_EXAMPLE_COM_FAST"
 )
 
-// The constant fast is the configuration of most tests: DRA offers all VFs.
+// The configuration "fast" is for most tests. With this configuration, DRA offers all VFs.
 const fast = `{"resourceList": [
 	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
 
@@ -68,7 +68,7 @@ func newLab(t *testing.T, s setup) *lab {
 	return l
 }
 
-// The function prepare creates the lab without starting the daemon.
+// The function prepare() creates the lab without starting the daemon.
 func prepare(t *testing.T, s setup) *lab {
 	t.Helper()
 	if reason := os.Getenv(skipEnv); reason != "" {
@@ -93,7 +93,7 @@ func prepare(t *testing.T, s setup) *lab {
 	return l
 }
 
-// The method connect creates the administrator's clients.
+// The method connect() creates the administrator's clients.
 func (l *lab) connect() {
 	l.Helper()
 	config, err := adminConfig()
@@ -131,10 +131,10 @@ func (l *lab) makeNamespace() {
 	l.create("{kind: DeviceClass, metadata: {name: " + l.class() + "}, spec: {selectors: " + ofResource + "}}")
 }
 
-// The method class creates the test's DeviceClass for the VFs of the resource.
+// The method class() creates the test's DeviceClass for the VFs of the resource.
 func (l *lab) class() string { return l.ns + "-fast" }
 
-// The method clear deletes the objects of the test, and fails the test unless all VFs return to the node.
+// The method clear() deletes the objects of the test, and fails the test unless all VFs return to the node.
 func (l *lab) clear() {
 	ctx := context.Background()
 	if l.cmd == nil && !l.isPod {
@@ -182,7 +182,7 @@ func (l *lab) noRecords() error {
 	return nil
 }
 
-// The function try calls check repeatedly until check succeeds or patience has passed.
+// The function try() repeats a check until the check succeeds or the time limit passes.
 func try(check func() error) (err error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err = check(); err == nil {
@@ -192,7 +192,7 @@ func try(check func() error) (err error) {
 	return err
 }
 
-// The function within fails the test unless check succeeds before patience has passed. The function returns the waiting time.
+// The function within() fails the test unless the check succeeds before the time limit passes. The function returns the waiting time.
 func within(t *testing.T, what string, check func() error) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -202,7 +202,7 @@ func within(t *testing.T, what string, check func() error) time.Duration {
 	return time.Since(begin)
 }
 
-// The function remains calls check repeatedly for 4 seconds, and fails the test if check fails.
+// The function remains() repeats a check for 4 seconds, and fails the test if the check fails.
 func remains(t *testing.T, what string, check func() error) {
 	t.Helper()
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestForceDelete (failure 11): a pod is deleted by force. The next pod gets its VF only after the first pod has released the VF.
+// TestForceDelete (failure 11): a pod is deleted by force. Another pod gets the VF only after the deleted pod has released it.
 func TestForceDelete(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("most", "a", "b", "c", "d", "e", "f", "g")
@@ -48,7 +48,7 @@ func TestForceDelete(t *testing.T) {
 	}
 }
 
-// The method script replaces the sriov plugin by a shell script until the returned function is called. The script finds the path of the
+// The method script() replaces the sriov plugin by a shell script until the returned function is called. The script finds the path of the
 // real plugin in the variable REAL.
 func (l *lab) script(text string) (restore func()) {
 	l.Helper()
@@ -94,7 +94,7 @@ func TestDelFails(t *testing.T) {
 
 // TestNoDel (failure 16): no DEL is sent for a pod. The daemon then restores the VF when the kubelet unprepares the claim. When a namespace
 // ends, the kernel deletes its veths but moves its VFs to the node. The VFs of this test are veths, so the test itself moves the interface
-// to the node, under its name in the pod.
+// to the node. The interface keeps the name that it has in the pod.
 func TestNoDel(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

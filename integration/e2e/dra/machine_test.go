@@ -33,7 +33,7 @@ type iface struct {
 	Flags    []string `json:"flags"`
 }
 
-// The function interfaces returns the interfaces of a network namespace; "" is the namespace of the node.
+// The function interfaces() returns the interfaces of a network namespace; "" is the namespace of the node.
 func interfaces(netns string) (all []iface, err error) {
 	command := []string{"ip", "-json", "link", "show"}
 	if netns != "" {
@@ -46,7 +46,7 @@ func interfaces(netns string) (all []iface, err error) {
 	return all, err
 }
 
-// addInterfaces creates a veth for each VF of a sysfs tree that has an interface. addInterfaces returns the PCI addresses of all VFs.
+// addInterfaces creates a veth for each VF that has an interface in a sysfs tree. addInterfaces returns the PCI addresses of all VFs.
 func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -107,7 +107,7 @@ func (l *lab) allHome() error {
 	return nil
 }
 
-// The function journals returns the VFs for which the plugin has a journal, which are the VFs of pods.
+// The function journals() returns the VFs of pods. The plugin has a journal for each of these VFs.
 func journals() (ids []string) {
 	entries, _ := os.ReadDir("/run/podlace/.vfs")
 	for _, e := range entries {
@@ -119,7 +119,7 @@ func journals() (ids []string) {
 }
 
 // ownSys replaces the node's /sys by a folder with the same content except for the PCI bus. showCards adds the PCI bus. The folder stays
-// for all tests, because a kubelet continues to use the cgroups in the /sys of its start.
+// for all tests, because a kubelet continues to use the cgroups of the /sys that was mounted at its start.
 func ownSys() error {
 	top, err := os.MkdirTemp("", "sys-")
 	if err != nil {

@@ -3,7 +3,7 @@
 // Package dra_test runs pods with ResourceClaims for VFs on one node of a real Kubernetes cluster, which scripts/cluster.sh runs. The
 // cluster consists of etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kubelet and containerd. The daemon sriov-device-plugin
 // and the CNI plugins are those of this repository. The daemon has the rights of the shipped manifest and a token that is bound to its
-// node. The VFs are veths. The cards are files: two NUMA nodes have one PF each, and each PF has four VFs.
+// node. The VFs are veths. Files emulate the cards: each of two NUMA nodes has one PF, and each PF has four VFs.
 //
 // The test binary runs twice. The first process runs on the host: it starts the cluster, and runs the binary again in node1. The second
 // process runs the tests.
@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// The function needs returns an error that names a missing precondition.
+// The function needs() returns an error that names a missing precondition.
 func needs() error {
 	for _, name := range []string{"KUBERNETES", "CONTAINERD"} {
 		if os.Getenv(name) == "" {
@@ -92,7 +92,7 @@ func script() string {
 	return path
 }
 
-// The function outside starts the cluster, runs this program again in node1, and reports what remains of the cluster on the host.
+// The function outside() starts the cluster, runs this program again in node1, and reports what remains of the cluster on the host.
 func outside() (code int, err error) {
 	dir, err := os.MkdirTemp("", "podlace-dra-")
 	if err != nil {
@@ -135,7 +135,7 @@ func (c *cluster) runTests() int {
 	return 1
 }
 
-// The function inside sets up the node's network and the daemon's rights, and runs the tests.
+// The function inside() sets up the node's network and the daemon's rights, and runs the tests.
 func inside(m *testing.M) int {
 	for _, step := range []func() error{ownSys, installPlugins, becomeReady, grantRights} {
 		if err := step(); err != nil {

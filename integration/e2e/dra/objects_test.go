@@ -19,11 +19,12 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// The constant said is the shell command of each container. The command first prints the container's interfaces and its variables for VFs.
+// The constant "said" is the shell command of each container. The command first prints the container's interfaces and its variables for
+// VFs.
 const said = `echo "interfaces:" $(ls /sys/class/net); env | grep ^PCIDEVICE; trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`
 
-// The method create creates the objects of a YAML text in the test's namespace, with the defaults of all tests. Objects without a namespace
-// are deleted when the test ends.
+// The method create() creates the objects of a YAML text in the test's namespace, with the defaults of all tests. Objects without a
+// namespace are deleted when the test ends.
 func (l *lab) create(text string) {
 	l.Helper()
 	if err := l.tryCreate(text); err != nil {
@@ -49,7 +50,7 @@ func (l *lab) tryCreate(text string) error {
 	return nil
 }
 
-// The method fill sets the defaults of an object.
+// The method fill() sets the defaults of an object.
 func (l *lab) fill(o *unstructured.Unstructured) {
 	versions := map[string]string{"Pod": "v1", "Namespace": "v1", "DaemonSet": "apps/v1"}
 	if o.GetAPIVersion() == "" {
@@ -89,13 +90,13 @@ func setDefault(of map[string]any, key string, value any) {
 	}
 }
 
-// The method claim creates a ResourceClaim with one VF for each request.
+// The method claim() creates a ResourceClaim with one VF for each request.
 func (l *lab) claim(name string, requests ...string) {
 	l.Helper()
 	l.create("{kind: ResourceClaim, metadata: {name: " + name + "}, spec: {devices: {requests: [" + l.exactly(requests...) + "]}}}")
 }
 
-// The method template creates a ResourceClaimTemplate with one VF for each request.
+// The method template() creates a ResourceClaimTemplate with one VF for each request.
 func (l *lab) template(name string, requests ...string) {
 	l.Helper()
 	l.create("{kind: ResourceClaimTemplate, metadata: {name: " + name + "}, spec: {spec: {devices: {requests: [" + l.exactly(requests...) +
@@ -110,7 +111,7 @@ func (l *lab) exactly(requests ...string) string {
 	return strings.Join(all, ", ")
 }
 
-// The method pod creates a pod with claims, each given as "name=claim" or "name=+template". No container of the pod names these claims.
+// The method pod() creates a pod with claims, each given as "name=claim" or "name=+template". No container of the pod names these claims.
 func (l *lab) pod(name string, claims ...string) {
 	l.Helper()
 	l.create("{kind: Pod, metadata: {name: " + name + "}, spec: {" + claimList(claims) + "}}")
@@ -142,7 +143,7 @@ func (l *lab) getClaim(name string) *resourceapi.ResourceClaim {
 	return c
 }
 
-// The method runs waits until all containers of a pod are ready.
+// The method runs() waits until all containers of a pod are ready.
 func (l *lab) runs(name string) *core.Pod {
 	l.Helper()
 	var pod *core.Pod
@@ -171,7 +172,7 @@ func isRunning(p *core.Pod) error {
 	return nil
 }
 
-// The method delete deletes pods and waits until they are gone.
+// The method delete() deletes pods and waits until they are gone.
 func (l *lab) delete(names ...string) {
 	l.Helper()
 	for _, n := range names {
@@ -195,7 +196,7 @@ func (l *lab) gone(names ...string) {
 	}
 }
 
-// The method event waits for an event of an object that contains all given texts, and returns the message of the event.
+// The method event() waits until an object has an event with all given texts, and returns the message of this event.
 func (l *lab) event(name string, texts ...string) (message string) {
 	l.Helper()
 	within(l.T, fmt.Sprintf("%s has an event with %q", name, texts), func() error {
@@ -211,7 +212,7 @@ func (l *lab) event(name string, texts ...string) (message string) {
 	return message
 }
 
-// The method events returns the messages of an object's events.
+// The method events() returns the messages of an object's events.
 func (l *lab) events(name string) (messages []string) {
 	list, err := l.client.CoreV1().Events(l.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 	if err != nil {
@@ -247,7 +248,7 @@ func (l *lab) claimOf(pod, name string) string {
 	return ""
 }
 
-// The method allocated returns the PCI addresses of a claim's VFs, in the order of the claim's requests.
+// The method allocated() returns the PCI addresses of a claim's VFs, in the order of the claim's requests.
 func (l *lab) allocated(claim string) (ids []string) {
 	l.Helper()
 	c := l.getClaim(claim)
@@ -262,7 +263,7 @@ func (l *lab) allocated(claim string) (ids []string) {
 	return ids
 }
 
-// The method address returns the PCI address for the name of a device in slices.
+// The method address() returns the PCI address for the name of a device in slices.
 func (l *lab) address(device string) string {
 	l.Helper()
 	for _, id := range l.ids {
@@ -274,7 +275,7 @@ func (l *lab) address(device string) string {
 	return ""
 }
 
-// The method pending fails the test if a pod runs during the next 4 seconds.
+// The method pending() fails the test if a pod runs during the next 4 seconds.
 func (l *lab) pending(name string) {
 	l.Helper()
 	remains(l.T, "pod "+name+" waits", func() error {

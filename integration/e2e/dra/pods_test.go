@@ -23,7 +23,8 @@ type sandbox struct {
 	pid       int
 }
 
-// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; ok is false if the pod has no sandbox.
+// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; the second result is false if the pod has
+// no sandbox.
 func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {
@@ -54,8 +55,8 @@ func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// The method attached fails the test unless the pod has exactly these VFs as net1, net2 and so on, besides eth0. The VFs must also have
-// been there when the containers started.
+// The method attached() fails the test unless the pod has exactly these VFs as net1, net2 and so on, in addition to eth0. The pod must also
+// have had these VFs when its containers started.
 func (l *lab) attached(pod string, ids ...string) {
 	l.Helper()
 	s, ok := l.sandboxOf(pod)
@@ -86,7 +87,7 @@ func (l *lab) attached(pod string, ids ...string) {
 	}
 }
 
-// The method logs returns the output of each container of a pod. The method logs first waits until each container has printed a line.
+// The method logs() returns the output of each container of a pod. The method logs() first waits until each container has printed a line.
 func (l *lab) logs(pod string) map[string]string {
 	l.Helper()
 	p, err := l.getPod(pod)
@@ -116,7 +117,7 @@ func (l *lab) logs(pod string) map[string]string {
 	return texts
 }
 
-// The method variables returns those environment variables of a pod's container that list VFs.
+// The method variables() returns those environment variables of a pod's container that list VFs.
 func (l *lab) variables(pod, container string) map[string]string {
 	l.Helper()
 	found := map[string]string{}
@@ -128,7 +129,7 @@ func (l *lab) variables(pod, container string) map[string]string {
 	return found
 }
 
-// The method describe logs information that explains a failure.
+// The method describe() logs information that explains a failure.
 func (l *lab) describe() {
 	ctx := context.Background()
 	pods, err := l.client.CoreV1().Pods(l.ns).List(ctx, metav1.ListOptions{})
@@ -152,7 +153,7 @@ func (l *lab) describe() {
 	l.Logf("kubelet:\n%s", tail(filepath.Join(os.Getenv(dirEnv), nodeName, "kubelet.log"), 15, "dra", "DRA", "E1", "laim"))
 }
 
-// killSandbox kills a pod's sandbox; the kubelet creates a new one.
+// killSandbox kills a pod's sandbox; the kubelet creates a new sandbox.
 func (l *lab) killSandbox(pod string) (former sandbox) {
 	l.Helper()
 	former, ok := l.sandboxOf(pod)

@@ -74,17 +74,18 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 func TestNodeName(t *testing.T) {
 	l := prepare(t, setup{config: half})
 	l.flags = []string{"--node-name", "node9"} // the last flag takes effect
+	const hint = "set --node-name to the name of the Node object"
 	mark := l.mark()
 	l.run()
 	within(t, "the kubelet may give away the VFs of the device plugin", func() error { return allocatableNow(4) })
 	within(t, "the daemon says what is wrong", func() error {
-		if l.says("node9") == 0 {
-			return errors.New("it says nothing")
+		if l.says(hint) == 0 {
+			return errors.New("the daemon has not logged the reason")
 		}
 		return nil
 	})
 	remains(t, "the daemon logs it once", func() error {
-		if n := l.says("set --node-name to the name of the Node object"); n > 1 {
+		if n := l.says(hint); n != 1 {
 			return fmt.Errorf("the daemon logged the reason %d times, want once", n)
 		}
 		return nil

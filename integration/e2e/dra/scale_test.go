@@ -25,7 +25,7 @@ var (
 	scalePods  = flag.Int("pods", 2000, "TestScale: pods with a ResourceClaimTemplate for one VF")
 )
 
-// The constant writers is the number of parallel requests.
+// The constant "writers" is the number of parallel requests.
 const writers = 32
 
 // TestScale measures how the scheduler binds pods with claims in a cluster of many nodes. The slices of these nodes are copies of this

@@ -45,7 +45,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// The method inside returns a pod's interfaces by name.
+// The method inside() returns a pod's interfaces by name.
 func (l *lab) inside(pod string) map[string]iface {
 	l.Helper()
 	s, _ := l.sandboxOf(pod)

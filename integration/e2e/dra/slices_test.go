@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// The method slices returns the driver's slices, sorted by the address of their PF and the index of their first device.
+// The method slices() returns the driver's slices, sorted by the address of their PF and the index of their first device.
 func (l *lab) slices() []resourceapi.ResourceSlice {
 	l.Helper()
 	list, err := l.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{
@@ -37,7 +37,7 @@ func firstDevice(s resourceapi.ResourceSlice) string {
 	return s.Spec.Devices[0].Name
 }
 
-// The method devices returns all published devices by name.
+// The method devices() returns all published devices by name.
 func (l *lab) devices() map[string]resourceapi.Device {
 	l.Helper()
 	all := map[string]resourceapi.Device{}
@@ -49,13 +49,13 @@ func (l *lab) devices() map[string]resourceapi.Device {
 	return all
 }
 
-// The method published waits until the slices contain all VFs of the node.
+// The method published() waits until the slices contain all VFs of the node.
 func (l *lab) published() {
 	l.Helper()
 	within(l.T, "the VFs are in slices", func() error { return errors.Join(l.offers(l.ids...), l.tainted("", false)) })
 }
 
-// The method offers returns an error unless the slices of the pool are complete and contain exactly these VFs.
+// The method offers() returns an error unless the slices of the pool are complete and contain exactly these VFs.
 func (l *lab) offers(ids ...string) error {
 	var want, got []string
 	for _, id := range ids {
@@ -76,7 +76,7 @@ func (l *lab) offers(ids ...string) error {
 	return nil
 }
 
-// The function content returns the part of slices that the daemon writes.
+// The function content() returns the part of slices that the daemon writes.
 func content(list []resourceapi.ResourceSlice) (all []resourceapi.ResourceSliceSpec) {
 	for _, s := range list {
 		all = append(all, s.Spec)
@@ -107,8 +107,8 @@ func number(d resourceapi.Device, name resourceapi.QualifiedName) int64 {
 	return -100
 }
 
-// TestPublished: each VF is a device in a slice of its PF, in the node's pool. The device has the attributes that claims select by, and no
-// attribute that changes often. A restarted daemon writes no slice.
+// TestPublished: each VF is a device in a slice of its PF, in the node's pool. The device has the attributes for the selectors of claims,
+// and no attribute that changes often. A restarted daemon writes no slice.
 func TestPublished(t *testing.T) {
 	l := newLab(t, setup{})
 	all := l.slices()
@@ -233,8 +233,8 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-// The method tainted returns an error unless exactly the VFs of the PF have the taint for a missing link. If want is false, no VF may have
-// the taint.
+// The method tainted() returns an error unless exactly the VFs of the PF have the taint for a missing link. If no taint is wanted, no VF
+// may have the taint.
 func (l *lab) tainted(pf string, want bool) error {
 	for name, d := range l.devices() {
 		has := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {

@@ -112,7 +112,7 @@ func (l *lab) addStubStatus() {
 	})
 }
 
-// The method told returns an error unless the claim's status contains the expected readiness of each VF, and the stub's entry.
+// The method told() returns an error unless the claim's status contains the expected readiness of each VF, and the stub's entry.
 func (l *lab) told(ids []string, ready bool) error {
 	c := l.getClaim("vf")
 	found, stubs := map[string]resourceapi.AllocatedDeviceStatus{}, 0

@@ -53,7 +53,7 @@ func (l *lab) startSet() {
 	}
 }
 
-// The method adapt gives the DaemonSet the test's cards and the node's image.
+// The method adapt() gives the DaemonSet the test's cards and the node's image.
 func (l *lab) adapt(set *apps.DaemonSet) {
 	c := &set.Spec.Template.Spec.Containers[0]
 	c.ImagePullPolicy = core.PullNever

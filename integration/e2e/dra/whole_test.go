@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// The constant whole is a configuration that offers the VFs of both PFs, and also offers one PF as a whole device.
+// The configuration "whole" offers the VFs of both PFs, and also offers one PF as a single device.
 const whole = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra",
 		"selectors": [{"vendors": ["8086"], "devices": ["1889"]}, {"pciAddresses": ["` + pf1 + `"]}]}],
 	"pfs": [{"pfName": "` + pf1Name + `", "numVfs": 4, "offerWhole": true}]}`

@@ -49,9 +49,8 @@ func TestAttach(t *testing.T) {
 	l.checkReturned()
 }
 
-// TestInitContainers: an init container and a later container share a VF, and the VF is in the pod from the beginning. A VF that only an
-// init container has is missing in the kubelet's answer. ADD then refuses the pod, whether the answer comes from the daemon or from the
-// kubelet.
+// TestInitContainers: an init container and a later container share a VF, and the VF is in the pod from the beginning. The kubelet's answer
+// lacks a VF that only an init container uses. ADD then refuses the pod, whether the answer comes from the daemon or from the kubelet.
 func TestInitContainers(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("both", containerSpec{"prepare", vfs(1), true}, containerSpec{name: "app", limits: vfs(1)})

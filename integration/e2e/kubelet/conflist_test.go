@@ -92,7 +92,7 @@ func TestOneConflist(t *testing.T) {
 	l.checkReturned()
 }
 
-// checkDocumented fails the test if docs/SRIOV.md shows a different state of the pod than the current one.
+// checkDocumented fails the test if the state of the pod in docs/SRIOV.md differs from the current state.
 func (l *vfLab) checkDocumented(readme, story string) {
 	l.t.Helper()
 	if strings.Contains(readme, "hostPort: 30080") {

@@ -24,8 +24,8 @@ const (
 	podsURL     = "http://127.0.0.1:20255/pods"
 )
 
-// kubeletSettings is the kubelet's configuration. The Memory Manager requires that the reserved memory of the NUMA nodes adds up to the sum
-// of the other reservations, 462 Mi and 50 Mi. CPU 0 of each NUMA node is reserved for the system.
+// kubeletSettings is the kubelet's configuration. The Memory Manager requires that the memory in reservedMemory equals the sum of
+// systemReserved (462 Mi) and the eviction threshold (50 Mi). CPU 0 of each NUMA node is reserved for the system.
 const kubeletSettings = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 staticPodPath: ` + manifests + `
@@ -137,7 +137,7 @@ func newKubelet(t *testing.T, policy string) *testKubelet {
 	if err := os.WriteFile(k.config, fmt.Appendf(nil, kubeletSettings, runtimeSocket(), policy), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// A kubelet bind-mounts its root folder and does not unmount this folder at its end.
+	// A kubelet bind-mounts its root folder, and leaves this mount behind when it ends.
 	_ = syscall.Unmount(kubeletRoot, syscall.MNT_DETACH)
 	if err := os.RemoveAll(manifests); err != nil {
 		t.Fatal(err)
@@ -225,7 +225,7 @@ func (k *testKubelet) podsByName() (map[string]podStatus, error) {
 	return pods, nil
 }
 
-// checkWithin fails the test unless check succeeds before the time limit.
+// checkWithin fails the test unless the check succeeds before the time limit.
 func checkWithin(t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	var err error

@@ -29,14 +29,15 @@ func (l *testLab) checkAligned(pod string) int {
 	return near
 }
 
-// TestPolicies checks which devices pods get under each policy of the Topology Manager, with the static policies for CPUs and memory and in
-// the scope pod. A NUMA node has 8 VFs.
+// TestPolicies checks which devices pods get under each policy of the Topology Manager. The policies for CPUs and memory are static, and
+// the scope of the Topology Manager is "pod". A NUMA node has 8 VFs.
 func TestPolicies(t *testing.T) {
 	node.Skip(t)
 	for _, c := range []struct {
 		policy  string
 		aligned bool // CPUs and VFs are on the same NUMA nodes
-		// The fields nine and nineAndCPU are the reasons why the kubelet refuses a pod with 9 VFs, without and with exclusive CPUs.
+		// These reasons explain why the kubelet refuses a pod with 9 VFs. The first reason is for a pod without exclusive CPUs, and the second
+		// reason is for a pod with exclusive CPUs.
 		nine, nineAndCPU string
 	}{
 		{"none", false, "", ""},
@@ -63,7 +64,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// requestMost finds the NUMA node with more free VFs and requests all of these VFs. It expects that the pod gets VFs of one NUMA node.
+// requestMost counts the free VFs of the emptier NUMA node, and starts a pod that requests this number of VFs. The pod must get VFs of only
+// one NUMA node.
 func (l *testLab) requestMost(policy string, granted []string) {
 	l.t.Helper()
 	free := [numaNodes]int{8, 8}

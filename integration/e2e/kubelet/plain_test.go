@@ -13,7 +13,7 @@ import (
 )
 
 // TestPlainPod: a static pod gets an IPv4 and an IPv6 address, and the kubelet's status contains both. The pod's server answers, and the
-// pod keeps both addresses when the kubelet restarts. Nothing of the pod remains after its end. The test runs with containerd and with
+// pod keeps both addresses when the kubelet restarts. No state of the pod remains after its end. The test runs with containerd and with
 // CRI-O.
 func TestPlainPod(t *testing.T) {
 	node.Skip(t)

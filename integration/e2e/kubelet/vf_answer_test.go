@@ -57,8 +57,8 @@ func TestDaemonAnswers(t *testing.T) {
 }
 
 // TestWhoAnswers: a pod gets the same VFs from the daemon's answer and, while the daemon is stopped, from the kubelet's answer. If neither
-// answers, the pod does not start until the daemon or the kubelet answers again. While the daemon is stopped, the kubelet starts no
-// container with its devices. The new sandbox has the VFs anyway.
+// the daemon nor the kubelet answers, the pod does not start until one of them answers again. While the daemon is stopped, the kubelet
+// starts no container that requests devices of the daemon. A new sandbox of the pod still gets the VFs.
 func TestWhoAnswers(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("web", containerSpec{name: "app", limits: podResources{resource: "2", slow: "1"}})
@@ -97,8 +97,8 @@ func TestWhoAnswers(t *testing.T) {
 	l.checkReturned()
 }
 
-// sendRequests requests all pods from the kubelet at a given rate until stop is called. The function stop returns the number of rejected
-// requests.
+// sendRequests requests all pods from the kubelet at a given rate until the returned function is called. The returned function returns the
+// number of rejected requests.
 func sendRequests(t *testing.T, rate int) (stop func() (limited int)) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -89,7 +89,7 @@ func linksOnNode(t *testing.T, sysfs string) map[string]linkInfo {
 	return found
 }
 
-// journaledVFs returns the VFs for which the plugin has a journal, which are the VFs of pods.
+// journaledVFs returns the VFs of pods. The plugin has a journal for each of these VFs.
 func journaledVFs(t *testing.T) (ids []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/run/podlace/.vfs")
@@ -170,7 +170,7 @@ func useConflist(t *testing.T, text string) {
 	t.Cleanup(func() { set(former) })
 }
 
-// restartContainerd ends containerd, which then reads its configuration again; scripts/node.sh restarts it.
+// restartContainerd ends containerd. scripts/node.sh starts containerd again, and containerd reads its configuration.
 func restartContainerd(t *testing.T) {
 	t.Helper()
 	pid := func() (n int) {
@@ -197,7 +197,8 @@ type podSandbox struct {
 	containers []string // container IDs; endSandbox fills them in
 }
 
-// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; ok is false if the pod has no sandbox.
+// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; the second result is false if the pod has
+// no sandbox.
 func sandboxOf(pod string) (found podSandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {

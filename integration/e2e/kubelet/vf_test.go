@@ -36,8 +36,8 @@ type vfLab struct {
 	ids    []string            // addresses of all VFs, sorted
 }
 
-// newVFLab starts the kubelet and the device plugin. The conflist is the shipped one with an additional resource in front and with
-// additional keys of the sriov plugin.
+// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy the list of resources starts
+// with an additional resource, and the sriov plugin has additional keys.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
 	shipped, err := conf.Conflist(conflist)
@@ -112,7 +112,7 @@ func (l *vfLab) write(name string, manifest any) {
 	}
 }
 
-// awaitRunning waits until a pod with another UID than the former one runs, and returns the new UID.
+// awaitRunning waits until the pod runs with a new UID, and returns this UID.
 func (l *vfLab) awaitRunning(name, former string) (uid string) {
 	l.t.Helper()
 	checkWithin(l.t, 60*time.Second, "pod "+name+" runs", func() error {
@@ -135,7 +135,7 @@ func (l *vfLab) awaitRunning(name, former string) (uid string) {
 	return uid
 }
 
-// checkAttached fails the test unless the pod's namespace contains exactly these VFs as net1, net2 and so on, besides eth0.
+// checkAttached fails the test unless the pod's namespace contains exactly these VFs as net1, net2 and so on, in addition to eth0.
 func (l *vfLab) checkAttached(name string, ids ...string) {
 	l.t.Helper()
 	s, ok := sandboxOf(name)
@@ -232,7 +232,7 @@ func (l *vfLab) checkReturned() {
 	}
 }
 
-// endSandbox kills a pod's sandbox. The kubelet then creates a new one.
+// endSandbox kills a pod's sandbox. The kubelet then creates a new sandbox.
 func (l *vfLab) endSandbox(pod string) (former podSandbox) {
 	l.t.Helper()
 	former, ok := sandboxOf(pod)

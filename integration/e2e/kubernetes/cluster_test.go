@@ -84,10 +84,10 @@ func startCluster(t *testing.T, families string, env ...string) *testCluster {
 	return nil
 }
 
-// machineNames returns the names of the control plane and of the nodes, each of which has its own cgroup.
+// machineNames returns the names of the control plane and of the nodes. Each of these machines has its own cgroup.
 func (c *testCluster) machineNames() []string { return []string{"plane", "node1", "node2", "node3"} }
 
-// machinePID returns the ID of the process in whose namespaces a machine runs.
+// machinePID returns the ID of a process in the namespaces of a machine.
 func (c *testCluster) machinePID(t *testing.T, machine string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(c.dir, machine, "pid"))

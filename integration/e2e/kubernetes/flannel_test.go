@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// These constants number the shell blocks of the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of these blocks.
+// These constants are the numbers of the shell blocks in the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of these
+// blocks.
 const (
 	blockApply = iota
 	blockLeftovers
@@ -231,7 +232,8 @@ func (f *flannelCluster) removeFlannel(t *testing.T) {
 	}
 }
 
-// checkRoutes waits until each node has the routes to the other nodes from Podlace (protocol 142) or from flannel.
+// checkRoutes waits until each node has the routes to the other nodes. All these routes must belong to the wanted program, either Podlace
+// (protocol 142) or flannel.
 func (f *flannelCluster) checkRoutes(t *testing.T, whose string) {
 	t.Helper()
 	for _, n := range f.nodes {

@@ -35,7 +35,7 @@ type openCalls struct {
 	reasons       []string
 }
 
-// startCalls opens a connection for each path of tcp, and sends 100 datagrams a second along each path of udp.
+// startCalls opens a connection for each TCP path, and sends 100 datagrams a second along each UDP path.
 func (f *flannelCluster) startCalls(t *testing.T, tcp, udp []dialPath) *openCalls {
 	t.Helper()
 	c := &openCalls{stop: make(chan struct{}), conns: len(tcp)}
@@ -62,8 +62,8 @@ func (f *flannelCluster) open(t *testing.T, network string, p dialPath) (conn ne
 	return conn
 }
 
-// openUDP opens a UDP flow and waits for the first answer of the server. Each try uses a new socket. A socket that sent before kube-proxy
-// had the Service's rules would keep its wrong route in the kernel.
+// openUDP opens a UDP flow and waits for the first answer of the server. Each try uses a new socket. If a socket sends data before
+// kube-proxy has the Service's rules, the kernel keeps a wrong route for this socket.
 func (f *flannelCluster) openUDP(t *testing.T, p dialPath) net.Conn {
 	t.Helper()
 	for deadline := time.Now().Add(callPatience); ; {

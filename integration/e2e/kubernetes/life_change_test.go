@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// endTraffic ends the flows, and fails the test if a flow between nodes other than the given one lost packets. endTraffic returns the
-// longest time without a reply in the flows of the given node.
+// endTraffic ends the flows. The test fails if a flow that does not involve the given node lost packets. endTraffic returns the longest
+// time without a reply in the flows of the given node.
 func (r *echoTraffic) endTraffic(t *testing.T, node string) (outage time.Duration) {
 	t.Helper()
 	lost, most := r.endFlows(t, node)
@@ -102,8 +102,8 @@ func (c *testCluster) watchNode(t *testing.T, node, path, wanted string) <-chan 
 	return told
 }
 
-// restartKubelet ends the kubelet of a node after a change of its arguments. In the arguments of the restarted kubelet, the text now
-// replaces the text old.
+// restartKubelet replaces a text in the kubelet's arguments on a node, and kills the kubelet. The restarted kubelet has the changed
+// arguments.
 func (c *testCluster) restartKubelet(t *testing.T, node, old, now string) {
 	t.Helper()
 	file := filepath.Join(c.dir, node, "services", "kubelet")

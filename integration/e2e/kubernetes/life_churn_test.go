@@ -72,7 +72,7 @@ func (r *podChurn) make(batch int) error {
 	return err
 }
 
-// idlePod returns the manifest of an idle pod on node number node.
+// idlePod returns the manifest of an idle pod on the node with the given number.
 func idlePod(namespace, name string, node int, batch string) any {
 	return map[string]any{"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name, "namespace": namespace, "labels": map[string]any{"batch": batch}},
@@ -116,7 +116,7 @@ func (r *podChurn) endChurn(t *testing.T) {
 	r.kubectl(t, "delete", "namespace", churnNamespace, "--wait=false")
 }
 
-// failedSandboxes returns the kubelets' events about sandboxes of a namespace that the runtime could not create or end.
+// failedSandboxes returns the events in which kubelets report that the runtime could not create or end a sandbox of the namespace.
 func (c *testCluster) failedSandboxes(t *testing.T, namespace string) (texts []string) {
 	t.Helper()
 	var events struct {

@@ -25,11 +25,11 @@ var (
 	apiAway = flag.Duration("api-away", time.Minute, "TestClusterLife: how long the API server is away")
 )
 
-// eventLimit is the maximum time that the tests wait for an expected event. The time is long because a machine may be slow, so it says
-// nothing about performance.
+// eventLimit is the maximum time that the tests wait for an expected event. This limit is long because some machines are slow. The limit is
+// no measure of performance.
 const eventLimit = 2 * time.Minute
 
-// TestClusterLife: events such as a reboot lose only the packets that they cannot avoid losing, and no ADD fails.
+// TestClusterLife: events such as a reboot cause only unavoidable packet losses, and no ADD fails.
 func TestClusterLife(t *testing.T) {
 	l := newLife(t)
 	for _, e := range []struct {
@@ -122,7 +122,7 @@ func (c *testCluster) agentPID(t *testing.T, node string) int {
 	return 0
 }
 
-// signalAgent waits until a node's agent has a process ID other than before, and sends a signal to the agent.
+// signalAgent waits until a node's agent has a new process ID, and sends a signal to the agent.
 func (c *testCluster) signalAgent(t *testing.T, node string, before int, s unix.Signal) (pid int) {
 	t.Helper()
 	awaitCondition(t, "agent on "+node, func() bool {

@@ -76,7 +76,7 @@ func (f *echoFlow) open(address string) error {
 	})
 }
 
-// runFlow sends requests at fixed times, even after a late request. A request that cannot be sent counts as lost.
+// runFlow sends requests at fixed times. A late request does not delay the next request. A request that cannot be sent counts as lost.
 func (f *echoFlow) runFlow(stop chan struct{}) {
 	message := make([]byte, 64)
 	message[0] = map[string]byte{"4": 8, "6": 128}[f.family]
@@ -146,8 +146,8 @@ func (f *echoFlow) countLost(t *testing.T) int {
 }
 
 // endFlows stops the flows, waits for outstanding replies, and prints the losses of each flow. endFlows returns separately the losses of
-// the flows from or to pods of the given node, because these flows may lose packets. With an empty name, all losses are in the first
-// result.
+// the flows from or to pods of the given node, because these flows may lose packets. If the name of the node is empty, the first result
+// contains all losses.
 func (r *echoTraffic) endFlows(t *testing.T, except string) (lost, exceptLost int) {
 	t.Helper()
 	close(r.stop)

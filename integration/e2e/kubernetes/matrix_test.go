@@ -43,7 +43,7 @@ func (w *testWorld) ownerOf(a netip.Addr) string {
 	return a.String()
 }
 
-// testPath tests a path and returns its cell in the table; wrong describes an unexpected result.
+// testPath tests a path, and returns the text for the path's cell in the table. The second result describes an unexpected outcome.
 func (w *testWorld) testPath(p netPath, s clusterSetup, network, family string) (cell, wrong string) {
 	want, refused := p.expectedSource(s, family)
 	limit := dialLimit

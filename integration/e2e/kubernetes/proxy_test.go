@@ -61,8 +61,8 @@ func (c *testCluster) killProxy(t *testing.T, s clusterSetup) {
 	}
 }
 
-// cleanProxy stops kube-proxy on all nodes and removes its rules. While kube-proxy is stopped, it checks the paths that need no kube-proxy.
-// Then it starts kube-proxy again.
+// cleanProxy stops kube-proxy on all nodes and removes its rules. While kube-proxy is stopped, cleanProxy checks the paths that need no
+// kube-proxy. Then cleanProxy starts kube-proxy again.
 func (w *testWorld) cleanProxy(t *testing.T, s clusterSetup, direct []netPath) {
 	t.Helper()
 	pids := map[string]string{}
@@ -85,8 +85,8 @@ func (w *testWorld) cleanProxy(t *testing.T, s clusterSetup, direct []netPath) {
 	}
 }
 
-// holdOpen opens a TCP connection and a UDP flow for each path and family, and exchanges a message over each every 20 ms. The returned
-// function stops the exchange, and returns the number of messages and the lost connections.
+// holdOpen opens a TCP connection and a UDP flow for each path and family, and exchanges a message every 20 ms over each of them. The
+// returned function stops the exchange, and returns the number of messages and the lost connections.
 func (w *testWorld) holdOpen(t *testing.T, s clusterSetup, paths []netPath) func() (asked int, lost []string) {
 	t.Helper()
 	var group sync.WaitGroup

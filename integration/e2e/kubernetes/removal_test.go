@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// These constants number the shell blocks of the section "Removing Podlace" in docs/CLUSTER.md. TestRemoval runs each line of these blocks.
+// These constants are the numbers of the shell blocks in the section "Removing Podlace" in docs/CLUSTER.md. TestRemoval runs each line of
+// these blocks.
 const (
 	removeApply = iota
 	removeNames

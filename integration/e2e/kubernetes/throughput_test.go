@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// TestThroughput measures TCP between pods of different nodes, in turn with the agent's routes and with manually added routes.
-// TestThroughput also measures the tunnel to another subnet. No agent runs during the measurements, and the agents' routes stay.
+// TestThroughput measures TCP between pods of different nodes. The measurements alternate between the agent's routes and manually added
+// routes. TestThroughput also measures the tunnel to another subnet. No agent runs during the measurements, and the agents' routes stay.
 //
 //	ROUNDS   measurements of each, default 20
 func TestThroughput(t *testing.T) {

@@ -180,7 +180,7 @@ func (w *testWorld) addPods(t *testing.T) {
 	}
 }
 
-// netnsOf finds the network namespace that has an address, among the namespaces in a folder.
+// netnsOf finds the network namespace with the given address in a folder of namespaces.
 func netnsOf(folder, address string) (string, error) {
 	files, err := os.ReadDir(folder)
 	if err != nil {
@@ -206,8 +206,8 @@ func netnsOf(folder, address string) (string, error) {
 	return "", fmt.Errorf("no network namespace in %s has the address %s", folder, address)
 }
 
-// serveName answers on port 8080 with the name of the pod or machine and the client's address, over TCP and UDP, until the end of the test.
-// A TCP connection then receives its own data back.
+// serveName runs a server on port 8080 for TCP and UDP until the end of the test. The server answers with the name of its pod or machine,
+// and with the client's address. After this answer, the server sends the data of a TCP connection back.
 func serveName(t *testing.T, name string, p *netPlace) {
 	t.Helper()
 	var tcp net.Listener

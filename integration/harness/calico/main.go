@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command calico is a test double of Calico's main plugin. Like Calico, it connects a pod by a veth pair without a bridge. The pod's
-// addresses have no subnet. The pod's IPv4 gateway is an address that no machine has, and the node answers ARP requests for this address
-// (proxy_arp). The IPv6 gateway is the node's link-local address. The node has a route to each pod. The result contains no interface of the
-// pod. The configured IPAM plugin assigns the addresses. The node's pod CIDRs replace usePodCidr and usePodCidrIPv6 in the IPAM
-// configuration.
+// Command calico is a test double of Calico's main plugin. Like Calico, the test double connects a pod by a veth pair without a bridge. The
+// pod's addresses have no subnet. The pod's IPv4 gateway is an address that no machine has, and the node answers ARP requests for this
+// address (proxy_arp). The IPv6 gateway is the node's link-local address. The node has a route to each pod. The result contains no
+// interface of the pod. The configured IPAM plugin assigns the addresses. The node's pod CIDRs replace usePodCidr and usePodCidrIPv6 in the
+// IPAM configuration.
 package main
 
 import (
@@ -173,7 +173,8 @@ func connect(pods []netip.Prefix) error {
 	return errors.Join(setUpHost(host, hostSide, pods), setUpPod(inside, podSide, pods))
 }
 
-// setUpHost configures the node like Calico's agent. It does not set route_localnet, because the tested plugin must set this sysctl.
+// setUpHost configures the node as Calico's agent does. setUpHost does not set route_localnet, because the tested plugin must set this
+// sysctl.
 func setUpHost(host *kernel.Node, link kernel.Link, pods []netip.Prefix) error {
 	err := errors.Join(host.Set(
 		kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"},

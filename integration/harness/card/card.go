@@ -52,7 +52,7 @@ type Card struct {
 	claims  *claim.Cache // nil for a node without claims
 }
 
-// New creates a card of four VFs, and allocates the first n to the pod shop/web-0.
+// New creates a card with four VFs, and allocates the first n VFs to the pod shop/web-0.
 func New(t testing.TB, n int) *Card {
 	t.Helper()
 	c := &Card{TB: t}
@@ -82,8 +82,8 @@ func (c *Card) Allocate(vfs ...int) {
 	}
 }
 
-// Claim adds VFs of prepared ResourceClaims to the answers of the device plugin. The records of the claims are in claim.Folder. kubelet is
-// the root folder of the kubelet.
+// Claim adds VFs of prepared ResourceClaims to the answers of the device plugin. The records of the claims are in claim.Folder. The
+// argument is the root folder of the kubelet.
 func (c *Card) Claim(kubelet string) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -143,9 +143,9 @@ func addVF(t testing.TB, name string) {
 	})
 }
 
-// Leave moves a VF's interface to the node, like the kernel when the pod's namespace is removed. The interface is down. It keeps the name
-// that it had in the namespace, or gets a generated name if the node already has an interface of this name. Call Leave before the namespace
-// is closed, because the kernel deletes a veth pair together with the namespace.
+// Leave moves a VF's interface to the node, as the kernel does when it removes the pod's namespace. The interface is down. The interface
+// keeps its name, unless the node already has an interface of this name. In this case the interface gets a generated name. Call Leave
+// before the namespace is closed, because the kernel deletes a veth pair together with the namespace.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()
 	host := openHost(t)

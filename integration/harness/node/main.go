@@ -69,7 +69,7 @@ func (l Lab) Main(m *testing.M) int {
 	return m.Run()
 }
 
-// runInside runs the tests. It runs inside the node.
+// runInside runs the tests inside the node.
 func (l Lab) runInside(m *testing.M) int {
 	if err := l.Warm(); err != nil {
 		fmt.Println("FAIL: the node's first steps:", err)

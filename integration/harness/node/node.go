@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/conf"
 )
 
-// runningNode is a node that a running scripts/node.sh has created.
+// runningNode is the node of a running scripts/node.sh process.
 type runningNode struct {
 	dir, script string
 	cmd         *exec.Cmd

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharedFolder is the mount point in the guest of a folder that guest and host share for one run. The guest executes the file "run" in this
-// folder and writes the exit status to the file "exit".
+// sharedFolder is a mount point in the guest. The mounted folder is on the host, and guest and host share the folder for one run. The guest
+// executes the file "run" in this folder and writes the exit status to the file "exit".
 const sharedFolder = "/mnt"
 
-// bootGuest runs in the first process of the guest. It always powers the virtual machine off at the end.
+// bootGuest runs in the first process of the guest, and always powers the virtual machine off at the end.
 func bootGuest() {
 	if err := start(); err != nil {
 		fmt.Println("vm:", err)
@@ -107,7 +107,7 @@ func openPort(name string) (*os.File, error) {
 }
 
 // enterHostRoot makes the host's file system the root of the guest. Data that the guest writes stays in memory. The modules of the guest's
-// kernel are mounted at the path where modprobe searches modules.
+// kernel are mounted at the path where modprobe looks for modules.
 func enterHostRoot() error {
 	if err := mount("root", "/host", "9p", unix.MS_RDONLY, plan9+",cache=loose"); err != nil {
 		return err

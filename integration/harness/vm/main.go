@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command vm is the first process of the virtual machine in which tests run (make vm). The guest has no disk. Its root is an overlay of a
-// RAM disk and the host's file system, which is read-only. A test binary and the tools of the host therefore have the same paths in the
-// guest. On the host, vm writes an initial RAM disk that contains the program vm:
+// Command vm is the first process of the virtual machine in which tests run (make vm). The guest has no disk. The root of the guest is an
+// overlay: a writable RAM disk over the read-only file system of the host. A test binary and the tools of the host therefore have the same
+// paths in the guest. On the host, vm writes an initial RAM disk that contains the program vm:
 //
 //	vm -modules lib/modules/6.12 -load 9p,overlay -out initrd
 package main

@@ -67,7 +67,8 @@ func MapPort(host, container int32) PodOption {
 	}
 }
 
-// Limits sets the bandwidth annotations: to limits the traffic to the pod, and from limits the traffic from the pod.
+// Limits sets the bandwidth annotations. The first argument is the limit for traffic to the pod, and the second argument is the limit for
+// traffic from the pod.
 func Limits(to, from string) PodOption {
 	return func(p *api.PodSandboxConfig) {
 		p.Annotations["kubernetes.io/ingress-bandwidth"] = to

@@ -95,8 +95,8 @@ func (p *Pod) Fetch(url string) string {
 	return strings.TrimSpace(p.Exec("wget", "-q", "-O", "-", url))
 }
 
-// Serves fails the test unless a client gets the pod's name from an address. The client is in the given network namespace, or in the node's
-// own if the name is "".
+// Serves fails the test unless a client gets the pod's name from an address. The client is in the given network namespace; the name ""
+// means the namespace of the node.
 func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	p.t.Helper()
 	got, err := Get(p.t.Context(), netns, "http://"+at.String()+"/")
@@ -114,7 +114,7 @@ func (p *Pod) ServesOn(port uint16) {
 // OnNode4 returns the node's IPv4 address with a port.
 func (p *Pod) OnNode4(port uint16) netip.AddrPort { return netip.AddrPortFrom(node4, port) }
 
-// Ignores fails the test if anything accepts a connection to the address.
+// Ignores fails the test if any server accepts a connection to the address.
 func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 	p.t.Helper()
 	err := Place(netns)(func() error {

@@ -23,8 +23,8 @@ var (
 	localhost = netip.MustParseAddr("127.0.0.1")
 )
 
-// HostPorts lists the additional sources from which a hostPort is reachable. The node, the outside and other pods always reach it. These
-// sources differ between the programs that map hostPorts.
+// HostPorts lists the additional sources from which a hostPort is reachable. The node, other machines and other pods always reach a
+// hostPort. These sources differ between the programs that map hostPorts.
 type HostPorts struct {
 	Localhost bool // by 127.0.0.1
 	Itself    bool // from the pod that has the port
@@ -62,9 +62,9 @@ func ExpectReady(t *testing.T, c Client) {
 	}
 }
 
-// testTraffic: pods reach each other, and the node, the outside and other pods reach a hostPort. The test runs with br_netfilter on and
-// off, because nodes differ in this setting. The parameter ports lists whether clients on the node's 127.0.0.1 and the pod with the
-// hostPort get an answer.
+// testTraffic: pods reach each other, and the node, other machines and other pods reach a hostPort. The test runs with br_netfilter on and
+// off, because nodes differ in this setting. The argument of type HostPorts names the additional sources from which the hostPort must be
+// reachable.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	t.Helper()
 	for _, value := range []string{"1", "0"} {
@@ -98,7 +98,7 @@ func testTraffic(t *testing.T, c Client, ports HostPorts) {
 }
 
 // setBridgeCalls sets bridge-nf-call-iptables and bridge-nf-call-ip6tables of the node until the end of the test. A node without
-// br_netfilter behaves as with "0".
+// br_netfilter behaves like a node where both settings are 0.
 func setBridgeCalls(t *testing.T, value string) {
 	t.Helper()
 	for _, name := range []string{"iptables", "ip6tables"} {

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// newZone returns a zone that has one Service of each kind in the namespace shop.
+// newZone returns a zone that has one Service of each kind in the namespace "shop".
 func newZone(t *testing.T) dnsZone {
 	t.Helper()
 	index := func() cache.Indexer {
@@ -130,7 +130,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// TestLoop: the answer for an ExternalName Service that names itself ends after a fixed number of records and fits into a packet.
+// TestLoop: an ExternalName Service contains its own name. The answer ends after a fixed number of records and fits into a packet.
 func TestLoop(t *testing.T) {
 	loop := dnsmessage.Question{Name: dnsmessage.MustNewName("loop.shop.svc.cluster.local."), Type: dnsmessage.TypeA}
 	answers, _ := newZone(t).answerQuestion(loop)

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/nodefile"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// loopback reports that the plugin loopback is missing on a node whose runtime starts it. No configuration names this plugin, and the
+// plugin of another project serves as well.
+func (n *node) loopback() []Finding {
+	path := filepath.Join(n.BinDir, "loopback")
+	starts := func(r runtimeConfig) bool { return r.Name == "containerd" && !r.InternalLoopback }
+	if _, err := os.Stat(path); err == nil || !slices.ContainsFunc(n.runtimes, starts) {
+		return nil
+	}
+	return []Finding{{Level: Error, Code: pluginMissing, What: "the plugin loopback is missing",
+		Evidence:    "containerd starts it for each pod; there is no " + path,
+		Consequence: "no pod starts",
+		Command:     n.installCommand("loopback")}}
+}
+
+// installCommand returns the remedy for a missing plugin. podlace-node installs the plugins with its prefix. Podlace cannot install a
+// plugin of another project.
+func (n *node) installCommand(name string) string {
+	if strings.HasPrefix(name, plugin.ClusterPrefix) {
+		return "podlace-node status, in the pod of podlace-node or on the node, shows why podlace-node does not install it"
+	}
+	if slices.Contains([]string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}, plugin.Kind(name)) {
+		return "make install CNI_BIN_DIR=" + n.BinDir
+	}
+	return fmt.Sprintf("Podlace has no plugin %s: correct the type in %s, or install the plugin of its project into %s", name, n.ConfDir, n.BinDir)
+}
+
+// startCommand returns the command for a plugin that does not start.
+func startCommand(path string, err error) string {
+	if errors.Is(err, fs.ErrPermission) {
+		return "chmod 755 " + path
+	}
+	return "file " + path
+}
+
+// versionsText returns the names of the plugins of each version.
+func versionsText(versions map[string][]string) string {
+	var list []string
+	for _, version := range slices.Sorted(maps.Keys(versions)) {
+		list = append(list, version+": "+strings.Join(versions[version], ", "))
+	}
+	return strings.Join(list, "; ")
+}
+
+// addressesCommand returns the command for range sets that cannot be used.
+func addressesCommand(file string, err error) string {
+	switch {
+	case strings.Contains(err.Error(), nodefile.Path):
+		return "podlace-node status; a node without podlace-node needs " + nodefile.Path + ": see conf/README.md"
+	case strings.Contains(err.Error(), "lease folder"):
+		return "ls -ld " + hostlocal.DefaultDir + "/*"
+	}
+	return "podlace validate " + file
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// gatewayState is the part of a record of bridge with the bridge's addresses.
+type gatewayState struct {
+	Bridge   string         `json:"bridge"`
+	Gateways []netip.Prefix `json:"gateways"`
+}
+
+// changedSubnets reports bridges with live pods of a subnet that the configuration no longer has. Bridge refuses ADD there with code 102.
+func (n *node) changedSubnets() (found []Finding) {
+	records, err := attachment.AllOf("bridge")
+	if err != nil {
+		return unknown("the records of bridge", err)
+	}
+	podCIDRs, _ := hostlocal.NodeCIDRs() // a node without podCIDRs is no error
+	wanted := n.subnetsOfBridges(podCIDRs)
+	reported := map[string]bool{}
+	for _, rec := range records {
+		var s gatewayState
+		if json.Unmarshal(rec.State, &s) != nil || !n.isAlive(rec) {
+			continue
+		}
+		for _, gw := range s.Gateways {
+			subnets, ok := wanted[s.Bridge]
+			at := s.Bridge + " " + gw.String()
+			if !ok || reported[at] || !refuses(gw, subnets) {
+				continue
+			}
+			reported[at] = true
+			found = append(found, Finding{Level: Error, Code: subnetChanged,
+				What:        "the subnet of " + s.Bridge + " was changed while pods use the old one",
+				Evidence:    fmt.Sprintf("%s has %s for %s; the configuration has %v", s.Bridge, gw, rec.Pod, subnets),
+				Consequence: "ADD of new pods fails with code 102",
+				Command:     "delete the pods of the old subnet, which podlace ls lists, or restore the subnet in " + n.ConfDir})
+		}
+	}
+	return found
+}
+
+// refuses reports whether a gateway address of a live pod conflicts with the configured subnets.
+func refuses(gw netip.Prefix, subnets []netip.Prefix) bool {
+	conflicts := func(s netip.Prefix) bool {
+		return s.Addr().Is4() == gw.Addr().Is4() && (gw.Addr().Is4() || s.Overlaps(gw))
+	}
+	return !slices.Contains(subnets, gw.Masked()) && slices.ContainsFunc(subnets, conflicts)
+}
+
+// subnetsOfBridges returns the configured subnets of each bridge. A bridge with forceAddress is left out, because ADD replaces its address.
+func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Prefix {
+	all, forced := map[string][]netip.Prefix{}, map[string]bool{}
+	for _, net := range n.ownNetworks() {
+		config := net.Plugin("bridge")
+		var keys struct {
+			ForceAddress bool `json:"forceAddress"`
+		}
+		if config == nil || json.Unmarshal(config, &keys) != nil {
+			continue
+		}
+		name := bridge.NameIn(config)
+		forced[name] = forced[name] || keys.ForceAddress
+		for _, subnet := range hostlocal.Subnets(config, podCIDRs) {
+			all[name] = append(all[name], subnet.Masked())
+		}
+	}
+	for name := range forced {
+		if forced[name] {
+			delete(all, name)
+		}
+	}
+	return all
+}
+
+// isAlive reports whether the pod of a record lives.
+func (n *node) isAlive(rec attachment.Record) bool {
+	return slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
+		return a.State == reconcile.Alive && a.Network == rec.Network && a.ContainerID == rec.ContainerID && a.IfName == rec.IfName
+	})
+}
