@@ -51,3 +51,12 @@ func TestAgentCommand(t *testing.T) {
 		t.Errorf("%q", found)
 	}
 }
+
+// TestNoNodeFile checks that the remedy for a missing node.json is the agent's status, because the conflist is correct.
+func TestNoNodeFile(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/10-podlace.conflist", strings.Replace(ours, "10.91.0.0/29", "usePodCidr", 1))
+	if found := l.problems("addresses"); len(found) != 1 || !strings.Contains(found[0], " | podlace-node status") {
+		t.Errorf("%q", found)
+	}
+}

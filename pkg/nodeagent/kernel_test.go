@@ -112,7 +112,8 @@ func TestForeignRoute(t *testing.T) {
 	kerneltest.Must(t, netlink.RouteAdd(&netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.0/24")),
 		LinkIndex: link.Attrs().Index, Gw: []byte{192, 0, 2, 254}, Protocol: unix.RTPROT_BOOT}))
 	l.ready()
-	if !l.says("node n2 10.244.2.0/24", "conflict", "192.0.2.254", "remove the route, or add its protocol to adopt") || slices.Contains(l.routes(), "10.244.2.0/24 192.0.2.2") {
+	if !l.says("node n2 10.244.2.0/24", "conflict", "192.0.2.254", "remove the route, or add its protocol to adopt") ||
+		slices.Contains(l.routes(), "10.244.2.0/24 192.0.2.2") {
 		t.Errorf("%q, %q", l.state("n2"), l.routes())
 	}
 	l.put("config/config.json", strings.Replace(l.read("config/config.json"), "{", `{"adopt": ["boot"], `, 1))

@@ -237,10 +237,7 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 	a.peers = make([]PeerStatus, 0, len(peers))
 	news := 0
 	for _, p := range peers {
-		do := ""
-		if p.NoLink {
-			do = "set offLink to vxlan, or to fabric if the routers between the nodes have the pod routes"
-		}
+		do := remedyFor(p)
 		if err := r.Failed[p.PodCIDR]; err != nil && p.Reason == "" {
 			p.State, p.Reason = noderoutes.Failed, err.Error()
 			a.routesFailed = true
@@ -269,4 +266,12 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 	if news > mostLogged {
 		a.log.Warn("more nodes have changed: podlace-node status lists all", "nodes", news-mostLogged)
 	}
+}
+
+// remedyFor returns the remedy for a peer that Plan refused, or "" if the remedy of the state suffices.
+func remedyFor(p noderoutes.Peer) string {
+	if p.NoLink {
+		return "set offLink to vxlan, or to fabric if the routers between the nodes have the pod routes"
+	}
+	return ""
 }

@@ -216,7 +216,7 @@ func TestRefused(t *testing.T) {
 	w.fakeAPI.mu.Unlock()
 	w.hangUp(true)
 	await(t, "the failure is known", func() bool { _, failure := w.watched(); return strings.Contains(failure, "Forbidden") })
-	if advice := w.nodes.advice(); !strings.Contains(advice, "ClusterRoleBinding") {
+	if advice := w.advice(); !strings.Contains(advice, "ClusterRoleBinding") {
 		t.Errorf("advice %q does not name the missing objects", advice)
 	}
 	await(t, "more requests", func() bool { return w.countRequests("") > 3 })

@@ -123,6 +123,17 @@ func TestReasons(t *testing.T) {
 			t.Errorf("%s %v: %+v, want %q", c.way, c.node, peers[0], c.reason)
 		}
 	}
+	for _, c := range []struct {
+		node   Node
+		noLink bool
+	}{
+		{nodeOf("a", 1, "10.1.2.0/24", "198.51.100.2"), true},
+		{nodeOf("a", 1, "10.1.2.0/24", "203.0.113.2"), false},
+	} {
+		if _, peers, _ := runPlan(t, Config{OffLink: OffLinkRefuse}, self(), c.node); peers[0].NoLink != c.noLink {
+			t.Errorf("%v: %+v, want NoLink %t", c.node, peers[0], c.noLink)
+		}
+	}
 	lost := Peer{Name: "a", PodCIDR: netip.MustParsePrefix("10.1.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.2")}
 	_, peers, _ := Plan(Self{}, []Peer{lost}, nil, Config{})
 	if peers[0].Reason != "the way to 192.0.2.2 is unknown" {
