@@ -86,8 +86,8 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument limits the time to
-// wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time is over.
+// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument is the longest time
+// to wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time is over.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
 		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)
@@ -112,7 +112,8 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 
 // AwaitAddress waits until the namespace answers neighbour solicitations for an address. It returns an error at the deadline. The kernel
 // acknowledges a new IPv6 address too early: a work queue joins the solicited-node group and adds the local route later (addrconf_dad_work
-// in net/ipv6/addrconf.c). Earlier neighbour solicitations are lost, and a neighbour retries only after a second.
+// in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before that. The neighbour repeats the
+// solicitation only after a second.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // IPv4: the route exists at once, and ARP requests are broadcast

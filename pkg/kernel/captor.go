@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Side is the direction of the frames that a filter of a link sees.
+// Side is the direction of traffic that a filter of a link handles: received frames or sent frames.
 type Side uint32
 
-// Receiving is the side of frames that the link receives. Sending is the side of frames that the node sends through the link.
+// Receiving selects filters for frames that the link receives. Sending selects filters for frames that the node sends through the link.
 const (
 	Receiving Side = netlink.HANDLE_MIN_INGRESS
 	Sending   Side = netlink.HANDLE_MIN_EGRESS
@@ -48,7 +48,7 @@ func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 	return c, ok, err
 }
 
-// actTrap is TC_ACT_TRAP in include/uapi/linux/pkt_cls.h, which package netlink lacks.
+// actTrap is TC_ACT_TRAP in include/uapi/linux/pkt_cls.h. Package netlink lacks this constant.
 const actTrap netlink.TcAct = 8
 
 // maxGoto is the maximum number of goto actions that firstCaptor follows, since chains can form a loop.

@@ -61,8 +61,8 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// subscribe opens a socket that receives the messages of multicast groups. The socket filter drops some of these messages; it may be nil.
-// One goroutine can close the socket while another reads it.
+// subscribe opens a socket that receives the messages of multicast groups. The socket filter drops some of these messages. A nil filter
+// drops none. One goroutine can close the socket while another reads it.
 func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -165,7 +165,8 @@ func linkEvent(message []byte) []Event {
 	return []Event{{Link: text(unix.IFLA_IFNAME), Kind: text(unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)}}
 }
 
-// deviceEvents parses a uevent. A uevent is a list of strings that each end with a zero byte: first action@folder, then the variables.
+// deviceEvents parses a uevent. A uevent is a list of strings that each end with a zero byte. The first string has the format
+// action@folder, and each other string is a variable.
 func deviceEvents(datagram []byte) []Event {
 	head, _, _ := bytes.Cut(datagram, []byte{0})
 	_, device, ok := strings.Cut(string(head), "@")

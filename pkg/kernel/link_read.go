@@ -47,7 +47,8 @@ type Link struct {
 	// setting for all links (NS.Forwards). Since Linux 6.17 each link also has the IPv6 setting force_forwarding, which Forwards6 contains.
 	Forwards4, Forwards6 bool
 
-	// Filtered is nf_call_iptables of a bridge (ip-link(8)): iptables and nftables see bridged packets if br_netfilter is loaded.
+	// Filtered is the bridge setting nf_call_iptables (ip-link(8)). If it is true and br_netfilter is loaded, iptables and nftables see
+	// bridged packets.
 	Filtered bool
 	// For a bridge.
 	FiltersVLANs bool

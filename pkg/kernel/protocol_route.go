@@ -66,7 +66,7 @@ func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 			return nil, fmt.Errorf("route show: %w", err)
 		}
 		for _, message := range replies {
-			// A kernel without IPv6 returns the routes of other families.
+			// A kernel without IPv6 answers a request for IPv6 routes with the routes of other families.
 			if r, ok := parseRoute(message); ok && message[0] == family {
 				list = append(list, r)
 			}

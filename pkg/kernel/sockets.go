@@ -51,8 +51,8 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
 	}
 	if !at.Addr().IsUnspecified() {
-		// Free binding (IP_FREEBIND) also checks an address that the node does not have yet. A process that listens on all addresses will use the
-		// port of this address.
+		// Free binding (IP_FREEBIND) also checks an address that the node does not have yet. If the node gets the address later, a process that
+		// listens on all addresses also uses the port of this address.
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
 	}
 	return errors.Join(err, unix.Bind(fd, local))

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VF holds a PF's settings for one of its VFs. The fields and values have the names of ip-link(8).
+// VF holds a PF's settings for one of its VFs. The fields and values are named as in ip-link(8).
 type VF struct {
 	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
@@ -32,7 +32,7 @@ type VF struct {
 	MaxRate    int   `json:"maxRate,omitempty"`
 }
 
-// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). The counters count since the VF was created.
+// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). The counters start at zero when the VF is created.
 type VFStats struct {
 	RxBytes, TxBytes     uint64
 	RxPackets, TxPackets uint64

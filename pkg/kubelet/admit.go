@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// ErrAffinity is the error if the Topology Manager refuses a pod. A kubelet reports it as TopologyAffinityError, and all other errors as
-// UnexpectedAdmissionError.
+// ErrAffinity is the error if the Topology Manager refuses a pod. A kubelet reports this error as TopologyAffinityError. It reports every
+// other error as UnexpectedAdmissionError.
 var ErrAffinity = errors.New("resources cannot be allocated with topology locality")
 
 // Node emulates a kubelet.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival is the total number of bytes on the link that had arrived until a time. The field At is the time since the first byte.
+// An Arrival states how many bytes had arrived at a certain time, including headers. The field At is the time since the first byte.
 type Arrival struct {
 	At   time.Duration `json:"at"`
 	Wire float64       `json:"wire"`

@@ -103,7 +103,7 @@ func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (Roun
 	return seen, err
 }
 
-// pings is the state of one Ping. Only the receiving goroutine uses samples. Each request contains its time of sending.
+// pings is the state of one Ping. Only the receiving goroutine uses the field samples. Each request contains its time of sending.
 type pings struct {
 	is4      bool
 	mark     uint64

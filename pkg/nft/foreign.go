@@ -39,7 +39,7 @@ func (d DroppingChain) Mentions(link string) bool {
 }
 
 // DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets: by their policy, or by a last
-// rule without conditions. It reads all chains, and the rules of the tables found.
+// rule without conditions. It reads all chains. For a chain that drops unmatched packets, it also reads the rules of the chain's table.
 func DroppingChains() (found []DroppingChain, err error) {
 	c, err := New()
 	if err != nil {
@@ -67,7 +67,8 @@ func DroppingChains() (found []DroppingChain, err error) {
 	return found, nil
 }
 
-// read sets the reason, and reads the rules of the chain. It reads the other chains of the table only if there is a reason.
+// The method read reads the rules of the chain and sets d.Reason if the chain drops unmatched packets. Only then does it read the rules of
+// the table's chains without a hook.
 func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*nftables.Chain) (err error) {
 	if d.rules, err = c.GetRules(chain.Table, chain); err != nil {
 		return err

@@ -53,7 +53,7 @@ func IgnoreUnsupported(err error) error {
 // replyTimeout is the timeout for one reply of the kernel. Transactions take microseconds.
 const replyTimeout = 10 * time.Second
 
-// Conn is a connection to nf_tables that is opened on first use. The zero value is ready.
+// Conn is a connection to nf_tables that is opened on first use. The zero value is ready to use.
 type Conn struct {
 	sock *mdl.Conn
 	// needsReopen is true if unread replies may remain after an error. The next request would treat these replies as its own replies.
@@ -358,8 +358,8 @@ func (t *Handle) message(kind int, flags mdl.HeaderFlags, set string, elements [
 	}, nil
 }
 
-// Build calls a function that adds tables, chains, sets and rules, and sends all of them in one transaction. Objects that already exist are
-// no error.
+// Build calls a function that adds tables, chains, sets and rules, and sends all of them in one transaction. It returns no error for
+// objects that already exist.
 func Build(op string, build func(*nftables.Conn) error) error {
 	conn, err := New(nftables.AsLasting())
 	if err != nil {

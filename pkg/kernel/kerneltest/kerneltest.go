@@ -145,7 +145,7 @@ func leftOnPurpose() *regexp.Regexp {
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
 // Age sets the modification time of recent files in the folders to one minute ago. GC keeps attachments whose files are less than one
-// second old, and a test that calls Age need not wait for this time.
+// second old. A test calls Age in place of a wait for one second.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {
