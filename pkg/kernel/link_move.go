@@ -15,9 +15,9 @@ import (
 )
 
 // MoveLink moves a link into another namespace and renames it, in one request. The link arrives down, without addresses, with its
-// alternative names, and often with another ifindex. The error unix.EEXIST means that the target already has a link with the new name, the
-// old name or an alternative name of this link. After this error the link is in its old namespace, and may be down because MoveLink had to
-// move it back. The error unix.EINVAL means that links of this kind cannot be moved.
+// alternative names, and often with another ifindex. The error unix.EEXIST means that the target already has a link with the new name or
+// with an alternative name of this link. After this error the link is in its old namespace, and may be down because MoveLink had to move it
+// back. The error unix.EINVAL means that links of this kind cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)

@@ -249,7 +249,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// addProblem records a problem. If the problem has an instruction for the administrator, the agent does not retry.
+// addProblem records a problem. It does not request a retry of the step.
 func (a *agent) addProblem(what string, err error, do string, blocking bool) {
 	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }

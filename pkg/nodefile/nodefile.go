@@ -39,7 +39,8 @@ type Node struct {
 	MTU int `json:"mtu,omitempty"`
 }
 
-// MaxClusterCIDRs is the maximum number of ClusterCIDRs. More could exceed the maximum file size of 64 KiB, which older plugins enforce.
+// MaxClusterCIDRs is the maximum number of ClusterCIDRs. With a longer list, the file could exceed 64 KiB, and older plugins refuse a file
+// of this size.
 const MaxClusterCIDRs = 256
 
 // maxFile is the maximum size of node.json and of flannel's file in bytes. Both files usually have a few hundred bytes.
@@ -70,8 +71,8 @@ func Read() (file string, node Node, err error) {
 	return "", Node{}, fmt.Errorf("neither %s nor %s exists", Path, FlannelPath)
 }
 
-// Of returns the result of Read for a request. It calls Read only once per request, also for the requests that the plugin derives for a
-// built-in IPAM plugin. All steps of one ADD, DEL or CHECK therefore use the same content.
+// Of returns the result of Read for a request. It calls Read only once for each request of the runtime. A request that the plugin derives
+// for a built-in IPAM plugin uses the same result. All steps of one ADD, DEL or CHECK therefore use the same content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
 	type content struct {
 		file string

@@ -9,7 +9,7 @@ import (
 )
 
 // A value of type claims contains the owner of each podCIDR and each address. CIDRs overlap only if one contains the other. An overlap is
-// therefore found with one lookup for each prefix length in use; most clusters use two.
+// therefore found with one lookup for each prefix length in use. Most clusters use two prefix lengths.
 type claims struct {
 	cfg        Config
 	self       Self

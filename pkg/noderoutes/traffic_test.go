@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// mustReach pings an address. If want is true, it reports an error if no reply arrives. If want is false, it reports an error if a reply
+// mustReach pings an address. If want is true, mustReach checks that a reply arrives. If want is false, mustReach checks that no reply
 // arrives.
 func (n labNode) mustReach(to netip.Addr, want bool) {
 	n.Helper()

@@ -86,8 +86,8 @@ func (r *reader) readObject(v value, fields []field, foreign ...field) map[strin
 	return seen
 }
 
-// goName returns a key with a capital first letter. Go programs without JSON tags write keys in this form, for example the SR-IOV network
-// operator.
+// goName returns a key with a capital first letter. Go programs without JSON tags, such as the SR-IOV network operator, write keys with a
+// capital first letter.
 func goName(key string) string { return strings.ToUpper(key[:1]) + key[1:] }
 
 // requireKey reports an error if an object does not have the key.
@@ -213,7 +213,7 @@ func (r *reader) readAddress(to *pci.Address) func(value) {
 	})
 }
 
-// suggestion returns a text for an unknown key that contains the nearest known key or all known keys.
+// suggestion returns a hint for the error about an unknown key, such as the most similar known key.
 func suggestion(key string, fields []field) string {
 	_, selects := find((&reader{}).selectorKeys(&selector{}), key)
 	if _, ok := find(fields, "selectors"); ok && selects {
