@@ -287,8 +287,8 @@ func (n *NS) UplinkMTU() (int, error) {
 }
 
 // defaultRoute returns the default route of a family, or the zero value if there is no default route. It first looks up the route to a
-// documentation address (RFC 5737, RFC 3849), which is usually the default route. If another route matches that address, defaultRoute reads
-// all routes.
+// documentation address (RFC 5737, RFC 3849). Usually only the default route matches such an address. If another route matches that
+// address, defaultRoute reads all routes.
 func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: documentationV4, netlink.FAMILY_V6: "2001:db8::1"}[family])
 	is := func(r netlink.Route) bool {

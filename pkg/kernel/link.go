@@ -218,7 +218,8 @@ func (n *NS) SetPromisc(link Link, on bool) error {
 	return n.setFlag(link, "promisc", unix.IFF_PROMISC, on)
 }
 
-// SetAllMulti makes a link receive all multicast frames. If on is false, the link receives only multicast frames to joined groups.
+// SetAllMulti makes a link receive all multicast frames. If the last argument is false, the link receives only multicast frames to joined
+// groups.
 func (n *NS) SetAllMulti(link Link, on bool) error {
 	return n.setFlag(link, "allmulticast", unix.IFF_ALLMULTI, on)
 }

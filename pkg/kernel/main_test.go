@@ -97,7 +97,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// This helper returns the lines of the host's snapshot that contain all parts.
+// This helper returns the lines of the host's snapshot that contain all the given texts.
 func records(t testing.TB, parts ...string) []string {
 	t.Helper()
 	return kerneltest.Records(t, parts...)

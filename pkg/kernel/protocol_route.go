@@ -101,8 +101,8 @@ func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
-// ReplaceProtocolRoute replaces the first route to the same prefix with the same metric, even if another program added that route. It adds
-// the route if none exists. No packet is lost during the change.
+// ReplaceProtocolRoute replaces the first route to the same prefix with the same metric, even if another program added that route. If there
+// is no such route, it adds the route. No packet is lost during the change.
 func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route replace ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }

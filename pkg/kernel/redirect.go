@@ -150,8 +150,8 @@ func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err e
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if the target link was deleted, and -1 if
-// the filter does not redirect.
+// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if the target link was deleted. It returns
+// -1 if the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
 	if !ok {
@@ -236,8 +236,8 @@ func (n *NS) redirectSources() (found []redirectSource, err error) {
 }
 
 // DelRedirect removes the redirect from one link to another, including a redirect that the reference bandwidth plugin added. It also
-// removes the ingress qdisc, unless other programs have filters there. It removes a clsact qdisc only if owned is true, because another
-// program may have added the qdisc for later filters. A missing redirect is no error.
+// removes the ingress qdisc, unless other programs have filters there. It removes a clsact qdisc only if the argument owned is true,
+// because another program may have added the qdisc for later filters. A missing redirect is no error.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if err := n.delRedirects(from, to, false); err != nil {
 		return err
@@ -282,7 +282,7 @@ func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	})
 }
 
-// isStale reports whether delRedirects must delete the filter f.
+// isStale reports whether delRedirects must delete a filter.
 func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 	priority, target := f.Attrs().Priority, redirectsTo(f)
 	if spareAll && target == to.Index && redirectionOf(f) == RedirectsAll {

@@ -85,8 +85,8 @@ type notice struct {
 
 func lostNotice() notice { return notice{RouteEvent: RouteEvent{Lost: true, What: "lost events"}} }
 
-// linkState is the part of a link's state that matters for routes. It is the zero value if the link is down, or if routes cannot use the
-// link.
+// linkState is the part of a link's state that matters for routes. For a link that is down, and for a link that routes cannot use, the
+// linkState is the zero value.
 type linkState struct {
 	flags uint32
 	mtu   uint32

@@ -17,8 +17,8 @@ type Arrival struct {
 }
 
 // Arrivals lists the arrivals at the end of each [Interval]; the times are approximate. For TCP it counts the bytes that the kernel
-// received, including duplicates and segments behind a gap. The bytes that an application reads would be misleading: after a gap it reads
-// many bytes at once, which would look like an exceeded rate limit.
+// received, including duplicates and segments behind a gap. The bytes that an application reads would be misleading: after a gap, the
+// application reads many bytes at once, as if the traffic exceeded a rate limit.
 type Arrivals []Arrival
 
 // Rate returns the mean rate in bit/s between two times.

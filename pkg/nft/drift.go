@@ -77,7 +77,7 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf makes the same comparison as Drift for a table that has a schema version. It also detects another version, and chains that
+// DriftOf makes the same comparison as Drift for a table that has a schema version. It also detects a wrong schema version, and chains that
 // another program added.
 func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
 	drift, err := t.Drift(build)

@@ -24,7 +24,7 @@ type DroppingChain struct {
 // String returns family, table and name of the chain, as in nft(8).
 func (d DroppingChain) String() string { return fmt.Sprintf("%s %s %s", d.Family, d.Table, d.Chain) }
 
-// Mentions reports whether a rule compares an interface name with link, or with a prefix of link.
+// Mentions reports whether a rule compares an interface name with the name of the given link, or with a prefix of this name.
 func (d DroppingChain) Mentions(link string) bool {
 	return slices.ContainsFunc(d.rules, func(r *nftables.Rule) bool {
 		return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {

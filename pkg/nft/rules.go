@@ -22,7 +22,7 @@ type Place struct {
 	Table, Chain string
 }
 
-// Rule describes a rule of another program. It contains the data to identify the program that owns the rule, and to delete the rule.
+// Rule describes a rule of another program. A caller needs these fields to find out which program owns the rule, and to delete the rule.
 type Rule struct {
 	Place
 	Comment string

@@ -56,7 +56,8 @@ func Tables() []Table {
 	}
 }
 
-// TableOf returns the registered table with this name. It panics if no table with this name is registered, which is a bug in the caller.
+// TableOf returns the registered table with this name. It panics if no table with this name is registered, because this is a bug in the
+// caller.
 func TableOf(name string) Table {
 	tables := Tables()
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]

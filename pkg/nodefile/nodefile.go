@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodefile reads and writes /run/podlace/node.json. From this file the plugins read the podCIDRs of their node, the CIDRs of all
+// Package nodefile reads and writes /run/podlace/node.json. The plugins read this file to get the podCIDRs of their node, the CIDRs of all
 // pods, and the MTU of pods. podlace-node or an administrator writes the file. The file is on tmpfs, so that pods cannot start with old
 // values after a reboot: they wait until the file is written again.
 package nodefile

@@ -34,7 +34,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// wayTo requests the route to a gateway from the kernel. It caches the links that it has read; the last argument is the cache.
+// wayTo requests the route to a gateway from the kernel. The last argument is a cache of the links that were already read.
 func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -290,8 +290,8 @@ func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) erro
 	return nil
 }
 
-// readForeign reads the routes of other programs once per pass. It is called only when a route must be added or replaced, because its cost
-// grows with the number of routes.
+// readForeign reads the routes of other programs once per pass. It is called only when a route must be added or replaced, because it takes
+// longer the more routes exist.
 func (p *pass) readForeign() error {
 	if p.foreign != nil {
 		return nil

@@ -59,8 +59,8 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	return p.want, peers, node
 }
 
-// oldestFirst returns the peers in the order in which they get IDs and next hops. The order is from the oldest to the newest node: if the
-// names of two nodes have the same hash, the older node keeps its ID when the newer node joins.
+// oldestFirst returns the peers in the order in which they get IDs and next hops. The order is from the oldest to the newest node. If the
+// names of two nodes have the same hash, the older node therefore keeps its ID when the newer node joins.
 func oldestFirst(peers []Peer) (list []*Peer) {
 	for i := range peers {
 		list = append(list, &peers[i])

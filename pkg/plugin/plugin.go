@@ -2,7 +2,7 @@
 
 // Package plugin is the framework of all CNI plugins. It reads the environment and stdin, rejects invalid input before any change, and
 // calls the verb with a validated Request. It encodes the result in the cniVersion of the configuration. It encodes an error as an error
-// document of the CNI specification, which contains the name of the pod.
+// document of the CNI specification. The error document contains the name of the pod.
 //
 // A plugin is a value of type Plugin. Its main function only calls Main.
 package plugin

@@ -4,8 +4,8 @@ package plugin
 
 import "strings"
 
-// traceArg is the name of the environment variable that contains the traceparent of the runtime's span. libcni sets this variable. It is
-// also a key of CNI_ARGS with the same meaning.
+// traceArg is the name of the environment variable that contains the traceparent of the runtime's span. libcni sets this variable. CNI_ARGS
+// may contain a key with the same name and meaning.
 const traceArg = "TRACEPARENT"
 
 // traceContext identifies the trace and the span of the runtime. The plugins create no spans of their own. Their log lines belong to the
