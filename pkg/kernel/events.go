@@ -32,7 +32,7 @@ type Event struct {
 // kernelUevents is the multicast group on which the kernel sends uevents. udev sends on group 2.
 const kernelUevents = 1
 
-// largestEvent is the size of the receive buffer in bytes, which is larger than any datagram of the kernel.
+// largestEvent is the size of the receive buffer in bytes. Every datagram of the kernel is smaller.
 const largestEvent = 64 << 10
 
 // Events returns a channel of events about links in the caller's namespace and about devices. In a user namespace some device events may be

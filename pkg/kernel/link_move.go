@@ -81,7 +81,7 @@ func (n *NS) Rename(link Link, name string) error {
 	})
 }
 
-// SetAlias sets the alias of a link, which ip(8) shows. An empty text removes the alias.
+// SetAlias sets the alias of a link. The output of ip(8) contains the alias. An empty text removes the alias.
 func (n *NS) SetAlias(link Link, text string) error {
 	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
 		return n.h.LinkSetAlias(byIndex(link.Index), text)
@@ -134,7 +134,7 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches a loaded XDP program. With fd -1 it detaches the program.
+// setXDP attaches a loaded XDP program. If fd is -1, it detaches the program.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		req := n.newRequest(unix.RTM_SETLINK, 0)

@@ -257,7 +257,7 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 }
 
 // delRedirects deletes our filter, filters that redirect to the target link, and the filter of the reference bandwidth plugin if its target
-// was deleted. With spareAll, filters that redirect all frames to the target link stay.
+// was deleted. If spareAll is true, filters that redirect all frames to the target link stay.
 func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
 		list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)

@@ -33,8 +33,8 @@ type Counters struct {
 	Waiting uint32 // bytes
 }
 
-// FairQueue is a fair queue (tc-fq_codel(8)): flows do not delay one another. The queue drops packets if all packets of an Interval waited
-// longer than Target. The zero value means no fair queue.
+// FairQueue is a fair queue (tc-fq_codel(8)), in which flows do not delay one another. The queue drops packets if all packets of an
+// Interval waited longer than Target. The zero value means no fair queue.
 type FairQueue struct {
 	Target   time.Duration `json:"target"`   // in microseconds of precision
 	Interval time.Duration `json:"interval"` // in microseconds of precision
@@ -212,8 +212,8 @@ func (n *NS) Unshape(link Link) error {
 // loopbackIndex is the loopback device's ifindex in every namespace (the kernel's LOOPBACK_IFINDEX).
 const loopbackIndex = 1
 
-// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. Its probe is a request that always fails: the error
-// shows whether the kernel knows fq_codel.
+// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. It sends a request that always fails. The error shows
+// whether the kernel knows fq_codel.
 func (n *NS) HasFairQueue() (bool, error) {
 	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)

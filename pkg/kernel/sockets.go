@@ -61,7 +61,7 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 // Sockets holds the ports on which sockets of one protocol (TCP or UDP) listen.
 type Sockets map[uint16]bool
 
-// tableUnreadable is a marker in Sockets: the kernel has no inet_diag, so any port may be in use.
+// tableUnreadable is a marker in Sockets for a kernel without inet_diag. On such a kernel, any port may be in use.
 const tableUnreadable = 0
 
 // Listen reports whether a socket listens on a port of any address.

@@ -52,7 +52,7 @@ var (
 )
 
 // VF returns a PF's settings for the VF with the given index. The VF may be in any namespace and have any driver. The second result is
-// false if the PF has no VF with this index. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
+// false if the PF has no VF with this index. The kernel queries the driver about all VFs. With some drivers this query takes milliseconds.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	// The request excludes the counters. The counters are half of the reply, and the list of all VFs must fit into 64 KiB.
 	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))

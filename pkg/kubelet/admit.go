@@ -34,7 +34,7 @@ type trace struct {
 // request CPUs in this package.
 type Request struct{ VFs, CPUs int }
 
-// Pod is a list of init containers, which run one after the other, and a list of containers, which run afterwards.
+// Pod holds the init containers and the containers of a pod. The init containers run one after the other, before the containers start.
 type Pod struct{ Init, Containers []Request }
 
 // Grant contains the hint, the VFs and the CPUs of each container of a pod, init containers first.

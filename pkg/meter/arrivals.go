@@ -85,8 +85,8 @@ func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (s
 	}
 }
 
-// segmentsOf returns the number of received segments with data. Virtual links can pass several segments as one large packet (GSO); the
-// kernel's counter counts each segment of it.
+// segmentsOf returns the number of received segments with data. Virtual links can pass several segments as one large packet (GSO). The
+// kernel's counter counts each segment of this packet.
 func segmentsOf(conns []*net.TCPConn) (received uint64) {
 	for _, conn := range conns {
 		raw, err := conn.SyscallConn()

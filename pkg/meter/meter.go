@@ -7,7 +7,7 @@
 // second therefore does not include the time to connect.
 //
 // Each rate has two values. Payload counts the bytes that an application sees. Wire also counts Ethernet, IP and transport headers, like a
-// shaper; it is an estimate.
+// shaper. Wire is an estimate.
 package meter
 
 import (

@@ -41,7 +41,7 @@ func loopback(is4 bool) netip.AddrPort {
 	return netip.MustParseAddrPort("[::1]:0")
 }
 
-// maxSeconds is a timeout that is long enough for a slow machine. Some flows last a minute; the timeout is far shorter, because the tests
+// maxSeconds is a timeout that is long enough for a slow machine. Some flows last a minute. The timeout is far shorter, because the tests
 // must not wait for the end of these flows.
 const maxSeconds = 30
 

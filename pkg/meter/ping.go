@@ -112,7 +112,7 @@ type pings struct {
 	samples  []time.Duration
 }
 
-// sendRequests sends the requests at fixed times; a late request does not delay the following requests. A request that cannot be sent
+// sendRequests sends the requests at fixed times. A late request does not delay the following requests. A request that cannot be sent
 // counts as lost.
 func (p *pings) sendRequests(ctx context.Context, conn *net.IPConn) {
 	for i := range p.samples {

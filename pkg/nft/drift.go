@@ -90,7 +90,7 @@ func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, err
 	return "are those of another version, or another program added a chain", nil
 }
 
-// isDormant reports whether the table exists and has the flag dormant, which disables its chains.
+// isDormant reports whether the table exists and has the flag dormant. This flag disables the chains of the table.
 func (t *Handle) isDormant() (is bool, err error) {
 	ask, err := t.tableMessage(unix.NFT_MSG_GETTABLE, 0, t.Table)
 	if err != nil {

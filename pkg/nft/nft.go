@@ -60,7 +60,7 @@ type Conn struct {
 	needsReopen bool
 }
 
-// Open returns a Handle for a registered table on this connection. With an empty name the Handle has no table.
+// Open returns a Handle for a registered table on this connection. If the name is empty, the Handle has no table.
 func (c *Conn) Open(table string) (*Handle, error) {
 	if c.needsReopen {
 		c.Close()
@@ -126,7 +126,7 @@ func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 // maxLookups is the maximum number of elements that Find requests at once. All replies must fit into the socket's buffer.
 const maxLookups = 64
 
-// Find looks up several elements. The result contains one pointer for each element, which is nil if the element is missing.
+// Find looks up several elements. The result contains one pointer for each element. The pointer is nil if the element is missing.
 func (t *Handle) Find(elements []Element) ([]*Element, error) {
 	found := make([]*Element, 0, len(elements))
 	for chunk := range slices.Chunk(elements, maxLookups) {
@@ -291,8 +291,8 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// sendBatch sends a transaction. It reads one acknowledgement for each message except the first message and the last message, which mark
-// the start and the end of the transaction.
+// sendBatch sends a transaction. It reads one acknowledgement for each message except the first message and the last message. These two
+// messages mark the start and the end of the transaction.
 func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()
 	if len(batch) > 6 {

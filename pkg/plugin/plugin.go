@@ -45,8 +45,8 @@ type Plugin struct {
 // Version is the version of this build. Release builds set it with -ldflags -X.
 var Version = ""
 
-// Main runs the plugin with the environment, stdin and stdout of this process, which a container runtime has started. It returns the exit
-// status, 0 or 1.
+// Main runs the plugin in a process that a container runtime has started. It uses the environment, stdin and stdout of this process. It
+// returns the exit status, 0 or 1.
 func (p Plugin) Main() int {
 	// The process is short-lived, so garbage collection would only slow it down.
 	debug.SetGCPercent(-1)

@@ -9,7 +9,7 @@ import (
 )
 
 // Patient prevents signals other than SIGKILL from ending the process before the verb ends. After a signal, DEL continues to its end. ADD
-// also continues to its end, which takes only milliseconds, and the plugin then undoes the ADD. A plugin with the field CallsPatient calls
+// also continues to its end, because it takes only milliseconds. The plugin then undoes the ADD. A plugin with the field CallsPatient calls
 // Patient only before its first change, because Patient starts two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()

@@ -98,7 +98,7 @@ func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	return chosen
 }
 
-// largestFirst is a heuristic for hundreds of PFs. It chooses the largest PFs, except for the last PF, which is the smallest PF with enough
+// largestFirst is a heuristic for hundreds of PFs. It chooses the largest PFs first. As the last PF, it chooses the smallest PF with enough
 // devices.
 func (q *query) largestFirst(pfs []int, count, need int) []int {
 	bySize := slices.Clone(pfs)

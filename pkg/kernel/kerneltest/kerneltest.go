@@ -56,8 +56,8 @@ func Main(m *testing.M) {
 // requireFeatures reports whether a missing kernel feature fails the tests (KERNELTEST=full).
 func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
-// Feature returns its second argument, which must be true if the kernel has the feature. It logs the name of a missing feature. With
-// KERNELTEST=full a missing feature fails the test.
+// Feature returns its second argument. This argument must be true if the kernel has the feature, and false otherwise. If the kernel lacks
+// the feature, Feature logs the name of the feature. With KERNELTEST=full, it fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
 	if !has && requireFeatures() {
