@@ -16,12 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// IPNet converts a prefix to the form that CNI results and netlink use. IPNet does not clear the host bits.
+// IPNet converts a prefix to the type that CNI results and package netlink use. IPNet does not clear the host bits.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Prefix converts an IPNet to a prefix. It returns false if n does not hold an address with a valid mask.
+// Prefix converts an IPNet to a prefix. It returns false if the IPNet has an invalid address or mask.
 func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false

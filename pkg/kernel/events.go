@@ -87,7 +87,7 @@ func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File,
 }
 
 // sendEvents sends the events of each datagram until the socket is closed or ctx ends. If the buffer of the socket overflows, sendEvents
-// sends the event that the caller passed for this case.
+// sends the event that its caller provides for lost messages.
 func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
 	buffer := make([]byte, largestEvent)
 	for {
@@ -110,7 +110,7 @@ func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) 
 }
 
 // receive waits for a datagram and returns its events. If the buffer of the socket overflowed or the socket cannot be read, receive returns
-// the event that the caller passed for this case.
+// the event that its caller provides for lost messages.
 func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
 	n, err := socket.Read(buffer)
 	switch {
@@ -135,7 +135,7 @@ func linkEvents(datagram []byte) []Event {
 }
 
 // eachMessage calls parse with the type, flags and body of each message in a datagram, and returns all results. After a malformed message,
-// eachMessage stops and adds the event that the caller passed for this case.
+// eachMessage stops, and adds the event that its caller provides for lost messages.
 func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, body []byte) []E) (events []E) {
 	for len(datagram) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(datagram))

@@ -48,7 +48,7 @@ type Link struct {
 	// contains only force_forwarding.
 	Forwards4, Forwards6 bool
 
-	// Filtered is the bridge setting nf_call_iptables (ip-link(8)). If it is true and br_netfilter is loaded, iptables and nftables see
+	// Filtered is the bridge setting nf_call_iptables (ip-link(8)). If Filtered is true and br_netfilter is loaded, iptables and nftables see
 	// bridged packets.
 	Filtered bool
 	// For a bridge.

@@ -163,7 +163,7 @@ func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 }
 
 // Shaped returns the token bucket of a link. The second result is false if the root qdisc of the link has another kind. The kernel rounds
-// the burst to ticks, and the times of a fair queue to 1.024 µs.
+// the burst to ticks. It rounds the times of a fair queue to 1.024 µs.
 func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {

@@ -103,7 +103,7 @@ func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// parseVF parses the attributes of a VF. addressLen is the length of the PF's MAC. Each attribute begins with the VF's index.
+// parseVF parses the attributes of a VF. The argument addressLen is the length of the PF's MAC. Each attribute begins with the VF's index.
 func parseVF(attributes []byte, addressLen int) (VF, error) {
 	mac, vlan, rate := attributeOf(attributes, unix.IFLA_VF_MAC), uint32s(attributeOf(attributes, unix.IFLA_VF_VLAN)),
 		uint32s(attributeOf(attributes, unix.IFLA_VF_RATE))

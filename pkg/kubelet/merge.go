@@ -13,8 +13,8 @@ const (
 	SingleNUMA Policy = "single-numa-node"
 )
 
-// Merge merges the hints of several resources. It has one list of hints for each resource, and selects the best combination with one hint
-// from each list. Merge returns the merged hint, and reports whether the policy admits the pod.
+// Merge merges the hints of several resources. It receives one list of hints for each resource, and selects the best combination with one
+// hint from each list. Merge returns the merged hint, and reports whether the policy admits the pod.
 func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	if p == None {
 		return Hint{}, true

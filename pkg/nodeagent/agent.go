@@ -232,7 +232,7 @@ func (a *agent) due(now time.Time) bool {
 	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !now.Before(a.nextSync)
 }
 
-// mainCause returns the cause under which a change is logged.
+// mainCause returns the cause that the log states for a change.
 func mainCause(causes map[cause]bool) cause {
 	for _, why := range []cause{onStart, onAPI, onKernel, onFiles, onPeriod} {
 		if causes[why] {

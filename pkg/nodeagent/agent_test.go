@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent also becomes ready although it reports the
+// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent must become ready, although it reports the
 // node behind the router as refused.
 func TestStart(t *testing.T) {
 	l := newLab(t).ready()

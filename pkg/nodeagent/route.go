@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// route() compares the kernel with the routes to the nodes of the cluster. It changes nothing before the first complete list of nodes that
-// contains this node.
+// route() compares the routes in the kernel with the wanted routes to the nodes of the cluster. It changes nothing before the first
+// complete list of nodes that contains this node.
 func (a *agent) route(why cause) {
 	list, since, complete := a.nodes.list()
 	if !complete {

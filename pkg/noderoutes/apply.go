@@ -339,7 +339,7 @@ func (p *pass) findInside(want Wanted) error {
 	return nil
 }
 
-// sweepRoutes deletes the routes with Protocol that are not wanted.
+// sweepRoutes deletes the unwanted routes whose protocol number is Protocol.
 func (p *pass) sweepRoutes(want Wanted) {
 	wanted := make(map[routeKey]bool, len(want.Routes))
 	for _, r := range want.Routes {

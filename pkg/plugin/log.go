@@ -21,7 +21,7 @@ type logConfig struct {
 // toJournal is the value of logFile that selects journald.
 const toJournal = "journal"
 
-// levelOf returns the level with a name in the configuration.
+// levelOf returns the log level for the name of a level in the configuration.
 func levelOf(name string) (slog.Level, bool) {
 	switch name {
 	case "", "info":
