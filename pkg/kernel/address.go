@@ -112,8 +112,8 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 
 // AwaitAddress waits until the namespace answers neighbour solicitations for an address. It returns an error at the deadline. The kernel
 // acknowledges a new IPv6 address too early: a work queue joins the solicited-node group and adds the local route later (addrconf_dad_work
-// in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before that. The neighbour repeats the
-// solicitation only after a second.
+// in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before the work queue has run. The neighbour
+// repeats the solicitation only after a second.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // IPv4: the route exists at once, and ARP requests are broadcast

@@ -13,7 +13,8 @@ import (
 // Side is the direction of traffic that a filter of a link handles: received frames or sent frames.
 type Side uint32
 
-// Receiving selects filters for frames that the link receives. Sending selects filters for frames that the node sends through the link.
+// The value Receiving selects filters for frames that the link receives. The value Sending selects filters for frames that the node sends
+// through the link.
 const (
 	Receiving Side = netlink.HANDLE_MIN_INGRESS
 	Sending   Side = netlink.HANDLE_MIN_EGRESS

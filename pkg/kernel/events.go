@@ -32,7 +32,7 @@ type Event struct {
 // kernelUevents is the multicast group on which the kernel sends uevents. udev sends on group 2.
 const kernelUevents = 1
 
-// largestEvent is the size of the receive buffer in bytes. Every datagram of the kernel is smaller.
+// largestEvent is the size of the receive buffer in bytes. Every datagram of the kernel is smaller than this buffer.
 const largestEvent = 64 << 10
 
 // Events returns a channel of events about links in the caller's namespace and about devices. In a user namespace some device events may be
@@ -62,7 +62,7 @@ func Events(ctx context.Context) (<-chan Event, error) {
 }
 
 // subscribe opens a socket that receives the messages of multicast groups. The socket filter drops some of these messages. A nil filter
-// drops none. One goroutine can close the socket while another reads it.
+// drops no messages. One goroutine can close the socket while another reads it.
 func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {

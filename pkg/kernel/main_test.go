@@ -38,7 +38,7 @@ func podNS(t testing.TB) (*NS, *os.File) {
 	return n, f
 }
 
-// The interface namespace is implemented by *NS (a pod) and *Node (the host).
+// Both *NS (a pod) and *Node (the host) implement the interface namespace.
 type namespace interface {
 	Link(name string) (Link, bool, error)
 	AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error

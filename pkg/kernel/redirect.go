@@ -17,8 +17,8 @@ import (
 
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
-// redirectPriority is the highest possible number. The kernel runs filters in the order of their numbers, so other programs' filters run
-// before the redirect. The kernel itself assigns priorities up to 49152.
+// redirectPriority is the highest possible priority number. The kernel runs filters with lower numbers first, so other programs' filters
+// run before the redirect. The kernel itself assigns priorities up to 49152.
 const redirectPriority = 65535
 
 // referencePriority is the priority of the filter of the reference bandwidth plugin.
@@ -121,8 +121,8 @@ const (
 	RedirectsAll
 )
 
-// Redirected reports which frames u32 filters redirect from one link to another. It considers filters of any priority, because the
-// reference bandwidth plugin adds its filter with another priority than redirectPriority.
+// Redirected reports which frames are redirected from one link to another link by u32 filters. It considers filters of any priority,
+// because the filter of the reference bandwidth plugin does not have the priority redirectPriority.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
 	return redirectSource{from, list}.redirectionTo(to.Index), err

@@ -178,8 +178,8 @@ const (
 )
 
 // routeFilter returns a socket filter that the kernel runs for each datagram. The filter drops messages about irrelevant routes of other
-// programs before they reach this process. It reads only the first message of a datagram. This is enough, because the kernel sends one
-// message per datagram.
+// programs before they reach this process. It reads only the first message of a datagram. The first message is enough, because the kernel
+// sends one message per datagram.
 func routeFilter(protocol int) []unix.SockFilter {
 	p := newProgram()
 	p.loadBytes(atType, 2)

@@ -83,8 +83,8 @@ func (n *NS) hasOtherRoot(link Link) bool {
 }
 
 // tbfRequest returns the request that installs a token bucket. The request contains the burst both as a time and in bytes (TCA_TBF_BURST).
-// Without the burst in bytes, the kernel computes it from the time, and drops every packet whose transmission takes longer than 2^32 ns
-// (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s the kernel would then drop every full frame.
+// Without the burst in bytes, the kernel computes the burst from the time, and drops every packet whose transmission takes longer than 2^32
+// ns (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s the kernel would then drop every full frame.
 func (b Bucket) tbfRequest(n *NS, link Link) *nl.NetlinkRequest {
 	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)

@@ -26,7 +26,7 @@ type VLAN struct {
 // VLANs are the VLANs of one port, sorted by ID.
 type VLANs []VLAN
 
-// Without copies the list and deletes the VLAN with this ID from the copy.
+// Without returns a copy of the list that lacks the VLAN with this ID.
 func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }

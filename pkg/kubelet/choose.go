@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// Prefer is the GetPreferredAllocation of a device plugin. It returns n of the available devices. The list must contains devices that the
-// result must include.
+// Prefer is the GetPreferredAllocation of a device plugin. It returns n of the available devices. The result must include all devices in
+// the second argument.
 type Prefer func(available, must []int, n int) []int
 
 // Pick returns n of the given devices. It replaces the kubelet's arbitrary choice between equally good devices.

@@ -187,7 +187,7 @@ func (t *Handle) existingChains(names []string) (found []string, err error) {
 }
 
 // shapeOf encodes a rule's expression so that two expressions with the same effect compare equal. The result contains the name of the
-// expression and the attributes that every kernel returns unchanged. It does not contain registers, because a kernel may return another
+// expression and the attributes that every kernel returns unchanged. It does not contain registers, because a kernel may return a different
 // register number than the request contained. A missing attribute equals an attribute with value zero.
 func shapeOf(data []byte) string {
 	var name string

@@ -68,8 +68,8 @@ func DroppingChains() (found []DroppingChain, err error) {
 	return found, nil
 }
 
-// The method read reads the rules of the chain and sets d.Reason if the chain drops unmatched packets. Only then does it read the rules of
-// the table's chains without a hook.
+// The method read reads the rules of the chain and sets d.Reason if the chain drops unmatched packets. If it sets d.Reason, it also reads
+// the rules of the table's chains without a hook.
 func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*nftables.Chain) (err error) {
 	if d.rules, err = c.GetRules(chain.Table, chain); err != nil {
 		return err

@@ -290,8 +290,8 @@ func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) erro
 	return nil
 }
 
-// readForeign reads the routes of other programs once per pass. It is called only when a route must be added or replaced, because it takes
-// longer the more routes exist.
+// readForeign reads the routes of other programs once per pass. It is called only when a route must be added or replaced, because the call
+// is slow if many routes exist.
 func (p *pass) readForeign() error {
 	if p.foreign != nil {
 		return nil

@@ -12,8 +12,9 @@ func (q *query) fillEvenly(in nodeSet) []int {
 	return q.fillOneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// fillSpread takes one device after another, each from the PF with the fewest chosen devices. Among such PFs, it prefers a PF whose PCI
-// root has the fewest chosen devices. Among PFs that are still equal, it prefers a PF whose card has the fewest chosen devices.
+// fillSpread takes one device after another, each from the PF with the fewest chosen devices. Among PFs with equally few chosen devices, it
+// prefers a PF whose PCI root has the fewest chosen devices. Among PFs that are still equal, it prefers a PF whose card has the fewest
+// chosen devices.
 func (q *query) fillSpread(in nodeSet) []int {
 	roots, cards, pfs := q.countChosen(nil)
 	order := func(pf int) int { return (pfs[pf]<<countBits+roots[q.pfs[pf].root])<<countBits + cards[q.pfs[pf].card] }

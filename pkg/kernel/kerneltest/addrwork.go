@@ -61,7 +61,7 @@ func addQueue(name string) error {
 	return nil
 }
 
-// fillQueues sets one link up on each CPU, because the kernel queues its work on a link's addresses on the CPU that sent the request.
+// fillQueues sets one link up on each CPU, because the kernel adds the link's addresses to the work queue of the CPU that sent the request.
 func fillQueues(pod *sandbox.Pod) error {
 	results := make(chan error)
 	cpus := runtime.NumCPU()
