@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// figure is the result of one plugin set in milliseconds. Base is the result of a comparison run, which lacks the property in the row's
+// A figure is the result of one plugin set in milliseconds. Base is the result of a comparison run, which lacks the property in the row's
 // name. Base is 0 if the row compares both plugin sets.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
@@ -25,8 +25,9 @@ func (f figure) growth() float64 {
 	return f.Value / f.Base
 }
 
-// figureRow contains the figures of both plugin sets. In a growth row, the bar limits the ratio of Podlace's Value to Base. In a load row,
-// the bar limits the ratio of Podlace's Value to the reference's Value, or the Value in milliseconds.
+// figureRow contains the figures of both plugin sets. In a row for growth, the bar is the maximum ratio of Podlace's Value to Podlace's
+// Base. In a row for load, the bar is the maximum ratio of Podlace's Value to the Value of the reference plugins, or the maximum Value in
+// milliseconds.
 type figureRow struct {
 	What  string            `json:"what"`
 	Sides map[string]figure `json:"sides"`
@@ -62,7 +63,7 @@ func (r *report) addGrowth(what string, bar float64, sides map[string]figure) {
 	r.Growth = append(r.Growth, row)
 }
 
-// addLoad adds a row that compares Podlace with the reference.
+// addLoad adds a row that compares Podlace with the reference plugins.
 func (r *report) addLoad(what string, bar float64, sides map[string]figure) {
 	r.Loads = append(r.Loads, figureRow{what, sides, compareAtMost(sides[sideOurs].Value, sides[sideReference].Value, bar)})
 }

@@ -198,8 +198,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestGivenPackages checks that production code imports only the listed packages of the reference's modules, and imports each listed
-// package in only one place.
+// TestGivenPackages checks that production code imports only the listed packages of the reference plugins' modules. Only one package of
+// Podlace may import each listed package.
 func TestGivenPackages(t *testing.T) {
 	uses := map[string]string{
 		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin",   // opens the namespaces of pods

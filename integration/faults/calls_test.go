@@ -87,7 +87,7 @@ func killedCalls() map[string][]string {
 	return kills
 }
 
-// sigkill stands in the place of an error name. It means that a signal kills the program at the call.
+// The constant `sigkill` replaces an error name. With this name, a signal kills the program at the call.
 const sigkill = "SIGKILL"
 
 // TestFaultCalls lets single system calls of the real programs fail, or kills the program at a call.

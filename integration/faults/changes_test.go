@@ -61,7 +61,7 @@ func (w faultWorld) changesOf(i int) []string {
 	return changes
 }
 
-// TestAdd (C-39, F-11, F-31, F-32): after a failed ADD the node is as before, without any DEL, and the next ADD works.
+// TestAdd (C-39, F-11, F-31, F-32): after a failed ADD, the node has the same state as before the ADD, without any DEL. The next ADD works.
 func TestAdd(t *testing.T) {
 	forEachChain(t, func(w faultWorld) {
 		for i := range w.chain {

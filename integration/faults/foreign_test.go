@@ -25,7 +25,7 @@ var foreignLinks = map[string]string{
 	"port":   "ip link add %s type veth peer name foreign1 && ip link set %[1]s master chain0 up",
 }
 
-// foreignNames returns the link names that Podlace uses for the victim.
+// foreignNames returns the link names that Podlace uses for the tested pod.
 func foreignNames() map[string]string {
 	key := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}
 	return map[string]string{"host side": key.HostVeth(), "device of the egress limit": "bwp" + key.ReferenceHash()[:12]}

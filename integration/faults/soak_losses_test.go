@@ -126,7 +126,7 @@ func (s *soakRun) stepLoseRecord(lose func(path string) error) bool {
 
 func (s *soakRun) truncate(path string) error { return os.Truncate(path, int64(s.random.IntN(60))) }
 
-// stepLoseNotes deletes the marks of a network. The next ADD writes the marks again.
+// stepLoseNotes deletes the marker files of a network. The next ADD writes the marker files again.
 func (s *soakRun) stepLoseNotes() bool {
 	a := s.randomFree()
 	if a == nil {

@@ -154,7 +154,7 @@ func TestBehindCalico(t *testing.T) {
 	})
 }
 
-// TestBehindPTP runs portmap and bandwidth after the reference's ptp.
+// TestBehindPTP runs portmap and bandwidth after the reference plugin ptp.
 func TestBehindPTP(t *testing.T) {
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "ptp.conflist", harness.Capabilities(), edits...)
@@ -162,7 +162,7 @@ func TestBehindPTP(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctl runs Podlace's plugins between plugins of the reference, in the order of nerdctl's default network.
+// TestBehindNerdctl runs Podlace's plugins between reference plugins, in the order of nerdctl's default network.
 func TestBehindNerdctl(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -171,9 +171,9 @@ func TestBehindNerdctl(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctlDrop: the reference's firewall plugin accepts packets from pods and the replies to them. The plugin does not accept new
-// connections to pods. Docker or ufw may set the policy of FORWARD to drop. A hostPort is then reachable only from the node, until a rule
-// accepts the pods' subnet.
+// TestBehindNerdctlDrop: the reference plugin firewall accepts packets from pods and the replies to these packets. The plugin does not
+// accept new connections to pods. Docker or ufw may set the policy of FORWARD to drop. A hostPort is then reachable only from the node,
+// until a rule accepts the pods' subnet.
 func TestBehindNerdctlDrop(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {

@@ -30,7 +30,7 @@ func TestCheckNeeds(t *testing.T) {
 	})
 }
 
-// breakage is one kind of damage. The field plugin is the number of the plugin whose CHECK must report the damage.
+// breakage is one kind of damage. The field `plugin` contains the number of the plugin whose CHECK must report the damage.
 type breakage struct {
 	plugin int
 	change func(attachedPod) error
@@ -329,7 +329,8 @@ func TestCheckLooks(t *testing.T) {
 	})
 }
 
-// TestCheckShadowed: a flush removes a pod's hostPort, and then another pod gets this port. CHECK of the first pod reports this.
+// TestCheckShadowed: a flush removes a pod's hostPort, and then another pod gets this port. CHECK of the first pod reports the missing
+// hostPort.
 func TestCheckShadowed(t *testing.T) {
 	n := newNode(t, "shadowed", 146, "nftables")
 	t.Run("C-69 hostPort of another pod", func(t *testing.T) {

@@ -215,7 +215,7 @@ func TestDelegateStatus(t *testing.T) {
 	s.f.Oracle.Clean(t, "STATUS")
 }
 
-// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins, whatever the version of their result is.
+// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins, for every version of the earlier result.
 func TestPrevResult(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		if plugin == "host-local" {
@@ -249,7 +249,7 @@ func prevFor(t *testing.T, f *harness.Fixture, plugin string) object {
 	return prev.With("interfaces", append(prev["interfaces"].([]any), object{"name": "other0", "mac": "02:00:00:00:00:09"}))
 }
 
-// TestDNS: DNS settings in the bridge's configuration override those of the IPAM plugin.
+// TestDNS: DNS settings in the bridge's configuration override the DNS settings of the IPAM plugin.
 func TestDNS(t *testing.T) {
 	s := newStub(t)
 	s.setScript(t, "ADD", "echo '"+strings.Replace(stubResult, "{", `{"dns":{"nameservers":["192.0.2.1"],"domain":"a"},`, 1)+"'")

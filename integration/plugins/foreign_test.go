@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestF44ForeignHands (F-44): the reference's host-local and Podlace's host-local use the same folder in turn. No address is assigned
+// TestF44ForeignHands (F-44): the reference plugin host-local and Podlace's host-local use the same folder in turn. No address is assigned
 // twice, each plugin also deletes leases of the other plugin, and no state remains.
 func TestF44ForeignHands(t *testing.T) {
 	harness.Need(t, "host-local")

@@ -169,7 +169,7 @@ func (c *agentCluster) checkRoutes() {
 	}
 }
 
-// deleteNode deletes a Node object while one agent is stopped. That agent deletes the routes after its start.
+// deleteNode deletes a Node object while one agent is stopped. After its restart, this agent deletes the routes.
 func (c *agentCluster) deleteNode() {
 	c.Helper()
 	n, id := c.nodes[0], c.other[0]

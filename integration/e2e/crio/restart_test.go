@@ -23,7 +23,7 @@ const (
 	startTime = 30 * time.Second
 )
 
-// restartCRIO ends CRI-O with a signal, calls whileDown unless it is nil, and starts CRI-O again.
+// restartCRIO ends CRI-O with a signal and starts CRI-O again. In between, restartCRIO calls the function whileDown, which may be nil.
 func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()) {
 	t.Helper()
 	pid := func() (n int) {

@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// The type daemon is the program sriov-device-plugin. The folder of the daemon is outside of t.TempDir, because the paths there are too
-// long for a unix socket.
+// A daemon is a process of the program sriov-device-plugin. The folder of the daemon is outside of t.TempDir, because the paths there are
+// too long for a unix socket.
 type daemon struct {
 	t                 *testing.T
 	bin, dir, sysfs   string

@@ -97,8 +97,8 @@ func TestWhoAnswers(t *testing.T) {
 	l.checkReturned()
 }
 
-// sendRequests requests all pods from the kubelet at a given rate until the returned function is called. The returned function returns the
-// number of rejected requests.
+// At a given rate, sendRequests asks the kubelet for the list of all pods, until the returned function is called. The returned function
+// returns the number of rejected requests.
 func sendRequests(t *testing.T, rate int) (stop func() (limited int)) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -99,7 +99,7 @@ func (f *echoFlow) runFlow(stop chan struct{}) {
 	}
 }
 
-// checksum returns the Internet checksum of RFC 1071.
+// The function checksum() returns the Internet checksum of RFC 1071.
 func checksum(message []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(message); i += 2 {

@@ -26,7 +26,8 @@ type dnsZone struct {
 	slices   discoverylisters.EndpointSliceLister
 }
 
-// endpoint is one address behind the name of a Service. The field name is the pod's name below the Service; it is empty for a cluster IP.
+// An endpoint is one address behind the name of a Service. The field `name` contains the pod's name below the Service. The field is empty
+// for a cluster IP.
 type endpoint struct {
 	name  string
 	addr  netip.Addr
