@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// A figure is the result of one plugin set in milliseconds. Base is the result of a comparison run, which lacks the property in the row's
-// name. Base is 0 if the row compares both plugin sets.
+// A figure is the result of one plugin set in milliseconds. Base is the result of a comparison run without the property in the row's name.
+// Base is 0 if the row compares both plugin sets.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
 	Value float64 `json:"value"`

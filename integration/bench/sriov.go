@@ -134,7 +134,7 @@ func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 			"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
 }
 
-// measureWithoutVF measures a pod without VFs, which is the most frequent kind of pod. Package card replaces the device plugin.
+// measureWithoutVF measures a pod without VFs. Most pods are of this kind. Package card replaces the device plugin.
 func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	const idle, asking = "nothing", "sriov"
 	entries := map[string]*contenderEntry{}

@@ -83,7 +83,7 @@ func plug(t *testing.T, ns *kernel.NS, name string, addresses []string) {
 	}
 }
 
-// tellAddresses starts a server in the pod that answers each line with the client's address.
+// tellAddresses starts a server in the pod. The server answers each line with the client's address.
 func tellAddresses(t *testing.T, pod *sandbox.Pod, address string) {
 	t.Helper()
 	var l net.Listener

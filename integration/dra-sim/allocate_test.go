@@ -101,7 +101,7 @@ func (p claimProblem) tryAlternatives(n int, taken []int, try func(n, alternativ
 	return false
 }
 
-// meetsConstraints reports whether the taken devices meet the constraints of the claim.
+// meetsConstraints reports whether the chosen devices meet the constraints of the claim.
 func (p claimProblem) meetsConstraints(taken []int) bool {
 	seen := map[string]bool{}
 	for k, i := range taken {

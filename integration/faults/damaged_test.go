@@ -68,7 +68,7 @@ func ls() (status int, list []listedAttachment, stderr string, err error) {
 	return status, list, stderr, json.Unmarshal([]byte(stdout), &list)
 }
 
-// TestFaultUnreadable (F-05) makes each record of a pod unreadable in turn. The commands `podlace ls`, `podlace limits` and `podlace
+// TestFaultUnreadable (F-05) makes the records of a pod unreadable, one at a time. The commands `podlace ls`, `podlace limits` and `podlace
 // reload` print the path of the record with the reason. After DEL, or after GC of a pod that is gone, no plugin has a record of the pod and
 // `podlace ls` does not show the pod.
 func TestFaultUnreadable(t *testing.T) {

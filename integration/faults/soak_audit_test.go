@@ -166,7 +166,7 @@ func (s *soakRun) statePaths() (list []string) {
 	return list
 }
 
-// checkFiles checks that docs/STATE.md names every file. The records and leases must be exactly those of the live pods.
+// checkFiles checks that docs/STATE.md names every file. Exactly the live pods must have records and leases.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)

@@ -207,7 +207,7 @@ func (b *behindLab) checkWarned(t *testing.T, verb string) {
 }
 
 // TestBehindMacvlan: a node and its macvlan pods cannot reach each other over the link that they share. HostPorts therefore do not work,
-// and CHECK cannot detect this. Other machines reach the pod's own address.
+// and CHECK cannot detect the fault. Other machines reach the pod's own address.
 func TestBehindMacvlan(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {

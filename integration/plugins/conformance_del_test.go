@@ -258,7 +258,7 @@ func TestDelBusy(t *testing.T) {
 	}
 }
 
-// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused checks that the
+// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused() checks that the
 // text of a failed DEL contains none of these phrases.
 func TestDelTexts(t *testing.T) {
 	s := newStub(t)

@@ -68,7 +68,7 @@ func (s *stubIPAM) call(verb string) harness.Call {
 }
 
 // TestDelegate runs the bridge plugin with a third-party IPAM plugin. The IPAM plugin gets the environment and the configuration of the
-// bridge plugin, and the bridge plugin uses the answers of the IPAM plugin.
+// bridge plugin, and the bridge plugin uses the results of the IPAM plugin.
 func TestDelegate(t *testing.T) {
 	s := newStub(t)
 	o := s.call("ADD").With("TRACEPARENT", "00-1-2-01").Run(t).OK(t)

@@ -75,7 +75,7 @@ func TestF44ForeignHands(t *testing.T) {
 	mustBeLeased(t, filepath.Join(dir, "mixed"), nil)
 }
 
-// mustBeLeased checks that the lease files are exactly those of the assigned addresses.
+// mustBeLeased checks that exactly the assigned addresses have lease files.
 func mustBeLeased(t *testing.T, dir string, given map[string]string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

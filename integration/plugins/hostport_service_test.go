@@ -28,7 +28,7 @@ func kubeServices() map[string][2]string {
 	}
 }
 
-// TestServicesWin (S-01): a Service and a hostPort have the same port. The Service gets the packets, whichever of the two was created first
+// TestServicesWin (S-01): a Service and a hostPort have the same port. The Service gets the packets, regardless of the order of creation
 // (CVE-2019-9946). If Service and hostPort have chains with the same priority, the kernel decides the order, and ADD prints a warning.
 func TestServicesWin(t *testing.T) {
 	harness.Program(t, "nft")

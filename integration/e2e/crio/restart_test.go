@@ -136,8 +136,8 @@ func TestCheckAtStart(t *testing.T) {
 }
 
 // TestFlush: a flush of the firewall removes the masquerade rules of Podlace and the hostPort rules of CRI-O. CRI-O calls STATUS every five
-// seconds, and this call restores the rules of Podlace. CRI-O does not restore the hostPorts of existing pods, even when it restarts. The
-// hostPort of a new pod works.
+// seconds, and this call restores the rules of Podlace. CRI-O does not restore the hostPorts of existing pods, even when CRI-O restarts.
+// The hostPort of a new pod works.
 func TestFlush(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18091

@@ -112,8 +112,8 @@ spec:
 	}
 }
 
-// TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits, and an event reports this. When the
-// first pod ends, the other pod gets the VF. The same is true for a claim that was generated for a pod.
+// TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits, and an event reports the reason. When
+// the first pod ends, the other pod gets the VF. The same is true for a claim that was generated for a pod.
 func TestPodsShare(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Run("at once", func(t *testing.T) {

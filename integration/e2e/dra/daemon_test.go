@@ -101,7 +101,7 @@ func (d *daemon) restart(signal syscall.Signal) {
 	d.ready()
 }
 
-// The method get() returns the daemon's answer over HTTP.
+// The method get() returns the daemon's response to an HTTP request.
 func (d *daemon) get(path string) (string, error) {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -29,7 +29,7 @@ const (
 	conflist = "10-podlace-sriov.conflist"
 )
 
-// vfLab is a lab whose pods get VFs through the shipped conflist. Veths take the place of the VFs' interfaces.
+// vfLab is a lab whose pods get VFs through the shipped conflist. Veths replace the VFs' interfaces.
 type vfLab struct {
 	*testLab
 	before map[string]linkInfo // interfaces of the VFs, by PCI address

@@ -82,8 +82,8 @@ func (c *Card) Allocate(vfs ...int) {
 	}
 }
 
-// Claim adds VFs of prepared ResourceClaims to the answers of the device plugin. The records of the claims are in claim.Folder. The
-// argument is the root folder of the kubelet.
+// Claim adds VFs of prepared ResourceClaims to the responses of the simulated device plugin. The records of the claims are in claim.Folder.
+// The argument is the root folder of the kubelet.
 func (c *Card) Claim(kubelet string) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
