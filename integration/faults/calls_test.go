@@ -120,7 +120,7 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 }
 
 // failCall runs the verb once for each system call of one kind, and lets this call fail. failCall ends when the program makes no further
-// call of this kind. In a sampled run only some of these calls fail.
+// call of this kind. In a sampled run, only some of these calls fail.
 func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")
@@ -201,7 +201,7 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for n := 3; n < 24; n += harness.Some(6, 1) {
-				// With fewer than 8 files the Go runtime cannot create its poller, and exits without a result or an error of the plugin.
+				// With fewer than 8 files, the Go runtime cannot create its poller, and exits without a result or an error of the plugin.
 				s.addLimited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
 			}
 		}
@@ -211,7 +211,7 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for kib := 2000; kib < 2_000_000; kib += kib*harness.Some(16, 1)/8 + 1 {
-				// Without enough memory the Go runtime exits without a result or an error of the plugin.
+				// Without enough memory, the Go runtime exits without a result or an error of the plugin.
 				s.addLimited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
 			}
 		}

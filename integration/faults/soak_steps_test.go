@@ -73,7 +73,7 @@ func (s *soakRun) stepAddAgain() bool {
 	return true
 }
 
-// stepAddsAtOnce runs two parallel ADDs for each of several pods. For each pod one ADD succeeds and the other ADD fails.
+// stepAddsAtOnce runs two parallel ADDs for each of several pods. For each pod, one ADD succeeds and the other ADD fails.
 func (s *soakRun) stepAddsAtOnce() bool {
 	var list []*podSlot
 	for range 3 {
@@ -161,7 +161,7 @@ func (s *soakRun) dropCache(a *podSlot) {
 	}
 }
 
-// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD it runs DEL again.
+// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD, the step runs DEL again.
 func (s *soakRun) stepDelBeforeEnd() bool {
 	a := s.randomFree()
 	if a == nil {

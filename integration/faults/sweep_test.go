@@ -27,7 +27,7 @@ const sweepBudget = 6 * time.Second
 // victimID is the container ID of the pod whose ADD or DEL is killed.
 const victimID = "sweep-victim"
 
-// killSweep kills a chain at every point, or at a sample of the points. After each kill the sweep does what a runtime would do next.
+// killSweep kills a chain at every point, or at a sample of the points. After each kill, the sweep does what a runtime would do next.
 type killSweep struct {
 	*harness.Network // the chain, without kills
 	conflist         []byte
@@ -38,7 +38,7 @@ type killSweep struct {
 	bridge           int          // number of points of ADD of the bridge, the first plugin
 	kills            int
 	failures         int
-	// In some cases the files of the pod are unreadable.
+	// In some cases, the files of the pod are unreadable.
 	unreadable bool
 	collected  string // log of the last GC
 

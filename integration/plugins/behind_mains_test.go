@@ -232,7 +232,7 @@ func (b *behindLab) checkOwnAddress(t *testing.T) {
 	}
 }
 
-// TestBehindMacvlanShim: a node with its own macvlan link reaches its macvlan pods. With masqAll the replies of the pods return through
+// TestBehindMacvlanShim: a node with its own macvlan link reaches its macvlan pods. With masqAll, the replies of the pods return through
 // this link.
 func TestBehindMacvlanShim(t *testing.T) {
 	needMacvlan(t)

@@ -270,7 +270,7 @@ func TestCheckAllows(t *testing.T) {
 	})
 }
 
-// checksEnv is the environment variable that sets the number of pods of TestCheckAtOnce. Before a release the test runs with 1,000 pods.
+// checksEnv is the environment variable that sets the number of pods of TestCheckAtOnce. Before a release, the test runs with 1,000 pods.
 const checksEnv = "PODLACE_CHECKS"
 
 func TestCheckAtOnce(t *testing.T) {

@@ -156,7 +156,7 @@ func (n *agentNode) checkAllRoutes(nodes int) {
 	}
 }
 
-// joinMany adds nodes evenly within a minute. For each added node it returns the time until the routes to the node existed.
+// joinMany adds nodes evenly within a minute. For each added node, joinMany returns the time until the routes to the node existed.
 func (n *agentNode) joinMany(nodes int) []time.Duration {
 	n.Helper()
 	heard := n.recordArrivals()

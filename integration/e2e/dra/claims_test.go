@@ -154,7 +154,7 @@ func (l *lab) in(t *testing.T) *lab {
 	return &part
 }
 
-// handOver checks that one of two pods has the claim's VF. It also checks that the other pod gets the VF when the first pod ends.
+// handOver checks that one of two pods has the claim's VF. The function also checks that the other pod gets the VF when the first pod ends.
 func (l *lab) handOver(claim, one, two string) {
 	l.Helper()
 	within(l.T, "a pod of the two runs", func() error {

@@ -16,7 +16,7 @@ import (
 )
 
 // TestAttach (V-18): pods have their VFs before their first container starts, with the documented interface numbers. After the end of the
-// pods the VFs have their original settings.
+// pods, the VFs have their original settings.
 func TestAttach(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("none", containerSpec{name: "app"})

@@ -36,7 +36,7 @@ type vfLab struct {
 	ids    []string            // addresses of all VFs, sorted
 }
 
-// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy the list of resources starts
+// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy, the list of resources starts
 // with an additional resource, and the sriov plugin has additional keys.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()

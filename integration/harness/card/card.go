@@ -144,7 +144,7 @@ func addVF(t testing.TB, name string) {
 }
 
 // Leave moves a VF's interface to the node, as the kernel does when it removes the pod's namespace. The interface is down. The interface
-// keeps its name, unless the node already has an interface of this name. In this case the interface gets a generated name. Call Leave
+// keeps its name, unless the node already has an interface of this name. In this case, the interface gets a generated name. Call Leave
 // before the namespace is closed, because the kernel deletes a veth pair together with the namespace.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()

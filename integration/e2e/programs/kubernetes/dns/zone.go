@@ -109,7 +109,7 @@ func (z dnsZone) answerExternal(q dnsmessage.Question, to string, depth int) ([]
 	return answers, dnsmessage.RCodeSuccess
 }
 
-// endpointsOf returns the cluster IPs of a Service. For a headless Service it returns the ready endpoints.
+// endpointsOf returns the cluster IPs of a Service. For a headless Service, endpointsOf returns the ready endpoints.
 func (z dnsZone) endpointsOf(s *corev1.Service) (all []endpoint) {
 	if s.Spec.ClusterIP != corev1.ClusterIPNone {
 		var ports []port
