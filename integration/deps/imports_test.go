@@ -46,7 +46,7 @@ func packageLayers() [][]string {
 // name that ends in "/" means all packages of a folder.
 func allowedImporters() map[string][]string {
 	return map[string][]string{
-		// These packages access the kernel. The sandbox does not use pkg/kernel, so that a check of the product's code does not rely on the same
+		// These packages access the kernel. The sandbox does not use pkg/kernel, because a check of Podlace's code must not rely on the checked
 		// code.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},

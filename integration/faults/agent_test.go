@@ -91,7 +91,8 @@ func (l agentLab) hasRoute() bool {
 	return len(routes) == 2
 }
 
-// checkOrder checks the order of the agent's steps: the prerequisites of each existing file or route exist, and no file is incomplete.
+// checkOrder checks the order of the agent's steps. If a file or route exists, its prerequisites must exist too, and no file may be
+// incomplete.
 func (l agentLab) checkOrder(when string) {
 	l.Helper()
 	whole := 0

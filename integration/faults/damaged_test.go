@@ -148,8 +148,8 @@ func checkNothingLeft(hash string) error {
 	return errors.Join(err, lsErr)
 }
 
-// TestFaultNewer replaces records by records of a newer format. GC keeps these records while the runtime lists their pod, so a downgrade
-// and a later upgrade lose no state.
+// TestFaultNewer replaces records by records of a newer format. GC keeps these records while the runtime lists their pod, so no state is
+// lost by a downgrade and a later upgrade.
 func TestFaultNewer(t *testing.T) {
 	s := newSweep(t, "nftables")
 	pod := harness.NewPod(t, victimID)

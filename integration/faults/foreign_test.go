@@ -73,8 +73,8 @@ func TestFaultForeignLink(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultLinkExchanged: another program renames or deletes the host-side veth of a running pod, and gives its name to a foreign link. DEL
-// removes only the pod's links, even if the pod has no records.
+// TestFaultLinkExchanged: another program renames or deletes the host-side veth of a running pod, and gives the name of the veth to a
+// foreign link. DEL removes only the pod's links, even if the pod has no records.
 func TestFaultLinkExchanged(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")

@@ -63,7 +63,8 @@ func makeTargets(t *testing.T) (untouched func() error) {
 	}
 }
 
-// filePaths returns the paths of the victim's files and of the shared files, and the paths of their temporary files for atomic writes.
+// filePaths returns the paths of the tested pod's files and of the shared files. The list also contains the paths of the temporary files
+// for atomic writes.
 func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 	t.Helper()
 	pod := harness.NewPod(t, victimID)

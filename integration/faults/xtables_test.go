@@ -76,7 +76,7 @@ func testFlavours(t *testing.T) {
 		n.Must(t, "ADD", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 		n.Must(t, "DEL", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 	}
-	// Networks without pods still have rules, and a reload removes them.
+	// Networks without pods still have rules, and `podlace reload` removes these rules.
 	if err := doMeanwhile(t, nft.Network, "reload"); err != nil {
 		t.Fatal(err)
 	}

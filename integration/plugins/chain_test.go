@@ -61,7 +61,8 @@ func chainLife(t *testing.T, version, backend string) {
 	before.Clean(t, "ADD and DEL of two pods")
 }
 
-// chainCollect runs GC with both pods as valid attachments, and then with one of them. chainCollect then attaches the other pod again.
+// chainCollect runs GC with both pods as valid attachments, and then with only one pod as a valid attachment. chainCollect then attaches
+// the other pod again.
 func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.RuntimeConf) {
 	t.Helper()
 	n.Must(t, "STATUS", nil)

@@ -224,7 +224,8 @@ func TestCheckTellsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckAllows: a later plugin of the chain may change the pod if its result contains the change. The MAC of a bridge may change.
+// TestCheckAllows: a later plugin of the chain may change the pod if the result of this plugin contains the change. The MAC of a bridge may
+// change.
 func TestCheckAllows(t *testing.T) {
 	n := newNode(t, "allows", 142, "nftables")
 	t.Run("C-66 MAC and routes as the result says", func(t *testing.T) {

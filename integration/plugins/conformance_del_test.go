@@ -132,8 +132,8 @@ func TestDelRanges(t *testing.T) {
 	})
 }
 
-// TestDelOwn attaches one pod to two networks, and twice to one of them, with each backend. DEL of one attachment does not change the other
-// two attachments.
+// TestDelOwn attaches one pod to two networks, with two attachments in one of these networks, and with each backend. DEL of one attachment
+// does not change the other two attachments.
 func TestDelOwn(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-50 DEL of one interface of three/"+backend, func(t *testing.T) {
@@ -233,7 +233,7 @@ func TestDelReadOnly(t *testing.T) {
 	}
 }
 
-// TestDelBusy: DEL reports a lease that it cannot delete although the folder is writable.
+// TestDelBusy: DEL cannot delete a lease, although the folder is writable, and reports this lease.
 func TestDelBusy(t *testing.T) {
 	n := newNode(t, "undeletable", 122, "nftables")
 	before := harness.Watch(t)
@@ -258,8 +258,8 @@ func TestDelBusy(t *testing.T) {
 	}
 }
 
-// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused() checks that the
-// text of a failed DEL contains none of these phrases.
+// TestDelTexts: some runtimes treat a failed DEL as successful if the error text contains certain phrases. The method Refused() checks that
+// the text of a failed DEL contains none of these phrases.
 func TestDelTexts(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)

@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestFaultLate: the runtime kills the plugin at its deadline, while a third-party IPAM plugin is about to allocate an address.
+// TestFaultLate: the runtime kills the main plugin at the runtime's deadline, while a third-party IPAM plugin is about to allocate an
+// address.
 func TestFaultLate(t *testing.T) {
 	for title, script := range harness.InOrder(map[string]string{
 		"child":      `sleep 0.6; : >"$0.lease"`,

@@ -193,7 +193,7 @@ func (n *agentNode) joinMany(nodes int) []time.Duration {
 	return lags
 }
 
-// listPatience is the time that an agent waits for the list of nodes before its status reports that it has no nodes.
+// An agent waits for the list of nodes for the time listPatience. After this time, the status of the agent reports that it has no nodes.
 const listPatience = 5 * time.Second
 
 // restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. restartAgent repeats

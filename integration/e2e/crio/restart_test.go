@@ -118,8 +118,8 @@ func pingWithoutLoss(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	return nil
 }
 
-// TestCheckAtStart: at its start, CRI-O calls CHECK for each running pod. If a pod has lost its addresses, the status of the pod no longer
-// shows addresses. The status of each other pod still shows the pod's addresses.
+// TestCheckAtStart: when CRI-O starts, it calls CHECK for each running pod. If a pod has lost its addresses, the status of the pod no
+// longer shows addresses. The status of each other pod still shows the pod's addresses.
 func TestCheckAtStart(t *testing.T) {
 	c := cri.Open(t, socket)
 	broken, whole := cri.RunPod(t, c, "broken"), cri.RunPod(t, c, "whole")
