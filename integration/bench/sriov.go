@@ -163,7 +163,7 @@ func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	return nil
 }
 
-// measureVF measures a pod with one VF without settings and without IPAM.
+// measureVF measures a pod with one VF. The configuration has no settings and no IPAM.
 func (n nodes) measureVF(r *report, o options) error {
 	c, err := n.chainOf("sriov-vf", "node-sriov", pluginSet{sideOurs, o.plugins})
 	if err != nil {

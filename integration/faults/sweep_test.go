@@ -127,7 +127,7 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	cases := casesOf(verb, points)
 	stride := 1
 	if !harness.Exhaustive() {
-		// Consecutive cases have different follow-ups. A stride that is divisible by neither 2 nor 3 therefore reaches all follow-ups.
+		// Consecutive cases have different follow-ups. If the stride is not divisible by 2 or 3, the sample therefore contains all follow-ups.
 		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}

@@ -71,7 +71,7 @@ func (c Call) With(pairs ...string) Call {
 // Verb returns CNI_COMMAND.
 func (c Call) Verb() string { return c.Env["CNI_COMMAND"] }
 
-// Run runs the call, and fails the test if the plugin could not start or did not end in time.
+// Run starts the plugin, and fails the test if the plugin cannot start or does not end in time.
 func (c Call) Run(t testing.TB) Outcome {
 	t.Helper()
 	o, err := c.Start()

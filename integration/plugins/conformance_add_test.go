@@ -178,7 +178,7 @@ func TestAddTwice(t *testing.T) {
 	}
 }
 
-// addParallel runs an ADD eight times in parallel. Only one call may succeed, and addParallel returns its result.
+// addParallel runs an ADD eight times in parallel. Only one ADD may succeed, and addParallel returns the result of this ADD.
 func addParallel(t *testing.T, add harness.Call) (result string) {
 	t.Helper()
 	outs := make([]harness.Outcome, 8)

@@ -159,7 +159,8 @@ func TestDelOwn(t *testing.T) {
 	}
 }
 
-// TestDelUnknown runs DEL for an unknown container. DEL changes nothing, not even state that the comparison in other tests ignores.
+// TestDelUnknown runs DEL for an unknown container. DEL changes nothing. The comparison includes state that the comparisons of other tests
+// ignore.
 func TestDelUnknown(t *testing.T) {
 	n := newNode(t, "unknown", 120, "nftables")
 	h := n.attach("10.120.0.9") // its ID looks like an address that it does not have

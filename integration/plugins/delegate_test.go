@@ -179,8 +179,8 @@ func TestDelegateFails(t *testing.T) {
 	}
 }
 
-// allCodes returns the possible error codes of failures whose exact code does not matter. This list does not contain 999, the code of the
-// stub.
+// allCodes returns the possible error codes of failures whose exact code does not matter. The list does not contain the stub's error code
+// 999.
 func allCodes() []int { return []int{5, 6, 7, 11, 50, 101, 102, 103, 104, 105} }
 
 // TestDelegateMissing configures IPAM plugins that cannot be started.

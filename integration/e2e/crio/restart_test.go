@@ -67,8 +67,8 @@ func checkWithin(t *testing.T, limit time.Duration, what string, check func() er
 	}
 }
 
-// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. This
-// requires that CHECK succeeds when CRI-O starts.
+// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. To keep
+// the addresses, CHECK must succeed when CRI-O starts.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18090
