@@ -71,7 +71,7 @@ func (l agentLab) resetNode() {
 		os.MkdirAll(l.dir+"/net.d", 0o755), os.WriteFile(l.dir+"/net.d/05-other.conflist", []byte("{}"), 0o600))
 }
 
-// startAgent starts the agent with additional environment variables, and writes the agent's output to out.
+// startAgent starts the agent with additional environment variables, and writes the agent's output to the argument `out`.
 func (l agentLab) startAgent(out *bytes.Buffer, env ...string) *exec.Cmd {
 	l.Helper()
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), "podlace-node"), "run", "--node-name", "n1", "--config", l.dir+"/config.json",

@@ -61,8 +61,8 @@ const (
 	thenAdd     = "ADD again"
 )
 
-// TestSweepAdd and TestSweepDel visit only a sample of the cases, so that they are short enough for every test run. With FAULTS=all they
-// visit every case.
+// TestSweepAdd and TestSweepDel visit only a sample of the cases, so that they are short enough for every test run. With FAULTS=all, the
+// tests visit every case.
 func TestSweepAdd(t *testing.T) { sweepBoth(t, "ADD", "F-01 SIGKILL at each change of ADD") }
 
 func TestSweepDel(t *testing.T) { sweepBoth(t, "DEL", "F-02 SIGKILL at each change of DEL") }

@@ -89,7 +89,7 @@ func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.Runt
 	n.Must(t, "CHECK", rtClient)
 }
 
-// TestChainParallel attaches many pods in parallel and detaches them in parallel. As with go-cni, each pod also gets loopback.
+// TestChainParallel attaches many pods in parallel and detaches them in parallel. As in go-cni, the plugin loopback also runs for each pod.
 func TestChainParallel(t *testing.T) {
 	harness.Need(t, "loopback")
 	n, err := harness.OpenNetwork(harness.ChainOf(t, "1.0.0", "nftables"), t.TempDir(), nil)

@@ -63,7 +63,7 @@ func healthyPorts() map[string][]any {
 	}
 }
 
-// TestCheckAllowsTables checks that CHECK succeeds for all kinds of ports and limits beside the tables of other programs.
+// TestCheckAllowsTables checks that CHECK succeeds for all kinds of ports and limits, even if the node has tables of other programs.
 func TestCheckAllowsTables(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		n := newNode(t, "well-"+backend, 149+i, backend)

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// kubeServices returns for each mode the commands that add and remove a Service. The Service sends packets for port 8080 at the node's
-// address to a pod. The commands create the same kind of rules as kube-proxy in this mode.
+// For each mode of kube-proxy, kubeServices returns the commands that add and remove a Service. The Service sends packets for port 8080 at
+// the node's address to a pod. The commands create the same kind of rules as kube-proxy in this mode.
 func kubeServices() map[string][2]string {
 	return map[string][2]string{
 		"iptables": {`iptables -w -t nat -N KUBE-SERVICES
