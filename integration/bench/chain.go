@@ -94,8 +94,8 @@ func annotatedLimits(rate uint64) map[string]uint64 {
 	return map[string]uint64{"ingressRate": rate, "ingressBurst": runtimeBurst, "egressRate": rate, "egressBurst": runtimeBurst}
 }
 
-// The method capabilities() returns the capabilities that a runtime passes for a pod with one port. If limited is true, the pod also has
-// two bandwidth annotations.
+// The method capabilities() returns the capabilities that a runtime passes for a pod with one port. If the argument `limited` is true, the
+// pod also has two bandwidth annotations.
 func (s scenario) capabilities(limited bool) map[string]any {
 	args := map[string]any{
 		"portMappings": []map[string]any{{"hostPort": s.port, "containerPort": podPort, "protocol": "tcp"}},

@@ -96,8 +96,8 @@ func cloneRules(c *chain, count int) error {
 // clonesAtOnce is the maximum number of copies in one message to the kernel.
 const clonesAtOnce = 40
 
-// restoreClones adds copied rules for the simulated pods with the numbers first to end-1. The argument `saved` contains the rules of the
-// real pod, and the argument `own` contains the name of the real pod's chain.
+// restoreClones adds copied rules for the simulated pods with the numbers from first to end-1. The argument `saved` contains the rules of
+// the real pod, and the argument `own` contains the name of the real pod's chain.
 func restoreClones(saved, own string, first, end int) error {
 	var input strings.Builder
 	input.WriteString("*nat\n")

@@ -122,7 +122,7 @@ func milliseconds(d time.Duration) float64 { return d.Seconds() * 1000 }
 // p50 returns the median in milliseconds.
 func p50(samples []time.Duration) float64 { return milliseconds(percentile(samples, 50)) }
 
-// thousands formats 12345 as 12,345.
+// The function thousands() formats 12345 as 12,345.
 func thousands(n int) string {
 	text := strconv.Itoa(n)
 	for i := len(text) - 3; i > 0; i -= 3 {

@@ -133,7 +133,7 @@ func datapathVerdict(ratio float64) string {
 	return verdict(ratio >= datapathBar)
 }
 
-// compareAtMost compares value/base with the maximum bar. A bar of 0 means no maximum.
+// compareAtMost compares the ratio value/base with the bar, which is the maximum ratio. A bar of 0 means no maximum.
 func compareAtMost(value, base, bar float64) target {
 	if value == 0 || base == 0 {
 		return target{}

@@ -119,7 +119,7 @@ func (e *contenderEntry) countProcesses() (map[string]startedProcesses, error) {
 	return counts, errors.Join(errs...)
 }
 
-// percentile returns the nearest-rank percentile of a non-empty slice of times.
+// The function percentile() returns the nearest-rank percentile of a non-empty slice of times.
 func percentile(times []time.Duration, p int) time.Duration {
 	sorted := slices.Clone(times)
 	slices.Sort(sorted)

@@ -26,7 +26,7 @@ const (
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method `end` undoes the setup.
+// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method end() undoes the setup.
 type fakeTest struct {
 	testing.TB
 	folder string

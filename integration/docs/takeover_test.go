@@ -126,7 +126,7 @@ func dialFrom(pod *sandbox.Pod, address string) (c net.Conn, err error) {
 	return c, err
 }
 
-// exchangeLine sends a line and compares the reply with want.
+// exchangeLine sends a line and compares the reply with the expected reply.
 func exchangeLine(c net.Conn, want string) error {
 	if err := c.SetDeadline(time.Now().Add(trafficLimit)); err != nil {
 		return err
@@ -141,7 +141,7 @@ func exchangeLine(c net.Conn, want string) error {
 	return err
 }
 
-// exchangeOnce opens a connection, sends one line and compares the reply with want.
+// exchangeOnce opens a connection, sends one line and compares the reply with the expected reply.
 func exchangeOnce(pod *sandbox.Pod, address, want string) error {
 	c, err := dialFrom(pod, address)
 	if err != nil {

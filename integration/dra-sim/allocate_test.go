@@ -88,7 +88,7 @@ func (p claimProblem) isPossible() bool {
 	return p.tryAlternatives(0, nil, try)
 }
 
-// tryAlternatives calls the function try for each alternative of a request, until one call returns true.
+// tryAlternatives calls the given function for each alternative of a request, until one call returns true.
 func (p claimProblem) tryAlternatives(n int, taken []int, try func(n, alternative, got, from int, taken []int) bool) bool {
 	if n == len(p.requests) {
 		return p.meetsConstraints(taken)

@@ -241,7 +241,7 @@ func (s *killSweep) tryOne(k killCase) (where string, err error) {
 	return e.where, err
 }
 
-// followUp does what the runtime does after the kill.
+// followUp makes the calls that the runtime makes after the kill.
 func (s *killSweep) followUp(k killCase, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	switch k.then {
 	case thenAdd:

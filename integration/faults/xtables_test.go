@@ -107,8 +107,8 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// doMeanwhile runs STATUS, reload, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The verb may
-// write the rules of all pods again.
+// doMeanwhile runs STATUS, `podlace reload`, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The
+// verb may write the rules of all pods again.
 func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {

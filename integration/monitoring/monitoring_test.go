@@ -129,7 +129,7 @@ func (c *queryChecker) selector(selector *parser.VectorSelector, ranged bool) {
 	c.known = append(c.known, m.labels...)
 }
 
-// The method aggregate() checks the labels of an aggregation. If the aggregation drops the label instance, no text may name this label.
+// The method aggregate() checks the labels of an aggregation. If the aggregation drops the label `instance`, no text may name this label.
 func (c *queryChecker) aggregate(a *parser.AggregateExpr, texts []string) {
 	c.use(a.String(), a.Grouping...)
 	if a.Without || a.Op == parser.TOPK || a.Op == parser.BOTTOMK || slices.Contains(a.Grouping, "instance") {
