@@ -71,7 +71,7 @@ func (l agentLab) resetNode() {
 		os.MkdirAll(l.dir+"/net.d", 0o755), os.WriteFile(l.dir+"/net.d/05-other.conflist", []byte("{}"), 0o600))
 }
 
-// startAgent starts the agent with additional environment variables, and writes the agent's output to out.
+// startAgent starts the agent with additional environment variables, and writes the agent's output to the argument `out`.
 func (l agentLab) startAgent(out *bytes.Buffer, env ...string) *exec.Cmd {
 	l.Helper()
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), "podlace-node"), "run", "--node-name", "n1", "--config", l.dir+"/config.json",
@@ -91,7 +91,8 @@ func (l agentLab) hasRoute() bool {
 	return len(routes) == 2
 }
 
-// checkOrder checks the order of the agent's steps: the prerequisites of each existing file or route exist, and no file is incomplete.
+// checkOrder checks the order of the agent's steps. If a file or route exists, its prerequisites must exist too, and no file may be
+// incomplete.
 func (l agentLab) checkOrder(when string) {
 	l.Helper()
 	whole := 0

@@ -76,7 +76,7 @@ func callFailures() map[string][]string {
 	}
 }
 
-// killedCalls returns the system calls that change the node, take or release a lock, or write the answer. The test sends SIGKILL to the
+// killedCalls returns the system calls that change the node, take or release a lock, or write the result. The test sends SIGKILL to the
 // program in place of each of these calls.
 func killedCalls() map[string][]string {
 	kills := map[string][]string{}
@@ -87,7 +87,7 @@ func killedCalls() map[string][]string {
 	return kills
 }
 
-// sigkill stands in the place of an error name. It means that a signal kills the program at the call.
+// The constant `sigkill` replaces an error name. With this name, a signal kills the program at the call.
 const sigkill = "SIGKILL"
 
 // TestFaultCalls lets single system calls of the real programs fail, or kills the program at a call.
@@ -120,7 +120,7 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 }
 
 // failCall runs the verb once for each system call of one kind, and lets this call fail. failCall ends when the program makes no further
-// call of this kind. In a sampled run only some of these calls fail.
+// call of this kind. In a sampled run, only some of these calls fail.
 func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")
@@ -188,8 +188,8 @@ func failedCalls(log string) (hits []string) {
 	return hits
 }
 
-// preventsAnswer reports whether a program cannot answer after this failure. The failed call then had one of three purposes: to write to
-// stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go runtime.
+// preventsAnswer reports whether this failure prevents the program from printing a result or an error. The failed call then had one of
+// three purposes: to write to stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go runtime.
 func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }
@@ -201,7 +201,7 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for n := 3; n < 24; n += harness.Some(6, 1) {
-				// With fewer than 8 files the Go runtime cannot create its poller, and exits without an answer.
+				// With fewer than 8 files, the Go runtime cannot create its poller, and exits without a result or an error of the plugin.
 				s.addLimited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
 			}
 		}
@@ -211,7 +211,7 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for kib := 2000; kib < 2_000_000; kib += kib*harness.Some(16, 1)/8 + 1 {
-				// Without enough memory the Go runtime exits without an answer.
+				// Without enough memory, the Go runtime exits without a result or an error of the plugin.
 				s.addLimited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
 			}
 		}

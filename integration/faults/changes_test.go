@@ -61,7 +61,7 @@ func (w faultWorld) changesOf(i int) []string {
 	return changes
 }
 
-// TestAdd (C-39, F-11, F-31, F-32): after a failed ADD the node is as before, without any DEL, and the next ADD works.
+// TestAdd (C-39, F-11, F-31, F-32): after a failed ADD, the node has the same state as before the ADD, without any DEL. The next ADD works.
 func TestAdd(t *testing.T) {
 	forEachChain(t, func(w faultWorld) {
 		for i := range w.chain {
@@ -103,11 +103,12 @@ func TestAddAfterFault(t *testing.T) {
 	})
 }
 
-// TestDel (C-53, F-11, F-31): the DEL after a failed DEL finishes. The error text of a failed DEL contains no phrase that a runtime
-// interprets as success.
+// TestDel (C-53, F-11, F-31): after a failed DEL, the next DEL removes the remaining state. The error text of a failed DEL contains no
+// phrase that a runtime interprets as success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
-// TestGC (F-11): the GC after a failed GC finishes. The list of valid attachments lacks the pod, so GC deletes the pod's state.
+// TestGC (F-11): after a failed GC, the next GC removes the remaining state. The list of valid attachments lacks the pod, so GC deletes the
+// pod's state.
 func TestGC(t *testing.T) { testRemoval(t, "GC") }
 
 func testRemoval(t *testing.T, verb string) {

@@ -63,7 +63,8 @@ func makeTargets(t *testing.T) (untouched func() error) {
 	}
 }
 
-// filePaths returns the paths of the victim's files and of the shared files, and the paths of their temporary files for atomic writes.
+// filePaths returns the paths of the tested pod's files and of the shared files. The list also contains the paths of the temporary files
+// for atomic writes.
 func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 	t.Helper()
 	pod := harness.NewPod(t, victimID)
@@ -104,8 +105,8 @@ func withTemporary(paths []string) []string {
 	return paths
 }
 
-// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. If
-// a verb fails, the verb succeeds once the object is removed. No state remains.
+// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. A
+// failed verb succeeds once the object is removed. No state remains.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")
 	untouched := makeTargets(t)
@@ -120,7 +121,7 @@ func TestFaultIrregular(t *testing.T) {
 			if kind == "device" && !canMakeDevices() {
 				continue // only root of the initial user namespace can create them
 			}
-			// A plugin could block forever if it opens a FIFO at the temporary path of a record. Each run tests this case.
+			// A plugin that opens a FIFO at the temporary path of a record could block forever. Each run tests this case.
 			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {
 				continue
 			}

@@ -35,7 +35,8 @@ func mbitRates(ingress, egress int) harness.Rates {
 	return harness.Rates{Ingress: ingress, Egress: egress}
 }
 
-// TestSweepLimits kills bandwidth at a sample of the points. With FAULTS=all it visits all points, each with all follow-ups.
+// TestSweepLimits kills bandwidth at a sample of the points. With FAULTS=all, the test visits all points, and tries all follow-ups at each
+// point.
 func TestSweepLimits(t *testing.T) {
 	for _, c := range []struct {
 		title, verb string

@@ -53,7 +53,7 @@ type podLife struct {
 
 // TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, or a thousand with FAULTS=all. On average, one of twenty calls fails at a random
 // change, and one of twenty calls is killed at a random change. A pod gets a usual DEL, a repeated DEL, a late DEL, a DEL without a
-// namespace, a DEL after the end of the namespace, or no DEL. Each pod starts with a VF that has the administrator's settings. At the end
+// namespace, a DEL after the end of the namespace, or no DEL. Each pod starts with a VF that has the administrator's settings. At the end,
 // the VFs on the node have the same settings again.
 func TestLives(t *testing.T) {
 	l := newLives(t)
@@ -186,7 +186,7 @@ func (l *vfNode) beginLife() {
 	l.checkAndChange(of)
 }
 
-// checkAndChange checks that a pod's VF has the expected settings. Then it changes settings that a tenant can change.
+// checkAndChange checks that a pod's VF has the expected settings. Then the function changes settings that a tenant can change.
 func (l *vfNode) checkAndChange(of *podLife) {
 	l.Helper()
 	l.withInterface(of, func(pod *kernel.NS, link kernel.Link) error {

@@ -51,8 +51,8 @@ func (s *soakRun) settleNode() {
 	clear(s.orphans)
 }
 
-// recreateIncomplete runs CHECK of all pods. A pod may lack state, because it has lost a record and a later flush removed state that only
-// this record names. CHECK of this pod fails, as at a restart of CRI-O, and the kubelet recreates the pod.
+// recreateIncomplete runs CHECK of all pods. The state of a pod may be incomplete: the pod has lost a record, and a later flush has removed
+// state that only this record names. CHECK of this pod fails, as at a restart of CRI-O, and the kubelet recreates the pod.
 func (s *soakRun) recreateIncomplete() {
 	s.Helper()
 	live := s.livePods()
@@ -70,7 +70,7 @@ func (s *soakRun) recreateIncomplete() {
 }
 
 // checkOwned checks that every name, address and key on the node belongs to a live pod or to an orphan. A later GC collects the orphans.
-// Each chain of the iptables backend must have a rule that jumps to it after GC.
+// After GC, each chain of the iptables backend must be the target of a jump.
 func (s *soakRun) checkOwned(orphans map[string]bool) {
 	s.Helper()
 	known := s.knownIdentities()
@@ -166,7 +166,7 @@ func (s *soakRun) statePaths() (list []string) {
 	return list
 }
 
-// checkFiles checks that docs/STATE.md names every file. The records and leases must be exactly those of the live pods.
+// checkFiles checks that docs/STATE.md names every file. Exactly the live pods must have records and leases.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)

@@ -73,7 +73,7 @@ func (s *soakRun) stepAddAgain() bool {
 	return true
 }
 
-// stepAddsAtOnce runs two parallel ADDs for each of several pods. For each pod one ADD succeeds and the other ADD fails.
+// stepAddsAtOnce runs two parallel ADDs for each of several pods. For each pod, one ADD succeeds and the other ADD fails.
 func (s *soakRun) stepAddsAtOnce() bool {
 	var list []*podSlot
 	for range 3 {
@@ -161,7 +161,7 @@ func (s *soakRun) dropCache(a *podSlot) {
 	}
 }
 
-// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD it runs DEL again.
+// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD, the step runs DEL again.
 func (s *soakRun) stepDelBeforeEnd() bool {
 	a := s.randomFree()
 	if a == nil {
@@ -181,8 +181,7 @@ func (s *soakRun) stepDelBeforeEnd() bool {
 	return true
 }
 
-// stepNoDel ends a pod without a DEL. The state of the pod stays on the node until GC removes it, or until an ADD that needs the resources
-// removes it.
+// stepNoDel ends a pod without a DEL. The state of the pod stays on the node until GC, or until an ADD that needs the pod's resources.
 func (s *soakRun) stepNoDel() bool {
 	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -235,7 +234,7 @@ func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	return true
 }
 
-// timedKill starts the programs of bin/, and kills one of them at a given time after its start.
+// timedKill starts the programs of bin/, and kills one program at a given time after the start of this program.
 type timedKill struct {
 	invoke.DefaultExec
 	plugin  int // index in the chain

@@ -75,7 +75,7 @@ type soakRun struct {
 
 // TestSoak runs pods on a node with antiSpoof, both families, limits, hostPorts and both backends. The steps are verbs, kills, flushes and
 // losses of records in random order. At every audit, all state of the node belongs to a live pod. The traffic, hostPorts and limits of
-// every live pod work. At the end the node is in the same state as before the first pod.
+// every live pod work. At the end, the node is in the same state as before the first pod.
 func TestSoak(t *testing.T) {
 	steps, pods, audits := flagOf[int]("steps"), flagOf[int]("pods"), flagOf[int]("audit")
 	if steps < 0 || pods < 1 || pods > 240 || audits < 1 {

@@ -27,7 +27,7 @@ const sweepBudget = 6 * time.Second
 // victimID is the container ID of the pod whose ADD or DEL is killed.
 const victimID = "sweep-victim"
 
-// killSweep kills a chain at every point, or at a sample of the points. After each kill the sweep does what a runtime would do next.
+// killSweep kills a chain at every point, or at a sample of the points. After each kill, the sweep does what a runtime would do next.
 type killSweep struct {
 	*harness.Network // the chain, without kills
 	conflist         []byte
@@ -38,7 +38,7 @@ type killSweep struct {
 	bridge           int          // number of points of ADD of the bridge, the first plugin
 	kills            int
 	failures         int
-	// In some cases the files of the pod are unreadable.
+	// In some cases, the files of the pod are unreadable.
 	unreadable bool
 	collected  string // log of the last GC
 
@@ -61,7 +61,8 @@ const (
 	thenAdd     = "ADD again"
 )
 
-// TestSweepAdd and TestSweepDel visit a sample of the cases, so that every run can include them. With FAULTS=all they visit every case.
+// TestSweepAdd and TestSweepDel visit only a sample of the cases, so that they are short enough for every test run. With FAULTS=all, the
+// tests visit every case.
 func TestSweepAdd(t *testing.T) { sweepBoth(t, "ADD", "F-01 SIGKILL at each change of ADD") }
 
 func TestSweepDel(t *testing.T) { sweepBoth(t, "DEL", "F-02 SIGKILL at each change of DEL") }
@@ -126,7 +127,7 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	cases := casesOf(verb, points)
 	stride := 1
 	if !harness.Exhaustive() {
-		// Consecutive cases have different follow-ups. A stride that is divisible by neither 2 nor 3 therefore reaches all follow-ups.
+		// Consecutive cases have different follow-ups. If the stride is not divisible by 2 or 3, the sample therefore contains all follow-ups.
 		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}
@@ -240,7 +241,7 @@ func (s *killSweep) tryOne(k killCase) (where string, err error) {
 	return e.where, err
 }
 
-// followUp does what the runtime does after the kill.
+// followUp makes the calls that the runtime makes after the kill.
 func (s *killSweep) followUp(k killCase, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	switch k.then {
 	case thenAdd:

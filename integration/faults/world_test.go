@@ -68,8 +68,8 @@ type faultWorld struct {
 	base  *sandbox.Snapshot // snapshot before the pod's first ADD
 }
 
-// newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain begins with a chained
-// plugin, connectPod connects the pods as a main plugin of another project does.
+// newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain has no main plugin,
+// newWorld connects the pods with connectPod, in place of a main plugin of another project.
 func newWorld(t *testing.T, c pluginChain) faultWorld {
 	t.Helper()
 	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and notes it
@@ -131,7 +131,7 @@ func connectPod(t *testing.T, pod *sandbox.Pod, n int) []byte {
 			t.Fatal(err)
 		}
 	}
-	// The settings of portmap on a pod's link exist exactly as long as the link exists.
+	// The settings of portmap on a pod's link disappear together with the link.
 	if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + name + "/route_localnet", Value: "1"}); err != nil {
 		t.Fatal(err)
 	}

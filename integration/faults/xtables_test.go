@@ -76,7 +76,7 @@ func testFlavours(t *testing.T) {
 		n.Must(t, "ADD", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 		n.Must(t, "DEL", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 	}
-	// Networks without pods still have rules, and a reload removes them.
+	// Networks without pods still have rules, and `podlace reload` removes these rules.
 	if err := doMeanwhile(t, nft.Network, "reload"); err != nil {
 		t.Fatal(err)
 	}
@@ -107,8 +107,8 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// doMeanwhile runs STATUS, reload, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The verb may
-// write the rules of all pods again.
+// doMeanwhile runs STATUS, `podlace reload`, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The
+// verb may write the rules of all pods again.
 func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {

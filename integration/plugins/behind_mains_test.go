@@ -154,7 +154,7 @@ func TestBehindCalico(t *testing.T) {
 	})
 }
 
-// TestBehindPTP runs portmap and bandwidth after the reference's ptp.
+// TestBehindPTP runs portmap and bandwidth after the reference plugin ptp.
 func TestBehindPTP(t *testing.T) {
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "ptp.conflist", harness.Capabilities(), edits...)
@@ -162,7 +162,7 @@ func TestBehindPTP(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctl runs Podlace's plugins between plugins of the reference, in the order of nerdctl's default network.
+// TestBehindNerdctl runs Podlace's plugins between reference plugins, in the order of nerdctl's default network.
 func TestBehindNerdctl(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -171,9 +171,9 @@ func TestBehindNerdctl(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctlDrop: the reference's firewall plugin accepts packets from pods and the replies to them. The plugin does not accept new
-// connections to pods. Docker or ufw may set the policy of FORWARD to drop. A hostPort is then reachable only from the node, until a rule
-// accepts the pods' subnet.
+// TestBehindNerdctlDrop: the reference plugin firewall accepts packets from pods and the replies to these packets. The plugin does not
+// accept new connections to pods. Docker or ufw may set the policy of FORWARD to drop. A hostPort is then reachable only from the node,
+// until a rule accepts the pods' subnet.
 func TestBehindNerdctlDrop(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -207,7 +207,7 @@ func (b *behindLab) checkWarned(t *testing.T, verb string) {
 }
 
 // TestBehindMacvlan: a node and its macvlan pods cannot reach each other over the link that they share. HostPorts therefore do not work,
-// and CHECK cannot detect this. Other machines reach the pod's own address.
+// and CHECK cannot detect the fault. Other machines reach the pod's own address.
 func TestBehindMacvlan(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -232,7 +232,7 @@ func (b *behindLab) checkOwnAddress(t *testing.T) {
 	}
 }
 
-// TestBehindMacvlanShim: a node with its own macvlan link reaches its macvlan pods. With masqAll the replies of the pods return through
+// TestBehindMacvlanShim: a node with its own macvlan link reaches its macvlan pods. With masqAll, the replies of the pods return through
 // this link.
 func TestBehindMacvlanShim(t *testing.T) {
 	needMacvlan(t)

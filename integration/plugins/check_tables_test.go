@@ -134,8 +134,8 @@ func (x tableOf) breakages() map[string]string {
 	}
 }
 
-// TestCheckTellsTables changes Podlace's tables as another program might do. CHECK reports each change. STATUS, GC and reload each restore
-// the table.
+// TestCheckTellsTables changes Podlace's tables as another program might do. CHECK reports each change. STATUS, GC and `podlace reload`
+// each restore the table.
 func TestCheckTellsTables(t *testing.T) {
 	needTools(t, "nft")
 	n := newNode(t, "tables", 148, "nftables")

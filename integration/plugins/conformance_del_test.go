@@ -132,8 +132,8 @@ func TestDelRanges(t *testing.T) {
 	})
 }
 
-// TestDelOwn attaches one pod to two networks, and twice to one of them, with each backend. DEL of one attachment does not change the other
-// two attachments.
+// TestDelOwn attaches one pod to two networks, with two attachments in one of these networks, and with each backend. DEL of one attachment
+// does not change the other two attachments.
 func TestDelOwn(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-50 DEL of one interface of three/"+backend, func(t *testing.T) {
@@ -159,7 +159,8 @@ func TestDelOwn(t *testing.T) {
 	}
 }
 
-// TestDelUnknown runs DEL for an unknown container. DEL changes nothing, not even state that the comparison in other tests ignores.
+// TestDelUnknown runs DEL for an unknown container. DEL changes nothing. The comparison includes state that the comparisons of other tests
+// ignore.
 func TestDelUnknown(t *testing.T) {
 	n := newNode(t, "unknown", 120, "nftables")
 	h := n.attach("10.120.0.9") // its ID looks like an address that it does not have
@@ -233,7 +234,7 @@ func TestDelReadOnly(t *testing.T) {
 	}
 }
 
-// TestDelBusy: DEL reports a lease that it cannot delete although the folder is writable.
+// TestDelBusy: DEL cannot delete a lease, although the folder is writable, and reports this lease.
 func TestDelBusy(t *testing.T) {
 	n := newNode(t, "undeletable", 122, "nftables")
 	before := harness.Watch(t)
@@ -258,8 +259,8 @@ func TestDelBusy(t *testing.T) {
 	}
 }
 
-// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused checks that the
-// text of a failed DEL contains none of these phrases.
+// TestDelTexts: some runtimes treat a failed DEL as successful if the error text contains certain phrases. The method Refused() checks that
+// the text of a failed DEL contains none of these phrases.
 func TestDelTexts(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)

@@ -89,7 +89,7 @@ func (h attachedPod) callOf(i int, verb string) harness.Call {
 	return harness.NewCall(verb, conf["type"].(string), h.pod, h.pod.Name, conf).With("CNI_IFNAME", h.ifname)
 }
 
-// delChain runs DEL of the chain, with each call edited.
+// delChain edits each call of the chain's DEL and runs the calls.
 func (h attachedPod) delChain(edits ...func(harness.Call) harness.Call) {
 	h.Helper()
 	for i := range slices.Backward(h.confs) {

@@ -168,7 +168,7 @@ func TestRestartAfterFlush(t *testing.T) {
 	}
 }
 
-// TestRestartWithAntiSpoof enables antiSpoof while pods are running without it, and restarts CRI-O. CHECK of these pods succeeds with the
+// TestRestartWithAntiSpoof starts pods without antiSpoof, then enables antiSpoof and restarts CRI-O. CHECK of these pods succeeds with the
 // new configuration and with the old configuration, which CRI-O cached at ADD. New pods have the protection. DEL of old and new pods works
 // with both configurations.
 func TestRestartWithAntiSpoof(t *testing.T) {

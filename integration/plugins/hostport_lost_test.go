@@ -63,7 +63,7 @@ func (c crossingLab) attackByClient(t *testing.T) {
 	prepareAttack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
 }
 
-// loopbackState returns the node's sysctls that make 127.0.0.1 reachable for other machines, and the tables that prevent this.
+// loopbackState returns the node's sysctls that make 127.0.0.1 reachable for other machines, and the tables that prevent this access.
 func loopbackState(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", "grep -v '^0$' /proc/sys/net/ipv4/conf/*/route_localnet; nft list tables | grep podlace_loopback; true").Output()

@@ -76,8 +76,8 @@ func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	// The clients do not use 127.0.0.1, because the end of an attachment resets route_localnet of the bridge, and this breaks open connections
-	// from 127.0.0.1.
+	// The clients do not use 127.0.0.1, because the end of an attachment resets route_localnet of the bridge, and open connections from
+	// 127.0.0.1 then break.
 	clients := []*steadyClient{{from: s.lan, address: harness.NodeV4}, {from: s.lan, address: harness.NodeV6}, {address: harness.NodeV4}}
 	stop := startSteady(clients, s.web)
 	defer stop()

@@ -154,7 +154,7 @@ func (c crossingLab) testOnlyLoopback(t *testing.T) {
 }
 
 // testBothMappings: the list of a pod contains a mapping of a port at one address and a mapping of this port at all addresses. The mapping
-// at one address takes precedence over the other mapping, whichever of the two comes first in the list.
+// at one address takes precedence over the other mapping, in any order of the list.
 func (c crossingLab) testBothMappings(t *testing.T) {
 	t.Helper()
 	one, all := atHostIP(harness.NodeV4, harness.Port(8080, 81, "tcp")), harness.Port(8080, 80, "tcp")

@@ -23,7 +23,7 @@ type multusDelegate struct {
 	cache string // cache folder that Multus gives to libcni
 }
 
-// fastNet returns a network of VFs with addresses, in which a plugin of the reference runs after sriov.
+// fastNet returns a network of VFs with addresses. In this network, a reference plugin runs after sriov.
 func fastNet(name string) object {
 	return object{"cniVersion": "1.0.0", "name": name, "plugins": []any{
 		object{"type": "sriov", "capabilities": object{"mac": true, "ips": true, "deviceID": true, "CNIDeviceInfoFile": true},

@@ -85,8 +85,8 @@ func (l vfNode) warmUp(t *testing.T, edit func(*libcni.RuntimeConf)) {
 	l.oracle.Rebase(t)
 }
 
-// containerdCaps returns the capabilities that containerd passes for a pod with a port and limits. crioCaps returns those that CRI-O
-// passes, without a port, because CRI-O maps hostPorts itself.
+// containerdCaps returns the capabilities that containerd passes for a pod with a port and limits. crioCaps returns the capabilities that
+// CRI-O passes. These capabilities contain no port, because CRI-O maps hostPorts itself.
 func containerdCaps() map[string]any {
 	const bits = limitRate * 1_000_000
 	return map[string]any{"portMappings": []any{object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},

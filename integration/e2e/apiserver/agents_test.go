@@ -111,7 +111,7 @@ func (c *agentCluster) attachPods() {
 	}
 }
 
-// joinNodes adds nodes one after another. Before each node it waits until all nodes have the routes to the previous node.
+// joinNodes adds nodes one after another. Before each node, joinNodes waits until all nodes have the routes to the previous node.
 func (c *agentCluster) joinNodes(count int) {
 	c.Helper()
 	var heard []*routeArrivals
@@ -169,7 +169,7 @@ func (c *agentCluster) checkRoutes() {
 	}
 }
 
-// deleteNode deletes a Node object while one agent is stopped. That agent deletes the routes after its start.
+// deleteNode deletes a Node object while one agent is stopped. After its restart, this agent deletes the routes.
 func (c *agentCluster) deleteNode() {
 	c.Helper()
 	n, id := c.nodes[0], c.other[0]
@@ -221,8 +221,8 @@ func (c *agentCluster) restartAPI() {
 	c.checkRoutes()
 }
 
-// restartWritesNothing restarts an agent while the cluster does not change, and expects no write. At the end it deletes routes, to prove
-// that the monitor notices writes.
+// restartWritesNothing restarts an agent while the cluster does not change, and expects no write. At the end, the function deletes routes,
+// to prove that the monitor notices writes.
 func (c *agentCluster) restartWritesNothing() {
 	c.Helper()
 	n := c.nodes[1]
@@ -235,8 +235,8 @@ func (c *agentCluster) restartWritesNothing() {
 	}
 }
 
-// agentRequests returns the requests of the agents. agentRequests checks that the agents sent requests only for nodes. It also checks that
-// the agents' token permits no other access.
+// agentRequests returns the requests of the agents. agentRequests checks that the agents sent requests only for nodes. The function also
+// checks that the agents' token permits no other access.
 func (c *agentCluster) agentRequests() (agents []auditRequest) {
 	c.Helper()
 	for _, r := range c.auditRequests() {

@@ -156,7 +156,7 @@ func (n *agentNode) checkAllRoutes(nodes int) {
 	}
 }
 
-// joinMany adds nodes evenly within a minute. For each added node it returns the time until the routes to the node existed.
+// joinMany adds nodes evenly within a minute. For each added node, joinMany returns the time until the routes to the node existed.
 func (n *agentNode) joinMany(nodes int) []time.Duration {
 	n.Helper()
 	heard := n.recordArrivals()
@@ -193,7 +193,7 @@ func (n *agentNode) joinMany(nodes int) []time.Duration {
 	return lags
 }
 
-// listPatience is the time that an agent waits for the list of nodes before its status reports that it has no nodes.
+// An agent waits for the list of nodes for the time listPatience. After this time, the status of the agent reports that it has no nodes.
 const listPatience = 5 * time.Second
 
 // restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. restartAgent repeats

@@ -51,8 +51,8 @@ spec:
 	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
 }
 
-// TestAdminAll33: a claim cannot request all devices of a node that has more than 32, and the scheduler reports this. A claim with a count
-// of 32 devices works.
+// TestAdminAll33: a claim requests all devices of a node that has more than 32 devices. The scheduler reports that it cannot allocate the
+// claim. A claim with a count of 32 devices works.
 func TestAdminAll33(t *testing.T) {
 	l := newLab(t, setup{machine: pcitest.Machine{Nodes: 1, PFs: 1, VFs: 33, InPods: true}})
 	for name, mode := range map[string]string{"all": "allocationMode: All", "count": "count: 32"} {

@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// The type daemon is the program sriov-device-plugin. The folder of the daemon is outside of t.TempDir, because the paths there are too
-// long for a unix socket.
+// A daemon is a process of the program sriov-device-plugin. The folder of the daemon is outside of t.TempDir, because the paths there are
+// too long for a unix socket.
 type daemon struct {
 	t                 *testing.T
 	bin, dir, sysfs   string
@@ -101,7 +101,7 @@ func (d *daemon) restart(signal syscall.Signal) {
 	d.ready()
 }
 
-// The method get() returns the daemon's answer over HTTP.
+// The method get() returns the daemon's response to an HTTP request.
 func (d *daemon) get(path string) (string, error) {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -44,8 +44,8 @@ func TestLinkDown(t *testing.T) {
 	l.runs("late")
 }
 
-// TestTaintsDropped: the feature gate for device taints is off, so the API server drops the taints of slices. When a PF has no carrier, its
-// free VFs leave the slice, and its allocated VFs stay in the slice.
+// TestTaintsDropped: the feature gate for device taints is off, so the API server drops the taints of slices. When a PF has no carrier, the
+// daemon removes the PF's free VFs from the slice and keeps the allocated VFs.
 func TestTaintsDropped(t *testing.T) {
 	l := newLab(t, setup{})
 	if hasGate("DRADeviceTaints") {

@@ -36,13 +36,13 @@ const fast = `{"resourceList": [
 const ofResource = `[{cel: {expression:
   'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`
 
-// The type setup describes a test's node; the zero value suits most tests.
+// A setup describes the node of a test. Most tests use the zero value.
 type setup struct {
 	config  string          // configuration of the daemon; "" means fast
 	machine pcitest.Machine // nil: two NUMA nodes with one PF of four VFs each
 }
 
-// The type lab is the node of one test, with its own cards, daemon and Kubernetes namespace.
+// A lab is the node of one test, with its own cards, daemon and Kubernetes namespace.
 type lab struct {
 	*testing.T
 	*daemon

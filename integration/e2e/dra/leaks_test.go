@@ -92,7 +92,7 @@ func TestDelFails(t *testing.T) {
 	within(t, "the VF is home", func() error { return errors.Join(l.noRecords(), l.allHome()) })
 }
 
-// TestNoDel (failure 16): no DEL is sent for a pod. The daemon then restores the VF when the kubelet unprepares the claim. When a namespace
+// TestNoDel (failure 16): a pod ends without a DEL. The daemon then restores the VF when the kubelet unprepares the claim. When a namespace
 // ends, the kernel deletes its veths but moves its VFs to the node. The VFs of this test are veths, so the test itself moves the interface
 // to the node. The interface keeps the name that it has in the pod.
 func TestNoDel(t *testing.T) {

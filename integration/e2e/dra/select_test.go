@@ -157,7 +157,7 @@ spec:
 	}
 }
 
-// The type stub is a driver of another vendor that offers CPUs.
+// A stub is a driver of another vendor that offers CPUs.
 type stub struct{}
 
 const stubDriver = "cpu.example.com"

@@ -158,7 +158,7 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestSliceDeleted: after the deletion of one slice or of all slices, the daemon restores them with the same devices.
+// TestSliceDeleted: after the deletion of one slice or of all slices, the daemon restores the deleted slices with the same devices.
 func TestSliceDeleted(t *testing.T) {
 	l := newLab(t, setup{})
 	before := contentOf(l.slices())
@@ -233,8 +233,8 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-// The method tainted() returns an error unless exactly the VFs of the PF have the taint for a missing link. If no taint is wanted, no VF
-// may have the taint.
+// The method tainted() returns an error unless exactly the VFs of the PF have the taint for a missing link. If the argument `want` is
+// false, no VF may have the taint.
 func (l *lab) tainted(pf string, want bool) error {
 	for name, d := range l.devices() {
 		has := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {

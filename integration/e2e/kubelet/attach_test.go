@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// TestAttach (V-18): pods have their VFs before their first container starts, with the documented interface numbers. After the end of the
-// pods the VFs have their original settings.
+// TestAttach (V-18): each pod has its VFs before the first container starts. The interfaces have the documented numbers. After the end of
+// the pods, the VFs have their original settings.
 func TestAttach(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("none", containerSpec{name: "app"})

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// allocatableDevices returns the healthy devices of a resource, both free and allocated ones.
+// allocatableDevices returns the healthy devices of a resource, including the allocated devices.
 func allocatableDevices(t *testing.T, of string) ([]allocation.Device, error) {
 	t.Helper()
 	return podresources.Allocatable(t.Context(), kubeletFor(of))

@@ -64,8 +64,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// requestMost counts the free VFs of the emptier NUMA node, and starts a pod that requests this number of VFs. The pod must get VFs of only
-// one NUMA node.
+// requestMost counts the free VFs of the NUMA node with the most free VFs, and starts a pod that requests this number of VFs. The pod must
+// get VFs of only one NUMA node.
 func (l *testLab) requestMost(policy string, granted []string) {
 	l.t.Helper()
 	free := [numaNodes]int{8, 8}

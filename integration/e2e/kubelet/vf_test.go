@@ -29,14 +29,14 @@ const (
 	conflist = "10-podlace-sriov.conflist"
 )
 
-// vfLab is a lab whose pods get VFs through the shipped conflist. Veths take the place of the VFs' interfaces.
+// vfLab is a lab whose pods get VFs through the shipped conflist. Veths replace the VFs' interfaces.
 type vfLab struct {
 	*testLab
 	before map[string]linkInfo // interfaces of the VFs, by PCI address
 	ids    []string            // addresses of all VFs, sorted
 }
 
-// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy the list of resources starts
+// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy, the list of resources starts
 // with an additional resource, and the sriov plugin has additional keys.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()

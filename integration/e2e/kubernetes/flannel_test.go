@@ -39,7 +39,8 @@ type flannelCluster struct {
 }
 
 // TestFlannel moves a cluster from flannel to Podlace, back to flannel, and again to Podlace, with the commands of docs/CLUSTER.md. The
-// pods' connections survive. With the backend host-gw no packet is lost. A tunnel between two nodes loses packets until both nodes have it.
+// pods' connections survive. With the backend host-gw, no packet is lost. A tunnel between two nodes loses packets until both nodes have
+// it.
 func TestFlannel(t *testing.T) {
 	if os.Getenv("FLANNEL") == "" || os.Getenv("REFERENCE") == "" {
 		t.Skip("SKIP, no flannel: FLANNEL or REFERENCE is not set; make cluster ARGS='-test -run TestFlannel' builds both")
@@ -123,8 +124,8 @@ func (c *testCluster) write(t *testing.T, name, text string) {
 	}
 }
 
-// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. It fails the test unless the section has the wanted number of
-// blocks.
+// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. The function fails the test unless the section has the wanted
+// number of blocks.
 func documentedBlocks(t *testing.T, heading string, want int) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/CLUSTER.md")

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// endTraffic ends the flows. The test fails if a flow that does not involve the given node lost packets. endTraffic returns the longest
-// time without a reply in the flows of the given node.
+// endTraffic ends the flows. The test fails if a flow between two other nodes lost packets. endTraffic returns the longest time without a
+// reply in the flows of the given node.
 func (r *echoTraffic) endTraffic(t *testing.T, node string) (outage time.Duration) {
 	t.Helper()
 	lost, most := r.endFlows(t, node)

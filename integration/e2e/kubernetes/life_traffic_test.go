@@ -21,7 +21,7 @@ import (
 const requestPace = 6 * time.Millisecond
 
 // echoFlow is a stream of echo requests from a pod to a pod of another node. The sender's kernel counts the replies, so a slow test process
-// misses none. Two flows of the same family never start in the same pod.
+// misses no reply. Two flows of the same family never start in the same pod.
 type echoFlow struct {
 	from, to, family string
 	place            *netPlace
@@ -99,7 +99,7 @@ func (f *echoFlow) runFlow(stop chan struct{}) {
 	}
 }
 
-// checksum returns the Internet checksum of RFC 1071.
+// The function checksum() returns the Internet checksum of RFC 1071.
 func checksum(message []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(message); i += 2 {

@@ -33,7 +33,7 @@ const findLeft = `ls -d /opt/cni/bin/podlace-* /etc/cni/net.d/*podlace* /run/pod
 	:`
 
 // TestRemoval removes Podlace with the commands of docs/CLUSTER.md while pods run, in a cluster with and without another pod network. After
-// the removal no node has any state of Podlace.
+// the removal, no node has any state of Podlace.
 func TestRemoval(t *testing.T) {
 	c := startCluster(t, "4 6")
 	steps := documentedBlocks(t, "Removing Podlace", removeBlocks)

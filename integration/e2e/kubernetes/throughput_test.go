@@ -84,7 +84,7 @@ func (w *testWorld) measureRate(t *testing.T, from, to, family string) float64 {
 	return result.Mean.Payload / 1e9
 }
 
-// podRoutes returns the routes of node1, node2 and node3 to the pods of the other nodes, as commands that restore the routes.
+// podRoutes returns commands that restore the routes of node1, node2 and node3 to the pods of the other nodes.
 func (c *testCluster) podRoutes(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}

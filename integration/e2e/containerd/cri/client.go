@@ -39,8 +39,8 @@ func Dial(socket string) (Client, error) {
 	return Client{api.NewRuntimeServiceClient(conn), conn}, nil
 }
 
-// Open connects a test to the runtime, or skips the test if it does not run in a node of package node. The test also fails if it leaves any
-// state in the node.
+// Open connects a test to the runtime, or skips the test if the test does not run in a node of package node. The test also fails if it
+// leaves any state in the node.
 func Open(t *testing.T, socket string) Client {
 	t.Helper()
 	node.Skip(t)
