@@ -22,8 +22,8 @@ import (
 const timestampMargin = time.Second
 
 // Cache reads the claim records of a folder and the kubelet's file of claims. A later read opens only those files that have changed. The
-// cache is needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. A change is therefore visible
-// in the identity, the time and the size of the file.
+// cache is needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. The inode number, the
+// modification time or the size of the file then shows the change.
 type Cache struct {
 	folder, kubelet string
 
@@ -37,7 +37,7 @@ type Cache struct {
 	}
 }
 
-// recordFile is the file of a claim record as of its last read.
+// recordFile holds the content and the file information of a claim record from the last read.
 type recordFile struct {
 	uid     string
 	info    fs.FileInfo
@@ -51,7 +51,7 @@ type recordFile struct {
 // this folder is unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// isSameFile reports whether two descriptions have the same file, modification time and size.
+// isSameFile reports whether two descriptions are of the same file and have the same modification time and size.
 func isSameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
@@ -75,8 +75,9 @@ func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	return errors.Join(errs...)
 }
 
-// refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. refresh
-// skips the files if the time of the folder has not changed, unless the last change was so recent that the time may hide a later change.
+// refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. If the
+// time of the folder has not changed, refresh does not check the files. Directly after a change, refresh always checks the files, because a
+// second change may result in the same time.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if isSameFile(c.seen, info) {

@@ -150,8 +150,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// TestUnreadable: a record cannot be read. The record must not hide a device from the pod for which the claim is reserved, or from any pod
-// in the namespace of the claim.
+// TestUnreadable: a record cannot be read. Find must return an error for each pod that may have a device of the claim.
 func TestUnreadable(t *testing.T) {
 	folder, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first")), newRecord("c-1", "shop", "shared", "a"))
 	path := filepath.Join(folder, "c-1")

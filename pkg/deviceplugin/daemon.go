@@ -140,9 +140,9 @@ func (d *daemon) logFindings(env pool.Env) {
 	d.findings = found
 }
 
-// assignPools returns the pools of the configuration. From each pool, assignPools removes devices that pods still have from another
-// resource, so that no other pod gets these devices. The function does not remove devices from DRA pools. The DRA driver itself keeps a
-// claimed device published and does not publish the other devices.
+// assignPools returns the pools of the configuration. If a pod still has a device through another resource, assignPools removes the device
+// from the pool. No second pod then gets the device. The function does not remove devices from DRA pools, because the DRA driver itself
+// decides which devices it publishes.
 func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
@@ -163,7 +163,7 @@ func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	return pools
 }
 
-// poolEnv returns everything except the devices that is needed to compute the pools. For a device whose interface is in a pod, the result
+// poolEnv returns the input for the computation of the pools, without the devices. For a device whose interface is in a pod, the result
 // contains the last known properties.
 func (d *daemon) poolEnv() pool.Env {
 	host, err := kernel.Host()

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Limits of requests to the API server. The values are the kubelet's defaults, which are made for 110 pods. Each Prepare reads its claim.
-// With client-go's default of 5 requests a second, 50 pods that start at once would wait for 8 seconds.
+// These constants limit the requests to the API server. The values are the kubelet's defaults, which suffice for 110 pods. Each Prepare
+// reads its claim. With client-go's default of 5 requests a second, 50 pods that start at once would wait for 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100
@@ -80,7 +80,8 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	d.driver.Update(i)
 }
 
-// claimUse returns which devices belong to claims and which belong to pods without claims. The health of a device depends on this use.
+// claimUse returns which devices belong to claims and which belong to pods without claims. A fault of a device may depend on whether a
+// claim has the device.
 func (d *daemon) claimUse() claimUsage {
 	c := claimUsage{have: map[string]bool{}, held: map[string]bool{}, leaked: d.isLeaked}
 	for _, h := range d.held {
@@ -151,7 +152,7 @@ func (d *daemon) publishedDevices() map[string]allocation.Published {
 	return driver.Published()
 }
 
-// whyUnavailable returns the reason why no claim can get a device. The function does not consider devices that other claims have. The
+// whyUnavailable returns the reason why no claim can get a device. The function does not check whether another claim has the device. The
 // result is "" if a claim can get the device.
 func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)

@@ -50,9 +50,8 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	}
 }
 
-// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The argument asked is the time of the
-// request for the list. The list and the checkpoint may be as old as this time, so the function ignores both for devices that were
-// allocated later.
+// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The first argument is the time of the
+// request for the list. The function ignores both sources for devices that were allocated after this time.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if it is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
@@ -88,8 +87,8 @@ func (h *pendingAllocations) possibleDevices(uid string, resources []string) (id
 
 func (o pendingDevice) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
-// recentDevices returns the devices that were allocated within the last minute. Each of them has a container and a placeholder as the name
-// of its pod.
+// recentDevices returns the devices that were allocated within the last minute. In the result, a placeholder replaces the unknown name of
+// the pod.
 func (h *pendingAllocations) recentDevices() (held []allocation.Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -26,7 +26,7 @@ type resourceOffer struct {
 
 // newOffer returns the offer of a pool. The last argument lists the lost devices: pods still have them, although they are missing or belong
 // to another resource now. The lost devices stay in the offer as unhealthy devices with their former NUMA nodes. After a restart, the
-// kubelet needs the lost devices to admit running pods again.
+// kubelet admits a running pod again only if the offer contains the devices of the pod.
 func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []allocation.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
@@ -102,7 +102,7 @@ func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResp
 	return o.grant.containerResponse(o.pool.Name, devices)
 }
 
-// allocateAll calls allocate for each container.
+// allocateAll calls allocate() for each container.
 func (o *resourceOffer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*pluginapi.AllocateResponse, error) {
 	out := &pluginapi.AllocateResponse{}
 	for _, c := range containers {

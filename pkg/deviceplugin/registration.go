@@ -167,8 +167,8 @@ func (r *registrar) ensure(ctx context.Context) error {
 		return nil
 	}
 	if r.registeredAt != (probes.SocketID{}) {
-		// The socket is not the socket of the last registration. The kubelet treats a path that it already knows as an existing
-		// connection. Therefore a new path is used.
+		// The current socket differs from the socket of the last registration. The kubelet treats a path that it already knows as an existing
+		// connection. Therefore the endpoint uses a new path.
 		if err := r.listen(); err != nil {
 			return err
 		}

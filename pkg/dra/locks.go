@@ -15,8 +15,8 @@ import (
 )
 
 // claimLocks is the name of the lock file in the parent folder of the claim records. Each byte of this file is a lock: the VF's address
-// determines the byte of a VF, and the claim's UID determines the byte of a claim. The locks work between all instances of the daemon.
-// Locks are taken in this order: one claim, VFs by address, the gate of the daemon, a journal.
+// determines the byte of a VF, and the claim's UID determines the byte of a claim. The locks work between all instances of the daemon. A
+// process takes locks in this order: the lock of one claim, the locks of VFs by address, the gate of the daemon, the lock of a journal.
 const claimLocks = "claims.lock"
 
 // lockWait is the maximum time that Prepare waits for another call about the same claim or VF. The kubelet repeats a call that failed.

@@ -246,7 +246,7 @@ func (m *nodeModel) drawOperations() (ops []modelOperation) {
 	return ops
 }
 
-// drawPods chooses pods. drawPods prefers pods of prepared claims.
+// drawPods chooses pods at random and prefers pods of prepared claims.
 func (m *nodeModel) drawPods() (chosen []*modelPod) {
 	for _, i := range m.random.Perm(len(m.pods)) {
 		_, err := claim.Read(m.options.Claims, string(m.claims[m.pods[i].claim].UID))

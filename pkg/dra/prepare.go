@@ -248,8 +248,8 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan. The function also returns an error if a pod has one of the fresh
-// devices through the device plugin API.
+// checkFree returns an error if another claim has a device of the plan. The second argument contains the devices that the claim does not
+// have yet. The function also returns an error if a pod has one of these devices through the device plugin API.
 func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {

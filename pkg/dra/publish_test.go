@@ -106,8 +106,8 @@ func (b *publisherLab) pfs() (n int) {
 	return n
 }
 
-// isComplete reports whether the slices form one generation of the pool. The numbers of slices, devices and taints must have the given
-// values.
+// isComplete reports whether the slices form one generation of the pool. The arguments are the expected numbers of slices, devices and
+// taints.
 func (b *publisherLab) isComplete(count, devices, taints int) bool {
 	all := b.storedSlices()
 	for _, s := range all {
@@ -161,7 +161,7 @@ func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum flo
 func (b *publisherLab) countLogged(text string) int { return strings.Count(b.log.String(), text) }
 
 // TestPublished: the slices exist, their owner is the Node, and they are not written again without a change. After a restart without a
-// change, nothing is written. The end of the publisher deletes nothing.
+// change, nothing is written. When the publisher ends, it deletes nothing.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)

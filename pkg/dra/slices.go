@@ -53,7 +53,7 @@ type sortEntry struct {
 	vf     int
 }
 
-// driverResources returns the content that the node publishes: one pool with at least one slice, and separate slices for each PF. The
+// driverResources returns the slices that the node publishes. The slices form one pool, and no slice contains devices of two PFs. The
 // result does not depend on the order of the input.
 func (d desiredState) driverResources() *resourceslice.DriverResources {
 	entries := d.allEntries()
@@ -200,7 +200,7 @@ func (i Inventory) wholePFs() map[pci.Address]int {
 	return out
 }
 
-// counterUse returns how much of the PF's counter a device uses. A VF uses 1, and the PF uses all n.
+// counterUse returns how much of the PF's counter a device uses. A VF uses 1 unit of the counter, and the PF uses all units.
 func counterUse(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
 	if dev.IsVF() {
 		n = 1

@@ -24,7 +24,7 @@ const (
 	// joinStatus is the time for which changes are collected before the status of claims is written. The delay is useful because one ADD
 	// writes several files.
 	joinStatus = 200 * time.Millisecond
-	// statusPace is the minimum time between two writes, for 5 writes per second.
+	// statusPace is the minimum time between two writes. It limits the rate to 5 writes per second.
 	statusPace = 200 * time.Millisecond
 	// statusGiveUp is the time after which a failed write is no longer retried.
 	statusGiveUp = 5 * time.Minute

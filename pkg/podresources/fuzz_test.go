@@ -29,7 +29,8 @@ func recordBytes(send func(*serverPeer)) []byte {
 	return all.Bytes()
 }
 
-// FuzzFrames compares the reader of frames with x/net. Both must read the same frames and refuse the same DATA and HEADERS.
+// FuzzFrames compares the reader of frames with x/net. Both readers must return the same frames and refuse the same DATA and HEADERS
+// frames.
 func FuzzFrames(f *testing.F) {
 	f.Add(recordBytes(right))
 	f.Add(recordBytes(func(p *serverPeer) {

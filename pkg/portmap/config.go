@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// defaultMarkBit is 13, as in the reference. kube-proxy and the kubelet use 14 and 15.
+// defaultMarkBit is 13, as in the reference plugin. kube-proxy and the kubelet use the bits 14 and 15.
 const defaultMarkBit = 13
 
 // With the default of maxHostPorts, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
@@ -79,8 +79,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend reads the key "backend". Without this key, a key that only iptables supports selects iptables. Without such a key, the
-// backend is nftables if the kernel supports nftables.
+// parseBackend reads the key "backend". If this key is missing and another key works only with iptables, the backend is iptables. In all
+// other cases, the backend is nftables if the kernel supports nftables.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {
@@ -118,7 +118,8 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables reports whether conditions use the syntax of iptables. The function looks at the first character, as the reference does.
+// isIPTables reports whether conditions use the syntax of iptables. The function looks at the first character, as the reference plugin
+// does.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
 }

@@ -150,7 +150,7 @@ func portOf(e nft.Element) ports.Port {
 	return p
 }
 
-// portOwner is an attachment with hostPorts, in the form that nf_tables stores.
+// portOwner is an attachment with hostPorts, with the data that is stored in nf_tables.
 type portOwner struct {
 	Hash  string // of the attachment's key
 	Netns string // as in ownedPorts.Netns

@@ -53,7 +53,7 @@ func addByIPTables(key attachment.Key, st portState, log *slog.Logger) error {
 	return nil
 }
 
-// addFamily forwards the ports of one address of the pod. If the rules that all pods share were missing, the result is all recorded
+// addFamily forwards the ports of one address of the pod. If the rules that all pods share were missing, the result contains all recorded
 // attachments.
 func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger) (lost []recordedPorts, err error) {
 	table, err := iptables.Open(pod.Addr().Is4(), true)

@@ -49,9 +49,9 @@ func (st portState) hostPorts(owner string) ownedPorts {
 	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
-// netnsPath returns the namespace path that is stored in nf_tables. The result is "" for the iptables backend. An attachment with a path
-// looks dead once its namespace is gone. An attachment with iptables rules must not look dead, because these rules cannot be removed
-// without a record.
+// netnsPath returns the namespace path that is stored in nf_tables. The result is "" for the iptables backend. If the path is stored and
+// the namespace no longer exists, the attachment is considered dead. An attachment with iptables rules must not be considered dead, because
+// these rules cannot be removed without a record.
 func (st portState) netnsPath(path string) string {
 	if st.Backend == "iptables" {
 		return ""

@@ -14,8 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// sharedPorts is the name of a note of the node. The note says whether any attachments share hostPorts. If no ports are shared, DEL reads
-// no records of other pods. If the note is missing, DEL reads the records of other pods; earlier versions wrote no note.
+// sharedPorts is the name of a file in a state folder of the node. The file says whether any attachments share hostPorts. If no ports are
+// shared, DEL reads no records of other pods. If the file is missing, DEL reads the records of other pods, because earlier versions did not
+// write the file.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"

@@ -79,8 +79,8 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// covers reports whether the plan already includes a plugin. The function looks for the plugin itself and for an IPAM plugin, both in the
-// plan and in the network's configuration.
+// The method covers() reports whether the plan already includes a plugin. The function looks for the plugin itself and for an IPAM plugin,
+// both in the plan and in the network's configuration.
 func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
@@ -130,7 +130,7 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 	return valid, dead
 }
 
-// gc calls GC as libcni does. The function passes the list of valid attachments under both keys that are in use.
+// The function gc() calls GC as libcni does. The function passes the list of valid attachments under both keys that are in use.
 func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
 	config, err := inject(pl.raw, map[string]any{"name": p.Network.Name, "cniVersion": p.Network.gcVersion(),
 		"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid, plugin.DeadKey: dead})

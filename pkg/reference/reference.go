@@ -30,7 +30,7 @@ import (
 type Attachment struct {
 	attachment.Key
 	// Hashes are the hashes from which chain names are derived. The first hash belongs to the key. If the reference plugins use another hash,
-	// it is the second.
+	// the list has a second element with that hash.
 	Hashes []string
 	// Addresses distinguish the attachments of one container if the reference plugins give the same name to several attachments. If Addresses
 	// is empty, the operations apply to the rules of all attachments of the container.

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A link contains those properties of a link that the records of other objects need.
+// The type link contains those properties of an interface that the records of other objects need.
 type link struct {
 	name string
 	mac  string

@@ -187,8 +187,8 @@ func TestResetClaimed(t *testing.T) {
 	must(t, claim.Remove(l.sriov.claims, "c-0"), Reset(o))
 }
 
-// TestReturnClaim checks that RestoreClaim restores the VFs of a claim without a DEL. The cases include a live namespace, changes by a
-// tenant and a driver without interface. The VFs of other claims stay in their pods.
+// TestReturnClaim checks that RestoreClaim restores the VFs of a claim even if the runtime never calls DEL. The cases include a live
+// namespace, changes by a tenant, and a driver that creates no interface. The VFs of other claims stay in their pods.
 func TestReturnClaim(t *testing.T) {
 	l := newLab(t)
 	devices := []allocation.Device{claimedDevice("c-0", "a", 0, vf0), claimedDevice("c-0", "a", 1, vf1), claimedDevice("c-1", "b", 0, vf2)}

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// namedVF returns the VF whose address the caller passes, as Multus does. If a claim has allocated this VF, the settings of the claim and
+// namedVF returns the VF whose address the caller passes, as Multus does. If this VF is allocated to a claim, the settings of the claim and
 // its class apply.
 func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	v := vf{Address: cfg.Device}

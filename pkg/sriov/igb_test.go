@@ -117,7 +117,7 @@ func (l igb) forSubtest(t *testing.T) igb {
 	return l
 }
 
-// The methods first and second allocate a VF to the pod.
+// The methods first() and second() allocate the first or the second VF to the pod.
 func (l igb) first() string {
 	l.allocate(l.nic.VFs[0].Device)
 	return l.nic.VFs[0].Device
@@ -142,7 +142,7 @@ func (l igb) changeAll(name string) (mac error) {
 	return mac
 }
 
-// isDefault checks that a pod's interface without configured settings has the same properties as on the node, except for its names.
+// isDefault compares the interface of a pod that has no configured settings with the same interface on the node. Only the names may differ.
 func (l igb) isDefault(name string, index int) {
 	l.Helper()
 	var was string

@@ -219,8 +219,8 @@ func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(),
 // own journal is processed.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
-// restoreMAC restores the MAC on the interface without the PF, if the driver allows it. The function does not set the MAC through the PF,
-// because later tenants could then no longer change the MAC.
+// restoreMAC restores the MAC by a change of the interface, if the driver allows this change. The function does not set the MAC through the
+// PF, because later tenants could then no longer change the MAC.
 func (x *vfRestore) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package sriov attaches SR-IOV virtual functions (VFs) to pods. The VFs are those that the kubelet allocated to the pod, or the VF that
-// Multus names. A VF is an additional interface after earlier plugins in the chain, or it is the pod's main interface.
+// Multus names. If an earlier plugin in the chain created the pod's main interface, the VFs are additional interfaces. Otherwise, the first
+// VF is the main interface.
 //
 // A later pod gets the same VF again. ADD therefore saves the VF's settings to a journal before the first change. DEL restores these
 // settings, even after a crash or a change by the pod.

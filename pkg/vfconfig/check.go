@@ -48,7 +48,7 @@ func (c *Config) check(name func(string) string, complete bool) error {
 	return nil
 }
 
-// checkRelation compares a setting with those that precede it in the order of Keys.
+// checkRelation returns an error if a setting contradicts a setting with an earlier key in Keys().
 func (c *Config) checkRelation(key string, name func(string) string, complete bool) error {
 	switch key {
 	case "vlanProto":

@@ -134,8 +134,8 @@ func (c *Config) String() string {
 	return strings.Join(out, ", ")
 }
 
-// Merge combines two configurations. If both contain a setting, the result has the value from the second. Both arguments may be nil, and
-// Merge changes neither of them.
+// Merge combines two configurations. If both contain a setting, the result has the value from the second argument. Both arguments may be
+// nil, and Merge changes neither of them.
 func Merge(base, over *Config) *Config {
 	out := base.deepCopy()
 	more := over.deepCopy()

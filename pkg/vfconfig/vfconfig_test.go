@@ -132,7 +132,7 @@ func entryText(keys string) string {
 	return `{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VFConfig",` + keys + `}`
 }
 
-// TestDecode checks parameters that cannot be applied exactly. Decode must return an error with the place of the parameters.
+// TestDecode checks parameters that cannot be applied exactly. Decode must return an error that contains the path of the parameters.
 func TestDecode(t *testing.T) {
 	const known = "vlan, vlanQoS, vlanProto, mac, spoofchk, trust, linkState, minTxRate, maxTxRate, mtu, driver, rebind, ifName, ips"
 	for _, test := range []struct{ data, want string }{
