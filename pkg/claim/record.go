@@ -114,7 +114,7 @@ func (r Record) validate() error {
 	return nil
 }
 
-// decode parses the record of a claim. The claim must have the given UID.
+// decode() parses the record of a claim. The claim must have the given UID.
 func decode(uid string, data []byte) (r Record, err error) {
 	if err = json.Unmarshal(data, &r); err == nil {
 		err = r.validate()

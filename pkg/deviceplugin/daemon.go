@@ -70,8 +70,8 @@ type registeredService struct {
 	stop context.CancelFunc
 }
 
-// refresh updates the resources and devices that the daemon reports to the kubelet. The function returns the time of the next refresh. The
-// result is the zero time if no refresh is needed before the next change.
+// refresh() updates the resources and devices that the daemon reports to the kubelet. The function returns the time of the next refresh.
+// The result is the zero time if no refresh is needed before the next change.
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.gate.Lock() // no allocation may use the old offers
 	defer d.gate.Unlock()
@@ -275,7 +275,7 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify wakes the goroutine that receives from c. The function never blocks, because one pending wake-up is enough.
+// notify() wakes the goroutine that receives from c. The function never blocks, because one pending wake-up is enough.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -306,7 +306,7 @@ func (d *daemon) removeStaleInfo() {
 	}
 }
 
-// reload reads the configuration if the file has changed. If the argument is true, reload also reads an unchanged file. The function
+// reload() reads the configuration if the file has changed. If the argument is true, reload() also reads an unchanged file. The function
 // reports whether a new configuration is in use. If the new configuration has errors, the daemon logs the errors and keeps the current
 // configuration.
 func (d *daemon) reload(asked bool) bool {

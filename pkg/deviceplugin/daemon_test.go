@@ -68,8 +68,8 @@ func TestAnswerAll(t *testing.T) {
 	}
 }
 
-// TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. A missing device without
-// a pod is removed at once.
+// TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. A missing device that no
+// pod has is removed at once.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)

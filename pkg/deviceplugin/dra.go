@@ -193,8 +193,8 @@ func faultTexts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get such devices, or if no
-// resource has the API DRA.
+// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get devices through claims, or if
+// no resource has the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

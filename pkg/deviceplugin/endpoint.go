@@ -39,7 +39,7 @@ func newEndpoint(resource string, first *resourceOffer, log *slog.Logger, count 
 		changed: make(chan struct{})}
 }
 
-// update replaces the offer. If a stream is busy during several updates, it sends only the latest offer after that.
+// update() replaces the offer. A stream that is busy during several updates sends only the latest offer afterwards.
 func (e *endpoint) update(o *resourceOffer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

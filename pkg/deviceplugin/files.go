@@ -117,7 +117,7 @@ func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// publish writes the CDI specifications of pools and deletes the specifications of removed resources. Entries of lost devices are kept,
+// publish() writes the CDI specifications of pools and deletes the specifications of removed resources. Entries of lost devices are kept,
 // because the runtime reads them when a container of their pod restarts.
 func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
 	if f.cdi == "" {
@@ -181,8 +181,8 @@ func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// findByName returns a list with the device of the given name in a CDI specification. If the specification has no such device, the list is
-// empty.
+// findByName returns a list with the device of the given name in a CDI specification. If the specification has no device with this name,
+// the list is empty.
 func findByName(spec cdi.Spec, name string) []cdi.Device {
 	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
 	if i < 0 {

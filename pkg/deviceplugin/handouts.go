@@ -71,7 +71,7 @@ func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Devi
 	}
 }
 
-// possibleDevices returns the devices that a pod may have: devices whose pod is this pod, and devices whose pod is unknown. A device whose
+// possibleDevices returns the devices that a pod may have: the devices of this pod, and the devices whose pod is unknown. A device whose
 // pod is unknown is dropped after one minute. If the kubelet failed to admit the pod, it may have freed the device without a report.
 func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()

@@ -62,7 +62,7 @@ func (l *testLab) openForTest() *daemon {
 	return d
 }
 
-// allocate allocates devices as the kubelet does.
+// allocate() allocates devices as the kubelet does.
 func (l *testLab) allocate(d *daemon, ids ...string) {
 	l.Helper()
 	if _, err := d.serving[resourceOne].Allocate(l.Context(), allocating(ids...)); err != nil {
@@ -113,8 +113,8 @@ func TestHandedOut(t *testing.T) {
 	expect("no container had it in the minute since", "plain", "u-plain", "")
 }
 
-// TestOtherPod checks the UID: devices that the kubelet lists under a pod's name are returned only for the UID of that pod. For another
-// UID, the answer is an error, because the devices may belong to an earlier pod of the same name.
+// TestOtherPod checks that the daemon compares UIDs. If the kubelet lists devices under the name of a pod, the daemon returns these devices
+// only for the UID of that pod. For another UID, the answer is an error, because the devices may belong to an earlier pod of the same name.
 func TestOtherPod(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -213,8 +213,8 @@ func TestUnreadableAtAllocate(t *testing.T) {
 	}
 }
 
-// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint that it may have read before an allocation. An old checkpoint
-// does not identify the owner of the device.
+// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint if it may have read the checkpoint before an allocation. An old
+// checkpoint does not identify the owner of the device.
 func TestFormerCheckpoint(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	d := l.openForTest()

@@ -88,7 +88,7 @@ func (o *resourceOffer) allocationPolicy() pool.Policy {
 	return o.pool.Resource.Policy
 }
 
-// allocate returns the settings that a container needs for the devices. The devices are ordered by address.
+// allocate() returns the settings that a container needs for the devices. The devices are ordered by address.
 func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	var devices []pool.Device
 	for _, id := range ids {

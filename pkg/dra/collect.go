@@ -92,7 +92,7 @@ func (c *collector) reportError(uid string, err error) {
 	}
 }
 
-// collect unprepares claims that have ended but that the kubelet has not unprepared. A claim has ended if it is missing from the kubelet's
+// collect() unprepares claims that have ended if the kubelet has not unprepared them. A claim has ended if it is missing from the kubelet's
 // file, no pod has its VFs, and the API server confirms its end.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, err := c.records.List()
@@ -192,7 +192,7 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild creates lost records again from the claims in the API server. A record counts as lost only after two searches in a row have not
+// rebuild() creates lost records again from the claims in the API server. A record counts as lost only after two searches in a row have not
 // found it. One search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its file.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)

@@ -128,8 +128,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestNeverPrepared: Prepare refuses a claim repeatedly. The kubelet's file contains the claim without devices. The daemon does not treat
-// the record of the claim as lost.
+// TestNeverPrepared: Prepare refuses a claim repeatedly. The kubelet's file contains the claim but no devices of the claim. The daemon does
+// not treat the record of the claim as lost.
 func TestNeverPrepared(t *testing.T) {
 	l := newDRALab(t)
 	l.addClaims(newClaim("c-1", "web", deviceResult("a", vf0)))

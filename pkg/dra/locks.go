@@ -75,7 +75,7 @@ func (l *claimLock) lockVFs(vfs []pci.Address) error {
 	return nil
 }
 
-// add takes a lock. The function polls, because a blocking wait cannot be cancelled. If a driver hangs, each blocking wait would also
+// add() takes a lock. The function polls, because a blocking wait cannot be cancelled. If a driver hangs, each blocking wait would also
 // occupy a thread.
 func (l *claimLock) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {

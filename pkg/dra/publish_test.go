@@ -67,7 +67,7 @@ func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publishe
 	return b
 }
 
-// start runs a new publisher until stop() is called or the test ends.
+// start() runs a new publisher until stop() is called or the test ends.
 func (b *publisherLab) start() {
 	b.registry = prometheus.NewRegistry()
 	claims := b.TempDir()
@@ -160,8 +160,8 @@ func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum flo
 // countLogged returns the number of times that a text is in the log.
 func (b *publisherLab) countLogged(text string) int { return strings.Count(b.log.String(), text) }
 
-// TestPublished: the slices exist, their owner is the Node, and they are not written again without a change. After a restart without a
-// change, nothing is written. When the publisher ends, it deletes nothing.
+// TestPublished: the slices exist, and their owner is the Node. The publisher writes the slices again only after a change. After a restart,
+// the publisher writes nothing if nothing has changed. When the publisher ends, it deletes nothing.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)

@@ -154,7 +154,7 @@ func (d desiredState) addDevice(out []sortEntry, resource string, dev pool.Devic
 	return append(out, e)
 }
 
-// goneEntry returns the entry that was last published for a device that is now missing. If there is no such entry, the attributes are
+// goneEntry returns the entry that was last published for a device that is now missing. If no published entry is known, the attributes are
 // derived from the address of the device.
 func (d desiredState) goneEntry(a pci.Address, resource string) sortEntry {
 	name := DeviceName(a)

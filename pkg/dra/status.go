@@ -209,7 +209,8 @@ func (w *statusWriter) applyStatus(ctx context.Context, r claim.Record, entries 
 	return err
 }
 
-// storedText returns the status of a claim in the API server, with only the entries of this driver. Without entries, the result is "".
+// storedText returns the status of a claim in the API server, with only the entries of this driver. If there are no entries, the result is
+// "".
 func (w *statusWriter) storedText(ctx context.Context, r claim.Record) (string, error) {
 	now, err := w.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != r.Claim().UID {
@@ -229,7 +230,7 @@ func (w *statusWriter) storedText(ctx context.Context, r claim.Record) (string, 
 	return comparedText(entries), nil
 }
 
-// comparedText returns entries as text for a comparison, without their times. Without entries, the result is "".
+// comparedText returns entries as text for a comparison, without their times. If there are no entries, the result is "".
 func comparedText(entries []statusEntry) string {
 	if len(entries) == 0 {
 		return ""

@@ -88,7 +88,7 @@ func (l testLab) callPlugins(verb string, pod *sandbox.Pod, id string, runtime o
 	}
 }
 
-// scrape returns the values that the collector serves. The function leaves out the durations of readings.
+// scrape() returns the values that the collector serves. The function leaves out the durations of readings.
 func (l testLab) scrape() map[string]float64 {
 	l.Helper()
 	registry := prometheus.NewPedanticRegistry()

@@ -318,7 +318,7 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses addresses without an
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses addresses that have no
 // interface in prevResult.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}

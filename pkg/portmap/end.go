@@ -122,8 +122,8 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	return delReference(r, lost)
 }
 
-// endUnrecorded finds the hostPorts of an attachment without a record by the hash of its key, and removes them. The first result is true if
-// such hostPorts existed.
+// endUnrecorded removes the hostPorts of an attachment that has no record. The function finds the hostPorts by the hash of the attachment's
+// key. The first result is true if the function found hostPorts.
 func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err

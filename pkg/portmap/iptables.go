@@ -270,7 +270,7 @@ func markedSources(p ports.Port, pod netip.Prefix) []string {
 	return []string{"-s " + pod.Masked().String() + " "}
 }
 
-// namedFirst sorts ports with a hostIP before ports without one, because the first matching rule decides.
+// namedFirst sorts ports with a hostIP before ports without a hostIP, because the first matching rule decides.
 func namedFirst(list []ports.Port) []ports.Port {
 	sorted := slices.Clone(list)
 	slices.SortStableFunc(sorted, func(a, b ports.Port) int { return cmp.Compare(b.HostIP.BitLen(), a.HostIP.BitLen()) })

@@ -278,7 +278,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 			return nil, false, err
 		}
 	}
-	// A killed process may have left a folder without users.
+	// A killed process may have left an empty folder.
 	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
 	ending := 0
 	for _, link := range links {

@@ -122,8 +122,8 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// loadRecorded completes the state with the record of ADD and with the value of route_localnet in the kernel. If the record is missing,
-// loadRecorded assumes that the reference plugin made the ports, unless nf_tables lists the attachment as an owner.
+// loadRecorded completes the state with the record of ADD and with the value of route_localnet in the kernel. If the record is missing and
+// nf_tables does not list the attachment as an owner, loadRecorded assumes that the reference plugin made the ports.
 func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 	old, ok, err := attachment.Checked[portState](r)
 	if err != nil {
@@ -147,7 +147,7 @@ func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// STATUS fails only if no ADD can work, that is, if the configuration is wrong or a requirement of the backend is missing. STATUS restores
+// STATUS fails only if every ADD would fail: the configuration is wrong, or a requirement of the backend is missing. STATUS restores
 // flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)

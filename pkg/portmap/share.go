@@ -29,7 +29,7 @@ type otherOwners struct {
 	known     map[string]otherOwner
 }
 
-// otherOwner describes another attachment. The attachment shares its ports with ours if both belong to the same container.
+// otherOwner describes another attachment. The attachment shares its ports with our attachment if both belong to the same container.
 type otherOwner struct {
 	name   string
 	shares bool
@@ -96,9 +96,9 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. The function does not
-// change ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller
-// holds portsLock.
+// passHostPorts moves ports from their owner to the attachments that ask for these ports, in one transaction. The function does not change
+// ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller holds
+// portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	if ok, err := marked(host, nft.HostportTable, tableSchema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)

@@ -193,7 +193,7 @@ func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	return forgetUser(hash, users)
 }
 
-// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, there is no such
+// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, the function finds no
 // attachment.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)

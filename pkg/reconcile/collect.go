@@ -88,7 +88,7 @@ func (p *Plan) covers(kind string) bool {
 
 // Collect calls GC of the plugins, so that they remove the dead attachments of the network. The function continues after errors. Collect
 // cannot remove an attachment that is missing from the list. The plugins get a list of valid attachments and a list of dead attachments,
-// and remove only those in the second list.
+// and remove only the attachments in the second list.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {

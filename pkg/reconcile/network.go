@@ -127,8 +127,8 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 	return plugins, err
 }
 
-// Plugin returns the configuration of the first plugin of the given kind (plugin.Kind). The result is nil if the network has no such
-// plugin.
+// Plugin returns the configuration of the first plugin of the given kind (plugin.Kind). The result is nil if the network has no plugin of
+// this kind.
 func (n Network) Plugin(kind string) json.RawMessage {
 	for _, p := range n.Plugins {
 		if plugin.Kind(p.Type) == kind {

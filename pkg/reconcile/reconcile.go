@@ -234,7 +234,7 @@ func Dead(list []*Attachment) (dead []*Attachment) {
 	return dead
 }
 
-// Doubt returns a reason why an admin should check the list before anything is removed. The result is nil if there is no such reason.
+// Doubt returns a reason why an admin should check the list before anything is removed. The result is nil if no check is needed.
 func Doubt(list []*Attachment, rt Runtimes) error {
 	dead := len(Dead(list))
 	switch {

@@ -85,7 +85,7 @@ func checkLegible(records map[string]attachment.Record) error {
 	return nil
 }
 
-// explain adds the searched folder to an error about a missing configuration.
+// explain() adds the searched folder to an error about a missing configuration.
 func (j *job) explain(err error, conf json.RawMessage) error {
 	if conf != nil {
 		return err

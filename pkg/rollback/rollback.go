@@ -110,8 +110,8 @@ func readAll() (all []networkRecords, err error) {
 	return all, nil
 }
 
-// checkReadable looks for networks that have attachments but no configuration. If such a network exists and a configuration file cannot be
-// read, the result is an error.
+// checkReadable looks for networks that have attachments but no configuration. If the function finds one of these networks and a
+// configuration file cannot be read, the result is an error.
 func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
 		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
@@ -167,8 +167,8 @@ func (j *job) printLine(format string, parts ...string) {
 	fmt.Fprintf(j.Out, format+"\n", plain...)
 }
 
-// rewrite prints and runs the steps for an attachment while it holds the attachment's lock. The second argument contains all attachments of
-// the container in the network.
+// rewrite() prints and runs the steps for an attachment while it holds the attachment's lock. The second argument contains all attachments
+// of the container in the network.
 func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {
 		if j.Act {

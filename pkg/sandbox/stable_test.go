@@ -26,7 +26,7 @@ func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	return node, pod
 }
 
-// connect sets the container's end of the veth up. The node's end then gets a carrier.
+// connect() sets the container's end of the veth up. The node's end then gets a carrier.
 func connect(t *testing.T, pod *sandbox.Pod) {
 	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
 }
@@ -124,7 +124,7 @@ func TestStableUnderTraffic(t *testing.T) {
 	}
 }
 
-// send sends datagrams, whether a process listens or not.
+// send() sends datagrams, whether a process listens or not.
 func send(to string, n int) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 // carrier (RFC 4862 section 5.4). A new interface needs some seconds until it has a carrier.
 const dadTimeout = 10 * time.Second
 
-// attach moves a VF into the pod and configures it.
+// attach() moves a VF into the pod and configures it.
 func (s sriov) attach(j *requestJob, v *vf) error {
 	h, err := lock(v.Address)
 	if err != nil {

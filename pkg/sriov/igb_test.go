@@ -38,8 +38,9 @@ func newIGB(t *testing.T, keys ...any) igb {
 	must(t, err)
 	t.Cleanup(host.Close)
 	l := igb{testLab: unsetLab(t, host)}
-	// When a PF comes up, it forgets the MACs of its VFs until their drivers report the MACs again. The igb driver of Linux 6.12 crashes if
-	// the kernel sets the PF's multicast addresses while VFs are removed. IPv6 can cause the kernel to set these addresses at any time.
+	// When a PF comes up, the PF forgets the MACs of its VFs. Later, the drivers of the VFs report the MACs again. The igb driver of Linux
+	// 6.12 crashes if the kernel sets the PF's multicast addresses while VFs are removed. IPv6 can cause the kernel to set these addresses at
+	// any time.
 	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))
 	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
 	l.nic = kerneltest.RealNIC(t, 2)

@@ -110,7 +110,7 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): before it died, a pod gave its VF the names of other VFs. After DEL, all VFs have their own names again, including
+// TestSquatted (F-34): a pod gave its VF the names of other VFs and then ended. After DEL, all VFs have their own names again, including
 // the VF of the dead pod.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// linkTimeout is the maximum time to wait for a VF's interface on the node. The kernel moves the interface to the node when a namespace
-	// ends, or creates it for a driver.
+	// linkTimeout is the maximum time to wait for a VF's interface on the node. The interface appears on the node when the namespace of a pod
+	// ends or when a driver creates the interface.
 	linkTimeout = 5 * time.Second
 	linkPoll    = 5 * time.Millisecond
 )
@@ -131,7 +131,7 @@ func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	}
 }
 
-// rebind unbinds the driver of a VF and binds it again. The driver then creates a new interface.
+// rebind() unbinds the driver of a VF and binds it again. The driver then creates a new interface.
 func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	a, ctx := of.vf.Address, context.Background()
 	if err := pci.Unbind(ctx, n.sysfs, a); err != nil {

@@ -281,8 +281,8 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 	return err
 }
 
-// dropXDP removes the XDP programs that the pod attached. An XDP link stays while a file descriptor or a file system holds it. Such a link
-// disappears only together with the interface.
+// dropXDP removes the XDP programs that the pod attached. An XDP link stays while a file descriptor or a file system holds it. The XDP link
+// then disappears only together with the interface.
 func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil

@@ -299,8 +299,9 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	return s.removeFromNode(r, att, st)
 }
 
-// mayHaveVFs reports whether an attachment without a record may have VFs, so that the journals must be read. There is one journal for each
-// attached VF of the node. The journals are not read if prevResult has only one pod interface and this interface belongs to another plugin.
+// mayHaveVFs reports whether an attachment that has no record may have VFs. If so, the caller must read the journals. There is one journal
+// for each attached VF of the node. The journals are not read if prevResult has only one pod interface and this interface belongs to
+// another plugin.
 func mayHaveVFs(r *plugin.Request) bool {
 	return !isChained(r) || len(r.Prev.Interfaces) == 0 ||
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })

@@ -195,7 +195,7 @@ func TestPFUntold(t *testing.T) {
 	l.del("a")
 }
 
-// TestTaken: ADD fails without a change if the pod already has an interface with a planned name.
+// TestTaken: ADD fails before any change if the pod already has an interface with a planned name.
 func TestTaken(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)

@@ -109,7 +109,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// creators returns the functions that create a file only if it does not exist.
+// creators() returns the functions that create a file only if it does not exist.
 func creators(d *Dir) map[string]func(string, []byte, fs.FileMode) error {
 	return map[string]func(string, []byte, fs.FileMode) error{"unnamed": d.Create, "named": d.createNamed}
 }

@@ -29,8 +29,8 @@ type Config struct {
 	IfName    string   `json:"ifName,omitempty"` // in the pod; {index} stands for the number of the VF in the pod, starting at 1
 	IPs       []string `json:"ips,omitempty"`    // requested from the IPAM plugin
 
-	// Claimed lists the keys that the ResourceClaim itself has set, without those of its class. An annotation of the pod must not contradict
-	// these keys.
+	// Claimed lists the keys that the ResourceClaim itself sets. The list does not contain keys that only the class sets. An annotation of the
+	// pod must not contradict these keys.
 	Claimed []string `json:"claimed,omitempty"`
 	// Unknown lists keys that this version does not support. Validate refuses them.
 	Unknown []string `json:"-"`
