@@ -56,7 +56,7 @@ func isSameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// decode() parses the record on its first call only, because ADD needs few of the records.
+// decode() parses the record only on the first call, because an ADD needs only few of the records.
 func (f *recordFile) decode() (Record, error) {
 	if !f.decoded && f.err == nil {
 		f.record, f.err = decode(f.uid, f.data)

@@ -56,8 +56,8 @@ type Record struct {
 	Reserved []Consumer `json:"reserved,omitempty"`
 	// Bound lists the devices whose driver is changed for the claim.
 	Bound []Binding `json:"bound,omitempty"`
-	// Devices lists the devices of this driver that the claim has. A record has at least one device. In each of these devices, the claim is
-	// set, but the pod is not set.
+	// Devices lists the devices of this driver that the claim has. A record has at least one device. Each device in the list contains data
+	// about the claim but not about a pod.
 	Devices []allocation.Device `json:"devices"`
 }
 

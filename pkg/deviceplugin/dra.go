@@ -41,7 +41,7 @@ type claimDriver interface {
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
 
-// byAPI splits pools into those of the device plugin API and those of DRA.
+// byAPI splits pools into the pools of the device plugin API and the pools of DRA.
 func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	for _, p := range pools {
 		if p.Resource.API == pool.DRA {

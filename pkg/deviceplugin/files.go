@@ -90,8 +90,8 @@ func (f deviceFolders) sweep(path string, stale func(name string, written time.T
 // cdiClass is the CDI class of all devices. sriov-network-device-plugin uses the same class.
 const cdiClass = "net-pci"
 
-// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. Several resources can have one kind,
-// because a device belongs to only one resource.
+// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. Several resources can have the same kind,
+// because a device belongs to only one resource and device names therefore never conflict.
 func cdiKind(resource string) string {
 	prefix, _, _ := strings.Cut(resource, "/")
 	return prefix + "/" + cdiClass

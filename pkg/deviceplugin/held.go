@@ -21,7 +21,7 @@ import (
 
 const (
 	// settlingTime is the time after a start of the kubelet during which its list may be incomplete. The kubelet answers even before it has
-	// found all running pods. If a pod ends before the first answer, its devices stay reserved for this time.
+	// found all running pods. If a pod ends before the kubelet's first answer, its devices stay reserved for this time.
 	settlingTime = 15 * time.Second
 	// maxUnlisted is the maximum time between the allocation of a device and the moment when the kubelet lists it.
 	maxUnlisted = time.Minute

@@ -46,8 +46,8 @@ func readEntries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, 
 	return ofClass, ofClaim, nil
 }
 
-// isRequested reports whether an entry applies to the request of a result. The entry must name the request, the parent of the subrequest,
-// or no request at all.
+// isRequested reports whether an entry applies to the request of an allocation result. The entry must name the request, the parent of the
+// subrequest, or no request at all.
 func (e configEntry) isRequested(result resourceapi.DeviceRequestAllocationResult) bool {
 	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }

@@ -101,7 +101,7 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Run serves the kubelet and publishes devices until ctx is done. Run retries after errors, also if the API server is unreachable.
+// Run serves the kubelet and publishes devices until ctx is done. Run retries after an error, for example if the API server is unreachable.
 func (d *Driver) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

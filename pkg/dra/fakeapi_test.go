@@ -184,7 +184,7 @@ func failure(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// verbOf returns the verb of a request as RBAC names it.
+// verbOf returns the RBAC verb of a request.
 func verbOf(r *http.Request) string {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):

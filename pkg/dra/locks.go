@@ -50,8 +50,9 @@ func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 	return l, nil
 }
 
-// LockDevices takes the locks of devices in all instances of the daemon on the node. Prepare and Unprepare take the same locks. The first
-// argument is the folder of claim records. The result is an error if another call or another instance is working on one of the devices.
+// LockDevices takes the locks of devices. The locks exclude all other instances of the daemon on the node. Prepare and Unprepare take the
+// same locks. The first argument is the folder of claim records. The result is an error if another call or another instance is working on
+// one of the devices.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	if err != nil {

@@ -30,7 +30,7 @@ func (o observedClient) ResourceV1() resourcev1.ResourceV1Interface {
 	return observedGroup{o.Interface.ResourceV1(), o.publisher}
 }
 
-// IsWatchListSemanticsUnSupported returns the answer of the wrapped client. The library client-go calls this method.
+// IsWatchListSemanticsUnSupported returns the result of the same method of the wrapped client. The library client-go calls this method.
 func (o observedClient) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)
 }

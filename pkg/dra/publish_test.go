@@ -136,13 +136,13 @@ func (b *publisherLab) awaitQuiet() (writes int) {
 	return writes
 }
 
-// metricValue returns the value of a publisher's metric, as the sum over all labels.
+// metricValue returns the sum of a publisher's metric over all labels.
 func (b *publisherLab) metricValue(name string) float64 {
 	b.Helper()
 	return gatheredValue(b, b.registry, "podlace_sriov_dra_"+name)
 }
 
-// gatheredValue returns the value of a metric, as the sum over all labels.
+// gatheredValue returns the sum of a metric over all labels.
 func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum float64) {
 	t.Helper()
 	families, err := from.Gather()

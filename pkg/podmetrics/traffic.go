@@ -24,7 +24,7 @@ type limitKey struct {
 	direction string
 }
 
-// sum identifies the counters of one network and one direction.
+// The type sum identifies the counters of one network and one direction.
 type sum struct{ network, direction string }
 
 type counted struct{ sent, dropped uint64 }

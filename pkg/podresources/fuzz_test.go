@@ -111,8 +111,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// decodeWithAPI decodes a response with the code of the Kubernetes API. The function returns the devices in the form in which Ask returns
-// them.
+// decodeWithAPI decodes a response with the code of the Kubernetes API. The function returns the devices in the same format as Ask.
 func decodeWithAPI(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) {
 	for _, p := range list.GetPodResources() {
 		var held []allocation.Device

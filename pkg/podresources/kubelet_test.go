@@ -152,7 +152,7 @@ func always(p *api.PodResources) func(int, *api.GetPodResourcesRequest) (*api.Po
 	return func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { return p, nil }
 }
 
-// webDevices returns the devices of webPod as Ask returns them.
+// webDevices returns the result of Ask for webPod.
 func webDevices(container string, ids ...string) (devices []allocation.Device) {
 	for _, id := range ids {
 		devices = append(devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: container, Resource: "example.com/fast", ID: id})

@@ -44,8 +44,8 @@ var (
 	errNoKubelet = errors.New("no kubelet has run on this node")
 	// ErrUnknownPod means that the kubelet has no such pod. A pod without devices does not cause this error.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
-	// ErrNoUID means that PodResources lists no devices for the pod. The checkpoint cannot confirm this answer, because the runtime passes no
-	// UID.
+	// ErrNoUID means that PodResources lists no devices for the pod. The checkpoint cannot confirm that the pod has no devices, because the
+	// runtime passes no UID.
 	ErrNoUID = errors.New("the runtime does not pass the pod's UID")
 	// ErrNoCheckpoint means that PodResources lists no devices for the pod and the checkpoint is missing. The kubelet has no checkpoint if no
 	// device plugin has registered.

@@ -178,7 +178,7 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// isMatch rejects words that are not part of a match as iptables(8) defines it. Words outside of a match could change the meaning of the
+// isMatch rejects words that are not part of a match in the syntax of iptables(8). Words outside of a match could change the meaning of the
 // rule, or run a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
 func isMatch(word string) bool {
 	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {

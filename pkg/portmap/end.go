@@ -66,8 +66,8 @@ func collectUnrecorded(host *kernel.Node) error {
 	return errors.Join(errs...)
 }
 
-// removePorts ends the forwarding, regardless of the current configuration. The record is marked as ended first and deleted last. A
-// concurrent restore of all ports therefore does not restore these ports.
+// removePorts ends the forwarding, regardless of the current configuration. The function marks the record as ended before all other steps
+// and deletes the record after all other steps. A concurrent restore of all ports therefore does not restore these ports.
 func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) error {
 	if err := endForwarding(host, att.Key, st, att); err != nil {
 		return err

@@ -91,7 +91,8 @@ func TestDelFlows(t *testing.T) {
 	}
 }
 
-// TestDelFlowsOfOneFamily: the kernel returns only entries of one family. For a single port, the kernel also filters by that port.
+// TestDelFlowsOfOneFamily: the kernel returns only entries of one family. If the request names a single port, the kernel also filters by
+// that port.
 func TestDelFlowsOfOneFamily(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64")
 	var flows []kerneltest.Flow

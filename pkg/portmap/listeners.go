@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// checkListeners finds ports on which processes of the node listen. After forwarding, clients would no longer reach those processes. With
+// checkListeners finds ports on which processes of the node listen. If the port is forwarded, clients no longer reach those processes. With
 // refuseHostListeners, the result is an error. Without refuseHostListeners, the function logs a warning.
 func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	used, err := listeningPorts(ports.Singles(wanted))
@@ -58,8 +58,8 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 // manyPorts is the number of ports from which on reading the socket tables is faster than binding each port.
 const manyPorts = 32
 
-// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. After forwarding, packets to these ports no
-// longer reach that process. The function does not check SCTP.
+// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. If these ports are forwarded, packets to the
+// ports no longer reach that process. The function does not check SCTP.
 func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 	tables := map[string]kernel.Sockets{}
 	listens := func(p ports.Port) bool {

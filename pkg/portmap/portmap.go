@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package portmap forwards ports of the node to pods. In Kubernetes these ports are called hostPorts. Runtimes pass hostPorts as the
+// Package portmap forwards ports of the node to pods. In Kubernetes, these ports are called hostPorts. Runtimes pass hostPorts as the
 // portMappings capability. The plugin is chained after any plugin that gives the pod an address.
 package portmap
 

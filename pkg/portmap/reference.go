@@ -12,7 +12,7 @@ import (
 )
 
 // delReference removes the rules of an attachment without a record. The reference plugin wrote these rules, or Podlace wrote iptables rules
-// of the same form. Most pods have no ports and therefore no record. Like the reference plugin, delReference looks for rules only if the
+// in the same format. Most pods have no ports and therefore no record. Like the reference plugin, delReference looks for rules only if the
 // runtime passes ports. The function also looks for rules if the last argument is true.
 func delReference(r *plugin.Request, hadPorts bool) error {
 	if !hadPorts && !passesPorts(r) {

@@ -25,9 +25,9 @@ type Plan struct {
 }
 
 // NewPlan finds the plugins of a network that belong to Podlace. NewPlan does not call other plugins. GC of another plugin would remove a
-// pod that was added after the list of attachments was made. GC of Podlace's plugins does not remove this pod, because GC gets a list of
-// the dead attachments. If a main plugin of another project uses host-local of Podlace, GC of host-local is called. If a plugin has state
-// of dead attachments, its GC is called even if no configuration names the plugin.
+// pod that was added after the list of attachments was made. GC of Podlace's plugins gets a list of the dead attachments and removes only
+// these attachments. If a main plugin of another project uses host-local of Podlace, GC of host-local is called. If a plugin has state of
+// dead attachments, its GC is called even if no configuration names the plugin.
 func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	plan := Plan{Network: n, binDir: binDir}
 	if n.DisableGC {

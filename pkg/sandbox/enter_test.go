@@ -313,7 +313,7 @@ func TestEnterForbidden(t *testing.T) {
 	})
 }
 
-// needsUser skips a test if the test program cannot run a process as another user, which requires root.
+// needsUser skips a test if the test program cannot run a process as another user. Only root can do this.
 func needsUser(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.list=^$")

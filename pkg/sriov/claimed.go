@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// namedVF returns the VF whose address the caller passes, as Multus does. If this VF is allocated to a claim, the settings of the claim and
-// its class apply.
+// namedVF returns the VF whose address the caller passes. Multus, for example, passes an address. If this VF is allocated to a claim, the
+// settings of the claim and its class apply.
 func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	v := vf{Address: cfg.Device}
 	record, ok, err := claim.Holder(s.claims, cfg.Kubelet, cfg.Device.String())

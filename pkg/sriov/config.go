@@ -19,8 +19,8 @@ import (
 
 // requestConfig is the validated configuration of a request.
 type requestConfig struct {
-	// Device is the VF that the caller chose in its request, as Multus does. If Device is not valid, the kubelet allocated the VFs, and they
-	// belong to Resources.
+	// Device is the VF that the caller names in its request. Multus, for example, names a VF. If Device is not valid, the kubelet allocated
+	// the VFs, and they belong to Resources.
 	Device    pci.Address
 	Resources []string
 	// OtherResources are resources whose VFs this plugin does not attach: another network attaches them, or the pod uses them directly.

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestTwice: the conflist has two sriov entries. The second entry does not take the VFs of the first entry.
+// TestTwice: the conflist has two sriov entries. The second entry does not attach the VFs of the first entry.
 func TestTwice(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: fast, ID: vf0}}

@@ -199,7 +199,7 @@ func TestIGBLife(t *testing.T) {
 	}
 }
 
-// TestIGBTenant (S-30, S-31): no settings are configured. Each pod gets the VF in the same state as the pod before.
+// TestIGBTenant (S-30, S-31): no settings are configured. Each pod gets the VF in the same state as the previous pod.
 func TestIGBTenant(t *testing.T) {
 	l := newIGB(t)
 	for index, vf := range []string{l.first(), l.second()} {

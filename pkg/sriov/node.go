@@ -71,8 +71,8 @@ func (n *nodeSide) readCard(a pci.Address) (c vfCard, err error) {
 	return c, err
 }
 
-// linkOnNode returns the interface of a function if the interface is on the node. The name is in sysfs, but another interface may have
-// the same name as an alternative name.
+// linkOnNode returns the interface of a function if the interface is on the node. The function finds the name of the interface in sysfs.
+// Another interface may have this name as an alternative name.
 func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	for _, name := range d.Interfaces {
 		link, ok, err := n.host.Link(name)

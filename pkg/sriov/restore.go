@@ -189,7 +189,8 @@ func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 }
 
 // reclaimName frees a name that a pod gave to another VF. The function has an effect only if the kernel has moved that VF back to the node
-// with this name. Without reclaimName, the VF could never get its name back. The other VF later gets its own name from its own journal.
+// with this name. Without reclaimName, the VF could never get its name back. Later, the other VF gets its own name, which is stored in its
+// own journal.
 func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {
@@ -219,8 +220,8 @@ func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(),
 // own journal is processed.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
-// restoreMAC restores the MAC by a change of the interface, if the driver allows this change. The function does not set the MAC through the
-// PF, because later tenants could then no longer change the MAC.
+// restoreMAC sets the former MAC on the interface itself, if the driver allows this. The function does not set the MAC through the PF,
+// because later tenants could then no longer change the MAC.
 func (x *vfRestore) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {

@@ -282,7 +282,7 @@ func TestListRemovesStale(t *testing.T) {
 	}
 }
 
-// TestRemoveTakesUnfinished: Remove deletes a file and also the temporary file that a killed writer of this name left.
+// TestRemoveTakesUnfinished: Remove deletes a file and also the temporary file of a killed writer of this file.
 func TestRemoveTakesUnfinished(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vfconfig defines the settings of one VF. Settings come from a conflist, a DeviceClass, a ResourceClaim or an annotation, and all
-// of these use the same type, validation and merge. No I/O.
+// Package vfconfig defines the settings of one VF. Settings come from a conflist, a DeviceClass, a ResourceClaim or an annotation. All
+// these sources use the same type, the same validation and the same merge. No I/O.
 package vfconfig
 
 import (
