@@ -112,7 +112,7 @@ func (c *Cache) refresh() error {
 	return err
 }
 
-// readRecord returns the file of a record. If the file has not changed, the result is the file from the last read.
+// readRecord returns the file of a record. If the file has not changed, the result is the content from the last read.
 func readRecord(dir *store.Dir, e fs.DirEntry, before []*recordFile) *recordFile {
 	info, _ := e.Info()
 	i, found := slices.BinarySearchFunc(before, e.Name(), func(f *recordFile, uid string) int { return strings.Compare(f.uid, uid) })

@@ -335,7 +335,7 @@ func (d *Driver) rereadDevice(dev *plannedDevice) error {
 	return nil
 }
 
-// bindDriver binds the driver that the plan requires to a device.
+// bindDriver binds a device to the driver that the plan requires.
 func (d *Driver) bindDriver(ctx context.Context, dev *plannedDevice) error {
 	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)

@@ -222,7 +222,7 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestRestart checks that Ask waits for a kubelet that restarts. In the first case the socket is missing, and in the second case no process
+// TestRestart checks that Ask waits for a kubelet that restarts. In the first case, the socket is missing. In the second case, no process
 // listens on the socket.
 func TestRestart(t *testing.T) {
 	for _, stale := range []bool{false, true} {

@@ -151,7 +151,7 @@ func portOf(e nft.Element) ports.Port {
 	return p
 }
 
-// portOwner is an attachment with hostPorts, with the data that is stored in nf_tables.
+// portOwner describes an attachment with hostPorts. All its data comes from nf_tables.
 type portOwner struct {
 	Hash  string // of the attachment's key
 	Netns string // as in ownedPorts.Netns

@@ -55,7 +55,7 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 	return nil
 }
 
-// manyPorts is the number of ports from which on reading the socket tables is faster than binding each port.
+// manyPorts is a threshold: for this number of ports or more, reading the socket tables is faster than binding each port.
 const manyPorts = 32
 
 // listeningPorts returns the ports on which a process of the node listens with TCP or UDP. If these ports are forwarded, packets to the

@@ -157,7 +157,7 @@ func openedLinks(host *kernel.Node) (links []string, err error) {
 	return links, err
 }
 
-// openedUnknown reports whether any link has route_localnet and it is not recorded which program enabled it. Earlier versions of Podlace
+// openedUnknown reports whether any link has route_localnet although no file says which program enabled it. Earlier versions of Podlace
 // wrote the value 1, like other programs. If records are lost, another program may have enabled route_localnet on the link.
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)

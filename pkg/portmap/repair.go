@@ -31,7 +31,7 @@ func (rec recordedPorts) wantedPorts() ownedPorts {
 	return ports
 }
 
-// Restore restores the hostPorts of all attachments of the node from the records after a flush of the rules. Restore also restores or
+// Restore uses the records to restore the hostPorts of all attachments of the node after a flush of the rules. Restore also restores or
 // removes the protection of the node's 127.0.0.0/8. Restore does not change state that is correct.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return repairPorts(host, log, attachment.Waiting)

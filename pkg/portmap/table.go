@@ -316,7 +316,7 @@ const (
 	reloadHint = "'podlace reload' brings it back"
 )
 
-// stateDiffers returns the error of CHECK if the state is not the state that ADD created.
+// stateDiffers returns the error of CHECK if the state differs from the state that ADD created.
 func stateDiffers(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }

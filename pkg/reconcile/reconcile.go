@@ -6,7 +6,7 @@
 // container runs. An attachment is dead if the network namespace of its ADD no longer exists. An attachment is also dead if the node has
 // rebooted since the ADD.
 //
-// In some cases the namespace is unknown: another program wrote the lease, or the path is no longer a namespace. An attachment with an
+// In some cases, the namespace is unknown: another program wrote the lease, or the path is no longer a namespace. An attachment with an
 // unknown namespace is dead only under three conditions. These conditions are: a runtime answered, neither the runtime nor the cache of
 // libcni contains the container, and the lease is older than the longest ADD.
 package reconcile

@@ -154,7 +154,7 @@ func readCache() (entries []cachedResult) {
 	return entries
 }
 
-// Forget removes the attachments of a network that no longer exists from the cache of libcni. Forget returns the removed files.
+// Forget removes the attachments of a deleted network from the cache of libcni. Forget returns the removed files.
 func Forget(network string) (removed []string) {
 	paths, _ := filepath.Glob(cacheDir + "/" + network + "-*")
 	for _, path := range paths {

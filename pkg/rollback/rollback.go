@@ -2,8 +2,8 @@
 
 // Package rollback converts the network state of running pods on a node: it replaces the state of Podlace with the state of the reference
 // plugins. After the conversion, the package removes the remaining state of Podlace. The reference plugins can then delete these pods
-// completely. Packets of the pods pass during the whole conversion. New rules are added before old rules are removed, and connections keep
-// their translation.
+// completely. The network of the pods works during the whole conversion. New rules are added before old rules are removed, and connections
+// keep their translation.
 //
 // Each step is idempotent, and the records are removed last. After a failure or a kill, the next run therefore completes the work.
 package rollback

@@ -26,7 +26,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The test binary itself acts as the program that enters a sandbox. The variable roleEnv selects its task in the sandbox.
+// The test binary itself acts as the program that enters a sandbox. The variable roleEnv selects the task of the test binary in the
+// sandbox.
 const (
 	roleEnv = "SANDBOX_TEST_ROLE"
 	nobody  = 65534

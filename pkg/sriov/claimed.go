@@ -84,8 +84,8 @@ func (v *vf) claimName() string {
 	return fmt.Sprintf("claim %s/%s", v.Claim.Namespace, v.Claim.Name)
 }
 
-// checkClaimed returns an error if a choice of the pod differs from its claim. A pod may only override settings of the class and of the
-// conflist.
+// checkClaimed returns an error if a choice of the pod contradicts the settings of the VF's claim. A pod may only override settings of the
+// class and of the conflist.
 func (v *vf) checkClaimed(ifname string, of vfChoice) error {
 	if v.config == nil {
 		return nil

@@ -143,7 +143,8 @@ func (l igb) changeAll(name string) (mac error) {
 	return mac
 }
 
-// isDefault compares the interface of a pod that has no configured settings with the same interface on the node. Only the names may differ.
+// isDefault checks the interface of a pod for which no settings are configured. The interface must have the same properties as on the node,
+// except for its names.
 func (l igb) isDefault(name string, index int) {
 	l.Helper()
 	var was string

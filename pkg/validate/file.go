@@ -66,7 +66,7 @@ type checker struct {
 	networks []network
 }
 
-// The type part is a part of a file: either the whole file, or a string in a manifest that contains JSON.
+// The type part is either a whole file, or a string with JSON text in a manifest.
 type part struct {
 	file   string
 	line   int // lines of the file before the part

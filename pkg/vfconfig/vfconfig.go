@@ -99,7 +99,7 @@ func (c *Config) Has(key string) bool {
 	return false
 }
 
-// Set returns the keys of all settings that are set, in the order of Keys.
+// Set returns the keys of all settings that are set, in the order of Keys().
 func (c *Config) Set() []string {
 	return slices.DeleteFunc(Keys(), func(key string) bool { return !c.Has(key) })
 }
