@@ -140,9 +140,9 @@ func (d *daemon) logFindings(env pool.Env) {
 	d.findings = found
 }
 
-// assignPools returns the pools of the configuration. If a pod still has a device through another resource, assignPools removes the device
-// from the pool. No second pod then gets the device. The function does not remove devices from DRA pools, because the DRA driver itself
-// decides which devices it publishes.
+// assignPools returns the pools of the configuration. If a pod still has a device through another resource or through a claim, assignPools
+// removes the device from the pool. No second pod then gets the device. The function does not remove devices from DRA pools, because the
+// DRA driver itself decides which devices it publishes.
 func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {

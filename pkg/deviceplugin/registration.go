@@ -94,7 +94,7 @@ func (r *registrar) socketFolder() string {
 	return r.kubelet.Plugins
 }
 
-// run() registers the endpoint until ctx is done. After an error, run tries again.
+// run() registers the endpoint until ctx is done. After an error, run() tries again.
 func (r *registrar) run(ctx context.Context) {
 	defer r.stop()
 	removeStaleSockets(r.socketFolder(), r.resource)

@@ -191,8 +191,8 @@ func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
 }
 
-// lockedAddresses returns the devices that the claim of a plan will own. The list also contains the VFs of each PF that is offered as a
-// whole.
+// lockedAddresses returns the devices that the claim of a plan will own. If one of the devices is a PF that is offered as a whole, the list
+// also contains its VFs.
 func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {

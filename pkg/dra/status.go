@@ -39,7 +39,7 @@ const (
 const missingRight = `grant the verb patch on resourceclaims/status, and since Kubernetes 1.36 the verb associated-node:patch on ` +
 	`resourceclaims/driver with the resource name ` + claim.Driver
 
-// statusWriter writes the status of claims. The status contains the pods that have the devices, the interface names and the addresses.
+// statusWriter writes the status of claims. The status contains the interface names, the addresses, and the pods that have the devices.
 type statusWriter struct {
 	*Driver
 	began     time.Time

@@ -76,7 +76,7 @@ func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("bind %s: %w", p, err)
 		}
-		// A bound port alone does not prove a listener, because an outgoing connection of the node may use the port.
+		// A bound port alone does not prove that a process listens on the port, because an outgoing connection of the node may use the port.
 		if bound && listens(p) {
 			used = append(used, p)
 		}
