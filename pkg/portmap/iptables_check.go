@@ -16,7 +16,7 @@ import (
 )
 
 // iptablesIntact reports whether the shared rules exist for each address family that attachments use. The function starts no program. The
-// rules of iptables-legacy are therefore not visible. If the function cannot see or read some rules, it assumes that they are intact.
+// rules of iptables-legacy are therefore not visible. If the function cannot read some rules, it assumes that these rules are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {

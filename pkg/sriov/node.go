@@ -37,7 +37,7 @@ func openNode(sysfs string, r *plugin.Request) (*nodeSide, error) {
 	return &nodeSide{sysfs: sysfs, host: host, r: r}, err
 }
 
-// vfCard is a VF with its PF, and the interfaces of both if they are in the namespace of the plugin.
+// vfCard holds a VF and its PF. If an interface of these two functions is in the namespace of the plugin, vfCard also holds the interface.
 type vfCard struct {
 	vf, pf pci.Device
 	link   kernel.Link // Index is 0 if there is none

@@ -197,8 +197,8 @@ func (c *checker) nodeFile(t part) {
 	}
 }
 
-// placeOf returns the line and column of a key. If they are unknown, the result is the line and column of the innermost object that
-// contains the key.
+// placeOf returns the position of a key. If this position is unknown, the result is the position of the innermost object that contains the
+// key.
 func (t part) placeOf(key string) plugin.Place {
 	for ; key != ""; key = key[:max(strings.LastIndexAny(key, ".["), 0)] {
 		if at, ok := t.places[key]; ok {

@@ -21,7 +21,7 @@ const (
 )
 
 // Validate returns an error if a value is invalid or if two settings contradict each other. Validate accepts vlanQoS and vlanProto without
-// a vlan, because the vlan may come from another source. Complete does not accept vlanQoS and vlanProto without a vlan.
+// a vlan, because the vlan may come from another source. The method Complete() does not accept vlanQoS and vlanProto without a vlan.
 func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }
