@@ -98,7 +98,7 @@ type Attachment struct {
 	saved  bool
 }
 
-// Open locks the attachment of r against all plugins, and creates the folder for its record.
+// Open locks the attachment that r describes, so that no other plugin can change the attachment, and creates the folder for its record.
 func Open(r *plugin.Request) (*Attachment, error) {
 	dir, err := store.Make(folder(r.Network), 0o700)
 	if err != nil {
@@ -323,7 +323,7 @@ func readRecord(dir *store.Dir, name string) (Record, error) {
 	return rec, err
 }
 
-// errOther means that a record's content names another attachment than the record's file name does.
+// errOther means that the attachment in a record's content differs from the attachment in the record's file name.
 var errOther = errors.New("it belongs to another attachment")
 
 func parse(data []byte) (Record, error) {
@@ -365,9 +365,9 @@ func (k Key) ReferenceHash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ReferenceHashes returns the hashes under which an attachment without a record may have left objects. The result contains Podlace's hash
-// and the reference plugins' hash. For eth0 the two hashes are equal. The reference plugins' hash is left out if the container's eth0 has a
-// record of the plugin, because the hash then belongs to eth0.
+// ReferenceHashes returns the hashes that the names of an attachment's objects may contain if the attachment has no record. The result
+// contains Podlace's hash and the reference plugins' hash, which are equal for eth0. If eth0 of the same container has a record of the
+// plugin, the result contains only Podlace's hash, because the other hash belongs to eth0.
 func (k Key) ReferenceHashes(plugin string) []string {
 	eth0 := Key{k.Network, k.ContainerID, "eth0"}
 	if k == eth0 {
@@ -384,7 +384,7 @@ func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)
 
 // AddressMAC returns a locally administered unicast MAC address, which is a hash of the network and of the pod's first address. Other
 // hosts' neighbour entries for the first address stay valid when the next pod gets the same first address. Neighbour entries for a pod's
-// additional addresses may become wrong, because another pod may later get such an address together with another first address.
+// additional addresses may become wrong: the next pod with an additional address may have another first address, and therefore another MAC.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

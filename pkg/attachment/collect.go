@@ -67,7 +67,7 @@ func (g *GC[T]) fail(rec Record, err error) {
 }
 
 // Unreadable yields the hash of each unreadable record, for example of a record that a newer version wrote. Records that GC must keep are
-// left out. Each unreadable record is logged. The caller removes all state that belongs to the hash, and calls ReportUnreadable.
+// not yielded. Each unreadable record is logged. The caller removes all state that belongs to the hash, and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")
@@ -103,8 +103,8 @@ func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
 	return set
 }
 
-// ReportUnreadable stores the error of a removal: the caller has tried to remove the state that belongs to a hash. If there was no error,
-// ReportUnreadable deletes the record file.
+// ReportUnreadable stores the result of removing the state that belongs to a hash. If the removal succeeded, ReportUnreadable deletes the
+// record file.
 func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	if err == nil {
 		err = forget(g.r.Network, g.r.Plugin+"-"+hash)

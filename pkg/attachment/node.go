@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any returns true if a plugin has at least one record on the node. Any reads only the file names, not the records.
+// Any reports whether a plugin has at least one record on the node. Any reads only the file names, not the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {
@@ -118,8 +118,8 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	return st, found, nil
 }
 
-// LostRecord returns the error with which CHECK fails if an attachment of Podlace has no record. LostRecord returns nil if a newer version
-// wrote the record.
+// LostRecord returns an error for an attachment of Podlace that has no record. CHECK fails with this error. LostRecord returns nil if a
+// newer version wrote the record.
 func LostRecord(r *plugin.Request) error {
 	if Recorded(r) {
 		return nil
@@ -221,8 +221,8 @@ func Journaled() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") }), err
 }
 
-// Clear removes the records and notes of all networks. No plugin may run at the same time. Clear keeps the files of other programs. Clear
-// also keeps the VF journals, because only the journals contain the settings to restore.
+// Clear removes the records and note files of all networks. No plugin may run at the same time. Clear keeps the files of other programs.
+// Clear also keeps the VF journals, because only the journals contain the settings to restore.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}

@@ -218,7 +218,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCWaits (C-85) checks that GC waits while another process changes an attachment, and uses the record that this process leaves.
+// TestGCWaits (C-85) checks that GC waits while another process changes an attachment, and then uses the record that the other process
+// wrote.
 func TestGCWaits(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")

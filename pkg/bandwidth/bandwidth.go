@@ -113,8 +113,8 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace() changes the limits of a link in place. Limits that the new state does not contain are removed last. Until then, a live pod
-// always has a limit.
+// replace() changes the limits of a link in place, so that a live pod is never without a limit during the change. Limits that the new state
+// does not contain are removed last.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group

@@ -74,7 +74,8 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	}
 }
 
-// TestFairQueueOf checks that a fair queue gets the kernel's defaults where they fit. Slow links get more time and fewer packets.
+// TestFairQueueOf checks the parameters of fair queues. Fast links get the kernel's defaults, and slow links get a longer time and fewer
+// packets.
 func TestFairQueueOf(t *testing.T) {
 	for _, c := range []struct {
 		rate    uint64

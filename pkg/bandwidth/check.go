@@ -59,7 +59,7 @@ func check(r *plugin.Request) error {
 	return attachment.LostRecord(r)
 }
 
-// checkSending returns an error if a filter takes all frames of a link before the frames pass the link's token bucket.
+// checkSending returns an error if a filter drops or redirects all frames of a link before the frames reach the link's token bucket.
 func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	captor, ok, err := host.Captor(link, kernel.Sending)
 	if err != nil || !ok || !captor.Drops && captor.To == 0 {

@@ -165,8 +165,8 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 		l.Burst = most
 		r.Log.Warn("burst is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
 	default:
-		// Runtimes without a burst annotation send a burst that stands for "unlimited": 2^32-1, 2^31-1 or 2^35-9. With that burst, the first half
-		// gigabyte would pass without any limit.
+		// A runtime that reads no burst annotation sends a burst that means "unlimited": 2^32-1, 2^31-1 or 2^35-9. With a burst of this size, the
+		// first half gigabyte would pass without any limit.
 		r.Log.Debug("burst of the runtime means unlimited; deriving one from the rate", "direction", direction, "burst", burst)
 		l.Burst = 0
 	}

@@ -77,7 +77,7 @@ func TestUnlimitedBursts(t *testing.T) {
 	}
 }
 
-// TestAnnotations checks that a pod can set its burst within the bounds of the conflist. The annotation accepts any form of a Kubernetes
+// TestAnnotations checks that a pod can set its burst within the bounds of the conflist. The value of the annotation may be any Kubernetes
 // quantity.
 func TestAnnotations(t *testing.T) {
 	annotated := func(rate int, ingress string) string {

@@ -248,8 +248,9 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove() removes all parts of an attachment. Removing continues after an error. The record is deleted last, and only if all other parts
-// are gone. The addresses are released after the node no longer uses them, so that two pods never use one address.
+// remove() removes all parts of an attachment. If one part cannot be removed, remove() continues with the next part. The record is deleted
+// last, and only if all other parts are gone. The addresses are released only when the node no longer uses them, so that two pods never use
+// one address at the same time.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }

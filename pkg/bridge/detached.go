@@ -22,8 +22,8 @@ type DetachedPort struct {
 	Master    string // the link whose port the host side is now; "" for none
 }
 
-// DetachedPorts returns the host sides that another program detached from their bridge. It leaves out unfinished ADDs, and pods that are
-// gone.
+// DetachedPorts returns the host sides that another program detached from their bridge. DetachedPorts ignores attachments whose ADD is
+// unfinished or whose pod is gone.
 func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	pods, err := attachment.States[state](attachment.AllOf("bridge"))
 	errs := []error{err}
@@ -46,14 +46,15 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	return found, errors.Join(errs...)
 }
 
-// recordedPort returns the host side of an attachment. ok is false if it is gone, or if the recorded ifindex belongs to another link.
+// recordedPort returns the host side of an attachment. The second result is false if the host side is gone, or if the recorded ifindex
+// belongs to another link.
 func recordedPort(host *kernel.Node, pod attachment.Of[state]) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.LinkByIndex(pod.State.Index)
 	return link, ok && link.Name == pod.HostVeth(), err
 }
 
-// joinRecorded makes a host side without a bridge a port of the recorded bridge again. It is a no-op if the node has no such bridge: the
-// next ADD creates the bridge and attaches all pods.
+// joinRecorded makes a host side without a bridge a port of the recorded bridge again. If the node has no such bridge, joinRecorded does
+// nothing: the next ADD creates the bridge and attaches all pods.
 func joinRecorded(host *kernel.Node, log *slog.Logger, link kernel.Link, st state) error {
 	bridge, ok, err := host.Link(st.Bridge)
 	if err != nil || !ok || bridge.Kind != "bridge" {
@@ -67,7 +68,7 @@ func joinRecorded(host *kernel.Node, log *slog.Logger, link kernel.Link, st stat
 	return err
 }
 
-// join makes a host side a port of a bridge, with the recorded VLANs and flags.
+// join() attaches a host side to a bridge, with the recorded VLANs and flags.
 func join(host *kernel.Node, bridge, link kernel.Link, st state) error {
 	if st.VLANs.used() && !bridge.FiltersVLANs {
 		return plugin.Errorf(plugin.CodeDevice, "bridge %s does not keep VLANs apart: %s is not attached", bridge.Name, link.Name)

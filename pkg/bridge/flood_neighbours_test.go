@@ -23,7 +23,8 @@ import (
 // floodSize is larger than the kernel's limit for neighbour entries (gc_thresh3 in ip-sysctl.rst, 1,024 by default).
 const floodSize = 3000
 
-// uplinkAddresses contains the addresses of a machine on the node's uplink. The entry with the key true is the IPv4 address.
+// uplinkAddresses contains the addresses of a machine on the node's uplink. The key true selects the IPv4 address, and the key false
+// selects the IPv6 address.
 var uplinkAddresses = map[bool]string{true: "203.0.113.2", false: "2001:db8:113::2"}
 
 // unassignedAddress returns the nth unassigned address in the pods' subnet.

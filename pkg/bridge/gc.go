@@ -54,8 +54,8 @@ func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin
 }
 
 // allocate() gets addresses from the IPAM plugin. If the pool is exhausted, dead pods for which the runtime never called DEL are removed,
-// and allocate() tries again. An in-process IPAM plugin reuses the addresses of dead pods itself, and reports the attachments that had
-// them. For an external IPAM plugin, allocate() releases the addresses of dead pods and tries once more.
+// and allocate() tries again. An in-process IPAM plugin reuses the addresses of dead pods itself, and reports the attachments to which
+// these addresses belonged. For an external IPAM plugin, allocate() releases the addresses of dead pods and tries once more.
 func (b bridge) allocate(j *job) (*types100.Result, error) {
 	var dead []plugin.Attachment
 	j.r.Reclaimed = func(of plugin.Attachment) { dead = append(dead, of) }

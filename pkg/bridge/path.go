@@ -105,7 +105,7 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	return overlap, differs("the node sends packets for %s through %s, not through %s", p.pod, cmp.Or(other.Name, "another link"), link.Name)
 }
 
-// repair is a missing part of a path and the function that restores it.
+// The struct repair describes a missing part of a path, and contains the function that restores this part.
 type repair struct {
 	what string
 	do   func() error
@@ -189,8 +189,9 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts attaches host sides without a bridge to the recorded bridge. It restores the port flags that ADD set, and group_fwd_mask of
-// guarded ports. It does not change the port state, since an admin may disable a port on purpose. It leaves ports of other bridges alone.
+// repairPorts attaches host sides without a bridge to the recorded bridge. repairPorts also restores the port flags that ADD set, and
+// group_fwd_mask of guarded ports. The port state is not changed, since an admin may disable a port on purpose. Ports of other bridges are
+// not changed either.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {

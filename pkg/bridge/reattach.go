@@ -55,7 +55,7 @@ func previousMAC(lost []port) net.HardwareAddr {
 	return randomMAC()
 }
 
-// adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note
+// adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note file
 // contains the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is
 // new, even if it is up.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {

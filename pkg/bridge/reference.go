@@ -75,8 +75,8 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// isReferenceVeth reports whether a name has the form of the reference plugin's host sides: "veth" and eight hexadecimal digits. The names
-// of Podlace's host sides have eleven digits.
+// isReferenceVeth reports whether a name looks like the name of a host side that the reference plugin created: "veth" and eight hexadecimal
+// digits. The names of Podlace's host sides have eleven digits.
 func isReferenceVeth(name string) bool { return isVeth(name, 8) }
 
 func isVeth(name string, digits int) bool {
@@ -92,8 +92,8 @@ func isOtherAttachment(r *plugin.Request, name string) bool {
 }
 
 // provenPodSide reports whether the pod's interface belongs to this attachment. The proof is that prevResult contains the interface's name
-// and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side must have a name in the form of the
-// reference plugin's names, and must be on the configured bridge. The first result is the host side, if it exists.
+// and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, isReferenceVeth must be true for the host side's name,
+// and the host side must be on the configured bridge. The first result is the host side, if it exists.
 func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {

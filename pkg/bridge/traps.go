@@ -78,7 +78,7 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 }
 
 // logTraps logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may belong to
-// another program and never counts as new, so a note prevents repeated logs.
+// another program and is never treated as new. In this case, a note file prevents repeated logs.
 func (j *job) logTraps(l layer3) {
 	if j.cfg.IPAM == "" {
 		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))

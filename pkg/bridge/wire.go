@@ -220,7 +220,7 @@ func (j *job) awaitCarrier(w wiring) error {
 }
 
 // awaitAddresses waits until the kernel answers requests for the new addresses of a link. A timeout is only logged. A slow node may still
-// have to add thousands of addresses, and a retry of ADD would make this worse.
+// have to add thousands of addresses, and a repeated ADD would add even more work.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
