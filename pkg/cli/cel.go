@@ -61,8 +61,8 @@ func unguarded(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// guard is a test in a CEL expression whether the device has an attribute. The guard protects the part of the expression that begins at the
-// offset.
+// The struct guard is a part of a CEL expression that tests whether the device has an attribute. The guard protects the part of the
+// expression that begins at the offset.
 type guard struct {
 	attribute
 	from int

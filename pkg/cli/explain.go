@@ -26,7 +26,7 @@ const explainExample = `  podlace explain isGateway
   podlace explain 104
   podlace explain unknown-key`
 
-// anyPlugin is the subject of configuration keys that all plugins have.
+// The subject anyPlugin marks configuration keys that all plugins have.
 const anyPlugin = "plugin"
 
 // entry is a row of a table in the documents. The row explains a configuration key or an error code.
@@ -89,7 +89,7 @@ func explain(w io.Writer, name string) error {
 	return fmt.Errorf("there is no key or code %q: 'podlace explain' lists all", name)
 }
 
-// matchesName reports whether the row describes the given name. The name may have the plugin or the object ipam as a prefix.
+// matchesName reports whether the row describes the given name. The name may have a prefix, which is the name of a plugin or "ipam".
 func (e entry) matchesName(name string) bool {
 	return slices.ContainsFunc(e.names, func(n string) bool {
 		short := strings.TrimPrefix(n, "ipam.")

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/doctor"
 )
 
-// TestFolders checks that commands use the folders of the container runtime, as doctor does, unless flags name others.
+// TestFolders checks that commands use the folders of the container runtime, as doctor does, unless flags select other folders.
 func TestFolders(t *testing.T) {
 	asked := 0
 	runtime := func() doctor.Options {

@@ -40,7 +40,7 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, which knows CPUs and other resources")
 }
 
-// demand is one resource of a request. A demand includes the devices or CPUs of this resource that the kubelet has.
+// demand is one resource of a request. Its fields now and idle contain the kubelet's devices or CPUs of this resource.
 type demand struct {
 	name  string
 	count int

@@ -65,7 +65,7 @@ func (s claimSpec) flatten(path string) (out []namedRequest) {
 	return out
 }
 
-// checkSpec checks the specification of a claim. The argument path is the place of the specification in the object.
+// checkSpec checks the specification of a claim. The argument path is the path from the object's root to the specification.
 func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	requests := spec.flatten(path)
 	if len(requests) == 0 {

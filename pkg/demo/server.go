@@ -109,7 +109,7 @@ type answer struct {
 	took time.Duration
 }
 
-// ask() connects from a place to a server and returns the server's answer.
+// ask() connects from a network namespace to a server and returns the server's answer.
 func ask(ctx context.Context, from meter.Place, network string, target netip.AddrPort) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -44,7 +44,7 @@ type TraceOptions struct {
 // Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. The process's own namespace serves as the
 // node. The returned error contains all failures. DEL runs even if an earlier verb failed.
 func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error) {
-	// The plugins inherit it and log each change and each phase.
+	// The plugins inherit this environment variable, and therefore log each change and each phase.
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (t tracer) ping(ctx context.Context) error {
 	return nil
 }
 
-// tracingExec runs plugins as libcni does, and reports each with the phases and changes in its debug log.
+// tracingExec runs plugins in the same way as libcni. After each run, it reports the phases and the changes in the plugin's debug log.
 type tracingExec struct {
 	version.PluginDecoder
 	show func(Traced)

@@ -166,8 +166,8 @@ func (n *node) forwarding() (found []Finding) {
 	return found
 }
 
-// set() changes a setting below /proc/sys/net. The change uses a new connection to the kernel, because the examination has already closed
-// its own connection.
+// set() changes a setting below /proc/sys/net. set() opens a new connection to the kernel, because doctor closes its connection at the end
+// of the examination.
 func (n *node) set(path, value string) error {
 	host, err := kernel.Host()
 	if err != nil {

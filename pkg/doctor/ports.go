@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// ports finds host sides of pods that another program detached from their bridge.
+// The check "ports" reports host sides of pods that another program detached from their bridge.
 func (n *node) ports() (found []Finding) {
 	detached, err := bridge.DetachedPorts(n.host)
 	if err != nil {

@@ -171,8 +171,8 @@ func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// compareOrder checks the order of addresses: first from the address after begin to the end, then from the start to begin. The gateway is
-// left out.
+// compareOrder checks the order of addresses. The addresses after the argument begin come first, up to the end of the range. Then the
+// addresses from the start of the range up to the argument begin follow. The gateway is left out.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)

@@ -60,8 +60,8 @@ type index struct {
 	mark   []byte           // the file's content when this process last read it
 	shards [shards / 8]byte // one bit per shard that should exist
 
-	// This map replaces the index files in two cases: the files cannot be written, or another process changes them too. In the first case,
-	// broken contains the reason.
+	// This map replaces the index files in two cases: the files cannot be written, or another process changes them too. In the first case, the
+	// field broken contains the reason.
 	memory map[string]shard
 	broken error
 }
@@ -269,8 +269,8 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !isShard(name) }), nil
 }
 
-// allEntries returns all entries of the index, sorted by address. The argument says how to handle shards that are damaged or lost: if it is
-// true, these shards are left out, and if it is false, they cause an error.
+// allEntries returns all entries of the index, sorted by address. If the argument is true, damaged and lost shards are ignored. If the
+// argument is false, a damaged or lost shard causes an error.
 func (x *index) allEntries(damaged bool) ([]entry, error) {
 	names := x.expectedShards()
 	var err error

@@ -263,7 +263,7 @@ func (m *model) gc(l lab, random *rand.Rand) {
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[`+strings.Join(valid, ",")+`]`))
 }
 
-// mustCount checks that an exhausted set is really full, and that the details of the error say so.
+// mustCount checks that an exhausted set is really full, and that the details of the error are correct.
 func (m *model) mustCount(l lab, a answer) {
 	l.Helper()
 	for _, pool := range m.pools {

@@ -72,7 +72,7 @@ func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRan
 // absentCIDR replaces a keyword if the node has no CIDR of the keyword's family.
 const absentCIDR = "absent"
 
-// withoutAbsent removes the ranges whose subnet is absentCIDR. Sets that are then empty are also removed.
+// withoutAbsent removes the ranges whose subnet is absentCIDR. Sets without any other range are also removed.
 func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	for _, list := range lists {
 		rest := slices.DeleteFunc(slices.Clone(list), func(r rawRange) bool { return r.Subnet == absentCIDR })
