@@ -57,8 +57,8 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset() returns the byte of the network's lock file that serves as the attachment's lock. All plugins of a chain use the same lock.
-// Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
+// offset() returns the position of a byte in the network's lock file. This byte serves as the attachment's lock. All plugins of a chain use
+// the same lock. Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
@@ -184,7 +184,7 @@ func (a *Attachment) Resave(state any) {
 	}
 }
 
-// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record, so that the caller
+// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record. The caller then
 // computes the state from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
@@ -379,12 +379,14 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
 }
 
-// MAC returns a locally administered unicast MAC address, which is a hash of the key and of a text that names one end of the link.
+// MAC returns a locally administered unicast MAC address. The address is a hash of the key and of the argument, which identifies one end of
+// the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
-// AddressMAC returns a locally administered unicast MAC address, which is a hash of the network and of the pod's first address. Other
-// hosts' neighbour entries for the first address stay valid when the next pod gets the same first address. Neighbour entries for a pod's
-// additional addresses may become wrong: the next pod with an additional address may have another first address, and therefore another MAC.
+// AddressMAC returns a locally administered unicast MAC address. The MAC is a hash of the network's name and of the pod's first address.
+// Other hosts' neighbour entries for the first address stay valid when the next pod gets the same first address. Neighbour entries for a
+// pod's additional addresses may become wrong: the next pod with an additional address may have another first address, and therefore
+// another MAC.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

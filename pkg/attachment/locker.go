@@ -50,7 +50,7 @@ func (l Locker) Tolerate(err error) error {
 	return err
 }
 
-// Node acquires a lock on state that the pods of all networks share. The argument names the state, for example "guards".
+// Node acquires a lock on state that the pods of all networks share. The argument is a name for this state, for example "guards".
 func (l Locker) Node(what string) (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {

@@ -85,7 +85,8 @@ func AllOf(plugin string) (all []Record, err error) {
 	return all, err
 }
 
-// Attachments returns the records of a network by attachment and plugin, and a second list with the record files that cannot be decoded.
+// Attachments returns the records of a network, grouped by attachment and plugin. The second result lists the record files that cannot be
+// decoded.
 func Attachments(network string) (found map[Key]map[string]Record, damaged []Damaged, err error) {
 	records, damaged, err := readRecords(network, "")
 	found = map[Key]map[string]Record{}
@@ -129,8 +130,8 @@ func LostRecord(r *plugin.Request) error {
 
 const renew = "the record cannot be restored, and DEL works without it; delete and recreate the pod"
 
-// RecordsOf returns the named plugins' records of one attachment, by plugin. If a record is unreadable, the result is an error that names
-// the file.
+// RecordsOf returns the records that the given plugins stored for one attachment, by plugin. If a record is unreadable, the result is an
+// error with the file's path.
 func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {
@@ -210,7 +211,8 @@ func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool
 // Journals is the folder of the VF journals, beside the folders of the networks. A journal saves a VF's settings before a pod gets the VF.
 const Journals = ".vfs"
 
-// Journaled returns the PCI addresses of all VFs that have a journal: a pod uses the VF, or the VF's settings have not been restored yet.
+// Journaled returns the PCI addresses of all VFs that have a journal. A VF has a journal while a pod uses the VF, and until the VF's
+// settings have been restored.
 func Journaled() ([]string, error) {
 	dir, err := store.Open(filepath.Join(store.Root, Journals))
 	if err != nil {

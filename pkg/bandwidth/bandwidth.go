@@ -210,8 +210,8 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 }
 
 // hostSide returns the host side of the pod's link pair. The namespaces of the two ends are compared by the IDs that the kernel assigns to
-// them. The result is an error if prevResult names another link that also leads into the pod. A pod with several interfaces could exchange
-// their names.
+// them. The result is an error if prevResult contains another link that also leads into the pod. A pod with several interfaces could
+// exchange their names.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {

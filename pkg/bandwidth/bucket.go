@@ -63,9 +63,9 @@ func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Buck
 	}
 }
 
-// These constants are parameters of a fair queue, which is an fq_codel qdisc. CoDel must not drop a packet that waits only for one earlier
-// frame, since this is no persistent queue. Therefore the target is at least the time in which 1.5 frames are sent. A flow without
-// congestion control, such as unanswered UDP, can queue at most the bytes that are sent in one interval.
+// These constants are parameters of a fair queue, which is an fq_codel qdisc. CoDel must not drop a packet that waits for only one earlier
+// frame, since one waiting frame is not a persistent queue. Therefore the target is at least the time in which 1.5 frames are sent. A flow
+// without congestion control, such as unanswered UDP, can queue at most the bytes that are sent in one interval.
 const (
 	fairInterval   = 100 * time.Millisecond // the kernel's default, enough for any round trip on Earth
 	fairMinPackets = 64

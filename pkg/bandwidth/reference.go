@@ -133,7 +133,7 @@ func isRecorded(matches func(state) bool) (bool, error) {
 	}), err
 }
 
-// isRecordedDevice reports whether a record of any attachment names the device.
+// isRecordedDevice reports whether a record of any attachment contains the device's name.
 func isRecordedDevice(name string) (bool, error) {
 	return isRecorded(func(st state) bool { return st.IFB == name })
 }

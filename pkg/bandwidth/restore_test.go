@@ -67,7 +67,8 @@ func TestMissingAndRestore(t *testing.T) {
 	}
 }
 
-// TestNotRestored checks that Restore does nothing for a dead pod, and nothing on another link that only has the recorded name.
+// TestNotRestored checks that Restore does not change the link of a dead pod. Restore must also not change another program's link that has
+// the recorded name.
 func TestNotRestored(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))

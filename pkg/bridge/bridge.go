@@ -62,7 +62,7 @@ type job struct {
 	att  *attachment.Attachment
 	host *kernel.Node
 	pod  *kernel.NS
-	// shared is true if the IPAM plugin's subnets are known. With known subnets, masquerade rules cover whole subnets.
+	// The field shared is true if the IPAM plugin's subnets are known. With known subnets, masquerade rules cover whole subnets.
 	shared bool
 	fresh  bool // this ADD created the bridge or added a gateway address to it
 	// recordedState is the state that ADD recorded, for use by CHECK. If the record cannot be read, hasRecord is false.

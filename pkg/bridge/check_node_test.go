@@ -97,8 +97,8 @@ func nodeLab(t *testing.T, keys ...any) lab {
 		[]any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})}, keys...)...)
 }
 
-// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each single damage on the node. STATUS and GC must restore the state that ADD
-// created, before CRI-O calls CHECK.
+// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each change that damages() returns. STATUS and GC must restore the state that
+// ADD created, before CRI-O calls CHECK.
 func TestCheckDetectsNode(t *testing.T) {
 	l := nodeLab(t)
 	for what, d := range damages() {

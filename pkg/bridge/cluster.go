@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// useClusterCIDR is a keyword in ipMasq.nonMasqueradeCIDRs. The keyword stands for the pod CIDRs of all nodes. Upper and lower case are
-// equal.
+// useClusterCIDR is a keyword in ipMasq.nonMasqueradeCIDRs. The keyword stands for the pod CIDRs of all nodes. The keyword may be written
+// in upper or lower case.
 const useClusterCIDR = "useClusterCidr"
 
 // resolve() replaces the keywords "auto" and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call resolve().

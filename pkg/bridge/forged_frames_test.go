@@ -247,7 +247,8 @@ func (p pair) harmlessFrames() []frame {
 	}
 }
 
-// forgeries() returns frames of a pod that acts as a router, server or neighbour. The frames are wrapped so that simple rules miss them.
+// forgeries() returns frames with which a pod pretends to be a router, a server or a neighbour. The frames are wrapped so that simple rules
+// miss them.
 func (p pair) forgeries() []frame {
 	var (
 		gateway4, gateway6 = netip.MustParseAddr("10.60.0.1"), netip.MustParseAddr("fd00:60::1")

@@ -84,8 +84,8 @@ func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the kernel's sets contain all prefixes in m. If a part is missing, the result is an error that names the
-// part, with plugin.CodeStateDiffers.
+// compareMasquerade returns nil if the kernel's sets contain all prefixes in m. If a part is missing, the result is an error with the name
+// of the part and with plugin.CodeStateDiffers.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {

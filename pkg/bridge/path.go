@@ -82,9 +82,9 @@ func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute checks that the node sends the pod's packets through the link. If the packets take another way, the result is an error that
-// isDifferent() recognizes. The first result is true if the subnet of another link contains the pod's address. ADD has already warned about
-// this overlap.
+// compareRoute checks that the node sends the pod's packets through the link. If the packets take another route, the result is an error
+// that isDifferent() recognizes. The first result is true if the subnet of another link contains the pod's address. ADD has already warned
+// about this overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil

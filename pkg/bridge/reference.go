@@ -126,8 +126,8 @@ func NameIn(config []byte) string {
 	return conf.Bridge
 }
 
-// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. prevResult must contain the
-// name and the MAC of the host side, and the bridge of the host side. The veth of a VLAN's gateway, which pods share, is not a bridge port
+// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. For this, prevResult must
+// contain the host side's name and MAC, and the host side's bridge. The veth of a VLAN's gateway, which pods share, is not a bridge port
 // and is therefore never deleted here.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {

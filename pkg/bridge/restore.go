@@ -36,8 +36,8 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	return errors.Join(append(errs, forgetFlushedVLANs(host))...)
 }
 
-// restoreFlushed restores the rules of all networks if a base chain is missing or empty. restoreFlushed needs one query for each table, or
-// no query on a node that never had rules. Errors are only logged, because the current ADD is for another pod.
+// restoreFlushed restores the rules of all networks if a base chain is missing or empty. On a node that never had rules, restoreFlushed
+// needs no query. On any other node, it needs one query for each table. Errors are only logged, because the current ADD is for another pod.
 func (j *job) restoreFlushed() {
 	t, err := j.host.NFT.Open("")
 	if err != nil {

@@ -148,7 +148,7 @@ func pluginsDir(t *testing.T, files ...string) string {
 }
 
 // TestDemoFindsInstalledPlugins checks that the demo without --plugins uses the first folder that contains all plugins. If no folder
-// contains all plugins, the error names each folder and a missing plugin.
+// contains all plugins, the error contains each folder and the name of a missing plugin.
 func TestDemoFindsInstalledPlugins(t *testing.T) {
 	full, tools := pluginsDir(t), t.TempDir()
 	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {

@@ -194,8 +194,8 @@ func askPlugin(ctx context.Context, socket string) (allocation.Answer, error) {
 	}
 }
 
-// otherOwner returns the owner of a device if the device was allocated from a resource that no longer contains it. For any other device,
-// the result is nil. The owner keeps the device until the pod ends, so no other pod can get the device.
+// otherOwner returns the owner of a device if the device was allocated from a resource that no longer contains the device. For any other
+// device, the result is nil. The owner keeps the device until the pod ends, so no other pod can get the device.
 func (n *sriovNode) otherOwner(device pci.Address, resource string) *allocation.Device {
 	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
 		return &h

@@ -27,7 +27,7 @@ func (c resourceClass) entries() []configEntry {
 	return []configEntry{{Opaque: &opaque{Driver: claim.Driver, Parameters: text}}}
 }
 
-// claimEntry is a config entry in a claim that belongs to this driver.
+// The struct claimEntry is a config entry of a claim. The entry belongs to this driver.
 type claimEntry struct {
 	vfconfig.Entry
 	path     string

@@ -105,8 +105,7 @@ func (n *node) permissions() (found []Finding) {
 	return found
 }
 
-// The check "conflist-keys" reports settings whose effect differs from what their names suggest, and pod subnets that overlap the node's
-// subnets.
+// The check "conflist-keys" reports settings whose names suggest another effect, and pod subnets that overlap the node's subnets.
 func (n *node) conflistKeys() (found []Finding) {
 	if len(n.networks) == 0 {
 		return skipped("there is no configuration")

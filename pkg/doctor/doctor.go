@@ -80,7 +80,7 @@ type check struct {
 	run  func(*node) []Finding
 }
 
-// checks() returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
+// checks() returns all checks. The checks of parts that every pod needs come first, because administrators are most interested in them.
 func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},

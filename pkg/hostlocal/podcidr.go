@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// These keywords may replace a subnet. Upper and lower case are equal. Calico has the same keywords. The keyword usePodCidr stands for the
-// node's IPv4 CIDR. In a configuration without usePodCidrIPv6, the keyword usePodCidr stands for the node's IPv6 CIDR if the node has no
-// IPv4 CIDR. The keyword usePodCidrIPv6 stands for the node's IPv6 CIDR.
+// These keywords may replace a subnet. The keywords may be written in upper or lower case. Calico has the same keywords. The keyword
+// usePodCidr stands for the node's IPv4 CIDR. In a configuration without usePodCidrIPv6, the keyword usePodCidr stands for the node's IPv6
+// CIDR if the node has no IPv4 CIDR. The keyword usePodCidrIPv6 stands for the node's IPv6 CIDR.
 const (
 	usePodCIDR     = "usePodCidr"
 	usePodCIDRIPv6 = "usePodCidrIPv6"
