@@ -84,15 +84,15 @@ type Claim struct {
 	Pool     string `json:"pool"`              // the node's name
 	Device   string `json:"device"`            // name in the ResourceSlice
 	ShareID  string `json:"shareID,omitempty"` // for a device that several claims share
-	// Admin marks administrative access (adminAccess). The device stays with the pod that uses it: Podlace does not move, configure or bind
-	// the device.
+	// Admin is true for administrative access (adminAccess). The device stays with the pod that uses it: Podlace does not move, configure or
+	// bind the device.
 	Admin bool `json:"admin,omitempty"`
 }
 
 // Answer is the device plugin's answer. If Error is set, the pod's devices are unknown, and the field Devices is not valid.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices contains the devices of the pod with this UID.
+	// UID is a copy of the question's UID. If the kubelet's checkpoint is readable, Devices contains the devices of the pod with this UID.
 	// Without the checkpoint, Devices contains the devices of the pod with the same name.
 	UID string `json:"uid,omitempty"`
 	// Resources is a copy of the question's list of resources. The copy confirms that Devices contains all of the pod's devices of these

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// conn is a blocking connection with a deadline. Package net is not used, because every pod start waits for an answer. Starting the poller,
-// its timers and its threads would take longer than the answer.
+// A conn is a blocking connection with a deadline. It does not use package net, because every pod start waits for an answer, and starting
+// the package's poller, timers and threads would take longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time

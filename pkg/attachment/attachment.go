@@ -270,7 +270,7 @@ func All() ([]Record, error) {
 	return records, err
 }
 
-// Scan returns the records of all plugins in all networks, and a second list with the record files that cannot be decoded.
+// Scan returns the records of all plugins in all networks. The second result lists the record files that cannot be decoded.
 func Scan() (records []Record, damaged []Damaged, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -280,7 +280,7 @@ func Scan() (records []Record, damaged []Damaged, err error) {
 	return records, damaged, err
 }
 
-// readRecords returns a network's records whose file names begin with the prefix, and a second list with those files that cannot be
+// readRecords reads those record files of a network whose names begin with the prefix. The second result lists the files that cannot be
 // decoded.
 func readRecords(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))

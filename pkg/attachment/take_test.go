@@ -86,7 +86,7 @@ func TestTakeDead(t *testing.T) {
 	}
 }
 
-// TestForgetWithLink checks that only records with WithLink are removed, and only for the one attachment.
+// TestForgetWithLink checks that only records with WithLink are removed, and only those of the given attachment.
 func TestForgetWithLink(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	requests := map[string]*plugin.Request{}

@@ -347,8 +347,8 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may name another program's link,
-// which must not be changed.
+// device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may contain the name of another
+// program's link, which must not be changed.
 func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {

@@ -113,7 +113,7 @@ func TestChangedInPlace(t *testing.T) {
 	}
 }
 
-// TestMoved checks that ADD removes the old limits after the pod was connected by another link.
+// TestMoved checks that ADD removes the old limits after the pod was connected with another link.
 func TestMoved(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))

@@ -81,7 +81,8 @@ func captureError(link kernel.Link, side kernel.Side, limit string, captor kerne
 }
 
 // checkEgress checks the redirect to the device of an egress limit, and the token bucket of that device. If there is no record, the
-// reference plugin created the redirect. The reference plugin's redirect misses short frames until podlace reload replaces it.
+// reference plugin created the redirect. The reference plugin's redirect does not match short frames. The command 'podlace reload' replaces
+// this redirect.
 func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) error {
 	ifb, have, err := redirectedTo(host, link, want.IFB)
 	if err != nil {

@@ -140,7 +140,8 @@ func requestedLimit(direction string, rate, burst *json.RawMessage, annotations 
 	return l, nil
 }
 
-// clamp() returns an error for an invalid limit in the configuration file. A limit from the runtime is moved into the bounds.
+// clamp() returns an error for an invalid limit in the configuration file. If a limit from the runtime is outside the bounds, clamp()
+// changes the limit to the nearest bound.
 func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
 	rate, burst := l.Rate, l.Burst
 	switch {

@@ -98,7 +98,7 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 }
 
 // replaceRedirects replaces redirects that the reference plugin created for attachments without a record. The reference plugin's redirects
-// miss short frames.
+// do not match short frames.
 func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()
 	errs := []error{err}
@@ -124,7 +124,7 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// isRecorded reports whether any attachment has a record for which matches returns true.
+// isRecorded reports whether any attachment has a record for which the function matches() returns true.
 func isRecorded(matches func(state) bool) (bool, error) {
 	records, err := attachment.AllOf(pluginName)
 	return slices.ContainsFunc(records, func(rec attachment.Record) bool {

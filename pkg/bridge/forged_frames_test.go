@@ -248,7 +248,7 @@ func (p pair) harmlessFrames() []frame {
 }
 
 // forgeries() returns frames with which a pod pretends to be a router, a server or a neighbour. The frames are wrapped so that simple rules
-// miss them.
+// do not detect them.
 func (p pair) forgeries() []frame {
 	var (
 		gateway4, gateway6 = netip.MustParseAddr("10.60.0.1"), netip.MustParseAddr("fd00:60::1")

@@ -80,8 +80,8 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 }
 
 // collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. Collecting cannot deadlock. A
-// process takes the lock of a second attachment only for a collection. That attachment is always dead, and no ADD holds the lock of a dead
-// attachment.
+// process takes the lock of a second attachment only in order to remove that attachment. The second attachment is always dead, and no ADD
+// holds the lock of a dead attachment.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {
@@ -96,8 +96,8 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	return n
 }
 
-// removeDead removes a dead attachment by means of its record alone. Another program may meanwhile have attached the container in another
-// namespace. Leases that are newer than the record belong to the other program's attachment.
+// removeDead removes a dead attachment. It uses only the attachment's record. Another program may meanwhile have attached the container in
+// another namespace. Leases that are newer than the record belong to the other program's attachment.
 func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
 	att, st, found, err := attachment.TakeDead[state](j.r, of)
 	if err != nil || !found {

@@ -60,8 +60,8 @@ func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	return host.Set(settings...)
 }
 
-// path is the way from the node to a pod. A path consists of the link with the pod's gateway address, this gateway address, and the pod's
-// address.
+// A path describes how the node reaches a pod. A path consists of the link with the pod's gateway address, this gateway address, and the
+// pod's address.
 type path struct {
 	link    string
 	gateway netip.Prefix

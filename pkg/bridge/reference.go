@@ -85,8 +85,8 @@ func isVeth(name string, digits int) bool {
 }
 
 // isOtherAttachment reports whether a host side belongs to an attachment other than the attachment of r. Podlace's names contain a hash of
-// the key, so the name shows the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. The next pod
-// with the same address has the same MAC, and so does a pod with the same address in another network.
+// the key, so the name identifies the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. The next
+// pod with the same address has the same MAC, and so does a pod with the same address in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }

@@ -31,7 +31,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// lab is a node with one pod and one configured network.
+// A lab is a node with one pod and one configured network.
 type lab struct {
 	kerneltest.Lab
 }

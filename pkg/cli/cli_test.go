@@ -46,8 +46,8 @@ func playSudo(args []string) int {
 	return playedStatus
 }
 
-// playDemo replaces podlace demo. The printed report has one row, which contains the arguments. The row is a miss if the plugin folder
-// contains a file named "miss".
+// playDemo replaces podlace demo. The printed report has one row, which contains the arguments. The row has the result Miss if the plugin
+// folder contains a file named "miss".
 func playDemo(args []string) int {
 	dir := args[3]
 	row, status := demo.Row{Step: "step", Measured: strings.Join(args[4:], " "), Result: demo.OK}, 0

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// completion is a function that completes an argument or the value of a flag.
+// A completion is a function that completes an argument or the value of a flag.
 type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
 // addCompletions adds the completion of pods, networks, PCI addresses and output formats to a command and all its subcommands.

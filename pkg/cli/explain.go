@@ -29,7 +29,7 @@ const explainExample = `  podlace explain isGateway
 // The subject anyPlugin marks configuration keys that all plugins have.
 const anyPlugin = "plugin"
 
-// entry is a row of a table in the documents. The row explains a configuration key or an error code.
+// An entry is a row of a table in the documents. The row explains a configuration key or an error code.
 type entry struct {
 	subject string // plugin, "code" or "check"
 	names   []string
@@ -188,7 +188,7 @@ var (
 	link     = regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
 )
 
-// namesIn returns the names in the code spans of a cell. If the cell is a number, the number is the only name.
+// namesIn returns the names in the code spans of a cell. If the cell contains only a number, this number is the only result.
 func namesIn(cell string) (names []string) {
 	for _, match := range codeSpan.FindAllStringSubmatch(cell, -1) {
 		names = append(names, match[1])

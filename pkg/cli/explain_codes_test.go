@@ -52,7 +52,7 @@ func declaredCodes(t *testing.T) map[string]bool {
 	return codes
 }
 
-// literal returns the value of a string literal, or "".
+// literal() returns the value of a string literal, or "".
 func literal(e ast.Expr) string {
 	if lit, ok := e.(*ast.BasicLit); ok && lit.Kind == token.STRING {
 		text, _ := strconv.Unquote(lit.Value)

@@ -38,7 +38,7 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// TestFirstConflist checks that the error of canary names a configuration that cannot be used.
+// TestFirstConflist checks that the error of 'podlace canary' contains the name of a configuration that cannot be used.
 func TestFirstConflist(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "net.d")
 	file := filepath.Join(dir, "10-a.conflist")

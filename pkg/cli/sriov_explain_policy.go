@@ -28,7 +28,7 @@ type resourceAnswer struct {
 	Hints    []hintAnswer  `json:"hints"` // null: the resource has no NUMA nodes
 }
 
-// tally contains the number of devices near a NUMA node.
+// A tally contains the number of devices near a NUMA node.
 type tally struct {
 	All    int `json:"devices"`
 	Free   int `json:"free"`

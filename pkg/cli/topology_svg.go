@@ -89,7 +89,7 @@ func (p *svgPicture) drawRows(x, top int, rows []row) {
 	}
 }
 
-// drawRow draws the interface and the pod as boxes, and the other facts as text.
+// drawRow draws the interface and the pod as boxes, and the other data as text.
 func (p *svgPicture) drawRow(x int, widths []int, r row) {
 	fill := svgFrame
 	if r.trouble != "" {

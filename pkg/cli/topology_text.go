@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// branch is a part of the picture. Each branch has a heading, with rows or further branches below it. The text and the SVG are drawn from
+// A branch is a part of the picture. Each branch has a heading, with rows or further branches below it. The text and the SVG are drawn from
 // the same branches.
 type branch struct {
 	heading string
@@ -20,7 +20,7 @@ type branch struct {
 	below   []branch
 }
 
-// row describes a pod or a VF. A row contains the interface or VF on the node, the pod, and further columns, which may be empty.
+// A row describes a pod or a VF. A row contains the interface or VF on the node, the pod, and further columns, which may be empty.
 type row struct {
 	link, pod string
 	facts     []string

@@ -34,7 +34,7 @@ type tracedPod struct {
 	records map[string]attachment.Record // by plugin
 }
 
-// tracedPlugin is a plugin of the attachment. The entry of a plugin holds the result of its CHECK, and the objects that it created.
+// tracedPlugin is a plugin of the attachment. The entry of a plugin holds the result of its CHECK, and the objects that the plugin created.
 type tracedPlugin struct {
 	demo.Traced
 	Objects []string `json:"objects,omitempty"`

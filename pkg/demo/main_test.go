@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The test binary also replaces the plugins: a plugin folder contains links to it with the names of the plugins.
+// The test binary also replaces the plugins: a plugin folder contains links to the test binary with the names of the plugins.
 func TestMain(m *testing.M) {
 	if os.Getenv("CNI_COMMAND") != "" {
 		os.Exit(playPlugin(filepath.Base(os.Args[0])))

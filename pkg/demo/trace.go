@@ -89,7 +89,7 @@ func (t tracer) remove(ctx context.Context) error {
 	return err
 }
 
-// tracer consists of a chain and the pod for which the chain runs. The chain's plugins report their changes.
+// A tracer consists of a chain and the pod for which the chain runs. The chain's plugins report their changes.
 type tracer struct {
 	chain
 	pod *pod

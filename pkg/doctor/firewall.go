@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The check "forward-policy" reports firewalls that drop forwarded packets by default, if they have no rule that names Podlace's bridge.
-// Podlace cannot correct this with a rule of its own, because a packet must be accepted by the chains of all tables.
+// The check "forward-policy" reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. Podlace cannot
+// correct this with a rule of its own, because a packet must be accepted by the chains of all tables.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
 	if err != nil {
@@ -143,7 +143,8 @@ func (n *node) shellValue(file, name string) (value string) {
 // reloadUnit is a systemd unit that restores Podlace's rules after a firewall service has started.
 const reloadUnit = "podlace-reload.service"
 
-// The check "firewall-reload" reports services that flush Podlace's rules when they start, if reloadUnit is not enabled on the node.
+// The check "firewall-reload" reports services that flush Podlace's rules when they start. The check reports nothing if reloadUnit is
+// enabled on the node.
 func (n *node) firewallReload() (found []Finding) {
 	if n.enabled(reloadUnit) {
 		return nil

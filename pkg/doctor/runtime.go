@@ -27,7 +27,8 @@ type runtimeConfig struct {
 	InternalLoopback bool // containerd brings up lo without the plugin loopback
 }
 
-// comm is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
+// The constant comm is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15
+// bytes.
 const comm = "proc/[0-9]*/comm"
 
 // programs() returns the names of all running programs.

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// maxProbes is the number of addresses that are tried one by one. To find further free addresses, the lease folder is listed once.
+// maxProbes is the number of addresses that are tried one by one. To find further free addresses, the plugin lists the lease folder once.
 const maxProbes = 16
 
 // The struct allocation holds the data of one running ADD.

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// leasesOf returns the owner of each address, as the lease files say.
+// leasesOf returns the owner of each address according to the lease files.
 func (l lab) leasesOf() map[string]string {
 	l.Helper()
 	found := map[string]string{}

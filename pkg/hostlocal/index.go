@@ -38,7 +38,7 @@ const (
 	indexFormat = 3
 	torn        = "torn"
 
-	// shards is the number of index files. With 10,000 leases, each file contains about ten leases.
+	// The constant shards is the number of index files. With 10,000 leases, each file contains about ten leases.
 	shards = 1024
 )
 
@@ -115,10 +115,10 @@ func (x *index) isTrusted() bool {
 	return err == nil && modified == m.Modified
 }
 
-// markCurrent writes the mark: the index is correct for the current state of the lease folder. If the lock file was removed, two processes
-// may work at the same time. While two processes work, neither process may write the mark. The second process rebuilds the index, because
-// the folder has changed, and writes a new mark. The first process detects the new mark, because it differs from the mark that the process
-// has read.
+// markCurrent writes the mark, which says that the index is correct for the current state of the lease folder. If the lock file was
+// removed, two processes may work at the same time. While two processes work, neither process may write the mark. The second process
+// rebuilds the index, because the folder has changed, and writes a new mark. The first process detects the new mark, because it differs
+// from the mark that the process has read.
 func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// model is a very simple allocator, which consists of sorted lists and a map.
+// A model is a very simple allocator, which consists of sorted lists and a map.
 type model struct {
 	pools   [][]netip.Addr        // per set, in the order of the ranges, without gateways
 	all     [][]netip.Addr        // with gateways, to find the position of the last address

@@ -134,8 +134,7 @@ func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error)
 	return file, node.PodCIDRs, nil
 }
 
-// checkCIDRs returns an error if a CIDR cannot be used as a range. The check belongs here, because the caller adds the file's name to the
-// error.
+// checkCIDRs returns an error if a CIDR cannot be used as a range. The caller adds the file's name to the error.
 func checkCIDRs(cidrs []netip.Prefix) error {
 	for _, cidr := range cidrs {
 		r, err := parseRange(rawRange{Subnet: cidr.String()})

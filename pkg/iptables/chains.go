@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Chains lists chains of the nat table. The key is a parent chain, and the values are the chains to which rules of the parent jump.
+// Chains is a map of chains in the nat table. The key is a parent chain, and the values are the chains to which rules of the parent jump.
 //
 // iptables-nft keeps its chains in nf_tables. Podlace changes these chains directly, without starting a program. An iptables program is
 // started only if legacy xtables have a nat table.
