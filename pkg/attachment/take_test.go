@@ -172,7 +172,7 @@ func content(t *testing.T, a *Attachment) string {
 	return string(data)
 }
 
-// collect() runs GC for r. The argument remove is a function that removes the state of one stale attachment.
+// collect() runs GC for r. The last argument is a function that removes the state of one stale attachment.
 func collect(r *plugin.Request, remove func(*Attachment, testState) error) error {
 	gc := NewGC[testState](r)
 	for att, st := range gc.Stale() {

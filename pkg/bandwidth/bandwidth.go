@@ -23,7 +23,7 @@ import (
 
 const pluginName = "bandwidth"
 
-// The struct state holds the limits that are stored in an attachment's record. Attachments without limits have no record.
+// This struct holds the limits that are stored in an attachment's record. Attachments without limits have no record.
 type state struct {
 	Link  string `json:"link"` // host side of the pair
 	Index int    `json:"index"`

@@ -97,7 +97,7 @@ func quietLab(t *testing.T) lab {
 	return l
 }
 
-// The struct counters holds the numbers that Look measures.
+// This struct holds the numbers that Look measures.
 type counters struct {
 	Rate                           uint64
 	Dropped, DroppedTotal, Waiting uint32

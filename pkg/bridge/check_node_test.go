@@ -43,7 +43,7 @@ func (a attached) runInPod(command string) error {
 	return a.Pod.Do(func() error { return a.run(command) })
 }
 
-// The struct damage contains a shell command that disconnects or exposes pods, and the text that CHECK's error must then contain.
+// This struct contains a shell command that disconnects or exposes pods, and the text that CHECK's error must then contain.
 type damage struct {
 	command  string
 	says     string

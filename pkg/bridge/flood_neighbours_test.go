@@ -38,7 +38,7 @@ func unassignedAddress(is4 bool, n int) netip.Addr {
 	return netip.AddrFrom16(address)
 }
 
-// A flood creates neighbour entries for floodSize unassigned addresses. The argument from is the number of the first address, and tap is a
+// A flood creates neighbour entries for floodSize unassigned addresses. A function of this type gets the number of the first address and a
 // packet socket on the pod's eth0.
 type flood func(a attached, tap int, is4 bool, from int) error
 

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// The struct span is one interval of an nftables set.
+// A span is one interval of an nftables set.
 type span struct {
 	text     string // first address, and the first address after the interval
 	elements []nft.Element

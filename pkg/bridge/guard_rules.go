@@ -40,7 +40,7 @@ type guardRules struct {
 	sets map[string]*nftables.Set
 }
 
-// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The field key contains the
+// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The second field contains the
 // type of this address.
 type guardSet struct {
 	name string

@@ -105,7 +105,7 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	return overlap, differs("the node sends packets for %s through %s, not through %s", p.pod, cmp.Or(other.Name, "another link"), link.Name)
 }
 
-// The struct repair describes a missing part of a path, and contains the function that restores this part.
+// A repair describes a missing part of a path, and contains the function that restores this part.
 type repair struct {
 	what string
 	do   func() error

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The struct port is the host side of a live attachment whose bridge was deleted. The recorded state of the attachment is included.
+// This struct contains the host side of a live attachment whose bridge was deleted, and the recorded state of the attachment.
 type port struct {
 	link kernel.Link
 	state

@@ -70,7 +70,7 @@ func (l lab) other() lab {
 	return l
 }
 
-// The struct attached is a pod together with the result of its ADD.
+// This struct contains a pod together with the result of its ADD.
 type attached struct {
 	lab
 	id     string

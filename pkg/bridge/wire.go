@@ -18,8 +18,8 @@ import (
 // (RFC 4862 section 5.4). The work queue of the kernel takes less than a millisecond on an idle node.
 const addressTimeout = 10 * time.Second
 
-// The struct wiring contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the
-// gateway addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
+// This struct contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the gateway
+// addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
 type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
 // createLinks creates the bridge if it is missing. The veth pair is also created, but stays down.

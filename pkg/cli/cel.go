@@ -16,7 +16,7 @@ func maybeMissing() []attribute {
 	return []attribute{{"resource.kubernetes.io", "numaNode"}, {"dra.net", "numaNode"}}
 }
 
-// The struct attribute identifies an attribute in a ResourceSlice by domain and name.
+// This struct identifies an attribute in a ResourceSlice by domain and name.
 type attribute struct{ domain, name string }
 
 func (a attribute) String() string { return a.domain + "/" + a.name }
@@ -61,8 +61,8 @@ func unguarded(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// The struct guard is a part of a CEL expression that tests whether the device has an attribute. The guard protects the part of the
-// expression that begins at the offset.
+// A guard is a part of a CEL expression that tests whether the device has an attribute. The guard protects the part of the expression that
+// begins at the offset.
 type guard struct {
 	attribute
 	from int

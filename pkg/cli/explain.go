@@ -26,7 +26,7 @@ const explainExample = `  podlace explain isGateway
   podlace explain 104
   podlace explain unknown-key`
 
-// The subject anyPlugin marks configuration keys that all plugins have.
+// This subject marks configuration keys that all plugins have.
 const anyPlugin = "plugin"
 
 // An entry is a row of a table in the documents. The row explains a configuration key or an error code.
@@ -106,7 +106,7 @@ func (e entry) print(w io.Writer) {
 	fmt.Fprintf(w, "  from %s\n\n", e.source)
 }
 
-// wrapText splits a text into indented lines. The argument width is the maximum length of a line in bytes. A longer word gets a line of its
+// wrapText splits a text into indented lines. The last argument is the maximum length of a line in bytes. A longer word gets a line of its
 // own.
 func wrapText(text, indent string, width int) string {
 	var lines strings.Builder

@@ -106,7 +106,7 @@ type checkedRequest struct {
 	Settings []setting `json:"settings"`
 }
 
-// The struct setting contains a setting of a VF, and the object that sets it.
+// This struct contains a setting of a VF, and the object that sets it.
 type setting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`

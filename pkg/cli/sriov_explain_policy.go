@@ -112,8 +112,8 @@ func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	return ""
 }
 
-// refusal() returns the reason why no merged hint is preferred. The argument state is the word for the counted devices in this text, for
-// example " free".
+// refusal() returns the reason why no merged hint is preferred. The last argument is a word that the text appends to the number of devices,
+// for example " free".
 func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state string) string {
 	var texts []string
 	for i, d := range demands {

@@ -32,7 +32,7 @@ const topExample = `  podlace top
   podlace top --sort drops --interval 5s
   podlace top --once -o json`
 
-// The struct traffic contains the measured traffic of one attachment in an interval.
+// This struct contains the measured traffic of one attachment in an interval.
 type traffic struct {
 	Network     string `json:"network"`
 	Pod         string `json:"pod,omitempty"`
@@ -50,7 +50,7 @@ type flow struct {
 	Limit   uint64 `json:"limit,omitempty"` // bits per second
 }
 
-// The struct counters holds the counters of a host interface. Directions are named from the node's side, as in the kernel.
+// This struct holds the counters of a host interface. Directions are named from the node's side, as in the kernel.
 type counters struct{ rxBytes, txBytes, rxPackets, txPackets, rxDropped, txDropped uint64 }
 
 type topFlags struct {

@@ -37,7 +37,7 @@ const (
 	outputSVG  = "svg"
 )
 
-// The struct topology describes the pod network of one node.
+// This struct describes the pod network of one node.
 type topology struct {
 	Node    string           `json:"node"`
 	Bridges []topologyBridge `json:"bridges"`

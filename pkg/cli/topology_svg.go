@@ -76,7 +76,7 @@ func (p *svgPicture) branches(x int, list []branch) {
 	}
 }
 
-// drawRows draws one line for each row. A vertical line connects the rows. The argument top is the height at which this line begins.
+// drawRows draws one line for each row. A vertical line connects the rows. The second argument is the height at which this line begins.
 func (p *svgPicture) drawRows(x, top int, rows []row) {
 	widths := columnWidths(rows)
 	for _, r := range rows {

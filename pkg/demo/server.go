@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// The constant patience is the time limit for an answer. The time limit is long enough for a slow machine. A packet counts as dropped if
-// there is no answer within this time.
+// This constant is the time limit for an answer. The time limit is long enough for a slow machine. A packet counts as dropped if there is
+// no answer within this time.
 const patience = 5 * time.Second
 
 // A server answers every TCP and UDP request with its own name and the client's source address.

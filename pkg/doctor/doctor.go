@@ -59,7 +59,7 @@ type Options struct {
 	Root    string // folder that stands for /; only files of other programs are read below it
 }
 
-// The struct node holds all data about the node that the checks read.
+// This struct holds all data about the node that the checks read.
 type node struct {
 	Options
 	host     *kernel.Node
@@ -73,7 +73,7 @@ type node struct {
 	attachmentsErr error
 }
 
-// The struct check describes how to examine one subject. run() returns nil if it finds no problem.
+// A check describes how to examine one subject. Its function run() returns nil if the function finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well

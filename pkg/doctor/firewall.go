@@ -72,8 +72,8 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 func (n *node) ufwActive() bool { return n.shellValue("/etc/ufw/ufw.conf", "ENABLED") == "yes" }
 
 // ufw() reports bridges whose forwarded packets ufw drops or may drop. Without a rule for the bridge, ufw drops forwarded packets by
-// default (ufw-framework(8)). The argument blocked maps each bridge to the chain that drops the packets of this bridge. The map is empty
-// for iptables-legacy.
+// default (ufw-framework(8)). The argument maps each bridge to the chain that drops the packets of this bridge. The map is empty for
+// iptables-legacy.
 func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	accepts := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY") == "ACCEPT"
 	rules, _ := os.ReadFile(n.path("/etc/ufw/user.rules"))

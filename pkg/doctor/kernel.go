@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// The struct feature describes a kernel feature that Podlace needs. try() tests the feature in a network namespace of its own.
+// A feature is a kernel feature that Podlace needs. try() tests the feature in a network namespace of its own.
 type feature struct {
 	name   string
 	option string // of the kernel's configuration

@@ -27,8 +27,7 @@ type runtimeConfig struct {
 	InternalLoopback bool // containerd brings up lo without the plugin loopback
 }
 
-// The constant comm is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15
-// bytes.
+// This constant is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
 const comm = "proc/[0-9]*/comm"
 
 // programs() returns the names of all running programs.

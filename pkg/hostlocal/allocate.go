@@ -17,7 +17,7 @@ import (
 // maxProbes is the number of addresses that are tried one by one. To find further free addresses, the plugin lists the lease folder once.
 const maxProbes = 16
 
-// The struct allocation holds the data of one running ADD.
+// This struct holds the data of one running ADD.
 type allocation struct {
 	r     *plugin.Request
 	l     *leases

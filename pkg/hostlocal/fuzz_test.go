@@ -171,8 +171,8 @@ func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// compareOrder checks the order of addresses. The addresses after the argument begin come first, up to the end of the range. Then the
-// addresses from the start of the range up to the argument begin follow. The gateway is left out.
+// compareOrder checks the order of addresses. The order starts with the address after the given address, continues after the end of the
+// range with its first address, and ends with the given address. The gateway is left out.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)

@@ -38,7 +38,7 @@ const (
 	indexFormat = 3
 	torn        = "torn"
 
-	// The constant shards is the number of index files. With 10,000 leases, each file contains about ten leases.
+	// This constant is the number of index files. With 10,000 leases, each file contains about ten leases.
 	shards = 1024
 )
 
@@ -52,7 +52,7 @@ type mark struct {
 	Shards   []byte `json:"shards"` // one bit per existing shard
 }
 
-// The struct index is the open index of a lease folder. The caller holds the lock of the lease folder.
+// This struct is the open index of a lease folder. The caller holds the lock of the lease folder.
 type index struct {
 	dir    *store.Dir // nil if there is none and none can be created
 	leases *leases

@@ -83,7 +83,7 @@ func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	return left
 }
 
-// podCIDRs contains the ranges whose subnet is a keyword. The fields v4 and v6 say which keywords occur.
+// podCIDRs contains the ranges whose subnet is a keyword. The two booleans report which keywords occur.
 type podCIDRs struct {
 	ranges []*rawRange
 	v4, v6 bool

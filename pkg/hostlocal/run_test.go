@@ -66,7 +66,7 @@ func (a answer) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// call() runs a verb for the interface eth0 of a container. The argument more contains additional configuration keys.
+// call() runs a verb for the interface eth0 of a container. The third argument contains additional configuration keys.
 func (l lab) call(verb, id, more string, env ...string) answer {
 	l.Helper()
 	return l.callFor(verb, plugin.Attachment{ContainerID: id, IfName: "eth0"}, more, env...)
