@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Locker says what a process does if another process holds a lock: the process waits, or it fails at once.
+// Locker determines what a process does if another process holds a lock: the process waits, or it fails at once.
 type Locker int
 
 const (
@@ -34,7 +34,7 @@ func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	}
 }
 
-// within() returns the longest time to wait for a lock. The result is the argument for Waiting, and zero for Trying.
+// within() returns the longest time to wait for a lock. For Waiting, the result is the argument. For Trying, the result is zero.
 func (l Locker) within(most time.Duration) time.Duration {
 	if l == Trying {
 		return 0

@@ -130,8 +130,8 @@ func LostRecord(r *plugin.Request) error {
 
 const renew = "the record cannot be restored, and DEL works without it; delete and recreate the pod"
 
-// RecordsOf returns the records that the given plugins stored for one attachment, by plugin. If a record is unreadable, the result is an
-// error with the file's path.
+// RecordsOf returns the records that the given plugins stored for one attachment. The map's key is the plugin's name. If a record is
+// unreadable, the result is an error with the file's path.
 func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {
@@ -211,8 +211,8 @@ func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool
 // Journals is the folder of the VF journals, beside the folders of the networks. A journal saves a VF's settings before a pod gets the VF.
 const Journals = ".vfs"
 
-// Journaled returns the PCI addresses of all VFs that have a journal. A VF has a journal while a pod uses the VF, and until the VF's
-// settings have been restored.
+// Journaled returns the PCI addresses of all VFs that have a journal. A journal exists while a pod uses the VF, and afterwards until the
+// VF's settings have been restored.
 func Journaled() ([]string, error) {
 	dir, err := store.Open(filepath.Join(store.Root, Journals))
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ip4 returns an IPv4 packet. The argument flags consists of the fragment flags and the fragment offset in units of 8 bytes. The length of
+// ip4 returns an IPv4 packet. The 16-bit argument consists of the fragment flags and the fragment offset in units of 8 bytes. The length of
 // the IP options must be a multiple of 4 bytes.
 func ip4(to, from net.HardwareAddr, src, dst netip.Addr, protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
 	data := slices.Concat(body...)

@@ -92,8 +92,8 @@ func isOtherAttachment(r *plugin.Request, name string) bool {
 }
 
 // provenPodSide reports whether the pod's interface belongs to this attachment. The proof is that prevResult contains the interface's name
-// and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, isReferenceVeth must be true for the host side's name,
-// and the host side must be on the configured bridge. The first result is the host side, if it exists.
+// and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side's name must look like a name that the
+// reference plugin chose, and the host side must be on the configured bridge. The first result is the host side, if it exists.
 func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {

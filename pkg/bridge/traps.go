@@ -15,9 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns findings about valid settings. A setting is reported if it has no effect, or if its name suggests another effect. The
-// second argument contains the subnets of the pods' addresses. The third argument contains the subnets behind the node's links. Findings
-// does no I/O.
+// Findings returns a list of valid but misleading settings. A setting is in this list if it has no effect, or if its name suggests another
+// effect. The second argument contains the subnets of the pods' addresses. The third argument contains the subnets behind the node's links.
+// Findings does no I/O.
 func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
 }

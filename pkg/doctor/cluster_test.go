@@ -53,8 +53,8 @@ func TestAgentCommand(t *testing.T) {
 	}
 }
 
-// TestNoNodeFile checks the remedy for a missing node.json: the command 'podlace-node status'. The conflist is correct, so the remedy must
-// not be to change it.
+// TestNoNodeFile checks the remedy for a missing node.json: the command 'podlace-node status'. The remedy must not be a change of the
+// conflist, because the conflist is correct.
 func TestNoNodeFile(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", strings.Replace(ours, "10.91.0.0/29", "usePodCidr", 1))

@@ -2,13 +2,12 @@
 
 // Package fault contains the functions through which Podlace makes every change of the system. Change() makes one change. If a signal
 // interrupts the change, Change repeats it. The error and the debug log contain a description of the change. The state store calls only
-// Point, because errors of file operations already contain the operation and the file. Step() marks further moments. A process that is
-// killed at one of these moments would leave a new kind of incomplete state. The further moments are between two system calls of a change,
-// and after the last change.
+// Point, because errors of file operations already contain the operation and the file. Step() marks further moments at which a test may
+// kill the process. These moments are between two system calls of a change, and after the last change.
 //
-// In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, any change of the process can be made to
-// fail, selected by its number. Tests use this tag to let each change of each verb fail once. Binaries with this build tag can also run a
-// shell command at a selected moment. The command kills the process, sends a signal, or changes the node.
+// In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, a test can make any single change of the
+// process fail. Tests use this tag to let each change of each verb fail once. Binaries with this build tag can also run a shell command at
+// a selected moment. The command kills the process, sends a signal, or changes the node.
 package fault
 
 import (
@@ -40,7 +39,7 @@ func Change(op string, f func() error) error {
 	return nil
 }
 
-// clock() returns the current time if the debug log is on. Otherwise it does not read the system clock and returns the zero time.
+// clock() returns the current time if the debug log is on. Otherwise it returns the zero time without reading the system clock.
 func clock() (now time.Time) {
 	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
 		now = time.Now()

@@ -61,7 +61,7 @@ type index struct {
 	shards [shards / 8]byte // one bit per shard that should exist
 
 	// This map replaces the index files in two cases: the files cannot be written, or another process changes them too. In the first case, the
-	// field broken contains the reason.
+	// next field contains the reason.
 	memory map[string]shard
 	broken error
 }
