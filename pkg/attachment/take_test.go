@@ -127,8 +127,8 @@ func TestForgetWithLink(t *testing.T) {
 	}
 }
 
-// TestGCUnreadable checks that GC handles a record whose state has another format like an unreadable record: GC removes the attachment by
-// its hash.
+// TestGCUnreadable checks a record whose state has another format. GC treats this record as unreadable, and removes the attachment by its
+// hash.
 func TestGCUnreadable(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")

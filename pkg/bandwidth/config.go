@@ -67,7 +67,7 @@ const (
 	maxRate = 100_000_000_000 // 100 Gbit/s
 )
 
-// maxBytes is the maximum burst in bytes, because tc stores a burst in 32 bits.
+// maxBytes is the maximum burst in bytes: tc stores a burst in 32 bits.
 const maxBytes = math.MaxUint32
 
 // Parse reads and validates the configuration of ADD, CHECK or STATUS. If the conflist contains a limit, all limits from the runtime are

@@ -321,7 +321,7 @@ func (j *job) compareMasquerade(l layer3) error {
 	return nil
 }
 
-// checkRecord fails if Podlace attached the pod but the record is lost. A pod without a record may belong to the reference plugin, so
+// checkRecord fails if Podlace attached the pod but the record is lost. The reference plugin may have attached a pod that has no record, so
 // checkRecord needs evidence that Podlace attached the pod. First, the host side must have Podlace's name. Second, the port must have the
 // flags of a guarded pod, or only Podlace's rules must masquerade the pod. A flush of the rules does not change port flags.
 func (j *job) checkRecord(w wiring, l layer3) error {

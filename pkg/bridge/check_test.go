@@ -227,9 +227,9 @@ func TestMasqueradeLines(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecord (F-21) checks an attachment without a record, such as a pod of the reference plugin. Podlace cannot restore the
-// masquerade of an attachment without a record. After a flush, CHECK logs the loss but succeeds, because CRI-O drops the address of a pod
-// whose CHECK fails.
+// TestCheckWithoutRecord (F-21) checks an attachment without a record, for example a pod that the reference plugin attached. Podlace cannot
+// restore the masquerade of an attachment without a record. After a flush, CHECK logs the loss but succeeds, because CRI-O drops the
+// address of a pod whose CHECK fails.
 func TestCheckWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")

@@ -37,7 +37,7 @@ func (b bridge) gc(r *plugin.Request) error {
 }
 
 // delByHash removes the links and rules whose names contain the hash of an unreadable record. ADD writes the record before it creates the
-// veth pair, so a veth pair with this name is Podlace's.
+// veth pair. If the record exists, the veth pair with this name therefore belongs to Podlace.
 func delByHash(host *kernel.Node, name string) error {
 	link, ok, err := host.Link(name)
 	if ok && link.Kind == "veth" {

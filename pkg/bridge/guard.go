@@ -129,7 +129,7 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 }
 
 // checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. Stronger protection
-// in a new configuration is only logged. A pod without a record may be a pod of the reference plugin, so CHECK only logs that the
+// in a new configuration is only logged. The reference plugin may have attached a pod that has no record, so CHECK only logs that the
 // protection of this pod is missing. CHECK does not fail for weaker protection, because an error could make the runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {

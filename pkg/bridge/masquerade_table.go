@@ -59,8 +59,8 @@ func (m MasqueradeSets) elements() (out []nft.Element) {
 	return out
 }
 
-// addMasquerade adds the prefixes in m, which missingMasquerade returned. The network's chain and sets must exist. The error unix.EEXIST
-// means that a prefix overlaps with an existing interval. After this error, SetMasquerade must rewrite all intervals.
+// addMasquerade adds the prefixes that missingMasquerade returned. The network's chain and sets must exist. The error unix.EEXIST means
+// that a prefix overlaps with an existing interval. After this error, SetMasquerade must rewrite all intervals.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {

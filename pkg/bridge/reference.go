@@ -127,8 +127,8 @@ func NameIn(config []byte) string {
 }
 
 // deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. For this, prevResult must
-// contain the host side's name and MAC, and the host side's bridge. The veth of a VLAN's gateway, which pods share, is not a bridge port
-// and is therefore never deleted here.
+// contain the host side's name and MAC, and the host side's bridge. Pods share the veth pair of a VLAN's gateway. That pair is never
+// deleted here, because the gateway's end is not a bridge port.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {
 		return nil

@@ -28,7 +28,7 @@ const (
 
 var changes, moments atomic.Int64
 
-// Point counts one change, whose description is op. Point returns an error if EnvFailAt selects this change.
+// Point counts one change. The argument is a description of the change. Point returns an error if EnvFailAt selects this change.
 func Point(op string) error {
 	moment(op)
 	n := changes.Add(1)

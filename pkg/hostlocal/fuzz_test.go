@@ -107,7 +107,7 @@ func FuzzResolvConf(f *testing.F) {
 	})
 }
 
-// number() converts an address to an integer. The model uses integers, because they need no carry arithmetic.
+// number() converts an address to an integer. The model uses integers, so it needs no carry arithmetic.
 func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 
 // address() converts an integer to an address. The result has the address family of the second argument.

@@ -65,8 +65,8 @@ func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	return err == nil && !has
 }
 
-// legacyTables returns the path of the file in which legacy xtables list their tables. The path belongs to the current thread, because the
-// first thread of the process may be in a pod's namespace.
+// legacyTables returns the path of the file in which legacy xtables list their tables. The path selects the network namespace of the
+// current thread, because the first thread of the process may be in a pod's namespace.
 func legacyTables(is4 bool) string {
 	if is4 {
 		return "/proc/thread-self/net/ip_tables_names"
