@@ -295,7 +295,7 @@ func readRecords(network, prefix string) (records []Record, damaged []Damaged, e
 		}
 		rec, e := readRecord(dir, name)
 		if errors.Is(e, fs.ErrNotExist) {
-			continue // a DEL removed it meanwhile
+			continue // a DEL has removed the record in the meantime
 		}
 		if e == nil && (rec.Network != network || name != rec.Plugin+"-"+rec.Hash()) {
 			e = errOther

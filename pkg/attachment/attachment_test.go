@@ -309,7 +309,7 @@ func TestList(t *testing.T) {
 	a, _ := attach(t, "a")
 	b := mustOpen(t, request(t.Name(), "b", "eth0"))
 	t.Cleanup(b.Close)
-	b.plugin = "testing" // has the other's name as prefix
+	b.plugin = "testing" // the other plugin's name is a prefix of this name
 	junk := filepath.Join(store.Root, t.Name(), "test-junk")
 	if err := errors.Join(a.Save(testState{"a"}), b.Save(testState{"b"}), os.WriteFile(junk, []byte("x"), 0o600)); err != nil {
 		t.Fatal(err)

@@ -62,7 +62,7 @@ func (g *GC[T]) fail(rec Record, err error) {
 	if rec.Pod != "" {
 		of = "pod " + rec.Pod + ", " + of
 	}
-	g.r.KeepAttachment(rec.Attachment()) // the rest of its state still uses its addresses
+	g.r.KeepAttachment(rec.Attachment()) // the attachment's remaining state still uses its addresses
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 
@@ -80,7 +80,7 @@ func (g *GC[T]) Unreadable() iter.Seq[string] {
 		valid, dead := g.hashes(g.r.Valid), g.hashes(g.r.Dead)
 		for _, d := range damaged {
 			hash, own := strings.CutPrefix(d.Name, g.r.Plugin+"-")
-			if !own || !isHash(hash) { // such as a copy of a record beside it
+			if !own || !isHash(hash) { // for example a copy of a record
 				continue
 			}
 			if valid[hash] || g.r.Dead != nil && !dead[hash] {

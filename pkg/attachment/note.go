@@ -109,7 +109,7 @@ func Changed(mark, text string) bool {
 		return false
 	}
 	if text == "" {
-		_ = UnnoteNode(mark) // while the note stays, each call reports the change again
+		_ = UnnoteNode(mark) // while the note file exists, each call reports the change again
 	} else {
 		_ = NoteNode(mark, text)
 	}

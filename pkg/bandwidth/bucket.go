@@ -24,7 +24,7 @@ const (
 	queueFrames    = 16
 	segment        = 64<<10 + overhead
 	queueSegments  = 2
-	header         = 14         // of Ethernet: a queue counts a frame as MTU plus header
+	header         = 14         // bytes of the Ethernet header: a queue counts a frame as MTU plus header
 	overhead       = header + 4 // and a VLAN tag
 
 	// maxBurstTime is the longest time that a burst may last at its rate. The kernel stores this time as a 32-bit number of ticks of 64 ns.

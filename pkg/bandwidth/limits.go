@@ -19,7 +19,7 @@ import (
 type Limits struct {
 	attachment.Key
 	Pod  string `json:"pod,omitempty"`
-	Gone bool   `json:"gone"` // the pod's namespace is gone, and the limits with it
+	Gone bool   `json:"gone"` // the pod's namespace and its limits are gone
 	Both[*Direction]
 }
 

@@ -52,7 +52,7 @@ func delUnrecorded(r *plugin.Request) error {
 // limit.
 func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	link, ok, err := host.Link(attachment.KeyOf(r).HostVeth())
-	ok = ok && link.LeadsGroup() // any other link of that name is another program's
+	ok = ok && link.LeadsGroup() // any other link with that name belongs to another program
 	if r.Netns != nil {
 		link, err = hostSide(r, host)
 		if ok = err == nil; !ok {
@@ -106,14 +106,14 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 		if p.To.Kind != "ifb" || !strings.HasPrefix(p.To.Name, devicePrefix) {
 			continue
 		}
-		if taken, err := isRecordedDevice(p.To.Name); taken || err != nil { // its attachment's lock protects it
+		if taken, err := isRecordedDevice(p.To.Name); taken || err != nil { // the lock of the other attachment protects the device
 			errs = append(errs, err)
 			continue
 		}
 		redirectErr := host.Redirect(p.From, p.To)
 		_, ok, err := device(host, p.To.Name)
 		switch {
-		case err == nil && !ok: // a DEL deleted it meanwhile: the redirect would drop all frames
+		case err == nil && !ok: // a DEL has deleted the device: a redirect to it would drop all frames
 			errs = append(errs, host.DelRedirect(p.From, kernel.Link{}, true))
 		case err != nil || redirectErr != nil:
 			errs = append(errs, redirectErr, err)

@@ -39,7 +39,7 @@ func TestMissingAndRestore(t *testing.T) {
 			l := newLab(t)
 			l.OK(l.Call("ADD", "a"))
 			index := ifb(l).Index
-			l.must(l.host.Shape(l.hostSide, kernel.Bucket{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // as another program may want it
+			l.must(l.host.Shape(l.hostSide, kernel.Bucket{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // another program may set this bucket
 			l.must(c.lose(l))
 			got := l.look()
 			if got.Ingress.Missing != c.ingress || got.Egress.Missing != c.egress || !got.Missing() ||

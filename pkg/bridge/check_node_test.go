@@ -48,7 +48,7 @@ type damage struct {
 	command  string
 	says     string
 	restored string // verbs that restore it: "STATUS GC", "GC" or ""
-	repair   string // command that repairs a damage which no verb restores and which the next pod would meet
+	repair   string // command that repairs the damage if no verb does
 }
 
 // damages() returns commands that each make one change on the node. The pods are on bridge btn0 and have hairpinMode.

@@ -25,7 +25,7 @@ const useClusterCIDR = "useClusterCidr"
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
-		if err != nil && file == nodefile.Path { // otherwise no file has an MTU, and the uplink's is used
+		if err != nil && file == nodefile.Path { // otherwise no file contains an MTU, and the uplink's MTU is used
 			return plugin.Errorf(plugin.CodeConfig, "mtu auto: %w", err)
 		}
 		c.MTU = node.MTU

@@ -18,8 +18,8 @@ type DetachedPort struct {
 	Record    attachment.Record
 	Interface string
 	Bridge    string // the recorded bridge
-	Missing   bool   // the node has no bridge of that name
-	Master    string // the link whose port the host side is now; "" for none
+	Missing   bool   // the node has no bridge with that name
+	Master    string // bridge that the host side is attached to now, or ""
 }
 
 // DetachedPorts returns the host sides that another program detached from their bridge. DetachedPorts ignores attachments whose ADD is

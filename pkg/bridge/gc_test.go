@@ -178,7 +178,7 @@ func TestGCWhileAdding(t *testing.T) {
 				if name == "named" {
 					l.age()
 				}
-				if i%2 == 0 { // a GC that began after the ADD ended
+				if i%2 == 0 { // this GC began after the ADD had ended
 					<-rounds
 					<-rounds
 				}

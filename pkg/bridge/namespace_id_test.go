@@ -75,7 +75,7 @@ func TestNodeByNamespaceID(t *testing.T) {
 // false).
 func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
 	l := newLab(t).other()
-	tenant := exec.Command("/proc/self/exe") //nolint:noctx // ends with its standard input
+	tenant := exec.Command("/proc/self/exe") //nolint:noctx // the process ends when its standard input ends
 	tenant.Env = append(os.Environ(), "BRIDGE_TENANT=1")
 	tenant.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,

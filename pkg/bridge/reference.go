@@ -67,7 +67,7 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	}
 	side, ok, err := provenPodSide(r, host, link)
 	switch {
-	case ok && side.LeadsGroup(): // our veth under another name
+	case ok && side.LeadsGroup(): // Podlace's veth under another name
 		return host.DelGroup(side)
 	case ok:
 		return pod.DelLink(r.IfName)

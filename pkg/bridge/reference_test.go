@@ -98,7 +98,7 @@ func (l lab) attachAsReference(id, address string) object {
 	if err := os.WriteFile("/var/lib/cni/networks/"+l.network()+"/"+address, []byte(id+"\r\neth0"), 0o600); err != nil {
 		l.Fatal(err)
 	}
-	l.Cleanup(func() { // also removes the table, which the reference leaves too
+	l.Cleanup(func() { // this also removes the table, which the reference plugin leaves
 		c, err := nftables.New()
 		if err != nil {
 			l.Fatal(err)

@@ -32,7 +32,7 @@ func addCompletions(cmd *cobra.Command) {
 	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 		switch f.Name {
 		case "network":
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, completeNetworks) // fails for an unknown flag alone
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, completeNetworks) // the only possible error is an unknown flag
 		case "output":
 			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(formats(f.Usage), cobra.ShellCompDirectiveNoFileComp))
 		}

@@ -211,8 +211,8 @@ type sriovDevice struct {
 	Holder   *allocation.Device `json:"holder,omitempty"`
 	Claims   []sriovClaim       `json:"claims,omitempty"`
 	CPUs     string             `json:"cpus,omitempty"`  // same, other, mixed or ""
-	Fault    string             `json:"fault,omitempty"` // why it cannot be allocated
-	Gone     bool               `json:"gone,omitempty"`  // a pod still has it, but the node does not
+	Fault    string             `json:"fault,omitempty"` // reason why the device cannot be allocated
+	Gone     bool               `json:"gone,omitempty"`  // a pod still has the device, but the node does not
 }
 
 func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {

@@ -133,7 +133,7 @@ func (f *checkFlags) print(c *checker, stdout, stderr io.Writer) error {
 // A checker compares Kubernetes objects with a node's configuration.
 type checker struct {
 	resources map[string]*pool.Resource // resources of DRA
-	classes   []deviceClass             // of several with one name the first counts
+	classes   []deviceClass             // if several classes have one name, the first is used
 	objects   []manifest
 	checked   []checkedRequest
 	problems  []string

@@ -25,7 +25,7 @@ type resourceAnswer struct {
 	Resource string        `json:"resource"`
 	Count    int           `json:"count"`
 	Nodes    map[int]tally `json:"nodes"` // pci.Unknown: devices without a NUMA node
-	Hints    []hintAnswer  `json:"hints"` // null: the resource has no NUMA nodes
+	Hints    []hintAnswer  `json:"hints"` // null if the resource has no NUMA nodes
 }
 
 // A tally contains the number of devices near a NUMA node.
@@ -46,7 +46,7 @@ type policyAnswer struct {
 	Policy   string     `json:"policy"`
 	Admitted bool       `json:"admitted"`
 	Merged   hintAnswer `json:"merged"`           // without nodes: any
-	Never    bool       `json:"never,omitempty"`  // refused on the idle node, too
+	Never    bool       `json:"never,omitempty"`  // the policy refuses the request on an idle node too
 	Reason   string     `json:"reason,omitempty"` // of a refusal
 }
 

@@ -129,7 +129,7 @@ func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 
 // measure() returns the traffic of all live attachments that have an interface on the node.
 func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
-	networks, _, _ := reconcile.Networks(f.dir) // errors concern only leases in other folders, which have no interface
+	networks, _, _ := reconcile.Networks(f.dir) // errors concern only leases in other folders, and those have no interface
 	all, err := reconcile.List(networks)
 	if err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ type branch struct {
 type row struct {
 	link, pod string
 	facts     []string
-	trouble   string // why it does not work, or ""
+	trouble   string // reason why the attachment does not work, or ""
 }
 
 // cells() returns the texts of all columns in a row.

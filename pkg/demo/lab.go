@@ -51,7 +51,7 @@ type lab struct {
 	chain    *chain
 	loopback *chain
 	a, b     *pod
-	warm     *pod // added and deleted first, so that the baseline contains lasting state
+	warm     *pod // first pod, added and deleted so that the baseline contains lasting state
 	bad      *pod // its ADD is refused
 	client   *sandbox.Pod
 	lacks    map[string]string // features that this machine lacks, with the reasons

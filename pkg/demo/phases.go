@@ -12,7 +12,7 @@ import (
 
 // Change is a change of the system by a plugin.
 type Change struct {
-	What string        `json:"what"` // with the error of a change that failed
+	What string        `json:"what"` // includes the error if the change failed
 	At   time.Duration `json:"at"`   // nanoseconds from the start of the process to the start of the change
 	Took time.Duration `json:"took"` // nanoseconds
 }

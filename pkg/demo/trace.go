@@ -36,9 +36,9 @@ type Traced struct {
 // TraceOptions holds the options of Trace.
 type TraceOptions struct {
 	Options
-	HostPort int    // of the pod's hostPort, 0 for none
-	Limit    uint64 // of the pod in both directions, in bits per second, 0 for none
-	Ping     bool   // the node asks each address of the pod, which has to answer
+	HostPort int    // number of the pod's hostPort, or 0
+	Limit    uint64 // limit of the pod in both directions, in bits per second, or 0
+	Ping     bool   // the node pings each address of the pod, and the pod must answer
 }
 
 // Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. The process's own namespace serves as the

@@ -38,7 +38,7 @@ func (n *node) pods() (found []Finding) {
 	var first []reconcile.FailedCheck
 	for _, f := range failed {
 		if strings.Contains(f.Err.Error(), " is not a port of ") {
-			continue // the check ports reports it
+			continue // the check "ports" reports this port
 		}
 		if pods[f.Err.Error()]++; pods[f.Err.Error()] == 1 {
 			first = append(first, f)

@@ -54,7 +54,7 @@ type mark struct {
 
 // This struct is the open index of a lease folder. The caller holds the lock of the lease folder.
 type index struct {
-	dir    *store.Dir // nil if there is none and none can be created
+	dir    *store.Dir // nil if the folder does not exist and cannot be created
 	leases *leases
 	boot   string
 	mark   []byte           // the file's content when this process last read it

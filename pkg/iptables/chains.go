@@ -114,7 +114,7 @@ func (c Chains) RemoveLegacy() error {
 			for _, chain := range names {
 				err := removeLegacy(legacyProgram(is4), parent, chain)
 				if errs = append(errs, err); isBusy(err) {
-					return errors.Join(errs...) // another attempt would wait equally long for the same lock
+					return errors.Join(errs...) // a retry would wait just as long for the same lock
 				}
 			}
 		}
