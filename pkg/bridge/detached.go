@@ -5,6 +5,7 @@ package bridge
 import (
 	"errors"
 	"log/slog"
+	"regexp"
 
 	"golang.org/x/sys/unix"
 
@@ -44,6 +45,33 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 			Master: master.Name})
 	}
 	return found, errors.Join(errs...)
+}
+
+// ourPort matches the names that attachment.HostVeth returns. The reference plugin uses eight digits.
+var ourPort = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
+
+// UnrecordedPorts returns those ports of a bridge that the bridge plugin created, but for which it has no record. For example, another
+// program may have deleted /run/podlace. The result is empty if the node has no bridge with this name.
+func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err error) {
+	link, ok, err := host.Link(bridge)
+	if err != nil || !ok {
+		return nil, err
+	}
+	ports, err := host.Ports(link)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := attachment.States[state](attachment.AllOf("bridge"))
+	recorded := map[string]bool{}
+	for _, pod := range pods {
+		recorded[pod.HostVeth()] = true
+	}
+	for _, name := range ports {
+		if ourPort.MatchString(name) && !recorded[name] {
+			names = append(names, name)
+		}
+	}
+	return names, err
 }
 
 // recordedPort returns the host side of an attachment. The second result is false if the host side is gone, or if the recorded ifindex

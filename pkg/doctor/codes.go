@@ -36,6 +36,7 @@ const (
 	damagedRecord     plugin.FindingCode = "damaged-record"
 	portDetached      plugin.FindingCode = "port-detached"
 	portMoved         plugin.FindingCode = "port-moved"
+	portUnrecorded    plugin.FindingCode = "port-unrecorded"
 	bridgeMissing     plugin.FindingCode = "bridge-missing"
 	checkFailed       plugin.FindingCode = "check-failed"
 	subnetChanged     plugin.FindingCode = "subnet-changed"

@@ -150,7 +150,7 @@ func testLost(t *testing.T, policy string) {
 		}
 	}
 	l.testKubelet.endProgram(syscall.SIGTERM)
-	l.testKubelet.runKubelet()
+	l.runKubelet()
 	checkWithin(t, 10*time.Second, "the kubelet has heard of it again", func() error { return l.checkHealthy(allVFs - 1) })
 	if err := l.checkLogged(allVFs, allVFs-1); err != nil {
 		t.Error(err)

@@ -19,7 +19,7 @@ func TestPlainPod(t *testing.T) {
 	node.Skip(t)
 	l := &testLab{t: t, testKubelet: newKubelet(t, "none")}
 	t.Cleanup(l.removeAll)
-	l.testKubelet.runKubelet()
+	l.runKubelet()
 	l.putManifest("plain", nil)
 	checkWithin(t, 60*time.Second, "pod plain runs", func() error { return l.runs("plain") })
 	before := l.statusOf("plain")
@@ -36,7 +36,7 @@ func TestPlainPod(t *testing.T) {
 	}
 	l.checkServes("plain")
 	l.testKubelet.endProgram(syscall.SIGKILL)
-	l.testKubelet.runKubelet()
+	l.runKubelet()
 	checkWithin(t, 20*time.Second, "pod plain still runs", func() error { return l.runs("plain") })
 	if got, want := fmt.Sprintf("%+v", l.statusOf("plain")), fmt.Sprintf("%+v", before); got != want {
 		t.Errorf("after a restart of the kubelet it reports %s: want %s", got, want)

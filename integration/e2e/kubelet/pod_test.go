@@ -31,8 +31,8 @@ func newLab(t *testing.T, policy string) *testLab {
 	t.Helper()
 	node.Skip(t)
 	l := prepareLab(t, policy, "classic")
-	l.testKubelet.runKubelet()
-	l.devicePlugin.runDaemon()
+	l.runKubelet()
+	l.runDaemon()
 	l.awaitReady(20 * time.Second)
 	return l
 }

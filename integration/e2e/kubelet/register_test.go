@@ -22,12 +22,12 @@ func TestRegister(t *testing.T) {
 			t.Run(registration+", the "+first+" first", func(t *testing.T) {
 				l := prepareLab(t, "none", registration)
 				if first == "kubelet" {
-					l.testKubelet.runKubelet()
-					l.devicePlugin.runDaemon()
+					l.runKubelet()
+					l.runDaemon()
 				} else {
-					l.devicePlugin.runDaemon()
+					l.runDaemon()
 					time.Sleep(500 * time.Millisecond) // it finds no kubelet
-					l.testKubelet.runKubelet()
+					l.runKubelet()
 				}
 				t.Logf("registered %d ms after the start of the second", l.awaitReady(20*time.Second).Milliseconds())
 				folder := map[string]string{"classic": "device-plugins", "registry": "plugins_registry"}[registration]

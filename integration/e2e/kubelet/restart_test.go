@@ -59,8 +59,8 @@ func TestKubeletRestarts(t *testing.T) {
 	for _, registration := range []string{"classic", "registry"} {
 		t.Run(registration, func(t *testing.T) {
 			l := prepareLab(t, "best-effort", registration)
-			l.testKubelet.runKubelet()
-			l.devicePlugin.runDaemon()
+			l.runKubelet()
+			l.runDaemon()
 			l.awaitReady(20 * time.Second)
 			g := podGrants{}
 			l.grantVFs(g, "one", vfs(1))
@@ -68,7 +68,7 @@ func TestKubeletRestarts(t *testing.T) {
 			var longest time.Duration
 			for n := range restarts {
 				l.testKubelet.endProgram([]syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[n%2])
-				l.testKubelet.runKubelet()
+				l.runKubelet()
 				took := l.awaitHealthy()
 				longest = max(longest, took)
 				l.checkKept(g)
@@ -105,7 +105,7 @@ func TestPluginRestarts(t *testing.T) {
 		if reason, message := l.runRefused(away, vfs(1)); reason != "UnexpectedAdmissionError" && reason != "OutOfexample.com/fast" {
 			t.Errorf("pod %s: %s: %s", away, reason, message)
 		}
-		l.devicePlugin.runDaemon()
+		l.runDaemon()
 		l.awaitReady(10 * time.Second)
 		l.checkKept(g)
 		l.checkReported("two", g["two"].ids)

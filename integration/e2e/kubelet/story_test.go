@@ -25,8 +25,8 @@ func TestStory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.testKubelet.runKubelet()
-	l.devicePlugin.runDaemon()
+	l.runKubelet()
+	l.runDaemon()
 	l.awaitReady(20 * time.Second)
 	for _, pod := range []string{"web", "db"} {
 		l.runPod(pod, guaranteedLimits(4, 2))

@@ -90,7 +90,7 @@ func TestWhoAnswers(t *testing.T) {
 		t.Errorf("neither daemon nor kubelet reports the pod's VFs, but the sandbox is %+v", s)
 	}
 	show()
-	l.devicePlugin.runDaemon()
+	l.runDaemon()
 	l.awaitRestarted("web", web)
 	l.checkVFs("web", uid, ids...)
 	l.removePods("web", "plain")
@@ -161,7 +161,7 @@ func TestRateLimit(t *testing.T) {
 			t.Error("the kubelet was never asked too much")
 		}
 	}
-	l.devicePlugin.runDaemon()
+	l.runDaemon()
 	for name, uid := range uids {
 		checkWithin(t, 60*time.Second, "pod "+name+" runs", func() error { return l.runs(name) })
 		l.checkVFs(name, uid, ids[name]...)
@@ -196,9 +196,9 @@ func TestRestartDuringAdd(t *testing.T) {
 		if who == "daemon" {
 			l.signal(syscall.SIGCONT)
 		} else {
-			l.devicePlugin.runDaemon()
+			l.runDaemon()
 		}
-		l.testKubelet.runKubelet()
+		l.runKubelet()
 		if l.refusedAtStart("web") {
 			l.removePods("web")
 			l.checkReturned()

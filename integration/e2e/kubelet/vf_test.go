@@ -67,8 +67,8 @@ func startVFLab(t *testing.T, pools, network string) *vfLab {
 	showCards(t, sysfs)
 	useConflist(t, network)
 	t.Cleanup(l.removeAll)
-	l.testKubelet.runKubelet()
-	l.devicePlugin.runDaemon()
+	l.runKubelet()
+	l.runDaemon()
 	l.awaitReady(20 * time.Second)
 	return l
 }
