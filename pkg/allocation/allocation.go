@@ -40,7 +40,7 @@ const (
 type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
-	UID       string `json:"uid,omitempty"` // of the pod; it distinguishes pods of the same name
+	UID       string `json:"uid,omitempty"` // UID of the pod, which distinguishes pods with the same name
 	// If this list is set, the answer about one pod contains only devices of the listed resources. Other device plugins may serve some of
 	// these resources. An empty list means all resources of this device plugin.
 	Resources []string `json:"resources,omitempty"`
@@ -83,16 +83,16 @@ type Claim struct {
 	Result   int    `json:"result"`            // index in status.allocation.devices.results
 	Pool     string `json:"pool"`              // the node's name
 	Device   string `json:"device"`            // name in the ResourceSlice
-	ShareID  string `json:"shareID,omitempty"` // for a device that several claims share
-	// Admin marks administrative access (adminAccess). The device stays with the pod that uses it: Podlace does not move, configure or bind
-	// the device.
+	ShareID  string `json:"shareID,omitempty"` // set if several claims share the device
+	// Admin is true for administrative access (adminAccess). The device stays with the pod that uses it: Podlace does not move, configure or
+	// bind the device.
 	Admin bool `json:"admin,omitempty"`
 }
 
 // Answer is the device plugin's answer. If Error is set, the pod's devices are unknown, and the field Devices is not valid.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices contains the devices of the pod with this UID.
+	// UID is a copy of the question's UID. If the kubelet's checkpoint is readable, Devices contains the devices of the pod with this UID.
 	// Without the checkpoint, Devices contains the devices of the pod with the same name.
 	UID string `json:"uid,omitempty"`
 	// Resources is a copy of the question's list of resources. The copy confirms that Devices contains all of the pod's devices of these

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// conn is a blocking connection with a deadline. Package net is not used, because every pod start waits for an answer. Starting the poller,
-// its timers and its threads would take longer than the answer.
+// A conn is a blocking connection with a deadline. A conn does not use package net. Every pod start waits for an answer, and starting the
+// poller, the timers and the threads of package net would take longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time

@@ -23,7 +23,7 @@ import (
 
 const pluginName = "bandwidth"
 
-// The struct state holds the limits that are stored in an attachment's record. Attachments without limits have no record.
+// This struct holds the limits that are stored in an attachment's record. Attachments without limits have no record.
 type state struct {
 	Link  string `json:"link"` // host side of the pair
 	Index int    `json:"index"`
@@ -113,8 +113,8 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace() changes the limits of a link in place. Limits that the new state does not contain are removed last. Until then, a live pod
-// always has a limit.
+// replace() changes the limits of a link in place, so that a live pod is never without a limit during the change. Limits that the new state
+// does not contain are removed last.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
@@ -210,8 +210,8 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 }
 
 // hostSide returns the host side of the pod's link pair. The namespaces of the two ends are compared by the IDs that the kernel assigns to
-// them. The result is an error if prevResult names another link that also leads into the pod. A pod with several interfaces could exchange
-// their names.
+// them. The result is an error if prevResult contains another link that also leads into the pod. A pod with several interfaces could
+// exchange their names.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {
@@ -347,8 +347,8 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may name another program's link,
-// which must not be changed.
+// device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may contain the name of another
+// program's link, which must not be changed.
 func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {

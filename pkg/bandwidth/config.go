@@ -67,7 +67,7 @@ const (
 	maxRate = 100_000_000_000 // 100 Gbit/s
 )
 
-// maxBytes is the maximum burst in bytes, because tc stores a burst in 32 bits.
+// maxBytes is the maximum burst in bytes: tc stores a burst in 32 bits.
 const maxBytes = math.MaxUint32
 
 // Parse reads and validates the configuration of ADD, CHECK or STATUS. If the conflist contains a limit, all limits from the runtime are
@@ -140,7 +140,8 @@ func requestedLimit(direction string, rate, burst *json.RawMessage, annotations 
 	return l, nil
 }
 
-// clamp() returns an error for an invalid limit in the configuration file. A limit from the runtime is moved into the bounds.
+// clamp() returns an error for an invalid limit in the configuration file. If a limit from the runtime is outside the bounds, clamp()
+// changes the limit to the nearest bound.
 func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
 	rate, burst := l.Rate, l.Burst
 	switch {
@@ -165,8 +166,8 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 		l.Burst = most
 		r.Log.Warn("burst is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
 	default:
-		// Runtimes without a burst annotation send a burst that stands for "unlimited": 2^32-1, 2^31-1 or 2^35-9. With that burst, the first half
-		// gigabyte would pass without any limit.
+		// A runtime that reads no burst annotation sends a burst that means "unlimited": 2^32-1, 2^31-1 or 2^35-9. With a burst of this size, the
+		// first half gigabyte would pass without any limit.
 		r.Log.Debug("burst of the runtime means unlimited; deriving one from the rate", "direction", direction, "burst", burst)
 		l.Burst = 0
 	}

@@ -77,7 +77,7 @@ func TestUnlimitedBursts(t *testing.T) {
 	}
 }
 
-// TestAnnotations checks that a pod can set its burst within the bounds of the conflist. The annotation accepts any form of a Kubernetes
+// TestAnnotations checks that a pod can set its burst within the bounds of the conflist. The value of the annotation may be any Kubernetes
 // quantity.
 func TestAnnotations(t *testing.T) {
 	annotated := func(rate int, ingress string) string {
@@ -124,7 +124,8 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestClampIsLogged (S-14) checks that a runtime's rate is moved into the bounds, and that the plugin logs the change.
+// TestClampIsLogged (S-14) checks that a runtime's rate outside the bounds is changed to the nearest bound, and that the plugin logs this
+// change.
 func TestClampIsLogged(t *testing.T) {
 	for _, direction := range []string{"ingress", "egress"} {
 		for asked, applied := range map[uint64]uint64{

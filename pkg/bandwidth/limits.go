@@ -19,12 +19,12 @@ import (
 type Limits struct {
 	attachment.Key
 	Pod  string `json:"pod,omitempty"`
-	Gone bool   `json:"gone"` // the pod's namespace is gone, and the limits with it
+	Gone bool   `json:"gone"` // the pod's namespace and its limits are gone
 	Both[*Direction]
 }
 
-// Direction describes the limit of one direction, named from the pod's side. Asked and Applied differ in three cases: the limit is missing
-// in the kernel, an admin lifted it, or the pod is dead.
+// Direction describes the limit of one direction, named from the pod's side. The fields Asked and Applied differ in three cases: the limit
+// is missing in the kernel, an admin removed the limit, or the pod is dead.
 type Direction struct {
 	Asked   Limit          // unknown if an older version recorded it
 	Applied *kernel.Bucket // the kernel's bucket, with its counters since the limit was set

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The struct state is the content of an attachment's record.
+// This struct is the content of an attachment's record.
 type state struct {
 	Bridge     string          `json:"bridge"`
 	BridgeMAC  string          `json:"bridgeMAC,omitempty"`
@@ -55,14 +55,14 @@ func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return plugin.Plugin{Name: "bridge", Add: b.add, Del: b.del, Check: b.check, GC: b.gc, Status: b.status}
 }
 
-// The struct job holds one ADD or CHECK: the request, its configuration and the open handles.
+// A job is one ADD or CHECK. It contains the request, the request's configuration and the open handles.
 type job struct {
 	r    *plugin.Request
 	cfg  Config
 	att  *attachment.Attachment
 	host *kernel.Node
 	pod  *kernel.NS
-	// shared is true if the IPAM plugin's subnets are known. With known subnets, masquerade rules cover whole subnets.
+	// This field is true if the IPAM plugin's subnets are known. With known subnets, masquerade rules cover whole subnets.
 	shared bool
 	fresh  bool // this ADD created the bridge or added a gateway address to it
 	// recordedState is the state that ADD recorded, for use by CHECK. If the record cannot be read, hasRecord is false.
@@ -248,8 +248,9 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove() removes all parts of an attachment. Removing continues after an error. The record is deleted last, and only if all other parts
-// are gone. The addresses are released after the node no longer uses them, so that two pods never use one address.
+// remove() removes all parts of an attachment. If one part cannot be removed, remove() continues with the next part. The record is deleted
+// last, and only if all other parts are gone. The addresses are released only when the node no longer uses them, so that two pods never use
+// one address at the same time.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
@@ -258,7 +259,7 @@ func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) er
 	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
 }
 
-// finishRemove does the last steps of remove(). The argument err contains the errors of the earlier steps on the node.
+// finishRemove does the last steps of remove(). The last argument contains the errors of the earlier steps on the node.
 func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
 		err = b.releaseAddresses(r, st.IPAM)

@@ -36,8 +36,8 @@ func foreignLab(t *testing.T, name string, keys ...any) lab {
 	return l
 }
 
-// addPort adds a port to a bridge. The port's MAC is the lowest of all ports, as can happen with other programs. The returned function
-// deletes the port.
+// addPort adds a port to a bridge, as another program could do. The port's MAC is lower than the MACs of all other ports. The returned
+// function deletes the port.
 func addPort(t *testing.T, bridge string) (del func()) {
 	t.Helper()
 	master, err := netlink.LinkByName(bridge)

@@ -233,7 +233,7 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
-// reloadHint names the commands that restore state shared by all pods of a network.
+// reloadHint is a text for errors. It lists the command and the verbs that restore state shared by all pods of a network.
 const reloadHint = "'podlace reload', STATUS and GC bring it back"
 
 // checkPaths fails if the node does not forward the pod's packets, or does not route the pod's addresses to its bridge.
@@ -321,10 +321,9 @@ func (j *job) compareMasquerade(l layer3) error {
 	return nil
 }
 
-// checkRecord fails if Podlace attached the pod but the record is lost. A pod without a record may belong to the reference plugin, so
-// checkRecord needs evidence that Podlace attached the pod. The host side must have Podlace's name. In addition, the port must have the
-// flags of a guarded pod, or Podlace's rules must masquerade the pod and the reference plugin's rules must not masquerade it. A flush of
-// the rules does not change port flags.
+// checkRecord fails if Podlace attached the pod but the record is lost. The reference plugin may have attached a pod that has no record, so
+// checkRecord needs evidence that Podlace attached the pod. First, the host side must have Podlace's name. Second, the port must have the
+// flags of a guarded pod, or only Podlace's rules must masquerade the pod. A flush of the rules does not change port flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

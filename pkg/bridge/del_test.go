@@ -54,8 +54,8 @@ func TestDelUnrecorded(t *testing.T) {
 	}
 }
 
-// TestDelForeignVeth checks a veth pair that another plugin created for the attachment, with another host name. DEL deletes the pair if
-// prevResult proves that it belongs to the attachment.
+// TestDelForeignVeth checks a veth pair that another plugin created for the attachment. The host side has a name that Podlace does not use.
+// DEL deletes the pair if prevResult proves that it belongs to the attachment.
 func TestDelForeignVeth(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")

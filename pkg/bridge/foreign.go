@@ -15,14 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// The struct span is one interval of an nftables set.
+// A span is one interval of an nftables set.
 type span struct {
 	text     string // first address, and the first address after the interval
 	elements []nft.Element
 }
 
-// foreignIntervals returns the intervals that another program added to the network's sets. An interval in both sets is not foreign: the
-// subnet of a deleted pod stays in both sets. The function lists both sets, whose size depends on the number of subnets.
+// foreignIntervals returns the intervals that another program added to the network's sets. An interval in both sets is not foreign, because
+// the subnet of a deleted pod stays in both sets. The function lists both sets, whose size depends on the number of subnets.
 func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {

@@ -40,7 +40,8 @@ type guardRules struct {
 	sets map[string]*nftables.Set
 }
 
-// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address of the type in the field key.
+// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The second field contains the
+// type of this address.
 type guardSet struct {
 	name string
 	key  []nftables.SetDatatype
@@ -51,8 +52,8 @@ func guardSets() []guardSet {
 		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}}}
 }
 
-// buildGuards writes the rules, which are the same for any number of pods. The sets are returned by name. For each guarded port, elements
-// are added to the sets.
+// buildGuards writes the rules, which are the same for any number of pods. The result maps the name of each set to the set. For each
+// guarded port, elements are added to the sets.
 func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
 	g := guardRules{r, map[string]*nftables.Set{}}
 	for _, s := range guardSets() {
@@ -140,8 +141,8 @@ func matchProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{protocol})}
 }
 
-// matchOtherProtocol matches packets with any other transport protocol. Neither function matches a packet that the kernel cannot parse:
-// wrong lengths, another IP version, or extension headers that continue in a later fragment.
+// matchOtherProtocol matches packets with any other transport protocol. Neither matchProtocol nor matchOtherProtocol matches a packet that
+// the kernel cannot parse: wrong lengths, another IP version, or extension headers that continue in a later fragment.
 func matchOtherProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{protocol}}}
 }

@@ -49,7 +49,7 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 }
 
 // compareGuards returns nil if the kernel has all rules of the current version and all entries of the given guards. If a part is missing,
-// compareGuards returns an error that names the part, with plugin.CodeStateDiffers.
+// compareGuards returns an error with the name of the part and with plugin.CodeStateDiffers.
 func compareGuards(host *kernel.Node, guards ...Guard) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

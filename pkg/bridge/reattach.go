@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The struct port is the host side of a live attachment whose bridge was deleted. The recorded state of the attachment is included.
+// This struct contains the host side of a live attachment whose bridge was deleted, and the recorded state of the attachment.
 type port struct {
 	link kernel.Link
 	state
@@ -55,7 +55,7 @@ func previousMAC(lost []port) net.HardwareAddr {
 	return randomMAC()
 }
 
-// adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note
+// adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note file
 // contains the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is
 // new, even if it is up.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {

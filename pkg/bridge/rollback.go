@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// Recorded is that part of an attachment's record which commands for the whole node use.
+// Recorded is the part of an attachment's record that node-wide commands use.
 type Recorded struct {
 	Addresses []netip.Prefix // with the prefix length of their subnet
 	DataDir   string         // data directory of the IPAM plugin; "" for its default
@@ -73,7 +73,7 @@ func resetPort(name string) error {
 }
 
 // referenceGuard returns the steps that write the reference plugin's MAC check, if the configuration has macspoofchk. The reference plugin
-// has no check of addresses, so this protection ends.
+// does not check the addresses of packets, so this part of the protection ends.
 func referenceGuard(rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
 	if guard == nil {
 		return nil, nil
@@ -126,8 +126,8 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 }
 
 // referenceMasquerade returns the configured masquerade with the backend that the reference plugin would choose. The reference plugin has
-// no configuration keys for families and exceptions. Rules in the reference plugin's form can still express families and exceptions, and
-// the reference plugin's DEL removes these rules.
+// no configuration keys for families and exceptions. Podlace still writes rules for families and exceptions, in a format that the reference
+// plugin's DEL can remove.
 func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if conf == nil {
 		return Masquerade{}, errNoConfiguration

@@ -84,7 +84,7 @@ func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 
 func (v VLANs) used() bool { return v.ID != 0 || len(v.Trunk) > 0 }
 
-// onPort returns the VLANs that a pod's port needs. The argument byDefault is the default VLAN of the bridge.
+// onPort returns the VLANs that a pod's port needs. The argument is the default VLAN of the bridge.
 func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	native := v.ID
 	if native == 0 {

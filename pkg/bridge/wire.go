@@ -18,8 +18,8 @@ import (
 // (RFC 4862 section 5.4). The work queue of the kernel takes less than a millisecond on an idle node.
 const addressTimeout = 10 * time.Second
 
-// The struct wiring contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the
-// gateway addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
+// This struct contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the gateway
+// addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
 type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
 // createLinks creates the bridge if it is missing. The veth pair is also created, but stays down.
@@ -220,7 +220,7 @@ func (j *job) awaitCarrier(w wiring) error {
 }
 
 // awaitAddresses waits until the kernel answers requests for the new addresses of a link. A timeout is only logged. A slow node may still
-// have to add thousands of addresses, and a retry of ADD would make this worse.
+// have to add thousands of addresses, and a repeated ADD would add even more work.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {

@@ -130,7 +130,7 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
 	return err
 }
 
-// maxEvidence is the maximum length of the printed evidence, because another program may have written the evidence.
+// maxEvidence is the maximum length of the printed evidence. Another program may have written the evidence, so its length is unknown.
 const maxEvidence = 600
 
 func printFinding(w io.Writer, f doctor.Finding) {

@@ -27,7 +27,7 @@ func (c resourceClass) entries() []configEntry {
 	return []configEntry{{Opaque: &opaque{Driver: claim.Driver, Parameters: text}}}
 }
 
-// claimEntry is a config entry in a claim that belongs to this driver.
+// This struct is a config entry of a claim. The entry belongs to this driver.
 type claimEntry struct {
 	vfconfig.Entry
 	path     string
@@ -65,7 +65,7 @@ func (s claimSpec) flatten(path string) (out []namedRequest) {
 	return out
 }
 
-// checkSpec checks the specification of a claim. The argument path is the place of the specification in the object.
+// checkSpec checks the specification of a claim. The second argument is the path from the object's root to the specification.
 func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	requests := spec.flatten(path)
 	if len(requests) == 0 {

@@ -23,7 +23,7 @@ import (
 type Options struct {
 	Plugins  string // folder with the plugin binaries
 	Conflist []byte // the network configuration list
-	Source   string // where Conflist comes from, for the report
+	Source   string // source of Conflist, for the report
 	Version  string // of this program, for the report
 }
 

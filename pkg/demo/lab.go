@@ -51,7 +51,7 @@ type lab struct {
 	chain    *chain
 	loopback *chain
 	a, b     *pod
-	warm     *pod // added and deleted first, so that the baseline contains lasting state
+	warm     *pod // first pod, added and deleted so that the baseline contains lasting state
 	bad      *pod // its ADD is refused
 	client   *sandbox.Pod
 	lacks    map[string]string // features that this machine lacks, with the reasons
@@ -225,7 +225,7 @@ func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	}
 }
 
-// firstLines shortens a list of lines for a note.
+// firstLines shortens a list of lines, so that the list fits into a row of the report.
 func firstLines(lines []string, n int) string {
 	if len(lines) > n {
 		lines = append(lines[:n:n], fmt.Sprintf("and %d more", len(lines)-n))

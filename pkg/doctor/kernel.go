@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// The struct feature describes a kernel feature that Podlace needs. try() tests the feature in a network namespace of its own.
+// A feature is a kernel feature that Podlace needs. try() tests the feature in a network namespace of its own.
 type feature struct {
 	name   string
 	option string // of the kernel's configuration
@@ -151,7 +151,7 @@ func (n *node) forwarding() (found []Finding) {
 	}
 	settings := []struct{ path, key string }{
 		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {"ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"}}
-	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // a change of ip_forward changes all links
+	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // setting ip_forward also sets forwarding of all links
 		for _, name := range n.bridges() { // the kernel forwards an IPv4 packet by the setting of its ingress link
 			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding", "net.ipv4.conf." + name + ".forwarding"})
 		}
@@ -166,8 +166,8 @@ func (n *node) forwarding() (found []Finding) {
 	return found
 }
 
-// set() changes a setting below /proc/sys/net. The change uses a new connection to the kernel, because the examination has already closed
-// its own connection.
+// set() changes a setting below /proc/sys/net. set() opens a new connection to the kernel, because doctor closes its connection at the end
+// of the examination.
 func (n *node) set(path, value string) error {
 	host, err := kernel.Host()
 	if err != nil {

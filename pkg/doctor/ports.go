@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// ports finds host sides of pods that another program detached from their bridge.
+// The check "ports" reports host sides of pods that another program detached from their bridge.
 func (n *node) ports() (found []Finding) {
 	detached, err := bridge.DetachedPorts(n.host)
 	if err != nil {
@@ -30,7 +30,7 @@ func (n *node) ports() (found []Finding) {
 	return found
 }
 
-// unrecordedPorts reports ports of a bridge whose records are lost.
+// unrecordedPorts reports bridge ports that Podlace created and whose records are lost.
 func (n *node) unrecordedPorts(name string) []Finding {
 	ports, err := bridge.UnrecordedPorts(n.host, name)
 	if err != nil {

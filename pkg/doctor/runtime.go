@@ -17,17 +17,17 @@ import (
 // runtimeConfig holds the CNI settings in a container runtime's configuration.
 type runtimeConfig struct {
 	Name    string // containerd or CRI-O
-	File    string // the configuration; "" if there is none, so that all is default
+	File    string // path of the configuration; "" if there is none and the defaults apply
 	ConfDir string
-	BinDirs []string // in the order in which the runtime looks for a plugin
+	BinDirs []string // folders in the order in which the runtime searches for a plugin
 	MaxConf int      // number of networks that the runtime loads; 0 for all
-	Network string   // name of the only network that the runtime takes, or ""
-	err     error    // why the configuration cannot be read
+	Network string   // name of the only network that the runtime uses, or ""
+	err     error    // reason why the configuration cannot be read
 
-	InternalLoopback bool // containerd brings up lo without the plugin loopback
+	InternalLoopback bool // containerd itself sets lo up, without the plugin loopback
 }
 
-// comm is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
+// This constant is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
 const comm = "proc/[0-9]*/comm"
 
 // programs() returns the names of all running programs.
