@@ -335,7 +335,7 @@ func TestPrepareWholePF(t *testing.T) {
 		t.Errorf("%s VFs, %v", data, err)
 	}
 	prepare(whole, "")
-	look() // this scan finds no VF
+	look()                                                                                                   // this scan finds no VF
 	must(t, os.WriteFile(filepath.Join(l.sysfs, "bus/pci/devices", pf, "sriov_numvfs"), []byte("4"), 0o644)) // another program creates VFs
 	l.await("the VFs", func() bool { _, err := os.Stat(filepath.Join(l.sysfs, "bus/pci/devices", vf2)); return err == nil })
 	prepare(one, "VF 0000:11:02.2: its PF 0000:11:00.0 still belongs to claim shop/whole (uid c-1)")
