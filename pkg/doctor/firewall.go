@@ -26,6 +26,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 		for _, bridge := range n.bridges() {
 			switch {
 			case chain.Mentions(bridge):
+			case n.running["firewalld"] && chain.Table == "firewalld": // n.firewalld reports it; a rule of nft would be lost, or refused
 			case ufw && isFORWARD(chain):
 				blocked[bridge] = chain
 			default:
