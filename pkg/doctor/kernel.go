@@ -153,7 +153,7 @@ func (n *node) forwarding() (found []Finding) {
 		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {"ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"}}
 	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // a change of ip_forward changes all links
 		for _, name := range n.bridges() { // the kernel forwards an IPv4 packet by the setting of its ingress link
-			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding", "net.ipv4.conf." + name + ".forwarding"})
+			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding", "net.ipv4.conf." + keyOf(name) + ".forwarding"})
 		}
 	}
 	for _, f := range settings {
@@ -165,6 +165,9 @@ func (n *node) forwarding() (found []Finding) {
 	}
 	return found
 }
+
+// keyOf returns the name of a link as a part of a key of sysctl(8), which reads a dot as a separator and a slash as a dot.
+func keyOf(link string) string { return strings.ReplaceAll(link, ".", "/") }
 
 // set() changes a setting below /proc/sys/net. The change uses a new connection to the kernel, because the examination has already closed
 // its own connection.
@@ -193,7 +196,7 @@ func (n *node) rpFilter() (found []Finding) {
 		found = append(found, Finding{Level: Warning, What: "the reverse path filter of " + link + " is strict",
 			Evidence:    fmt.Sprintf("net.ipv4.conf.%s.rp_filter = %d, all = %d; uplinks: %s", link, value, all, strings.Join(uplinks, ", ")),
 			Consequence: "packets that arrive on one uplink, while the route back leads through another, are dropped",
-			Command:     fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", link)})
+			Command:     fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", keyOf(link))})
 	}
 	return found
 }
@@ -214,7 +217,7 @@ func (n *node) routerAdvertisements() (found []Finding) {
 			found = append(found, Finding{Level: Warning, What: "the kernel ignores router advertisements on " + link,
 				Evidence:    fmt.Sprintf("net.ipv6.conf.%s.accept_ra = 1 with forwarding enabled, and no network manager runs", link),
 				Consequence: "a default route that a router announced expires, and the node loses IPv6",
-				Command:     fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2", link),
+				Command:     fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2", keyOf(link)),
 				fix:         func() error { return n.set(path, "2") }})
 		}
 	}
