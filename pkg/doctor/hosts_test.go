@@ -3,8 +3,11 @@
 package doctor
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 // TestFirewalldChain: the chain of firewalld ends with a reject. Only firewalld can add a rule to its table, so the check names the zone.
@@ -38,5 +41,44 @@ func TestDottedLink(t *testing.T) {
 		if left := l.problems(check); len(left) > 0 {
 			t.Errorf("%s: after the remedy still %q", check, left)
 		}
+	}
+}
+
+// TestForwardingKeepsRoute: with accept_ra = 1 the kernel drops the default route of a router advertisement when forwarding is enabled. Fix
+// and the printed command must keep the route.
+func TestForwardingKeepsRoute(t *testing.T) {
+	remedies := map[string]func(*lab, Finding) error{
+		"fix": func(_ *lab, f Finding) error { return f.fix() },
+		"command": func(l *lab, f Finding) error {
+			l.command("sh", "-c", strings.Split(f.Command, "; grep")[0])
+			return nil
+		},
+	}
+	for name, apply := range remedies {
+		l := newLab(t)
+		l.uplink("lan7")
+		l.command("ip", "-6", "route", "add", "default", "dev", "lan7", "proto", "ra")
+		l.sysctl("ipv6/conf/all/forwarding", "0")
+		l.sysctl("ipv6/conf/lan7/accept_ra", "1")
+		n, err := look(l.Options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.host.Close()
+		n.attachments, n.attachmentsErr = []*reconcile.Attachment{{State: reconcile.Alive, Addresses: []netip.Addr{netip.MustParseAddr("fd00::2")}}}, nil
+		found := n.forwarding()
+		if len(found) != 1 || !strings.Contains(found[0].Evidence, "net.ipv6.conf.all.forwarding") {
+			t.Fatalf("%s: %+v", name, found)
+		}
+		if err := apply(&l, found[0]); err != nil {
+			t.Fatal(err)
+		}
+		if value, _ := n.number("ipv6/conf/lan7/accept_ra"); value != 2 {
+			t.Errorf("%s: accept_ra = %d, want 2", name, value)
+		}
+		if value, _ := n.number("ipv6/conf/all/forwarding"); value != 1 {
+			t.Errorf("%s: forwarding = %d, want 1", name, value)
+		}
+		l.command("ip", "link", "del", "lan7")
 	}
 }

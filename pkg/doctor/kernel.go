@@ -150,7 +150,7 @@ func (n *node) forwarding() (found []Finding) {
 		return skipped("no pod lives here; bridge enables forwarding with the first one")
 	}
 	settings := []struct{ path, key string }{
-		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {"ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"}}
+		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {forwarding6, "net.ipv6.conf.all.forwarding"}}
 	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // a change of ip_forward changes all links
 		for _, name := range n.bridges() { // the kernel forwards an IPv4 packet by the setting of its ingress link
 			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding", "net.ipv4.conf." + keyOf(name) + ".forwarding"})
@@ -159,8 +159,9 @@ func (n *node) forwarding() (found []Finding) {
 	for _, f := range settings {
 		if value, ok := n.number(f.path); ok && value == 0 && n.hasFamily(strings.HasPrefix(f.path, "ipv4")) {
 			found = append(found, Finding{Level: Error, What: "forwarding is disabled", Evidence: f.key + " = 0",
-				Consequence: "pods reach nothing beyond their node", Command: "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",
-				fix: func() error { return n.set(f.path, "1") }})
+				Consequence: "pods reach nothing beyond their node",
+				Command:     n.keepAdvertised(f.path) + "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",
+				fix:         func() error { return n.set(f.path, "1") }})
 		}
 	}
 	return found
@@ -168,6 +169,24 @@ func (n *node) forwarding() (found []Finding) {
 
 // keyOf returns the name of a link as a part of a key of sysctl(8), which reads a dot as a separator and a slash as a dot.
 func keyOf(link string) string { return strings.ReplaceAll(link, ".", "/") }
+
+// forwarding6 enables IPv6 forwarding. The kernel then ignores router advertisements on links with accept_ra = 1.
+const forwarding6 = "ipv6/conf/all/forwarding"
+
+// keepAdvertised returns the commands that keep the default route of a router advertisement. The commands precede the one that enables IPv6
+// forwarding. For other settings the result is "".
+func (n *node) keepAdvertised(path string) (commands string) {
+	uplinks, err := n.host.Uplinks()
+	if path != forwarding6 || err != nil {
+		return ""
+	}
+	for _, link := range uplinks {
+		if value, ok := n.number("ipv6/conf/" + link + "/accept_ra"); ok && value == 1 {
+			commands += fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2; ", keyOf(link))
+		}
+	}
+	return commands
+}
 
 // set() changes a setting below /proc/sys/net. The change uses a new connection to the kernel, because the examination has already closed
 // its own connection.
@@ -177,6 +196,11 @@ func (n *node) set(path, value string) error {
 		return err
 	}
 	defer host.Close()
+	if path == forwarding6 {
+		if err := host.KeepRouterAdvertisements(); err != nil {
+			return err
+		}
+	}
 	return host.Set(kernel.Sysctl{Path: path, Value: value})
 }
 
