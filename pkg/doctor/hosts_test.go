@@ -82,3 +82,21 @@ func TestForwardingKeepsRoute(t *testing.T) {
 		l.command("ip", "link", "del", "lan7")
 	}
 }
+
+// TestDockersContainerd: Docker's package installs a configuration of containerd that disables the CRI. No kubelet can use this containerd,
+// so its folders do not matter.
+func TestDockersContainerd(t *testing.T) {
+	for _, name := range []string{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
+		l := newLab(t)
+		l.write("etc/containerd/config.toml", "disabled_plugins = [\""+name+"\"]\n")
+		l.run("containerd")
+		found := strings.Join(l.problems("runtime"), "\n")
+		if !strings.Contains(found, "no container runtime was found | /etc/containerd/config.toml disables the plugin "+name) {
+			t.Errorf("alone: %q", found)
+		}
+		l.write("etc/crio/crio.conf", crioConf(l, ""))
+		if found := l.problems("runtime"); len(found) > 0 {
+			t.Errorf("with CRI-O: %q", found)
+		}
+	}
+}
