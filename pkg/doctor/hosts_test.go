@@ -100,3 +100,19 @@ func TestDockersContainerd(t *testing.T) {
 		}
 	}
 }
+
+// TestReloadUnit: the deb and the rpm have installed the unit with the right paths. The unit must run now, because systemd propagates a
+// reload of the firewall only to active units.
+func TestReloadUnit(t *testing.T) {
+	l := newLab(t)
+	l.run("firewalld")
+	l.write("etc/firewalld/firewalld.conf", "FirewallBackend=iptables\n")
+	const enable = "systemctl enable --now podlace-reload.service"
+	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "/etc/systemd/system/; "+enable) {
+		t.Errorf("make install: %q", found)
+	}
+	l.write("usr/lib/systemd/system/podlace-reload.service", "")
+	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "| "+enable) {
+		t.Errorf("package: %q", found)
+	}
+}
