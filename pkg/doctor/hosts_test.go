@@ -116,3 +116,18 @@ func TestReloadUnit(t *testing.T) {
 		t.Errorf("package: %q", found)
 	}
 }
+
+// TestKubeletCommand: k3s and RKE2 have no unit kubelet, because their own process contains the kubelet.
+func TestKubeletCommand(t *testing.T) {
+	for unit, file := range map[string]string{"kubelet": "", "k3s": "etc/systemd/system/k3s.service", "k3s-agent": "etc/systemd/system/k3s-agent.service",
+		"rke2-agent": "usr/local/lib/systemd/system/rke2-agent.service"} {
+		l := newLab(t)
+		l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge"}, {"type": "sriov"}]}`)
+		if file != "" {
+			l.write(file, "")
+		}
+		if found := strings.Join(l.problems("kubelet"), "\n"); !strings.Contains(found, "| systemctl status "+unit+"\n") {
+			t.Errorf("%s: %s", unit, found)
+		}
+	}
+}
