@@ -131,3 +131,18 @@ func TestKubeletCommand(t *testing.T) {
 		}
 	}
 }
+
+// TestUnmanagedAppends: the remedy adds to the list of other files. An assignment would make NetworkManager manage their interfaces again.
+func TestUnmanagedAppends(t *testing.T) {
+	l := newLab(t)
+	l.run("NetworkManager")
+	l.write("etc/NetworkManager/conf.d/calico.conf", "[keyfile]\nunmanaged-devices=interface-name:cali*\n")
+	found := l.problems("networkmanager")
+	if len(found) != 1 || !strings.Contains(found[0], `\nunmanaged-devices+=interface-name:veth*;interface-name:cnidoc\n`) {
+		t.Fatalf("%q", found)
+	}
+	l.write("etc/NetworkManager/conf.d/podlace.conf", "[keyfile]\nunmanaged-devices+=interface-name:veth*;interface-name:cnidoc\n")
+	if left := l.problems("networkmanager"); len(left) > 0 {
+		t.Errorf("after the remedy: %q", left)
+	}
+}
