@@ -146,3 +146,14 @@ func TestUnmanagedAppends(t *testing.T) {
 		t.Errorf("after the remedy: %q", left)
 	}
 }
+
+// TestSharedBridge: two networks with one bridge have one finding about the bridge.
+func TestSharedBridge(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/20-more.conflist", strings.NewReplacer(`"pods"`, `"more"`, "10.91.0", "10.92.0").Replace(ours))
+	l.uplink("lan8")
+	l.bridge("cnidoc", 9000)
+	if found := l.problems("mtu"); len(found) != 1 {
+		t.Errorf("%q", found)
+	}
+}

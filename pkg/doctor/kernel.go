@@ -127,7 +127,8 @@ func (n *node) bridges() (names []string) {
 			names = append(names, bridge.NameIn(config))
 		}
 	}
-	return names
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // number() reads a setting below /proc/sys/net. The second result is false if the kernel does not have the setting.
