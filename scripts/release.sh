@@ -87,10 +87,11 @@ package() {
 }
 
 # package_version prints the version in the form of packages: it begins with a digit and has no hyphen. A commit without a tag sorts before
-# any version.
+# any version, and a pre-release sorts before its release.
 package_version() {
   local v=${VERSION#v}
   case $VERSION in v[0-9]*) ;; *) v=0~$VERSION ;; esac
+  case $v in *-alpha* | *-beta* | *-rc*) v=${v/-/"~"} ;; esac
   echo "${v//-/.}"
 }
 
