@@ -157,3 +157,23 @@ func TestSharedBridge(t *testing.T) {
 		t.Errorf("%q", found)
 	}
 }
+
+// TestShippedConflist: 10-podlace.conflist has a fixed subnet. On several nodes of a cluster, pods would get the same addresses.
+func TestShippedConflist(t *testing.T) {
+	for want, spoil := range map[string]func(l *lab){
+		"install -m 600 conf/10-podlace.conflist ":            func(*lab) {},
+		"install -m 600 conf/10-podlace-kubernetes.conflist ": func(l *lab) { l.run("kubelet") },
+		"install -m 600 conf/10-podlace-kubernetes.conflist":  func(l *lab) { l.write("etc/systemd/system/k3s-agent.service", "") },
+		"install -m 600 conf/10-podlace-k3s.conflist ":        func(l *lab) { l.write("etc/systemd/system/k3s.service", "") },
+		"install -m 600 /usr/share/doc/podlace/examples/10-podlace.conflist ": func(l *lab) {
+			l.write("usr/share/doc/podlace/examples/10-podlace.conflist", "")
+		},
+	} {
+		l := newLab(t)
+		spoil(&l)
+		l.write("net.d/10-podlace.conflist", `{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "ptp"}]}`)
+		if found := strings.Join(l.problems("conflist"), "\n"); !strings.Contains(found, "| "+want) {
+			t.Errorf("%q, want %q", found, want)
+		}
+	}
+}
