@@ -78,6 +78,23 @@ func TestPods(t *testing.T) {
 	}
 }
 
+// TestPodsLeftOut: without time for all pods, the check must not report that CHECK of all pods succeeds.
+func TestPodsLeftOut(t *testing.T) {
+	l := newLab(t)
+	l.pod("web-5")
+	n, err := look(l.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.host.Close()
+	if found := n.podsWithin(0); len(found) != 1 || found[0].Level != Skipped || !strings.Contains(found[0].What, "CHECK ran for 0 of 1 pods in 0s") {
+		t.Errorf("%+v", found)
+	}
+	if found := n.pods(); len(found) > 0 {
+		t.Errorf("with time: %+v", found)
+	}
+}
+
 // TestChangedSubnets checks that a subnet is reported only if ADD refuses it because of a live pod.
 func TestChangedSubnets(t *testing.T) {
 	l := newLab(t)
