@@ -81,9 +81,9 @@ func (n *node) defaultNetwork() (found []Finding) {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
 		if r.Network != "" && !slices.ContainsFunc(n.networks, named) {
 			found = append(found, Finding{Level: Error, Code: defaultNetwork, What: r.Name + " takes a network that is not Podlace's",
-				Evidence:    fmt.Sprintf("%s: cni_default_network = %q; %s", r.File, r.Network, n.listNetworks()),
+				Evidence:    fmt.Sprintf("%s: cni_default_network = %q; %s", r.setter, r.Network, n.listNetworks()),
 				Consequence: "new pods get that network, or fail if no configuration has it",
-				Command:     "remove cni_default_network from " + r.File + " and restart " + r.Name})
+				Command:     "remove cni_default_network from " + r.setter + " and restart " + r.Name})
 		}
 	}
 	return found

@@ -177,3 +177,15 @@ func TestShippedConflist(t *testing.T) {
 		}
 	}
 }
+
+// TestDefaultNetworkFile: of several drop-ins of CRI-O, the remedy names the one that sets the network.
+func TestDefaultNetworkFile(t *testing.T) {
+	l := newLab(t)
+	l.write("etc/crio/crio.conf", crioConf(l, ""))
+	l.write("etc/crio/crio.conf.d/10-net.conf", "[crio.network]\ncni_default_network = \"other\"\n")
+	l.write("etc/crio/crio.conf.d/99-log.conf", "[crio.runtime]\nlog_level = \"info\"\n")
+	const want = "| remove cni_default_network from /etc/crio/crio.conf.d/10-net.conf and restart CRI-O"
+	if found := strings.Join(l.problems("conflist"), "\n"); !strings.Contains(found, want) {
+		t.Errorf("%s", found)
+	}
+}

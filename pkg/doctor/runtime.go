@@ -23,6 +23,7 @@ type runtimeConfig struct {
 	BinDirs []string // in the order in which the runtime looks for a plugin
 	MaxConf int      // number of networks that the runtime loads; 0 for all
 	Network string   // name of the only network that the runtime takes, or ""
+	setter  string   // the file that sets Network
 	err     error    // why the configuration cannot be read
 	noCRI   string   // plugin of the CRI that containerd's configuration disables, so that no kubelet can use it
 
@@ -163,7 +164,7 @@ func (n *node) readCRIO() runtimeConfig {
 			c.ConfDir = filepath.Clean(network.Dir)
 		}
 		if network.Default != "" {
-			c.Network = network.Default
+			c.Network, c.setter = network.Default, c.File
 		}
 		if len(network.BinDirs) > 0 {
 			c.BinDirs = network.BinDirs
