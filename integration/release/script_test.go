@@ -24,8 +24,9 @@ func scriptFunction(t *testing.T, name string, environment ...string) string {
 
 // TestPackageVersion checks the versions of packages. In dpkg and rpm, only a tilde sorts before the end of a version.
 func TestPackageVersion(t *testing.T) {
-	for version, want := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-rc.1": "1.2.3~rc.1", "v1.2.3-beta.2-4-gabc1234": "1.2.3~beta.2.4.gabc1234",
-		"v1.2.3-4-gabc1234": "1.2.3.4.gabc1234", "abc1234-dirty": "0~abc1234.dirty"} {
+	for version, want := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-rc.1": "1.2.3~rc.1",
+		"v1.2.3-beta.2-4-gabc1234": "1.2.3~beta.2.4.gabc1234",
+		"v1.2.3-4-gabc1234":        "1.2.3.4.gabc1234", "abc1234-dirty": "0~abc1234.dirty"} {
 		if got := scriptFunction(t, "package_version", "VERSION="+version); got != want {
 			t.Errorf("%s: %s, want %s", version, got, want)
 		}

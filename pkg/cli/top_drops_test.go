@@ -49,8 +49,8 @@ func TestTopDrops(t *testing.T) {
 	main := kerneltest.Lab{T: t, Plugin: bridge.Plugin(hostlocal.Plugin()).Run, Conf: conf, Pod: pod}
 	var prev object
 	kerneltest.Must(t, json.Unmarshal(main.OK(main.Call("ADD", "a")).Stdout, &prev))
-	limits := kerneltest.Lab{T: t, Plugin: bandwidth.Plugin().Run, Pod: pod, Conf: object{"cniVersion": "1.1.0", "name": "net", "type": "bandwidth",
-		"runtimeConfig": object{"bandwidth": object{"ingressRate": 8000, "ingressBurst": 8 * 5000}}, "prevResult": prev}}
+	limits := kerneltest.Lab{T: t, Plugin: bandwidth.Plugin().Run, Pod: pod, Conf: object{"cniVersion": "1.1.0", "name": "net",
+		"type": "bandwidth", "runtimeConfig": object{"bandwidth": object{"ingressRate": 8000, "ingressBurst": 8 * 5000}}, "prevResult": prev}}
 	limits.OK(limits.Call("ADD", "a"))
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error)

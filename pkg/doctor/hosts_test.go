@@ -65,7 +65,8 @@ func TestForwardingKeepsRoute(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer n.host.Close()
-		n.attachments, n.attachmentsErr = []*reconcile.Attachment{{State: reconcile.Alive, Addresses: []netip.Addr{netip.MustParseAddr("fd00::2")}}}, nil
+		pod := &reconcile.Attachment{State: reconcile.Alive, Addresses: []netip.Addr{netip.MustParseAddr("fd00::2")}}
+		n.attachments, n.attachmentsErr = []*reconcile.Attachment{pod}, nil
 		found := n.forwarding()
 		if len(found) != 1 || !strings.Contains(found[0].Evidence, "net.ipv6.conf.all.forwarding") {
 			t.Fatalf("%s: %+v", name, found)
@@ -119,7 +120,8 @@ func TestReloadUnit(t *testing.T) {
 
 // TestKubeletCommand: k3s and RKE2 have no unit kubelet, because their own process contains the kubelet.
 func TestKubeletCommand(t *testing.T) {
-	for unit, file := range map[string]string{"kubelet": "", "k3s": "etc/systemd/system/k3s.service", "k3s-agent": "etc/systemd/system/k3s-agent.service",
+	for unit, file := range map[string]string{"kubelet": "", "k3s": "etc/systemd/system/k3s.service",
+		"k3s-agent":  "etc/systemd/system/k3s-agent.service",
 		"rke2-agent": "usr/local/lib/systemd/system/rke2-agent.service"} {
 		l := newLab(t)
 		l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge"}, {"type": "sriov"}]}`)

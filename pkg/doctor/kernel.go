@@ -154,7 +154,8 @@ func (n *node) forwarding() (found []Finding) {
 		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {forwarding6, "net.ipv6.conf.all.forwarding"}}
 	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // a change of ip_forward changes all links
 		for _, name := range n.bridges() { // the kernel forwards an IPv4 packet by the setting of its ingress link
-			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding", "net.ipv4.conf." + keyOf(name) + ".forwarding"})
+			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding",
+				"net.ipv4.conf." + keyOf(name) + ".forwarding"})
 		}
 	}
 	for _, f := range settings {

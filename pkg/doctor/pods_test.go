@@ -87,7 +87,8 @@ func TestPodsLeftOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.host.Close()
-	if found := n.podsWithin(0); len(found) != 1 || found[0].Level != Skipped || !strings.Contains(found[0].What, "CHECK ran for 0 of 1 pods in 0s") {
+	const want = "CHECK ran for 0 of 1 pods in 0s"
+	if found := n.podsWithin(0); len(found) != 1 || found[0].Level != Skipped || !strings.Contains(found[0].What, want) {
 		t.Errorf("%+v", found)
 	}
 	if found := n.pods(); len(found) > 0 {

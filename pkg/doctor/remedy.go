@@ -43,8 +43,8 @@ func (n *node) installCommand(name string) string {
 	return fmt.Sprintf("Podlace has no plugin %s: correct the type in %s, or install the plugin of its project into %s", name, n.ConfDir, n.BinDir)
 }
 
-// conflistCommand returns the command that copies a shipped configuration into the runtime's folder. On a cluster's node the subnet must come
-// from the node's podCIDR: with a fixed subnet, pods of several nodes would get the same addresses.
+// conflistCommand returns the command that copies a shipped configuration into the runtime's folder. On a cluster's node the subnet must
+// come from the node's podCIDR: with a fixed subnet, pods of several nodes would get the same addresses.
 func (n *node) conflistCommand(install string) string {
 	folder, name := "conf/", "10-podlace.conflist"
 	switch {

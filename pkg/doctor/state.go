@@ -232,7 +232,8 @@ func (n *node) kubelet() (found []Finding) {
 		return skipped("no configuration names sriov")
 	}
 	for _, f := range []struct{ file, consequence, command string }{
-		{"/var/lib/kubelet/device-plugins/kubelet.sock", "sriov-device-plugin cannot register its resources", "systemctl status " + n.kubeletUnit()},
+		{"/var/lib/kubelet/device-plugins/kubelet.sock", "sriov-device-plugin cannot register its resources",
+			"systemctl status " + n.kubeletUnit()},
 		{"/var/lib/kubelet/pod-resources/kubelet.sock", "sriov cannot ask which VFs a pod was allocated", "systemctl status " + n.kubeletUnit()},
 		{allocation.Socket, "sriov has to ask the kubelet, which takes longer", "systemctl status sriov-device-plugin"},
 	} {

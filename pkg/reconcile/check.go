@@ -31,7 +31,7 @@ type added struct {
 }
 
 // CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. After the budget has passed, the
-// function starts no more CHECKs. The result also contains the number of attachments whose CHECK ran, and of those that the budget left out.
+// function starts no more CHECKs. The result also contains the number of attachments whose CHECK ran, and of those that were left out.
 func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked, left int, failed []FailedCheck) {
 	ours := map[string]bool{}
 	isOurs := func(name string) bool {

@@ -58,7 +58,7 @@ func subnetsOf(config []byte, kind string, podCIDRs []netip.Prefix, parsed hostl
 // rangeEnd.
 func (s subnet) clashes(other subnet) bool {
 	apart := s.first.IsValid() && other.first.IsValid() && (s.last.Less(other.first) || other.last.Less(s.first))
-	return s.Overlaps(other.Prefix) && !(apart && s.bridge == other.bridge)
+	return s.Overlaps(other.Prefix) && (!apart || s.bridge != other.bridge)
 }
 
 // The method network() checks a network configuration. The configuration contains either a list of plugins or a single plugin.
