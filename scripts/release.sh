@@ -23,7 +23,11 @@ set -eu
 cd "\$(dirname "\$0")"
 export DESTDIR=\${DESTDIR:-} PREFIX=\${PREFIX:-/usr/local} CNI_BIN_DIR=\${CNI_BIN_DIR:-/opt/cni/bin}
 export RECEIPT=\$DESTDIR\$PREFIX/share/podlace/receipt
-[ "\${1:-}" != uninstall ] || exec scripts/uninstall.sh
+case \${*:-install} in
+  install) ;;
+  uninstall) exec scripts/uninstall.sh ;;
+  *) echo "install.sh: unknown arguments: \$*: want none, or uninstall; DRYRUN=1 prints the plan" >&2; exit 2 ;;
+esac
 exec scripts/install.sh bin "\$DESTDIR\$CNI_BIN_DIR" $CNI_PLUGINS -- bin "\$DESTDIR\$PREFIX/bin" $TOOLS
 END
 }
@@ -83,10 +87,11 @@ package() {
 }
 
 # package_version prints the version in the form of packages: it begins with a digit and has no hyphen. A commit without a tag sorts before
-# any version.
+# any version, and a pre-release sorts before its release.
 package_version() {
   local v=${VERSION#v}
   case $VERSION in v[0-9]*) ;; *) v=0~$VERSION ;; esac
+  case $v in *-alpha* | *-beta* | *-rc*) v=${v/-/"~"} ;; esac
   echo "${v//-/.}"
 }
 

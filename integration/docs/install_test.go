@@ -275,8 +275,9 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 	if to, err := os.Readlink(filepath.Join(dir, "portmap.before-podlace")); err != nil || to != "cni" {
 		t.Errorf("the copy of a link is %q, %v", to, err)
 	}
+	foreign("bandwidth", "of a package that was updated later")
 	c.removeAsDocumented(t)
-	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni", "/opt/cni/bin/portmap",
+	want := []string{"/opt/cni/bin/bandwidth", "/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni", "/opt/cni/bin/portmap",
 		"/opt/cni/bin/tuning", receiptPath}
 	if diff := cmp.Diff(want, c.installedFiles(t)); diff != "" {
 		t.Errorf("files after the removal (-want +got):\n%s", diff)

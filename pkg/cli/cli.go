@@ -41,6 +41,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	root := newRoot()
 	root.SetArgs(args)
+	root.SetIn(interruptible{ctx, os.Stdin})
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)

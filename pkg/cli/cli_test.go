@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/pkg/demo"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // The test binary also replaces two programs that the command starts: sudo, recognized by its name, and podlace, recognized by its first
@@ -25,6 +26,8 @@ func TestMain(m *testing.M) {
 		os.Exit(playSudo(os.Args[1:]))
 	case len(os.Args) > 1 && os.Args[1] == "demo":
 		os.Exit(playDemo(os.Args))
+	case os.Getenv(inSandbox) != "":
+		kerneltest.Main(m)
 	}
 	os.Exit(m.Run())
 }

@@ -195,8 +195,12 @@ func outputOf(command ...string) ([]byte, error) {
 	cmd := exec.Command(path, command[1:]...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err = child.Run(cmd, commandTimeout, nil)
-	return out.Bytes(), err
+	return secretText.ReplaceAll(out.Bytes(), []byte("${1}left out")), err
 }
+
+// secretText matches values that look like secrets in the output of programs, such as net.ipv6.conf.eth0.stable_secret (RFC 7217).
+var secretText = regexp.MustCompile(
+	`(?i)([a-z0-9_./-]*(?:token|passw|secret|credential|private|authorization)[a-z0-9_-]*["']?[ \t]*[=:][ \t]*["']?(?:bearer[ \t]+)?)[^\s"']+`)
 
 // secretKey matches the names of JSON keys whose values must not be copied into the archive.
 var secretKey = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)

@@ -26,3 +26,18 @@ func TestRedacted(t *testing.T) {
 		}
 	}
 }
+
+// TestOutputRedacted checks that secrets in the output of programs are left out. The other words of a line stay.
+func TestOutputRedacted(t *testing.T) {
+	for text, want := range map[string]string{
+		"net.ipv6.conf.eth0.stable_secret = fd00::s3":    "net.ipv6.conf.eth0.stable_secret = left out",
+		`podlace-node: Authorization: Bearer s3 refused`: `podlace-node: Authorization: Bearer left out refused`,
+		`{"clientToken":"s3","node":"a"}`:                `{"clientToken":"left out","node":"a"}`,
+		"net.ipv4.conf.all.forwarding = 1":               "net.ipv4.conf.all.forwarding = 1",
+		"eth0: mode private, secret-service":             "eth0: mode private, secret-service",
+	} {
+		if got, err := outputOf("echo", text); err != nil || string(got) != want+"\n" {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+}

@@ -18,12 +18,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 const topHelp = `Show the traffic of the pods on this node, from the pods' view, against their limits.
-The command reads the kernel's counters of the host interfaces twice. It does not
-show VFs: their traffic passes no interface of the node.
+The command reads the kernel's counters of the host interfaces and of the limits
+twice. DROPS counts the packets that a limit or an interface dropped. The command does
+not show VFs: their traffic passes no interface of the node.
 
 On a terminal the table is redrawn at each interval, until Ctrl-C. Otherwise, and
 with --once, it is printed once.`
@@ -141,6 +145,10 @@ func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
 	for _, a := range all {
 		before[a.HostInterface], _ = readCounters(a.HostInterface)
 	}
+	dropsBefore, err := limitDrops()
+	if err != nil {
+		return nil, err
+	}
 	began := time.Now()
 	select {
 	case <-ctx.Done():
@@ -148,13 +156,52 @@ func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
 	case <-time.After(f.interval):
 	}
 	took := time.Since(began)
+	dropsAfter, err := limitDrops()
+	if err != nil {
+		return nil, err
+	}
 	list := []traffic{}
 	for _, a := range all {
 		if after, err := readCounters(a.HostInterface); err == nil { // otherwise the pod has just ended
-			list = append(list, trafficOf(a, before[a.HostInterface], after, took))
+			key := attachment.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
+			list = append(list, trafficOf(a, before[a.HostInterface], after, took).addDrops(dropsBefore[key], dropsAfter[key]))
 		}
 	}
 	return list, nil
+}
+
+// limitDrops returns the number of packets that the limits of each attachment have dropped. The counters of an interface do not contain
+// these packets, because its queue drops them.
+func limitDrops() (map[attachment.Key]bandwidth.Both[uint32], error) {
+	records, err := attachment.AllOf("bandwidth")
+	if err != nil || len(records) == 0 {
+		return nil, err
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	list, err := bandwidth.Read(host, records)
+	drops := map[attachment.Key]bandwidth.Both[uint32]{}
+	for _, l := range list {
+		drops[l.Key] = bandwidth.Both[uint32]{Ingress: droppedBy(l.Ingress), Egress: droppedBy(l.Egress)}
+	}
+	return drops, err
+}
+
+func droppedBy(d *bandwidth.Direction) uint32 {
+	if d == nil || d.Applied == nil {
+		return 0
+	}
+	return d.Applied.Dropped
+}
+
+// addDrops adds the packets that the limits dropped in the interval.
+func (t traffic) addDrops(before, after bandwidth.Both[uint32]) traffic {
+	t.Ingress.Dropped += uint64(after.Ingress - min(before.Ingress, after.Ingress)) // less than before: the limit was recreated
+	t.Egress.Dropped += uint64(after.Egress - min(before.Egress, after.Egress))
+	return t
 }
 
 // readCounters reads the counters of an interface from sysfs (Documentation/ABI/testing/sysfs-class-net-statistics).

@@ -32,7 +32,7 @@ func (n *node) conflist() (found []Finding) {
 	case errors.Is(n.confErr, fs.ErrNotExist):
 		return []Finding{{Level: Error, Code: noConfDir, What: "there is no folder " + n.ConfDir, Evidence: n.confErr.Error(),
 			Consequence: "the node stays NotReady, no pod gets a network",
-			Command:     "install -D -m 600 conf/10-podlace.conflist " + n.ConfDir + "/10-podlace.conflist"}}
+			Command:     n.conflistCommand("install -D -m 600 ") + "10-podlace.conflist"}}
 	case n.confErr != nil:
 		return unknown("the network configurations", n.confErr)
 	}
@@ -46,7 +46,7 @@ func (n *node) conflist() (found []Finding) {
 	case ours < 0:
 		found = append(found, Finding{Level: Error, Code: noNetworkOfOurs, What: noNetwork, Evidence: n.listNetworks(),
 			Consequence: "pods get another network, or none",
-			Command:     "install -m 600 conf/10-podlace.conflist " + n.ConfDir + "/"})
+			Command:     n.conflistCommand("install -m 600 ")})
 	case ours > 0 && !n.takesAll():
 		first := n.networks[0]
 		found = append(found, Finding{Level: Error, Code: otherNetwork, What: "the runtime takes another configuration than Podlace's",
@@ -81,9 +81,9 @@ func (n *node) defaultNetwork() (found []Finding) {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
 		if r.Network != "" && !slices.ContainsFunc(n.networks, named) {
 			found = append(found, Finding{Level: Error, Code: defaultNetwork, What: r.Name + " takes a network that is not Podlace's",
-				Evidence:    fmt.Sprintf("%s: cni_default_network = %q; %s", r.File, r.Network, n.listNetworks()),
+				Evidence:    fmt.Sprintf("%s: cni_default_network = %q; %s", r.setter, r.Network, n.listNetworks()),
 				Consequence: "new pods get that network, or fail if no configuration has it",
-				Command:     "remove cni_default_network from " + r.File + " and restart " + r.Name})
+				Command:     "remove cni_default_network from " + r.setter + " and restart " + r.Name})
 		}
 	}
 	return found

@@ -65,6 +65,7 @@ type node struct {
 	host     *kernel.Node
 	running  map[string]bool // names of the running programs (/proc/PID/comm)
 	runtimes []runtimeConfig
+	noCRI    string              // why a containerd is not among the runtimes, or ""
 	networks []reconcile.Network // networks in the order of their files
 	notes    []string            // unusable configurations
 	confErr  error               // reason why the folder of the configurations cannot be read

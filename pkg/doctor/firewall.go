@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/nft"
@@ -26,6 +27,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 		for _, bridge := range n.bridges() {
 			switch {
 			case chain.Mentions(bridge):
+			case n.running["firewalld"] && chain.Table == "firewalld": // n.firewalld reports it; a rule of nft would be lost, or refused
 			case ufw && isFORWARD(chain):
 				blocked[bridge] = chain
 			default:
@@ -163,7 +165,23 @@ func (n *node) firewallReload() (found []Finding) {
 	return []Finding{{Level: Warning, What: "a firewall service removes Podlace's rules when it starts",
 		Evidence:    flushes + "; " + reloadUnit + " is not enabled",
 		Consequence: "until the next ADD or STATUS pods have no masquerade, hostPorts and protection",
-		Command:     "install -m 644 conf/" + reloadUnit + " /etc/systemd/system/; systemctl enable " + reloadUnit}}
+		Command:     n.enableReload()}}
+}
+
+// enableReload returns the command that enables reloadUnit. A package installs the unit, but 'make install' does not. The unit must be
+// active, because systemd propagates a reload only to active units (ReloadPropagatedFrom in systemd.unit(5)).
+func (n *node) enableReload() string {
+	command := "systemctl enable --now " + reloadUnit
+	if n.hasUnit(reloadUnit) {
+		return command
+	}
+	return "install -m 644 conf/" + reloadUnit + " /etc/systemd/system/; " + command
+}
+
+// hasUnit reports whether the file of a systemd unit is installed.
+func (n *node) hasUnit(name string) bool {
+	dirs := []string{"/etc/systemd/system/", "/usr/local/lib/systemd/system/", "/usr/lib/systemd/system/", "/lib/systemd/system/"}
+	return slices.ContainsFunc(dirs, func(dir string) bool { return n.exists(dir + name) })
 }
 
 // enabled() reports whether systemd starts a unit. A unit starts if another unit wants or requires it (systemd.unit(5), [Install]).

@@ -127,7 +127,8 @@ func (n *node) bridges() (names []string) {
 			names = append(names, bridge.NameIn(config))
 		}
 	}
-	return names
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // number() reads a setting below /proc/sys/net. The second result is false if the kernel does not have the setting.
@@ -150,20 +151,43 @@ func (n *node) forwarding() (found []Finding) {
 		return skipped("no pod lives here; bridge enables forwarding with the first one")
 	}
 	settings := []struct{ path, key string }{
-		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {"ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"}}
+		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {forwarding6, "net.ipv6.conf.all.forwarding"}}
 	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // setting ip_forward also sets forwarding of all links
 		for _, name := range n.bridges() { // the kernel forwards an IPv4 packet by the setting of its ingress link
-			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding", "net.ipv4.conf." + name + ".forwarding"})
+			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding",
+				"net.ipv4.conf." + keyOf(name) + ".forwarding"})
 		}
 	}
 	for _, f := range settings {
 		if value, ok := n.number(f.path); ok && value == 0 && n.hasFamily(strings.HasPrefix(f.path, "ipv4")) {
 			found = append(found, Finding{Level: Error, What: "forwarding is disabled", Evidence: f.key + " = 0",
-				Consequence: "pods reach nothing beyond their node", Command: "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",
-				fix: func() error { return n.set(f.path, "1") }})
+				Consequence: "pods reach nothing beyond their node",
+				Command:     n.keepAdvertised(f.path) + "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",
+				fix:         func() error { return n.set(f.path, "1") }})
 		}
 	}
 	return found
+}
+
+// keyOf returns the name of a link as a part of a key of sysctl(8), which reads a dot as a separator and a slash as a dot.
+func keyOf(link string) string { return strings.ReplaceAll(link, ".", "/") }
+
+// forwarding6 enables IPv6 forwarding. The kernel then ignores router advertisements on links with accept_ra = 1.
+const forwarding6 = "ipv6/conf/all/forwarding"
+
+// keepAdvertised returns the commands that keep the default route of a router advertisement. The commands precede the one that enables IPv6
+// forwarding. For other settings the result is "".
+func (n *node) keepAdvertised(path string) (commands string) {
+	uplinks, err := n.host.Uplinks()
+	if path != forwarding6 || err != nil {
+		return ""
+	}
+	for _, link := range uplinks {
+		if value, ok := n.number("ipv6/conf/" + link + "/accept_ra"); ok && value == 1 {
+			commands += fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2; ", keyOf(link))
+		}
+	}
+	return commands
 }
 
 // set() changes a setting below /proc/sys/net. set() opens a new connection to the kernel, because doctor closes its connection at the end
@@ -174,6 +198,11 @@ func (n *node) set(path, value string) error {
 		return err
 	}
 	defer host.Close()
+	if path == forwarding6 {
+		if err := host.KeepRouterAdvertisements(); err != nil {
+			return err
+		}
+	}
 	return host.Set(kernel.Sysctl{Path: path, Value: value})
 }
 
@@ -193,7 +222,7 @@ func (n *node) rpFilter() (found []Finding) {
 		found = append(found, Finding{Level: Warning, What: "the reverse path filter of " + link + " is strict",
 			Evidence:    fmt.Sprintf("net.ipv4.conf.%s.rp_filter = %d, all = %d; uplinks: %s", link, value, all, strings.Join(uplinks, ", ")),
 			Consequence: "packets that arrive on one uplink, while the route back leads through another, are dropped",
-			Command:     fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", link)})
+			Command:     fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", keyOf(link))})
 	}
 	return found
 }
@@ -214,7 +243,7 @@ func (n *node) routerAdvertisements() (found []Finding) {
 			found = append(found, Finding{Level: Warning, What: "the kernel ignores router advertisements on " + link,
 				Evidence:    fmt.Sprintf("net.ipv6.conf.%s.accept_ra = 1 with forwarding enabled, and no network manager runs", link),
 				Consequence: "a default route that a router announced expires, and the node loses IPv6",
-				Command:     fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2", link),
+				Command:     fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2", keyOf(link)),
 				fix:         func() error { return n.set(path, "2") }})
 		}
 	}

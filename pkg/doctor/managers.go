@@ -48,7 +48,7 @@ func (n *node) networkManager() []Finding {
 	return []Finding{{Level: Warning, What: "NetworkManager may change the interfaces of pods",
 		Evidence:    "NetworkManager runs, and no unmanaged-devices names veth* and " + bridges[0],
 		Consequence: "it may set addresses, routes and MTU of the bridge, and remove those of Podlace at a restart",
-		Command: fmt.Sprintf("printf '[keyfile]\\nunmanaged-devices=%s\\n' >/etc/NetworkManager/conf.d/podlace.conf; nmcli general reload",
+		Command: fmt.Sprintf("printf '[keyfile]\\nunmanaged-devices+=%s\\n' >/etc/NetworkManager/conf.d/podlace.conf; nmcli general reload",
 			names)}}
 }
 

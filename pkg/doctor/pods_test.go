@@ -79,6 +79,24 @@ func TestPods(t *testing.T) {
 	}
 }
 
+// TestPodsLeftOut checks that doctor reports the number of pods for whose CHECK the time did not suffice.
+func TestPodsLeftOut(t *testing.T) {
+	l := newLab(t)
+	l.pod("web-5")
+	n, err := look(l.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.host.Close()
+	const want = "CHECK ran for 0 of 1 pods in 0s"
+	if found := n.podsWithin(0); len(found) != 1 || found[0].Level != Skipped || !strings.Contains(found[0].What, want) {
+		t.Errorf("%+v", found)
+	}
+	if found := n.pods(); len(found) > 0 {
+		t.Errorf("with time: %+v", found)
+	}
+}
+
 // TestChangedSubnets checks that doctor reports a changed subnet only if a live pod in the old subnet makes ADD fail.
 func TestChangedSubnets(t *testing.T) {
 	l := newLab(t)

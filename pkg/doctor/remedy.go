@@ -43,6 +43,22 @@ func (n *node) installCommand(name string) string {
 	return fmt.Sprintf("Podlace has no plugin %s: correct the type in %s, or install the plugin of its project into %s", name, n.ConfDir, n.BinDir)
 }
 
+// conflistCommand returns the command that copies a shipped configuration into the runtime's folder. On a cluster's node the subnet must
+// come from the node's podCIDR: with a fixed subnet, pods of several nodes would get the same addresses.
+func (n *node) conflistCommand(install string) string {
+	folder, name := "conf/", "10-podlace.conflist"
+	switch {
+	case n.kubeletUnit() == "k3s":
+		name = "10-podlace-k3s.conflist" // has the podCIDR of the first node
+	case n.running["kubelet"] || n.kubeletUnit() != "kubelet":
+		name = "10-podlace-kubernetes.conflist"
+	}
+	if packaged := "/usr/share/doc/podlace/examples/"; n.exists(packaged + name) { // of the deb or the rpm
+		folder = packaged
+	}
+	return install + folder + name + " " + n.ConfDir + "/"
+}
+
 // startCommand returns the command for a plugin that does not start.
 func startCommand(path string, err error) string {
 	if errors.Is(err, fs.ErrPermission) {

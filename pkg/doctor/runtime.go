@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,7 +23,9 @@ type runtimeConfig struct {
 	BinDirs []string // folders in the order in which the runtime searches for a plugin
 	MaxConf int      // number of networks that the runtime loads; 0 for all
 	Network string   // name of the only network that the runtime uses, or ""
+	setter  string   // the file that sets Network
 	err     error    // reason why the configuration cannot be read
+	noCRI   string   // plugin of the CRI that containerd's configuration disables, so that no kubelet can use it
 
 	InternalLoopback bool // containerd itself sets lo up, without the plugin loopback
 }
@@ -60,6 +63,10 @@ func (n *node) readRuntimes() (all []runtimeConfig) {
 		} else if !strings.HasPrefix(place.file, "/etc/") {
 			continue
 		}
+		if c.noCRI != "" { // as in the package of Docker
+			n.noCRI = fmt.Sprintf("%s disables the plugin %s", place.file, c.noCRI)
+			continue
+		}
 		all = append(all, c)
 	}
 	if n.running["crio"] || n.exists("/etc/crio/crio.conf") || n.exists("/etc/crio/crio.conf.d") {
@@ -81,10 +88,16 @@ const maxImports = 8
 func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 	var raw struct {
 		Imports []string                  `toml:"imports"`
+		Off     []string                  `toml:"disabled_plugins"`
 		Plugins map[string]map[string]any `toml:"plugins"`
 	}
 	if err := readTOML(n.path(file), &raw); err != nil {
 		return err
+	}
+	for _, name := range raw.Off {
+		if slices.Contains([]string{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}, name) {
+			c.noCRI = name
+		}
 	}
 	for _, plugin := range []string{"io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
 		cni, _ := raw.Plugins[plugin]["cni"].(map[string]any)
@@ -151,7 +164,7 @@ func (n *node) readCRIO() runtimeConfig {
 			c.ConfDir = filepath.Clean(network.Dir)
 		}
 		if network.Default != "" {
-			c.Network = network.Default
+			c.Network, c.setter = network.Default, c.File
 		}
 		if len(network.BinDirs) > 0 {
 			c.BinDirs = network.BinDirs
@@ -176,7 +189,7 @@ func readTOML(file string, into any) error {
 func (n *node) runtimeFolders() (found []Finding) {
 	if len(n.runtimes) == 0 {
 		return []Finding{{Level: Warning, Code: noRuntime, What: "no container runtime was found",
-			Evidence:    "neither containerd nor crio runs, and neither has a configuration in /etc",
+			Evidence:    cmp.Or(n.noCRI, "neither containerd nor crio runs, and neither has a configuration in /etc"),
 			Consequence: "doctor examines " + n.ConfDir + " and " + n.BinDir + ", which the runtime may not read",
 			Command:     "podlace doctor --conf-dir FOLDER --bin-dir FOLDER"}}
 	}

@@ -232,8 +232,9 @@ func (n *node) kubelet() (found []Finding) {
 		return skipped("no configuration names sriov")
 	}
 	for _, f := range []struct{ file, consequence, command string }{
-		{"/var/lib/kubelet/device-plugins/kubelet.sock", "sriov-device-plugin cannot register its resources", "systemctl status kubelet"},
-		{"/var/lib/kubelet/pod-resources/kubelet.sock", "sriov cannot ask which VFs a pod was allocated", "systemctl status kubelet"},
+		{"/var/lib/kubelet/device-plugins/kubelet.sock", "sriov-device-plugin cannot register its resources",
+			"systemctl status " + n.kubeletUnit()},
+		{"/var/lib/kubelet/pod-resources/kubelet.sock", "sriov cannot ask which VFs a pod was allocated", "systemctl status " + n.kubeletUnit()},
 		{allocation.Socket, "sriov has to ask the kubelet, which takes longer", "systemctl status sriov-device-plugin"},
 	} {
 		if !n.exists(f.file) {
@@ -243,6 +244,16 @@ func (n *node) kubelet() (found []Finding) {
 		}
 	}
 	return append(found, n.kubeletGates()...)
+}
+
+// kubeletUnit returns the systemd unit that runs the kubelet. The kubelet of k3s and RKE2 is a part of their own process.
+func (n *node) kubeletUnit() string {
+	for _, unit := range []string{"k3s", "k3s-agent", "rke2-server", "rke2-agent"} {
+		if n.hasUnit(unit + ".service") {
+			return unit
+		}
+	}
+	return "kubelet"
 }
 
 // kubeletConfig is the usual path of the kubelet's configuration file (kubeadm).
@@ -260,7 +271,7 @@ func (n *node) kubeletGates() (found []Finding) {
 				found = append(found, Finding{Level: Warning, Code: kubeletGate, What: "the feature gate " + gate + " of the kubelet is off",
 					Evidence:    kubeletConfig + ": " + strings.TrimSpace(line),
 					Consequence: "the VFs of pods cannot be found or allocated",
-					Command:     "remove the line from " + kubeletConfig + "; systemctl restart kubelet"})
+					Command:     "remove the line from " + kubeletConfig + "; systemctl restart " + n.kubeletUnit()})
 			}
 		}
 	}

@@ -121,13 +121,24 @@ func PlaceAt(text []byte, offset int) Place {
 // plugins[1].snat.
 func KeyPlaces(data []byte) map[string]Place {
 	places := map[string]Place{}
+	at, read := Place{1, 1}, 0
 	if json.Valid(data) {
 		walkKeys(json.NewDecoder(bytes.NewReader(data)), "", func(path string, _ bool, after int) {
-			rest := bytes.TrimLeft(data[after:], ", \t\r\n")
-			places[path] = PlaceAt(data, len(data)-len(rest))
+			next := len(data) - len(bytes.TrimLeft(data[after:], ", \t\r\n"))
+			at, read = at.after(data[read:next]), next // counting from the beginning would take quadratic time
+			places[path] = at
 		})
 	}
 	return places
+}
+
+// after() returns the place after a text that begins at p.
+func (p Place) after(text []byte) Place {
+	end := PlaceAt(text, len(text))
+	if end.Line == 1 {
+		return Place{p.Line, p.Column + end.Column - 1}
+	}
+	return Place{p.Line + end.Line - 1, end.Column}
 }
 
 // walkKeys reads one JSON value and calls `visit()` for each key of an object and each item of an array. The last argument of this call is

@@ -31,8 +31,8 @@ type added struct {
 }
 
 // CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. After the budget has passed, the
-// function starts no more CHECKs. The result also contains the number of attachments whose CHECK ran.
-func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked int, failed []FailedCheck) {
+// function starts no more CHECKs. The result also contains the number of attachments whose CHECK ran, and of those that were left out.
+func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked, left int, failed []FailedCheck) {
 	ours := map[string]bool{}
 	isOurs := func(name string) bool {
 		known, ok := ours[name]
@@ -60,7 +60,12 @@ func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked 
 			}
 		}
 	}
-	return checked, failed
+	for _, a := range list {
+		if add, _ := readADD(a); a.State == Alive && add != nil {
+			left++
+		}
+	}
+	return checked, left, failed
 }
 
 // readADD reads the data of an attachment's ADD. The result is nil if the cache lacks the ADD, or if the runtime calls no CHECK.

@@ -181,3 +181,17 @@ func FuzzFiles(f *testing.F) {
 		}
 	})
 }
+
+// TestDividedSubnet: networks of one bridge may divide a subnet by rangeStart and rangeEnd, because no address belongs to two of them.
+func TestDividedSubnet(t *testing.T) {
+	file := func(name, first, last string) File {
+		return File{name, []byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "bridge", "bridge": "lan0", "ipam": {
+			"type": "host-local", "ranges": [[{"subnet": "10.7.0.0/16", "rangeStart": "` + first + `", "rangeEnd": "` + last + `"}]]}}]}`)}
+	}
+	if got := lines(file("a", "10.7.1.1", "10.7.1.9"), file("b", "10.7.2.1", "10.7.2.9")); len(got) > 0 {
+		t.Errorf("divided: %q", got)
+	}
+	if got := lines(file("a", "10.7.1.1", "10.7.2.1"), file("b", "10.7.2.1", "10.7.2.9")); len(got) != 1 {
+		t.Errorf("one address in both: %q", got)
+	}
+}

@@ -27,7 +27,38 @@ import (
 type network struct {
 	part
 	name    string
-	subnets []netip.Prefix
+	subnets []subnet
+}
+
+// The type subnet is a subnet of a plugin, with the addresses that the plugin assigns.
+type subnet struct {
+	netip.Prefix
+	bridge      string     // "" for other plugins than bridge
+	first, last netip.Addr // invalid if unknown
+}
+
+// subnetsOf returns the subnets of a configuration. Each has the range that host-local has parsed.
+func subnetsOf(config []byte, kind string, podCIDRs []netip.Prefix, parsed hostlocal.Config) (list []subnet) {
+	ranges := slices.Concat(parsed.Sets...)
+	for _, prefix := range hostlocal.Subnets(config, podCIDRs) {
+		s := subnet{Prefix: prefix}
+		if kind == "bridge" {
+			s.bridge = bridge.NameIn(config)
+		}
+		if i := slices.IndexFunc(ranges, func(r hostlocal.Range) bool { return r.Subnet == prefix.Masked() }); i >= 0 {
+			s.first, s.last = ranges[i].Start, ranges[i].End
+			ranges = slices.Delete(ranges, i, i+1)
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+// clashes reports whether two subnets of different networks exclude each other. Networks of one link may divide a subnet by rangeStart and
+// rangeEnd.
+func (s subnet) clashes(other subnet) bool {
+	apart := s.first.IsValid() && other.first.IsValid() && (s.last.Less(other.first) || other.last.Less(s.first))
+	return s.Overlaps(other.Prefix) && (!apart || s.bridge != other.bridge)
 }
 
 // The method network() checks a network configuration. The configuration contains either a list of plugins or a single plugin.
@@ -83,8 +114,9 @@ func (c *checker) plugin(n *network, path, version string, config []byte) {
 		Config: config, Log: slog.New(slog.DiscardHandler)}
 	err := parse(r, kind)
 	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {
-		n.subnets = append(n.subnets, hostlocal.Subnets(config, c.node.PodCIDRs)...)
-		if _, e := hostlocal.Parse(r); !hostlocal.NoPodCIDR(e) {
+		parsed, e := hostlocal.Parse(r)
+		n.subnets = append(n.subnets, subnetsOf(config, kind, c.node.PodCIDRs, parsed)...)
+		if !hostlocal.NoPodCIDR(e) {
 			err = errors.Join(err, e)
 		}
 	}
@@ -162,10 +194,10 @@ func (c *checker) clashes() {
 func (c *checker) clashOfSubnets(earlier, later network) {
 	for _, a := range earlier.subnets {
 		for _, b := range later.subnets {
-			if a.Overlaps(b) {
+			if a.clashes(b) {
 				key, at := later.mentioned("subnet ipam")
 				c.add(later.part, at, key, plugin.SubnetOverlap, true, "subnet %s overlaps %s of network %q in %s: the leases are per network, so that two pods "+
-					"get one address", b, a, earlier.name, earlier.file)
+					"get one address", b.Prefix, a.Prefix, earlier.name, earlier.file)
 			}
 		}
 	}

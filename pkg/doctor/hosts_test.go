@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// TestFirewalldChain: the chain of firewalld ends with a reject. Only firewalld can add a rule to its table, so the check names the zone.
+func TestFirewalldChain(t *testing.T) {
+	l := newLab(t)
+	l.run("firewalld")
+	l.nft("table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; ct state established accept; reject; }; }")
+	if found := l.problems("forward-policy"); len(found) != 1 || !strings.Contains(found[0], "| firewall-cmd --permanent --zone=trusted") {
+		t.Errorf("%q", found)
+	}
+}
+
+// TestDottedLink: the remedies contain names that sysctl(8) accepts, also for links such as lan.5, which are common for VLANs.
+func TestDottedLink(t *testing.T) {
+	l := newLab(t)
+	l.uplink("lan.5", "lan.6")
+	for path, value := range map[string]string{"all/rp_filter": "0", "lan.5/rp_filter": "1", "lan.6/rp_filter": "1"} {
+		l.sysctl("ipv4/conf/"+path, value)
+	}
+	l.sysctl("ipv6/conf/all/forwarding", "1")
+	l.sysctl("ipv6/conf/lan.5/accept_ra", "1")
+	l.sysctl("ipv6/conf/lan.6/accept_ra", "2")
+	for check, want := range map[string]int{"rp-filter": 2, "router-advertisements": 1} {
+		found, err := Examine(l.Options, check)
+		if err != nil || len(found) != want {
+			t.Fatalf("%s: %+v, %v", check, found, err)
+		}
+		for _, f := range found {
+			l.command("sh", "-c", f.Command)
+		}
+		if left := l.problems(check); len(left) > 0 {
+			t.Errorf("%s: after the remedy still %q", check, left)
+		}
+	}
+}
+
+// TestForwardingKeepsRoute: with accept_ra = 1 the kernel drops the default route of a router advertisement when forwarding is enabled. Fix
+// and the printed command must keep the route.
+func TestForwardingKeepsRoute(t *testing.T) {
+	remedies := map[string]func(*lab, Finding) error{
+		"fix": func(_ *lab, f Finding) error { return f.fix() },
+		"command": func(l *lab, f Finding) error {
+			l.command("sh", "-c", strings.Split(f.Command, "; grep")[0])
+			return nil
+		},
+	}
+	for name, apply := range remedies {
+		l := newLab(t)
+		l.uplink("lan7")
+		l.command("ip", "-6", "route", "add", "default", "dev", "lan7", "proto", "ra")
+		l.sysctl("ipv6/conf/all/forwarding", "0")
+		l.sysctl("ipv6/conf/lan7/accept_ra", "1")
+		n, err := look(l.Options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.host.Close()
+		pod := &reconcile.Attachment{State: reconcile.Alive, Addresses: []netip.Addr{netip.MustParseAddr("fd00::2")}}
+		n.attachments, n.attachmentsErr = []*reconcile.Attachment{pod}, nil
+		found := n.forwarding()
+		if len(found) != 1 || !strings.Contains(found[0].Evidence, "net.ipv6.conf.all.forwarding") {
+			t.Fatalf("%s: %+v", name, found)
+		}
+		if err := apply(&l, found[0]); err != nil {
+			t.Fatal(err)
+		}
+		if value, _ := n.number("ipv6/conf/lan7/accept_ra"); value != 2 {
+			t.Errorf("%s: accept_ra = %d, want 2", name, value)
+		}
+		if value, _ := n.number("ipv6/conf/all/forwarding"); value != 1 {
+			t.Errorf("%s: forwarding = %d, want 1", name, value)
+		}
+		l.command("ip", "link", "del", "lan7")
+	}
+}
+
+// TestDockersContainerd: Docker's package installs a configuration of containerd that disables the CRI. No kubelet can use this containerd,
+// so its folders do not matter.
+func TestDockersContainerd(t *testing.T) {
+	for _, name := range []string{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
+		l := newLab(t)
+		l.write("etc/containerd/config.toml", "disabled_plugins = [\""+name+"\"]\n")
+		l.run("containerd")
+		found := strings.Join(l.problems("runtime"), "\n")
+		if !strings.Contains(found, "no container runtime was found | /etc/containerd/config.toml disables the plugin "+name) {
+			t.Errorf("alone: %q", found)
+		}
+		l.write("etc/crio/crio.conf", crioConf(l, ""))
+		if found := l.problems("runtime"); len(found) > 0 {
+			t.Errorf("with CRI-O: %q", found)
+		}
+	}
+}
+
+// TestReloadUnit: the deb and the rpm have installed the unit with the right paths. The unit must run now, because systemd propagates a
+// reload of the firewall only to active units.
+func TestReloadUnit(t *testing.T) {
+	l := newLab(t)
+	l.run("firewalld")
+	l.write("etc/firewalld/firewalld.conf", "FirewallBackend=iptables\n")
+	const enable = "systemctl enable --now podlace-reload.service"
+	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "/etc/systemd/system/; "+enable) {
+		t.Errorf("make install: %q", found)
+	}
+	l.write("usr/lib/systemd/system/podlace-reload.service", "")
+	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "| "+enable) {
+		t.Errorf("package: %q", found)
+	}
+}
+
+// TestKubeletCommand: k3s and RKE2 have no unit kubelet, because their own process contains the kubelet.
+func TestKubeletCommand(t *testing.T) {
+	for unit, file := range map[string]string{"kubelet": "", "k3s": "etc/systemd/system/k3s.service",
+		"k3s-agent":  "etc/systemd/system/k3s-agent.service",
+		"rke2-agent": "usr/local/lib/systemd/system/rke2-agent.service"} {
+		l := newLab(t)
+		l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge"}, {"type": "sriov"}]}`)
+		if file != "" {
+			l.write(file, "")
+		}
+		if found := strings.Join(l.problems("kubelet"), "\n"); !strings.Contains(found, "| systemctl status "+unit+"\n") {
+			t.Errorf("%s: %s", unit, found)
+		}
+	}
+}
+
+// TestUnmanagedAppends: the remedy adds to the list of other files. An assignment would make NetworkManager manage their interfaces again.
+func TestUnmanagedAppends(t *testing.T) {
+	l := newLab(t)
+	l.run("NetworkManager")
+	l.write("etc/NetworkManager/conf.d/calico.conf", "[keyfile]\nunmanaged-devices=interface-name:cali*\n")
+	found := l.problems("networkmanager")
+	if len(found) != 1 || !strings.Contains(found[0], `\nunmanaged-devices+=interface-name:veth*;interface-name:cnidoc\n`) {
+		t.Fatalf("%q", found)
+	}
+	l.write("etc/NetworkManager/conf.d/podlace.conf", "[keyfile]\nunmanaged-devices+=interface-name:veth*;interface-name:cnidoc\n")
+	if left := l.problems("networkmanager"); len(left) > 0 {
+		t.Errorf("after the remedy: %q", left)
+	}
+}
+
+// TestSharedBridge: two networks with one bridge have one finding about the bridge.
+func TestSharedBridge(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/20-more.conflist", strings.NewReplacer(`"pods"`, `"more"`, "10.91.0", "10.92.0").Replace(ours))
+	l.uplink("lan8")
+	l.bridge("cnidoc", 9000)
+	if found := l.problems("mtu"); len(found) != 1 {
+		t.Errorf("%q", found)
+	}
+}
+
+// TestShippedConflist: 10-podlace.conflist has a fixed subnet. On several nodes of a cluster, pods would get the same addresses.
+func TestShippedConflist(t *testing.T) {
+	for want, spoil := range map[string]func(l *lab){
+		"install -m 600 conf/10-podlace.conflist ":            func(*lab) {},
+		"install -m 600 conf/10-podlace-kubernetes.conflist ": func(l *lab) { l.run("kubelet") },
+		"install -m 600 conf/10-podlace-kubernetes.conflist":  func(l *lab) { l.write("etc/systemd/system/k3s-agent.service", "") },
+		"install -m 600 conf/10-podlace-k3s.conflist ":        func(l *lab) { l.write("etc/systemd/system/k3s.service", "") },
+		"install -m 600 /usr/share/doc/podlace/examples/10-podlace.conflist ": func(l *lab) {
+			l.write("usr/share/doc/podlace/examples/10-podlace.conflist", "")
+		},
+	} {
+		l := newLab(t)
+		spoil(&l)
+		l.write("net.d/10-podlace.conflist", `{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "ptp"}]}`)
+		if found := strings.Join(l.problems("conflist"), "\n"); !strings.Contains(found, "| "+want) {
+			t.Errorf("%q, want %q", found, want)
+		}
+	}
+}
+
+// TestDefaultNetworkFile: of several drop-ins of CRI-O, the remedy names the one that sets the network.
+func TestDefaultNetworkFile(t *testing.T) {
+	l := newLab(t)
+	l.write("etc/crio/crio.conf", crioConf(l, ""))
+	l.write("etc/crio/crio.conf.d/10-net.conf", "[crio.network]\ncni_default_network = \"other\"\n")
+	l.write("etc/crio/crio.conf.d/99-log.conf", "[crio.runtime]\nlog_level = \"info\"\n")
+	const want = "| remove cni_default_network from /etc/crio/crio.conf.d/10-net.conf and restart CRI-O"
+	if found := strings.Join(l.problems("conflist"), "\n"); !strings.Contains(found, want) {
+		t.Errorf("%s", found)
+	}
+}
