@@ -151,7 +151,7 @@ func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	return list
 }
 
-// monitorWrites records changes in the kernel and in the node's files. The returned function returns the changes.
+// monitorWrites records changes in the kernel and in the node's files. The returned function returns the recorded changes.
 func (n *agentNode) monitorWrites() (changes func() []string) {
 	n.Helper()
 	kerneltest.Must(n, n.ns.Do(func() error {

@@ -193,12 +193,13 @@ func (n *agentNode) joinMany(nodes int) []time.Duration {
 	return lags
 }
 
-// An agent waits for the list of nodes for the time listPatience. After this time, the status of the agent reports that it has no nodes.
+// listPatience is the time for which an agent waits for the list of nodes. After this time, the status of the agent reports that it has no
+// nodes.
 const listPatience = 5 * time.Second
 
 // restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. restartAgent repeats
-// the restart up to three times, because link events of the kernel can look like writes. Real writes of the agent would occur at every
-// restart.
+// the restart up to three times, because link events of the kernel can look like writes. If the agent really makes a write, this write
+// occurs at every restart.
 func (n *agentNode) restartAgent() int {
 	n.Helper()
 	var got []string

@@ -177,7 +177,7 @@ func TestReferenceConflist(t *testing.T) {
 	}
 }
 
-// TestSpecs: the committed list is valid for both modes of kube-proxy. The list names no spec that the filter of its mode excludes.
+// TestSpecs: the committed list is valid for both modes of kube-proxy. The list contains no spec that the filter of its mode excludes.
 func TestSpecs(t *testing.T) {
 	for _, mode := range proxyModes {
 		names, err := readList(strings.NewReader(specs), mode)

@@ -52,7 +52,7 @@ spec:
 }
 
 // TestAdminAll33: a claim requests all devices of a node that has more than 32 devices. The scheduler reports that it cannot allocate the
-// claim. A claim with a count of 32 devices works.
+// claim. A claim that requests 32 devices works.
 func TestAdminAll33(t *testing.T) {
 	l := newLab(t, setup{machine: pcitest.Machine{Nodes: 1, PFs: 1, VFs: 33, InPods: true}})
 	for name, mode := range map[string]string{"all": "allocationMode: All", "count": "count: 32"} {
@@ -69,8 +69,8 @@ spec: {devices: {requests: [{name: all, exactly: {deviceClassName: ` + l.class()
 	l.attached("count")
 }
 
-// TestPreScheduled: a pod is bound to the node before its claim is allocated. The pod waits on the node. No VF moves until the claim is
-// reserved for the pod.
+// TestPreScheduled: a pod is bound to the node before its claim is allocated. The pod waits on the node. No VF moves into the pod until the
+// claim is reserved for the pod.
 func TestPreScheduled(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
