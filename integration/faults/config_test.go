@@ -117,8 +117,8 @@ func testExhausted(t *testing.T) {
 	y.Report(t)
 }
 
-// testRangeMoved changes the range of a network with running pods. Pods with addresses of the old range keep these addresses, and no pod of
-// the new range gets one of them.
+// testRangeMoved changes the range of a network with running pods. Pods with addresses of the old range keep these addresses, and no new
+// pod gets one of these addresses.
 func testRangeMoved(t *testing.T) {
 	s := newSweep(t, "nftables")
 	ranged := func(from, to string) object {

@@ -103,7 +103,7 @@ func TestExtended(t *testing.T) {
 }
 
 // TestMigrateNode: a node changes from the device plugin API to DRA and back without a drain. Running pods keep their VFs, and only one API
-// offers each VF. New pods with the same limits get VFs from the new API.
+// offers each VF. New pods with the same limits get VFs through the new API.
 func TestMigrateNode(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := prepare(t, setup{config: byPlugin})

@@ -48,7 +48,7 @@ func TestForceDelete(t *testing.T) {
 	}
 }
 
-// The method script() replaces the sriov plugin by a shell script until the returned function is called. The script finds the path of the
+// The method script() replaces the sriov plugin with a shell script until the returned function is called. The script finds the path of the
 // real plugin in the variable REAL.
 func (l *lab) script(text string) (restore func()) {
 	l.Helper()

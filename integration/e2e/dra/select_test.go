@@ -124,7 +124,8 @@ spec:
 	}
 }
 
-// TestFirstAvailable: a request gets the first available alternative. A configuration for the request applies to each alternative.
+// TestFirstAvailable: a request gets the first available alternative. If a configuration applies to the request, it applies to each
+// alternative of the request.
 func TestFirstAvailable(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`

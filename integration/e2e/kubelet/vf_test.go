@@ -29,7 +29,7 @@ const (
 	conflist = "10-podlace-sriov.conflist"
 )
 
-// vfLab is a lab whose pods get VFs through the shipped conflist. Veths replace the VFs' interfaces.
+// vfLab is a lab whose pods get VFs through the shipped conflist. Veths take the place of the VFs' interfaces.
 type vfLab struct {
 	*testLab
 	before map[string]linkInfo // interfaces of the VFs, by PCI address
@@ -80,7 +80,7 @@ type containerSpec struct {
 	first  bool // an init container
 }
 
-// startMark begins the first line that each container prints. The rest of the line lists the interfaces of the container.
+// The first line that each container prints begins with startMark. The rest of the line lists the interfaces of the container.
 const startMark = "interfaces when it starts:"
 
 // putPod writes a new pod's manifest into the kubelet's folder.

@@ -62,8 +62,8 @@ func (f *flannelCluster) open(t *testing.T, network string, p dialPath) (conn ne
 	return conn
 }
 
-// openUDP opens a UDP flow and waits for the first answer of the server. Each try uses a new socket. If a socket sends data before
-// kube-proxy has the Service's rules, the kernel keeps a wrong route for this socket.
+// openUDP opens a UDP flow and waits for the first answer of the server. openUDP uses a new socket for each attempt. If a socket sends data
+// before kube-proxy has the Service's rules, the kernel keeps a wrong route for this socket.
 func (f *flannelCluster) openUDP(t *testing.T, p dialPath) net.Conn {
 	t.Helper()
 	for deadline := time.Now().Add(callPatience); ; {

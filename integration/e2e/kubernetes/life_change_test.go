@@ -56,7 +56,8 @@ func (l *clusterLife) foreignDaemon(t *testing.T) {
 	l.checkReach(t)
 }
 
-// flapLink sets a node's link down and up. Afterwards the test restores the routes that the agent does not own, as a network manager does.
+// flapLink sets a node's link down and up. After the link is up again, flapLink restores the routes that the agent does not own, as a
+// network manager does.
 func (l *clusterLife) flapLink(t *testing.T) {
 	before := l.agentRoutes(t, "node2")
 	tr := l.startTraffic(t, podPairs()...)
@@ -76,7 +77,7 @@ func (l *clusterLife) flapLink(t *testing.T) {
 	l.checkReach(t)
 }
 
-// watchNode returns the time at which the API server reported the wanted value for a node.
+// watchNode waits until the API server reports the wanted value for a node, and returns the time of this report.
 func (c *testCluster) watchNode(t *testing.T, node, path, wanted string) <-chan time.Time {
 	t.Helper()
 	cmd := exec.Command(c.script, "exec", c.dir, "plane", "kubectl", "get", "node", node, "--watch", "-o", "jsonpath={"+path+"}{\"\\n\"}")
