@@ -118,7 +118,7 @@ func (s *soakRun) startStorm(n int) bool {
 	return len(list) > 2
 }
 
-// retryKilled kills an ADD. Afterwards the step runs DEL of the pod, and ADD of the pod's next sandbox with the same ports.
+// retryKilled kills an ADD. Then the step runs DEL of the pod, and runs ADD of the pod's next sandbox with the same ports.
 func (s *soakRun) retryKilled(m faultyRun) bool {
 	a := s.randomFree()
 	if a == nil {
@@ -131,7 +131,7 @@ func (s *soakRun) retryKilled(m faultyRun) bool {
 	return true
 }
 
-// repeatDel kills a DEL and retries DEL until it succeeds.
+// repeatDel kills a DEL and retries DEL until DEL succeeds.
 func (s *soakRun) repeatDel(m faultyRun) bool {
 	a := s.randomPod(nil)
 	if a == nil {
@@ -143,7 +143,7 @@ func (s *soakRun) repeatDel(m faultyRun) bool {
 	return true
 }
 
-// forgetKilled kills a DEL and never retries it.
+// forgetKilled kills a DEL and does not retry DEL.
 func (s *soakRun) forgetKilled(m faultyRun) bool {
 	a := s.randomPod(nil)
 	if a == nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// probeAttempts is the number of tries of a probe. A probe needs several tries, because a machine under load may lose a packet.
+// probeAttempts is the number of tries of a probe. A probe tries several times, because a machine under load may lose a packet.
 const probeAttempts = 3
 
 // checkServer checks that a client gets the expected server name.
@@ -57,8 +57,8 @@ func (s *soakRun) checkTraffic(a *podSlot) {
 	}
 }
 
-// podElsewhere returns a pod of the other network, or nil if no pod is suitable. The node routes the traffic to this pod, so the traffic
-// needs no additional neighbour entry.
+// podElsewhere returns a pod of the other network, or nil if no pod is suitable. The node routes the traffic between the two networks, so
+// the traffic needs no additional neighbour entry.
 func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
 	var list []*podSlot
 	for _, other := range s.livePods() {

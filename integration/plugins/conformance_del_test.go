@@ -234,7 +234,7 @@ func TestDelReadOnly(t *testing.T) {
 	}
 }
 
-// TestDelBusy: DEL cannot delete a lease, although the folder is writable, and reports this lease.
+// TestDelBusy: although the folder is writable, DEL cannot delete a lease. DEL then reports this lease.
 func TestDelBusy(t *testing.T) {
 	n := newNode(t, "undeletable", 122, "nftables")
 	before := harness.Watch(t)

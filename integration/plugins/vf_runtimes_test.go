@@ -157,7 +157,8 @@ func TestVFsByCRIO(t *testing.T) {
 	})
 }
 
-// restartedRuntime returns the runtime after a restart without libcni's cache. All pods are then old enough for GC.
+// restartedRuntime returns a runtime that has restarted and has lost libcni's cache. restartedRuntime also makes all pods old enough for
+// GC.
 func (l vfNode) restartedRuntime(t *testing.T) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork(l.conflist, t.TempDir(), nil)
