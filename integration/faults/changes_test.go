@@ -31,7 +31,7 @@ func (c pluginCall) toleratesFailure(change string) bool {
 // forEachChange runs the given test once for each change of a successful call. The change is the name of the subtest.
 func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w faultWorld, n int)) {
 	w.Helper()
-	if len(changes) == 0 && c.plugin != "bandwidth" { // its devices disappear with the bridge's link
+	if len(changes) == 0 && c.plugin != "bandwidth" { // bandwidth may change nothing, because its devices disappear with the bridge's link
 		w.Errorf("%s %s makes no change that could fail", c.plugin, c.verb)
 	}
 	for i, op := range changes {

@@ -228,7 +228,7 @@ func testDamagedRecords(t *testing.T) {
 		s.Next++
 		_, checked := s.Do("CHECK", rt, nil)
 		_, deleted := s.Do("DEL", rt, nil)
-		if i%15 == 14 { // a folder cannot be read or replaced: DEL reports it until it is removed
+		if i%15 == 14 { // DEL cannot read or replace a folder, and reports the folder until the folder is removed
 			err = os.RemoveAll(path)
 			_, deleted = s.Do("DEL", rt, nil)
 		}

@@ -119,7 +119,7 @@ func TestFaultIrregular(t *testing.T) {
 	for _, path := range slices.Concat(own, shared) {
 		for kind, place := range harness.InOrder(irregularFiles) {
 			if kind == "device" && !canMakeDevices() {
-				continue // only root of the initial user namespace can create them
+				continue // only root of the initial user namespace can create device files
 			}
 			// If a FIFO is at the temporary path of a record, a plugin that opens this path could block forever. Each run tests this case.
 			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {

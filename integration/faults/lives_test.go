@@ -22,7 +22,7 @@ import (
 
 const (
 	vfsOfCard = 4
-	faulty    = 20 // one of this many calls fails at a change, and one is killed
+	faulty    = 20 // one of 20 calls fails at a change, and one of 20 calls is killed
 )
 
 // vfNode is a node on which pods with VFs start and end. The emulated runtime sends one DEL after a failed ADD. The emulated runtime
@@ -34,11 +34,11 @@ type vfNode struct {
 	host    *kernel.Node
 	golden  []string
 	running []*podLife // index: VF
-	late    []*podLife // their DEL comes late, perhaps when another pod has the VF
+	late    []*podLife // pods with a late DEL; at this DEL, another pod may have the VF
 	usual   map[string]callOutcome
 
 	number, failed, killed int
-	dirty, after, refused  int // after: pods that got a VF before its restoration
+	dirty, after, refused  int // the field after counts the pods that got a VF before its restoration
 }
 
 // podLife is the life of one pod.

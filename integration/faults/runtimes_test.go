@@ -118,7 +118,7 @@ func (s *soakRun) startStorm(n int) bool {
 	return len(list) > 2
 }
 
-// retryKilled kills an ADD. Then the step runs DEL of the pod, and runs ADD of the pod's next sandbox with the same ports.
+// retryKilled kills an ADD. Then retryKilled runs DEL of the pod, and runs ADD of the pod's next sandbox with the same ports.
 func (s *soakRun) retryKilled(m faultyRun) bool {
 	a := s.randomFree()
 	if a == nil {
@@ -159,7 +159,7 @@ func (s *soakRun) forgetKilled(m faultyRun) bool {
 // chain fail.
 type failingExec struct {
 	invoke.DefaultExec
-	plugin, at int // plugin's index in the chain, and the change's number
+	plugin, at int // index of the plugin in the chain, and number of the change
 	started    int
 	failed     bool
 }

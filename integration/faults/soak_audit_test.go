@@ -75,7 +75,7 @@ func (s *soakRun) checkOwned(orphans map[string]bool) {
 	s.Helper()
 	known := s.knownIdentities()
 	maps.Copy(known, orphans)
-	for _, path := range s.statePaths() { // after a killed ADD only the lease names the addresses
+	for _, path := range s.statePaths() { // after a killed ADD, only the lease contains the addresses
 		lease, err := os.ReadFile(path)
 		if container, _, ok := strings.Cut(string(lease), "\r\n"); err == nil && ok && orphans[container] {
 			known[filepath.Base(path)] = true

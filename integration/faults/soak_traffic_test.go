@@ -62,7 +62,7 @@ func (s *soakRun) checkTraffic(a *podSlot) {
 func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
 	var list []*podSlot
 	for _, other := range s.livePods() {
-		if other.network != a.network && len(other.lost) == 0 { // a pod that lost a record may lack state that only the record names
+		if other.network != a.network && len(other.lost) == 0 { // a pod that lost a record may lack state that only the record contains
 			list = append(list, other)
 		}
 	}

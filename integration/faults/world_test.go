@@ -72,7 +72,7 @@ type faultWorld struct {
 // newWorld calls `connectPod()` for each pod. This function does the work of a main plugin.
 func newWorld(t *testing.T, c pluginChain) faultWorld {
 	t.Helper()
-	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and notes it
+	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and records that it has done so
 		kubelet := t.TempDir()
 		if err := os.Mkdir(filepath.Join(kubelet, "pod-resources"), 0o700); err != nil {
 			t.Fatal(err)

@@ -110,7 +110,7 @@ func checkLimitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	}
 	defer l.Close()
 	size := int64(rate / 8)
-	go func() { // the server reads everything, and then sends the same amount
+	go func() { // the server reads all bytes, and then sends the same number of bytes
 		for {
 			c, err := l.Accept()
 			if err != nil {

@@ -23,7 +23,7 @@ func TestOldChain(t *testing.T) {
 				if err := json.Unmarshal(harness.ChainOf(t, "1.1.0", backend), &list); err != nil {
 					t.Fatal(err)
 				}
-				plugins := list["plugins"].([]any)[:2] // bandwidth requires 0.3.0, like the reference's
+				plugins := list["plugins"].([]any)[:2] // bandwidth requires 0.3.0, as the reference plugin does
 				list = list.With("plugins", plugins, "cniVersion", version)
 				if version == "" {
 					delete(list, "cniVersion")

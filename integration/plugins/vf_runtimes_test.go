@@ -142,7 +142,7 @@ func TestVFsByCRIO(t *testing.T) {
 		l.Must(t, "DEL", rt)
 		l.oracle.Clean(t, "a pod of CRI-O")
 
-		l.Must(t, "ADD", rt) // its DEL and the pod are lost
+		l.Must(t, "ADD", rt) // the runtime has lost the pod and sends no DEL for the pod
 		for _, name := range []string{"net1", "net2"} {
 			card.Leave(t, l.web.Path, name)
 		}

@@ -39,7 +39,7 @@ type scaleRow struct {
 	started, peak  int64         // peak of the resident memory after the start, and at the end
 	updates, joins float64       // percent of a core
 	lags           []time.Duration
-	agentLag       time.Duration // the part of the agent, on average
+	agentLag       time.Duration // the agent's share of the delay, on average
 	writes         int           // at a restart
 	load           string
 }

@@ -45,7 +45,7 @@ func TestReport(t *testing.T) {
 		states[name] = one.State
 	}
 	want := map[string]specState{
-		hostPort: passed, closeWait: passed, // in the serial part alone
+		hostPort: passed, closeWait: passed, // only in the serial part
 		intraPod: passed, large: skipped, resolv: failed, localhost: failed,
 	}
 	if diff := cmp.Diff(want, states); diff != "" {

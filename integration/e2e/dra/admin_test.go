@@ -43,7 +43,7 @@ spec:
 		t.Errorf("the administrator's container has the addresses %v, want %v", got, l.ids)
 	}
 	l.template("more", "nic")
-	l.pod("late", "nic=+more") // the VF is free although the administrator's claim names it
+	l.pod("late", "nic=+more") // the VF is free, although the administrator's claim contains it
 	l.runs("late")
 	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
 	l.delete("web")
@@ -80,7 +80,7 @@ func TestPreScheduled(t *testing.T) {
 		t.Error(err)
 	}
 	l.allocate("vf", nodeName, deviceName(l.ids[5]))
-	l.runs("web") // the claim controller reserves it for pods with a node
+	l.runs("web") // the claim controller reserves a claim for pods that have a node
 	l.attached("web", l.ids[5])
 }
 

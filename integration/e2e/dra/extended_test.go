@@ -155,7 +155,7 @@ func TestMigrateNode(t *testing.T) {
 	t.Logf("the device plugin offers the free VF after %.1f s", took.Seconds())
 	l.attached("during", during...)
 	l.limits("after", resource, 1)
-	l.event("after", "Insufficient "+resource) // the scheduler counts the limits of pod during, whose VFs come from a claim
+	l.event("after", "Insufficient "+resource) // the scheduler also counts the limits of the pod "during", although its VFs come from a claim
 	l.delete("during")
 	within(t, "the node has all VFs", func() error {
 		if n := l.allocatable(resource); n != int64(len(l.ids)) {

@@ -54,7 +54,7 @@ func (l *lab) script(text string) (restore func()) {
 	l.Helper()
 	const at = "/opt/cni/bin/sriov"
 	const real, new = at + ".real", at + ".new"
-	_ = os.Remove(real) // the plugin of an earlier test: its script may still run and call it
+	_ = os.Remove(real) // the plugin of an earlier test: the script of this test may still call the plugin
 	text = "#!/bin/sh\nREAL=" + real + "\n" + text
 	if err := errors.Join(os.Link(at, real), os.WriteFile(new, []byte(text), 0o755), os.Rename(new, at)); err != nil {
 		l.Fatal(err)

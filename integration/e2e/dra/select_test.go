@@ -206,7 +206,7 @@ func (l *lab) startStub() {
 	if err != nil {
 		l.Fatal(err)
 	}
-	l.last = append(l.last, func() { helper.Stop(); cancel() }) // the kubelet unprepares by it
+	l.last = append(l.last, func() { helper.Stop(); cancel() }) // the kubelet needs this driver to unprepare claims
 	l.create(`
 kind: ResourceSlice
 metadata: {name: ` + l.ns + `-cpus}

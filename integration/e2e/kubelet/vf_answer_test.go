@@ -69,7 +69,7 @@ func TestWhoAnswers(t *testing.T) {
 
 	l.devicePlugin.endProgram(syscall.SIGKILL)
 	if _, err := os.Stat(allocation.Socket); err != nil {
-		t.Error(err) // it refuses connections, as after a crash
+		t.Error(err) // the socket must remain and refuse connections, as after a crash
 	}
 	web := l.endSandbox("web")
 	l.awaitRestarted("plain", l.endSandbox("plain"))
@@ -151,7 +151,7 @@ func TestRateLimit(t *testing.T) {
 			l.checkAttached(name, ids[name]...)
 		}
 		for name := range uids {
-			if who == "daemon" { // a container with the daemon's devices needs the daemon
+			if who == "daemon" { // a container with devices of the daemon starts only while the daemon runs
 				l.awaitRestarted(name, former[name])
 			}
 		}

@@ -106,7 +106,7 @@ func (l *vfLab) putPod(name string, containers ...containerSpec) {
 func (l *vfLab) write(name string, manifest any) {
 	l.t.Helper()
 	data, err := json.Marshal(manifest)
-	hidden := filepath.Join(manifests, "."+name) // the kubelet leaves it alone
+	hidden := filepath.Join(manifests, "."+name) // the kubelet ignores hidden files
 	if err := errors.Join(err, os.WriteFile(hidden, data, 0o600), os.Rename(hidden, filepath.Join(manifests, name+".json"))); err != nil {
 		l.t.Fatal(err)
 	}

@@ -169,7 +169,7 @@ func (f *flannelCluster) startTraffic(t *testing.T, from, to string) *openCalls 
 		udp = udp[1:2]
 	}
 	tcp := append(f.tcpPaths(from, to), dialPath{from + "1", outside, echoPort})
-	if f.backend == "host-gw" || from != "new" { // after the return to flannel, a vxlan node has another address towards pods
+	if f.backend == "host-gw" || from != "new" { // after the return to flannel, a vxlan node uses another source address for packets to pods
 		tcp = append(tcp, dialPath{"node1", f.places[to+"2"].address["4"], echoPort})
 	}
 	for _, p := range f.tcpPaths(from, to) {

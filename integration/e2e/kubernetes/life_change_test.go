@@ -123,8 +123,8 @@ func (c *testCluster) restartKubelet(t *testing.T, node, old, now string) {
 	c.runScript(t, "exec", node, "sh", "-c", "kill -KILL $(cat /run/node/kubelet.pid)")
 }
 
-// changeAddress replaces the addresses of a node, and the kubelet reports the new addresses. Afterwards the node gets its old addresses
-// back.
+// changeAddress replaces the addresses of a node, and the kubelet reports the new addresses. At the end, changeAddress restores the old
+// addresses.
 func (l *clusterLife) changeAddress(t *testing.T) {
 	old, now := [2]string{"192.0.2.12", "2001:db8::12"}, [2]string{"192.0.2.22", "2001:db8::22"}
 	before := l.allRoutes(t)

@@ -40,7 +40,7 @@ func TestThroughput(t *testing.T) {
 	}
 	for i := range rounds {
 		for j := range 2 {
-			if i%2 == j { // the two sides alternate in going first
+			if i%2 == j { // the first measurement of each pair alternates between the two kinds of routes
 				c.restoreRoutes(t, hand)
 				measure("by hand", "server2")
 			} else {
