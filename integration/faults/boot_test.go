@@ -173,8 +173,8 @@ func testRebootMidway(t *testing.T, verb string) {
 	s.Report(t)
 }
 
-// testClocks attaches a pod and detaches it after a large change of the wall clock. testClocks shifts the modification times of the state
-// files by the same amount.
+// testClocks emulates a large change of a clock between ADD and DEL of a pod. To emulate a change of the wall clock, testClocks changes the
+// modification times of the state files.
 func testClocks(t *testing.T) {
 	unshare := harness.Program(t, "unshare")
 	s := newSweep(t, "nftables")

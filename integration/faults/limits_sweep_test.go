@@ -18,8 +18,8 @@ import (
 // limitsBudget is the maximum duration of the sampled sweep of one bandwidth verb.
 const limitsBudget = 1500 * time.Millisecond
 
-// limitsSweep kills only the bandwidth plugin. The pod keeps running, and no main plugin deletes its link afterwards. Therefore the sweep
-// finds all leftovers of bandwidth, and notices each fault that interrupts the pod's traffic.
+// limitsSweep kills only the bandwidth plugin. The pod keeps running, and no main plugin deletes the pod's link. Therefore the sweep finds
+// all leftovers of bandwidth, and notices each fault that interrupts the pod's traffic.
 type limitsSweep struct {
 	*harness.Alone
 	verb     string

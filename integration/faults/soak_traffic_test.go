@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// probeAttempts is the number of tries of a probe. A probe tries several times, because a machine under load may lose a packet.
+// probeAttempts is the maximum number of attempts of a probe. A probe makes several attempts, because a machine under load may lose a
+// packet.
 const probeAttempts = 3
 
 // checkServer checks that a client gets the expected server name.
