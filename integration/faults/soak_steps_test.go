@@ -274,7 +274,7 @@ type faultyRun struct {
 // momentsOf returns the approximate number of moments of a verb for a pod with ports and limits.
 func momentsOf(verb string) int { return map[string]int{"ADD": 75, "DEL": 25}[verb] }
 
-// atPoint returns a run that is killed at a random moment of package fault.
+// atPoint returns a run in which a plugin is killed at a random moment (see package fault).
 func (s *soakRun) atPoint(verb string) faultyRun {
 	policy := []string{"self", "root", "all"}[s.random.IntN(3)]
 	e := &faultExec{at: 1 + s.random.IntN(momentsOf(verb)), run: killCommand(policy, syscall.SIGKILL), dir: s.dir}

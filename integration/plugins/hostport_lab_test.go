@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// labAddresses contains the addresses of the lab's machines in one family.
+// labAddresses contains the addresses of the lab's machines in one address family.
 type labAddresses struct {
 	family      string // the option of ip(8)
 	node, lan   string // the node and its router

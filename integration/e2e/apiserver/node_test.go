@@ -124,7 +124,8 @@ func (n *agentNode) awaitReady() {
 	harness.Await(n, n.name+" to be ready", func() bool { return n.nodeCommand(agentProgram(), "run", "--ready").Run() == nil })
 }
 
-// routeGateways returns the gateways of the agent's routes in the kernel. The gateway of an unreachable route is invalid.
+// routeGateways returns the gateways of the agent's routes in the kernel. An unreachable route has no gateway, so its value in the map is
+// the zero value.
 func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	n.Helper()
 	list = map[netip.Prefix]netip.Addr{}

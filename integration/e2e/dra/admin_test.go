@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestAdminAccess: the claim of an administrator's pod lists the addresses of all VFs, both allocated and free. No VF moves, and other pods
-// can still start and end.
+// TestAdminAccess: the claim of an administrator's pod lists the addresses of all VFs, both allocated and free. No VF moves into the
+// administrator's pod, and other pods can still start and end.
 func TestAdminAccess(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
