@@ -294,8 +294,8 @@ func testLockFileRemoved(t *testing.T) {
 	s.Report(t)
 }
 
-// testLockHeld stops a process that holds the lock of an attachment. The stopped process blocks only this attachment, and each verb of the
-// attachment fails after its deadline.
+// testLockHeld stops, with SIGSTOP, a process that holds the lock of an attachment. The stopped process blocks only this attachment, and
+// each verb of the attachment fails after its deadline.
 func testLockHeld(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
@@ -319,8 +319,8 @@ func testLockHeld(t *testing.T) {
 	s.Report(t)
 }
 
-// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD. The returned function kills the stopped
-// process.
+// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD with SIGSTOP. The returned function kills
+// the stopped process.
 func stallADD(t *testing.T, add harness.Call) (dir string, release func()) {
 	t.Helper()
 	dir = t.TempDir()
