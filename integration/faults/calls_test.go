@@ -99,8 +99,8 @@ func TestFaultCalls(t *testing.T) {
 	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 5, 1) })
 }
 
-// failCalls tests a sample of the kinds of failure. The first number is the stride of the sample, and the second number is the first system
-// call that fails. FAULTS=all tests all kinds and calls.
+// failCalls tests a sample of the kinds of failure. The first argument is the stride of the sample, and the second argument is the number
+// of the first system call that fails. With FAULTS=all, the test covers all kinds and calls.
 func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
 	t.Helper()
 	strace := harness.Program(t, "strace")
@@ -168,7 +168,7 @@ func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace str
 }
 
 // failedCalls returns the failed system calls from the output of strace, one for each thread. If strace prints a call in two lines,
-// failedCalls joins the lines, because the second line ("<... write resumed>") names no file.
+// failedCalls joins the lines, because the second line ("<... write resumed>") contains no file name.
 func failedCalls(log string) (hits []string) {
 	began := map[string]string{}
 	for line := range strings.Lines(log) {
@@ -188,8 +188,9 @@ func failedCalls(log string) (hits []string) {
 	return hits
 }
 
-// preventsAnswer reports whether this failure prevents the program from printing a result or an error. The failed call then had one of
-// three purposes: to write to stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go runtime.
+// preventsAnswer reports whether this failure prevents the program from printing a result or an error. If the result is true, the failed
+// call had one of three purposes: to write to stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go
+// runtime.
 func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }
@@ -229,8 +230,8 @@ func TestFaultLimits(t *testing.T) {
 	})
 }
 
-// addLimited runs ADD of a plugin under a resource limit. If the plugin must answer, ADD returns a result or an error with a code. A DEL
-// without the limit must then remove everything.
+// addLimited runs ADD of a plugin under a resource limit. If the plugin must answer, ADD returns a result or an error with a code. After
+// ADD, a DEL without the resource limit must remove everything.
 func (s *killSweep) addLimited(t *testing.T, plugin string, answers bool, wrap ...string) {
 	t.Helper()
 	s.tryCase(t, plugin+" under "+strings.Join(wrap, " "), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {

@@ -49,7 +49,7 @@ func sharedState() *regexp.Regexp {
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
-// TestFirst (F-11) attaches the first pod of a node, once for each change of this ADD, and lets this change fail. Some of the changes
+// TestFirst (F-11) runs ADD of a node's first pod once for each change that this ADD makes, and lets this change fail. Some of the changes
 // create shared state. No state that belongs only to this pod remains, and the second ADD creates the missing shared state.
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {

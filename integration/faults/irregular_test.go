@@ -63,7 +63,7 @@ func makeTargets(t *testing.T) (untouched func() error) {
 	}
 }
 
-// filePaths returns the paths of the tested pod's files and of the shared files. The list also contains the paths of the temporary files
+// filePaths returns the paths of the tested pod's files and of the shared files. filePaths also returns the paths of the temporary files
 // for atomic writes.
 func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 	t.Helper()
@@ -119,9 +119,9 @@ func TestFaultIrregular(t *testing.T) {
 	for _, path := range slices.Concat(own, shared) {
 		for kind, place := range harness.InOrder(irregularFiles) {
 			if kind == "device" && !canMakeDevices() {
-				continue // only root of the initial user namespace can create them
+				continue // only root of the initial user namespace can create device files
 			}
-			// A plugin that opens a FIFO at the temporary path of a record could block forever. Each run tests this case.
+			// If a FIFO is at the temporary path of a record, a plugin that opens this path could block forever. Each run tests this case.
 			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {
 				continue
 			}

@@ -96,7 +96,7 @@ func (m *verbModel) runRound(number int) {
 	for i := range steps {
 		steps[i] = verbMove{verb: []string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC"}[m.random.IntN(6)], actor: m.random.IntN(actorCount)}
 		for j := range actorCount {
-			// GC gets a list of the valid attachments, as from a runtime. Sometimes one attachment is missing from the list.
+			// The test passes a list of the valid attachments to GC, as a runtime does. Sometimes one attachment is missing from the list.
 			steps[i].keeps = append(steps[i].keeps, m.attached[j] && m.random.IntN(6) > 0)
 		}
 		c, delay := m.call(steps[i]), time.Duration(m.random.IntN(20))*time.Millisecond

@@ -118,7 +118,7 @@ func (s *soakRun) startStorm(n int) bool {
 	return len(list) > 2
 }
 
-// retryKilled kills an ADD. Afterwards the step runs DEL of the pod, and ADD of the pod's next sandbox with the same ports.
+// retryKilled kills an ADD. Then retryKilled runs DEL of the pod, and runs ADD of the pod's next sandbox with the same ports.
 func (s *soakRun) retryKilled(m faultyRun) bool {
 	a := s.randomFree()
 	if a == nil {
@@ -131,7 +131,7 @@ func (s *soakRun) retryKilled(m faultyRun) bool {
 	return true
 }
 
-// repeatDel kills a DEL and retries DEL until it succeeds.
+// repeatDel kills a DEL and retries DEL until DEL succeeds.
 func (s *soakRun) repeatDel(m faultyRun) bool {
 	a := s.randomPod(nil)
 	if a == nil {
@@ -143,7 +143,7 @@ func (s *soakRun) repeatDel(m faultyRun) bool {
 	return true
 }
 
-// forgetKilled kills a DEL and never retries it.
+// forgetKilled kills a DEL and does not retry DEL.
 func (s *soakRun) forgetKilled(m faultyRun) bool {
 	a := s.randomPod(nil)
 	if a == nil {
@@ -159,7 +159,7 @@ func (s *soakRun) forgetKilled(m faultyRun) bool {
 // chain fail.
 type failingExec struct {
 	invoke.DefaultExec
-	plugin, at int // plugin's index in the chain, and the change's number
+	plugin, at int // index of the plugin in the chain, and number of the change
 	started    int
 	failed     bool
 }

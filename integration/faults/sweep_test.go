@@ -91,8 +91,8 @@ func newSweep(t *testing.T, backend string) *killSweep {
 	return s
 }
 
-// settleNode makes the permanent pod old enough for GC. settleNode changes the time of the lease folder, so that the index is rebuilt
-// before the first case. settleNode creates the state that the first pod with a port shares with later pods.
+// settleNode makes the permanent pod old enough for GC. settleNode also changes the modification time of the lease folder, so that a plugin
+// rebuilds the index before the first case. settleNode also creates the state that the first pod with a port shares with later pods.
 func (s *killSweep) settleNode(t *testing.T) {
 	t.Helper()
 	file := "/var/lib/cni/networks/chain/touched"
@@ -146,7 +146,7 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 }
 
 // measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points of the verb and the duration of one case.
-// The duration of one case is about twice the duration of this ADD and DEL.
+// The duration of one case is about twice as long as this ADD and DEL together.
 func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) {
 	t.Helper()
 	points := 0
@@ -173,7 +173,7 @@ func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) 
 	return points, 2 * time.Since(start)
 }
 
-// casesOf pairs every point with every follow-up. The policies alternate from case to case.
+// casesOf pairs every point with every follow-up. Consecutive cases use different policies.
 func casesOf(verb string, points int) []killCase {
 	policies := []string{"self", "root", "all"}
 	follow := []string{thenDel, thenEmptied, thenCollect}

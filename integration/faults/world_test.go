@@ -69,10 +69,10 @@ type faultWorld struct {
 }
 
 // newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain has no main plugin,
-// newWorld connects the pods with connectPod, in place of a main plugin of another project.
+// newWorld calls `connectPod()` for each pod. This function does the work of a main plugin.
 func newWorld(t *testing.T, c pluginChain) faultWorld {
 	t.Helper()
-	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and notes it
+	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and records that it has done so
 		kubelet := t.TempDir()
 		if err := os.Mkdir(filepath.Join(kubelet, "pod-resources"), 0o700); err != nil {
 			t.Fatal(err)
@@ -90,7 +90,7 @@ func newWorld(t *testing.T, c pluginChain) faultWorld {
 	first.addChain(len(c))
 	first.delChain(len(c))
 	w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
-		// The kernel sets the address of lo when lo is first set up.
+		// The kernel adds the address of lo when a program first sets lo up.
 		Ignore: regexp.MustCompile(`^host: file .*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$|: address 127\.0\.0\.1/8 dev lo$`)}
 	w.base = w.take()
 	return w

@@ -19,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The legacy tables of a namespace stay loaded after the first access. These tests therefore come last in this folder.
+// After the first access, the legacy tables stay loaded in the network namespace. Therefore these tests run after all other tests in this
+// folder.
 
 // TestXTables: the node has both iptables programs (legacy and nft), and other programs use iptables at the same time.
 func TestXTables(t *testing.T) {
@@ -108,7 +109,7 @@ func testFlavours(t *testing.T) {
 }
 
 // doMeanwhile runs STATUS, `podlace reload`, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The
-// verb may write the rules of all pods again.
+// verb in between may write the rules of all pods again.
 func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {

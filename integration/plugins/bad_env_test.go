@@ -125,7 +125,7 @@ func TestGoodNames(t *testing.T) {
 	}
 }
 
-// badNamespaces returns paths that are not the network namespace of a pod.
+// badNamespaces returns paths that do not lead to the network namespace of a pod.
 func badNamespaces(t *testing.T) map[string]string {
 	t.Helper()
 	dir := t.TempDir()

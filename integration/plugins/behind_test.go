@@ -105,7 +105,8 @@ func (b *behindLab) views(v6 bool) []clientView {
 	return list
 }
 
-// checkTraffic connects to the hostPort from every client. The last arguments are the titles of the clients that cannot reach the hostPort.
+// checkTraffic connects to the hostPort from every client. The last arguments are the titles of the clients that must not be able to reach
+// the hostPort.
 func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	t.Helper()
 	server, err := harness.ServeClientAddress(b.web, 80)

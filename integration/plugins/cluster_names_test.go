@@ -96,7 +96,7 @@ func TestClusterNames(t *testing.T) {
 }
 
 // TestHolderUnderClusterName: `podlace gc` collects state of a network without a configuration. The plugin that created the state is
-// installed only under its other name.
+// installed only under its other name, podlace-bridge.
 func TestHolderUnderClusterName(t *testing.T) {
 	c := newCollector(t)
 	bin := renamedPlugins(t)

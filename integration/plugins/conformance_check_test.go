@@ -168,7 +168,7 @@ func otherBreakages() map[string]breakage {
 	}
 }
 
-// TestCheckTells makes one kind of damage at a time. CHECK must report each kind of damage. ADD of the next pod repairs the shared state,
+// TestCheckTells causes one kind of damage at a time. CHECK must report each kind of damage. ADD of the next pod repairs the shared state,
 // and CHECK succeeds afterwards.
 func TestCheckTells(t *testing.T) {
 	n := newNode(t, "tells", 140, "nftables")

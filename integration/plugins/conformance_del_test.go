@@ -56,7 +56,7 @@ func TestDelHarsh(t *testing.T) {
 				f.Life(t, plugin, func() {
 					f.Good("ADD", plugin).Run(t).OK(t)
 					edit(f.Good("DEL", plugin)).Run(t).OK(t)
-					if plugin == "loopback" { // loopback cannot find lo without the namespace; lo ends with it
+					if plugin == "loopback" { // without the namespace, loopback cannot find lo; lo disappears with the namespace
 						f.Good("DEL", plugin).Run(t).OK(t)
 					}
 				})
@@ -163,7 +163,7 @@ func TestDelOwn(t *testing.T) {
 // ignore.
 func TestDelUnknown(t *testing.T) {
 	n := newNode(t, "unknown", 120, "nftables")
-	h := n.attach("10.120.0.9") // its ID looks like an address that it does not have
+	h := n.attach("10.120.0.9") // the ID of this pod looks like an address that the pod does not have
 	o := &harness.Oracle{Options: sandbox.Options{Pods: []*sandbox.Pod{h.pod}, Dirs: harness.StateDirs()}}
 	o.Rebase(t)
 	ids := []string{"10.120.0.2", "10.120.0.3", "10.120.0.1", "last_reserved_ip.0", "last_reserved_ip.1", "lock", "mark", "released", "x",
@@ -234,7 +234,7 @@ func TestDelReadOnly(t *testing.T) {
 	}
 }
 
-// TestDelBusy: DEL cannot delete a lease, although the folder is writable, and reports this lease.
+// TestDelBusy: although the folder is writable, DEL cannot delete a lease. DEL then reports this lease.
 func TestDelBusy(t *testing.T) {
 	n := newNode(t, "undeletable", 122, "nftables")
 	before := harness.Watch(t)

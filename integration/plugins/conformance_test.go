@@ -22,8 +22,8 @@ type testNode struct {
 	confs []object
 }
 
-// newNode creates a network for one test. newNode also attaches and detaches a first pod, which creates the shared state. Comparisons of
-// the node's state then show only the state of later pods.
+// newNode creates a network for one test. newNode also attaches and detaches a first pod, which creates the shared state. Therefore
+// comparisons of the node's state show only the state of later pods.
 func newNode(t *testing.T, network string, subnet int, backend string) testNode {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")

@@ -60,7 +60,7 @@ func (s *stubIPAM) killEarly(t *testing.T, y *harness.Tally, script string) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	s.call("DEL").Run(t).OK(t)
-	// The test waits longer than the child sleeps, because no event shows that no allocation happens.
+	// The test waits longer than the child sleeps, because the test cannot wait for an event: a missing allocation causes no event.
 	for end := time.Now().Add(900 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if _, err := os.Stat(lease); err == nil {
 			y.Leaks++

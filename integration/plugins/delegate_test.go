@@ -215,7 +215,7 @@ func TestDelegateStatus(t *testing.T) {
 	s.f.Oracle.Clean(t, "STATUS")
 }
 
-// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins, for every version of the earlier result.
+// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins. The test uses every version for the earlier result.
 func TestPrevResult(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		if plugin == "host-local" {

@@ -17,7 +17,7 @@ import (
 )
 
 // TestF44ForeignHands (F-44): the reference plugin host-local and Podlace's host-local use the same folder in turn. No address is assigned
-// twice, each plugin also deletes leases of the other plugin, and no state remains.
+// twice. Each of the two plugins can delete leases that the other plugin created. No state remains.
 func TestF44ForeignHands(t *testing.T) {
 	harness.Need(t, "host-local")
 	reference := filepath.Join(harness.ReferenceDir(), "host-local")

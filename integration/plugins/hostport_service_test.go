@@ -49,7 +49,7 @@ func (c crossingLab) besideService(t *testing.T, service [2]string, first, undec
 	add := func() { harness.Shell(t, fmt.Sprintf(service[0], harness.NodeV4, harness.IPv4Of(t, c.client))) }
 	t.Cleanup(func() { _ = exec.Command("/bin/sh", "-c", service[1]).Run() })
 	if first {
-		harness.Shell(t, "nft flush ruleset") // earlier pods registered iptables' hooks before the Service's
+		harness.Shell(t, "nft flush ruleset") // pods of earlier tests registered the hooks of iptables before the Service did
 		add()
 	}
 	c.Stderr.Reset()

@@ -84,7 +84,7 @@ func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 	for _, c := range clients {
 		c.awaitServed(t)
 	}
-	// Only portmap runs DEL at this point. The interface of the attachment stays, because the open connections need this interface.
+	// Here only portmap runs DEL. The interface of the attachment stays, because the open connections need this interface.
 	conf := object{"cniVersion": "1.1.0", "name": s.networks[ends].List.Name, "type": "portmap", "backend": s.backends[ends]}
 	harness.NewCall("DEL", "portmap", s.web, s.rt[ends].ContainerID, conf).With("CNI_IFNAME", s.rt[ends].IfName).Run(t).OK(t)
 	for _, c := range clients {

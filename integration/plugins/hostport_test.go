@@ -33,7 +33,7 @@ func dnsPorts(hostIPs ...string) map[string]any {
 }
 
 // TestPortOfOthers (S-06): hostPort 53 receives only packets to an address of the node. Packets from pods, the node and other machines to
-// port 53 of another host reach this host (CVE-2025-67499). The same is true if the hostIP is an address of another host.
+// port 53 of another host reach this host (CVE-2025-67499). This rule also applies if the hostIP is an address of another host.
 func TestPortOfOthers(t *testing.T) {
 	foreign := families()
 	for title, x := range map[string]struct {

@@ -216,7 +216,7 @@ func TestLeftAlone(t *testing.T) {
 		"0 removed, 1 left")
 	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "host-local is left alone",
 		"1 left")
-	// The configuration is gone, so `podlace gc` has only the records.
+	// The configuration is gone, so `podlace gc` knows the network only from the records.
 	says(gc(0, "--conf-dir", t.TempDir(), "--bin-dir", harness.BinDir()), "has no configuration in", "1 removed, 0 left")
 	before.Clean(t, "GC by records alone")
 	says(gc(2, "--conf-dir", filepath.Join(c.conf, "none")), "no such file")

@@ -156,7 +156,7 @@ func validList(s string) []types.GCAttachment {
 	return list
 }
 
-// normaliseJSON sorts the keys of a JSON document. It also replaces random values, which are MAC addresses and names of host-side
+// normaliseJSON sorts the keys of a JSON document. normaliseJSON also replaces random values: MAC addresses and names of host-side
 // interfaces.
 func normaliseJSON(text string) string {
 	var v any

@@ -88,8 +88,8 @@ func foreignIPAM(t *testing.T) (dir string) {
 	return dir
 }
 
-// checkAddresses runs ADD, CHECK and DEL of a pod and checks the addresses of its VFs. Later pods get later addresses from host-local;
-// static always assigns the same address.
+// checkAddresses runs ADD, CHECK and DEL of a pod and checks the addresses of its VFs. host-local assigns a later address to each later
+// pod, and static always assigns the same address.
 func (l vfNode) checkAddresses(t *testing.T, use string, want []string, vfs int) {
 	t.Helper()
 	rt := harness.Attachment(l.web, l.web.Name, nil)

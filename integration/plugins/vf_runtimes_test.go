@@ -142,7 +142,7 @@ func TestVFsByCRIO(t *testing.T) {
 		l.Must(t, "DEL", rt)
 		l.oracle.Clean(t, "a pod of CRI-O")
 
-		l.Must(t, "ADD", rt) // its DEL and the pod are lost
+		l.Must(t, "ADD", rt) // the runtime has lost the pod and sends no DEL for the pod
 		for _, name := range []string{"net1", "net2"} {
 			card.Leave(t, l.web.Path, name)
 		}
@@ -157,7 +157,8 @@ func TestVFsByCRIO(t *testing.T) {
 	})
 }
 
-// restartedRuntime returns the runtime after a restart without libcni's cache. All pods are then old enough for GC.
+// restartedRuntime returns a runtime that has restarted and has lost libcni's cache. restartedRuntime also makes all pods old enough for
+// GC.
 func (l vfNode) restartedRuntime(t *testing.T) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork(l.conflist, t.TempDir(), nil)

@@ -33,7 +33,7 @@ func startProcess(t *testing.T, log string, cmd *exec.Cmd) *testProcess {
 	started := make(chan error)
 	go func() {
 		defer out.Close()
-		runtime.LockOSThread() // whose end is the parent's death
+		runtime.LockOSThread() // the kernel regards the end of this thread as the parent's death
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
 		started <- err

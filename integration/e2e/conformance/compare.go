@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// proxyModes are the modes of kube-proxy that a list can name.
+// proxyModes are the modes of kube-proxy that a list can contain.
 var proxyModes = []string{"iptables", "nftables"} //nolint:gochecknoglobals // a constant
 
 // readList reads the list of specs, and returns the specs that must pass in the given mode of kube-proxy. Each line contains the modes,

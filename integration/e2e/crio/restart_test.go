@@ -23,7 +23,8 @@ const (
 	startTime = 30 * time.Second
 )
 
-// restartCRIO ends CRI-O with a signal and starts CRI-O again. In between, restartCRIO calls the function whileDown, which may be nil.
+// restartCRIO ends CRI-O with a signal and starts CRI-O again. While CRI-O is stopped, restartCRIO calls the function whileDown, which may
+// be nil.
 func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()) {
 	t.Helper()
 	pid := func() (n int) {
@@ -67,8 +68,8 @@ func checkWithin(t *testing.T, limit time.Duration, what string, check func() er
 	}
 }
 
-// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. To keep
-// the addresses, CHECK must succeed when CRI-O starts.
+// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. CRI-O
+// keeps the addresses only if CHECK succeeds when CRI-O starts.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18090
@@ -137,7 +138,7 @@ func TestCheckAtStart(t *testing.T) {
 
 // TestFlush: a flush of the firewall removes the masquerade rules of Podlace and the hostPort rules of CRI-O. CRI-O calls STATUS every five
 // seconds, and this call restores the rules of Podlace. CRI-O does not restore the hostPorts of existing pods, even when CRI-O restarts.
-// The hostPort of a new pod works.
+// The hostPort of a pod that starts after the flush works.
 func TestFlush(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18091

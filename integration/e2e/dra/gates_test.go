@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// hasGate reports whether a feature gate of the cluster is on. The value is from GATES, or else from the defaults of the Kubernetes
-// version.
+// hasGate reports whether a feature gate of the cluster is on. If GATES does not contain the gate, hasGate uses the default of the
+// Kubernetes version.
 func hasGate(name string) bool {
 	for gate := range strings.SplitSeq(os.Getenv("GATES"), ",") {
 		if value, ok := strings.CutPrefix(gate, name+"="); ok {

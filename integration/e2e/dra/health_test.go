@@ -50,7 +50,7 @@ func TestTaintsDropped(t *testing.T) {
 	l := newLab(t, setup{})
 	if hasGate("DRADeviceTaints") {
 		gates := "DRADeviceTaints=false"
-		if hasGate("DRADeviceTaintRules") { // which 1.34 does not know
+		if hasGate("DRADeviceTaintRules") { // Kubernetes 1.34 does not have this gate
 			gates += ",DRADeviceTaintRules=false"
 		}
 		l.gateOff(gates)

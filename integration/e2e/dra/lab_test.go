@@ -28,7 +28,7 @@ const (
 	variable = "PCIDEVICE_EXAMPLE_COM_FAST"
 )
 
-// The configuration "fast" is for most tests. With this configuration, DRA offers all VFs.
+// Most tests use the configuration "fast". With this configuration, DRA offers all VFs.
 const fast = `{"resourceList": [
 	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
 
@@ -54,7 +54,7 @@ type lab struct {
 	ids     []string         // PCI addresses of the VFs, sorted
 	before  map[string]iface // interfaces of the VFs, by PCI address
 	audit   int64            // size of the audit log when the test began
-	isPod   bool             // the daemon runs by a DaemonSet
+	isPod   bool             // a DaemonSet runs the daemon
 	last    []func()         // cleanups that run after the end of all pods
 }
 
@@ -192,7 +192,7 @@ func try(check func() error) (err error) {
 	return err
 }
 
-// The function within() fails the test unless the check succeeds before the time limit passes. The function returns the waiting time.
+// The function within() fails the test unless the check succeeds before the time limit passes. within() returns the waiting time.
 func within(t *testing.T, what string, check func() error) time.Duration {
 	t.Helper()
 	begin := time.Now()

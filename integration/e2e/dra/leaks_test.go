@@ -48,13 +48,13 @@ func TestForceDelete(t *testing.T) {
 	}
 }
 
-// The method script() replaces the sriov plugin by a shell script until the returned function is called. The script finds the path of the
+// The method script() replaces the sriov plugin with a shell script until the returned function is called. The script finds the path of the
 // real plugin in the variable REAL.
 func (l *lab) script(text string) (restore func()) {
 	l.Helper()
 	const at = "/opt/cni/bin/sriov"
 	const real, new = at + ".real", at + ".new"
-	_ = os.Remove(real) // the plugin of an earlier test: its script may still run and call it
+	_ = os.Remove(real) // the plugin of an earlier test: the script of this test may still call the plugin
 	text = "#!/bin/sh\nREAL=" + real + "\n" + text
 	if err := errors.Join(os.Link(at, real), os.WriteFile(new, []byte(text), 0o755), os.Rename(new, at)); err != nil {
 		l.Fatal(err)

@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// The function needs() returns an error that names a missing precondition.
+// The function needs() returns an error that describes a missing precondition.
 func needs() error {
 	for _, name := range []string{"KUBERNETES", "CONTAINERD"} {
 		if os.Getenv(name) == "" {

@@ -84,7 +84,7 @@ func content(list []resourceapi.ResourceSlice) (all []resourceapi.ResourceSliceS
 	return all
 }
 
-// contentOf returns the content of slices without generations.
+// contentOf returns the content of slices without the pool generations.
 func contentOf(list []resourceapi.ResourceSlice) []resourceapi.ResourceSliceSpec {
 	all := content(list)
 	for i := range all {
@@ -107,8 +107,8 @@ func number(d resourceapi.Device, name resourceapi.QualifiedName) int64 {
 	return -100
 }
 
-// TestPublished: each VF is a device in a slice of its PF, in the node's pool. The device has the attributes for the selectors of claims,
-// and no attribute that changes often. A restarted daemon writes no slice.
+// TestPublished: each VF is a device in a slice of its PF, in the node's pool. The device has the attributes that the selectors of claims
+// can use, and has no attribute that changes often. A restarted daemon writes no slice.
 func TestPublished(t *testing.T) {
 	l := newLab(t, setup{})
 	all := l.slices()

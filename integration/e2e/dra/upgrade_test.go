@@ -94,7 +94,8 @@ func daemonLogs() string {
 // authorizer has processed the binding of the pod to this node. In this case, the kubelet calls no driver.
 const authorizerLate = `is forbidden: User "system:node:`
 
-// TestUpgrade updates the shipped DaemonSet while pods with claims start and end. No slice is written, and all pods keep their VFs.
+// TestUpgrade updates the shipped DaemonSet while pods with claims start and end. During the update, the daemon writes no slice, and all
+// pods keep their VFs.
 func TestUpgrade(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Cleanup(func() {

@@ -25,7 +25,7 @@ func allocatableDevices(t *testing.T, of string) ([]allocation.Device, error) {
 }
 
 // checkFree returns an error unless the kubelet has the given number of free VFs. checkFree starts a pod that requests too many VFs,
-// because the kubelet's reason for the rejection contains the number.
+// because the kubelet's reason for the rejection contains the number of free VFs.
 func (l *testLab) checkFree(want int) error {
 	l.t.Helper()
 	name := fmt.Sprint("greedy-", l.started)

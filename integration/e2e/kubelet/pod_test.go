@@ -79,7 +79,7 @@ func (l *testLab) putManifest(name string, limits podResources) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	hidden := filepath.Join(manifests, "."+name) // the kubelet leaves it alone
+	hidden := filepath.Join(manifests, "."+name) // the kubelet ignores hidden files
 	if err := os.WriteFile(hidden, data, 0o600); err != nil {
 		l.t.Fatal(err)
 	}

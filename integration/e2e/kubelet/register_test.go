@@ -26,7 +26,7 @@ func TestRegister(t *testing.T) {
 					l.runDaemon()
 				} else {
 					l.runDaemon()
-					time.Sleep(500 * time.Millisecond) // it finds no kubelet
+					time.Sleep(500 * time.Millisecond) // the daemon finds no kubelet
 					l.runKubelet()
 				}
 				t.Logf("registered %d ms after the start of the second", l.awaitReady(20*time.Second).Milliseconds())

@@ -29,7 +29,7 @@ const (
 	conflist = "10-podlace-sriov.conflist"
 )
 
-// vfLab is a lab whose pods get VFs through the shipped conflist. Veths replace the VFs' interfaces.
+// vfLab is a lab whose pods get VFs through the shipped conflist. Veths take the place of the VFs' interfaces.
 type vfLab struct {
 	*testLab
 	before map[string]linkInfo // interfaces of the VFs, by PCI address
@@ -80,7 +80,7 @@ type containerSpec struct {
 	first  bool // an init container
 }
 
-// startMark begins the first line that each container prints. The rest of the line lists the interfaces of the container.
+// The first line that each container prints begins with startMark. The rest of the line lists the interfaces of the container.
 const startMark = "interfaces when it starts:"
 
 // putPod writes a new pod's manifest into the kubelet's folder.
@@ -106,7 +106,7 @@ func (l *vfLab) putPod(name string, containers ...containerSpec) {
 func (l *vfLab) write(name string, manifest any) {
 	l.t.Helper()
 	data, err := json.Marshal(manifest)
-	hidden := filepath.Join(manifests, "."+name) // the kubelet leaves it alone
+	hidden := filepath.Join(manifests, "."+name) // the kubelet ignores hidden files
 	if err := errors.Join(err, os.WriteFile(hidden, data, 0o600), os.Rename(hidden, filepath.Join(manifests, name+".json"))); err != nil {
 		l.t.Fatal(err)
 	}

@@ -25,8 +25,8 @@ var (
 	apiAway = flag.Duration("api-away", time.Minute, "TestClusterLife: how long the API server is away")
 )
 
-// eventLimit is the maximum time that the tests wait for an expected event. This limit is long because some machines are slow. The limit is
-// no measure of performance.
+// eventLimit is the maximum time that the tests wait for an expected event. This limit is long because some machines are slow. The limit
+// does not measure performance.
 const eventLimit = 2 * time.Minute
 
 // TestClusterLife: events such as a reboot cause only unavoidable packet losses, and no ADD fails.

@@ -156,7 +156,7 @@ func (r *echoTraffic) endFlows(t *testing.T, except string) (lost, exceptLost in
 	sent, texts := 0, []string{}
 	for _, f := range r.flows {
 		missing, limit := f.countLost(t), time.Now().Add(10*time.Second)
-		if except != "" { // many replies never arrive
+		if except != "" { // in this case, many replies never arrive
 			limit = time.Now().Add(time.Second)
 		}
 		for ; missing > 0 && time.Now().Before(limit); missing = f.countLost(t) {
