@@ -32,8 +32,8 @@ func dial(socket string, until time.Time) (*conn, error) {
 	return c, nil
 }
 
-// callWithDeadline runs a blocking system call and retries it after a signal. The socket option (SO_SNDTIMEO or SO_RCVTIMEO) limits the
-// time of the call.
+// callWithDeadline runs a blocking system call and retries it after a signal. The socket option (SO_SNDTIMEO or SO_RCVTIMEO) limits how
+// long the call may block.
 func (c *conn) callWithDeadline(option int, f func() error) error {
 	for {
 		left := time.Until(c.until)

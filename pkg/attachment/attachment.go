@@ -57,8 +57,8 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset() returns the position of a byte in the network's lock file. This byte serves as the attachment's lock. All plugins of a chain use
-// the same lock. Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
+// offset() returns the position of the attachment's lock, which is one byte in the network's lock file. All plugins of a chain use the same
+// lock. Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)

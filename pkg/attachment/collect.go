@@ -66,8 +66,9 @@ func (g *GC[T]) fail(rec Record, err error) {
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 
-// Unreadable yields the hash of each unreadable record, for example of a record that a newer version wrote. Records that GC must keep are
-// not yielded. Each unreadable record is logged. The caller removes all state that belongs to the hash, and calls ReportUnreadable.
+// Unreadable yields the hash of each unreadable record, for example of a record that a newer version wrote. Unreadable logs each of these
+// records. It does not yield the records that GC must keep. The caller removes all state that belongs to the hash, and calls
+// ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")

@@ -42,7 +42,7 @@ func Plugin() plugin.Plugin {
 
 const devicePrefix = "bwp"
 
-// ifbName returns the device name that the reference plugin would use. After a rollback, the reference plugin can therefore remove the
+// ifbName returns the device name that the reference plugin also uses. After a rollback, the reference plugin can therefore remove the
 // device.
 func ifbName(key attachment.Key) string { return devicePrefix + key.ReferenceHash()[:12] }
 
@@ -145,8 +145,8 @@ func (st state) subtract(next state) state {
 	return st
 }
 
-// merge() returns the limits of two states of the same link. If both states have a limit for a direction, the result contains the limit of
-// the state in the argument.
+// merge() returns the limits of two states of the same link. If both states have a limit for a direction, the argument's limit takes
+// precedence.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
@@ -210,8 +210,8 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 }
 
 // hostSide returns the host side of the pod's link pair. The namespaces of the two ends are compared by the IDs that the kernel assigns to
-// them. The result is an error if prevResult contains another link that also leads into the pod. A pod with several interfaces could
-// exchange their names.
+// them. The result is an error if prevResult contains another link that also leads into the pod: the pod may have exchanged the names of
+// its interfaces.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 // never less than burstFrames full frames.
 //
 // A segment is a packet of up to 64 KiB. If a segment is longer than the burst, the kernel splits it into frames before queueing
-// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only. In return, the packets in the
-// queues of these links are small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments,
-// because a shorter queue would drop every segment.
+// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable only on slow links, but it keeps the queued packets
+// small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments, because a shorter queue
+// would drop every segment.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -45,8 +45,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	}
 	burst = min(max(burst, burstFrames*frame), l.sentIn(maxBurstTime), maxBytes)
 	queue := max(l.sentIn(latency), queueFrames*frame, queueSegments*min(burst, segment))
-	// A queue that is full of whole frames must still have room for small packets, at least half a frame. Without this room, greedy flows
-	// would keep the queue full, and no small packet would ever enter it.
+	// A queue that is full of whole frames must still have room for half a frame, so that small packets fit into the queue. Without this room,
+	// greedy flows would keep the queue full, and no small packet would ever enter it.
 	counted := uint64(mtu + header)
 	queue += max(queue%counted, counted/2) - queue%counted
 	bucket := kernel.Bucket{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}

@@ -55,7 +55,7 @@ func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return plugin.Plugin{Name: "bridge", Add: b.add, Del: b.del, Check: b.check, GC: b.gc, Status: b.status}
 }
 
-// A job is one ADD or CHECK. It contains the request, the request's configuration and the open handles.
+// A job describes one ADD or CHECK: the request, the request's configuration and the open handles.
 type job struct {
 	r    *plugin.Request
 	cfg  Config
@@ -185,7 +185,7 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if recorded && st.Unfinished {
-		// An earlier process began this ADD. That process has ended, because the current process holds the lock. The links that it created are
+		// An earlier process began this ADD. That process has ended, because the current process holds the lock. The links of that process are
 		// found by their names.
 		if err := b.clear(j, st); err != nil {
 			return err

@@ -94,8 +94,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 			continue
 		}
 		if gw.Addr().Is6() && !other.Overlaps(gw) {
-			// This address does not conflict, so it may stay. An address from an earlier configuration of the network is removed once no pod uses
-			// it.
+			// This address does not conflict with the gateway address. The address is removed only if an earlier configuration of the network added
+			// it and no pod uses it any more.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}

@@ -93,8 +93,9 @@ func etherSource() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
 }
 
-// toBridge matches frames to the destinations 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes these frames itself, for
-// example LACP and LLDP. The guard rules see these frames only because the port is set to forward them (kernel.NS.SetReserved).
+// toBridge matches frames whose destination is in the range 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes these
+// frames itself, for example LACP and LLDP. The guard rules see these frames only because the port is set to forward them
+// (kernel.NS.SetReserved).
 func toBridge() []expr.Any {
 	destination := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 6}
 	return []expr.Any{destination, &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: []byte{1, 0x80, 0xc2, 0, 0, 1},

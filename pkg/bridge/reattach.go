@@ -78,9 +78,9 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	return j.att.Note(note, identity)
 }
 
-// pinMAC makes the kernel keep the bridge's current MAC. An unpinned bridge takes the lowest MAC of its ports. After a change, pods would
-// send packets to the previous MAC for some seconds. A bridge that ADD of any network created already has a pinned MAC. The reference
-// plugin pins the MAC whenever it adds a gateway address.
+// pinMAC makes the kernel keep the bridge's current MAC. An unpinned bridge always has the lowest MAC of its ports. After a change of the
+// bridge's MAC, pods send packets to the previous MAC for some seconds. If an ADD of any network created the bridge, the MAC is already
+// pinned. The reference plugin pins the MAC whenever it adds a gateway address.
 func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	if made {
 		return nil

@@ -40,9 +40,8 @@ func FromRecord(rec attachment.Record) (Recorded, error) {
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
 
 // ToReference returns the steps that replace an attachment's rules by rules of the reference plugin, so that the reference plugin's DEL can
-// remove them. The argument addresses contains all addresses of the container in the network, because the reference plugin uses one
-// iptables chain for all of them. Podlace's own nftables rules are not removed here. The nftables rules are removed together with their
-// tables.
+// remove them. The second argument contains all addresses of the container in the network, because the reference plugin uses one iptables
+// chain for all of them. Podlace's own nftables rules are not removed here. The nftables rules are removed together with their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {

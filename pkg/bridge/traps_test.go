@@ -17,7 +17,7 @@ import (
 
 const trapped = "does not have the effect that it suggests"
 
-// runOnNode runs a shell script in the node's namespace. When the test ends, runOnNode runs the script undo.
+// runOnNode runs a shell script in the node's namespace. The second script runs when the test ends.
 func (l lab) runOnNode(script, undo string) {
 	l.Helper()
 	if _, err := exec.LookPath("ip"); err != nil {

@@ -100,8 +100,8 @@ func hasVLANTable(host *kernel.Node) (bool, error) {
 }
 
 // forgetFlushedVLANs removes the note file of the table if the table is missing and no gateway needs the table. An ADD may create the table
-// at the same time. ADD creates the table first and writes the note file afterwards. The function therefore checks again after it has
-// removed the file. If the table exists now, the file is restored.
+// at the same time. ADD creates the table first and writes the note file afterwards. Therefore forgetFlushedVLANs looks for the table again
+// after removing the file. If the table exists by then, forgetFlushedVLANs restores the file.
 func forgetFlushedVLANs(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return nil

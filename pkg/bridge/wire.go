@@ -157,8 +157,8 @@ func (j *job) setMAC(w *wiring, l layer3) error {
 // configure() sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
 // forwards frames as soon as the host side is up.
 func (j *job) configure(w wiring, l layer3) error {
-	// The host side is a bridge port, which needs no IPv6 address. With IPv6, each host side would add three routes to the node, and the
-	// kernel walks all routes at every link change.
+	// The host side is a bridge port, which needs no IPv6 address. With IPv6 on, the kernel would add three routes for each host side. Many
+	// routes slow the node down, because the kernel walks all routes at every link change.
 	if err := j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + w.host.Name + "/disable_ipv6", Value: "1"}); err != nil {
 		return err
 	}
