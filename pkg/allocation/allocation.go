@@ -2,7 +2,7 @@
 
 // Package allocation defines a protocol: other programs ask the SR-IOV device plugin which devices a pod has. A connection carries one
 // question and one answer over a unix socket that only root can use. The question and the answer are one line of JSON each. The package is
-// small, because it is linked into a CNI plugin.
+// kept small, because each CNI plugin process that uses it is started for a single call.
 package allocation
 
 import (
@@ -124,9 +124,9 @@ type Published struct {
 // ErrUncertain means that the pod may have a device although the kubelet lists no container that uses this device.
 var ErrUncertain = errors.New("the device was allocated, but the kubelet lists no container that has it")
 
-// Ask sends a question to the socket and waits for the answer until a deadline. Ask returns the text in the answer's Error as a Go error.
-// If the answer is uncertain, the Go error matches ErrUncertain (errors.Is). The Go error is fs.ErrNotExist or syscall.ECONNREFUSED if no
-// daemon listens, and os.ErrDeadlineExceeded after the deadline.
+// Ask sends a question to the socket and waits for the answer until a deadline. If the answer contains an error, Ask returns a Go error
+// with the same text. If the answer is uncertain, the Go error matches ErrUncertain (errors.Is). The Go error is fs.ErrNotExist or
+// syscall.ECONNREFUSED if no daemon listens, and os.ErrDeadlineExceeded after the deadline.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -142,7 +142,7 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	return a, nil
 }
 
-// answerError is the Go error for an answer whose Error is set.
+// answerError is the Go error for an answer that contains an error.
 type answerError struct{ answer Answer }
 
 func (r answerError) Error() string        { return "the SR-IOV device plugin answers: " + r.answer.Error }

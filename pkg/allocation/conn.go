@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A conn is a blocking connection with a deadline. A conn does not use package net. Every pod start waits for an answer, and starting the
-// poller, the timers and the threads of package net would take longer than the answer.
+// A conn is a blocking connection with a deadline. A conn does not use package net. The start of a pod waits for the answer, and package
+// net would make it wait longer: starting the package's poller, timers and threads takes longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time

@@ -184,8 +184,8 @@ func (a *Attachment) Resave(state any) {
 	}
 }
 
-// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record. The caller then
-// computes the state from the key.
+// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record. Without a readable
+// record, the caller computes the state from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
 	return ok, err

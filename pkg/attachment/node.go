@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any reports whether a plugin has at least one record on the node. Any reads only the file names, not the records.
+// Any reports whether a plugin has at least one record on the node. Only the file names are read, not the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {

@@ -58,7 +58,7 @@ type Of[T any] struct {
 	State T
 }
 
-// States decodes the states in the results of List or AllOf. A record is left out if its state has another format.
+// States decodes the states in the records that List or AllOf returned. A record is left out if its state has another format.
 func States[T any](records []Record, err error) ([]Of[T], error) {
 	var all []Of[T]
 	for _, rec := range records {

@@ -2,7 +2,7 @@
 
 // Package bandwidth limits the traffic that a pod receives and sends. The runtime takes the rates from the pod annotations
 // kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth, and passes them as the bandwidth capability. In the plugin chain, the
-// bandwidth plugin follows a main plugin that connects the pod with a pair of veth or netkit devices.
+// bandwidth plugin follows a main plugin that connects the pod to the node through a pair of veth or netkit devices.
 //
 // Ingress is shaped on the host side of the pair, where the node sends the pod's packets. Egress arrives on the host side of the pair, is
 // redirected to an intermediate functional block device (ifb), and is shaped there. The token buckets for ingress and egress are in the
@@ -357,7 +357,7 @@ func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err erro
 	return link, true, nil
 }
 
-// status() restores lost limits, and only logs an error of this repair. STATUS fails only if the configuration is invalid.
+// status() restores lost limits. If the restoration fails, status() only logs the error. STATUS fails only if the configuration is invalid.
 func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err

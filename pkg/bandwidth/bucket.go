@@ -56,7 +56,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	return &bucket
 }
 
-// logBurst logs that a burst was changed, either to the minimum number of full frames or to the limits of the kernel's clock.
+// logBurst logs that a burst was out of bounds and was changed. The bounds are the minimum number of full frames and the longest time that
+// the kernel's clock can represent.
 func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Bucket) {
 	if got != nil && asked.Burst > 0 && asked.Burst/8 != uint64(got.Burst) {
 		r.Log.Warn("burst is out of bounds and was clamped", "direction", direction, "asked", asked.Burst, "applied", uint64(got.Burst)*8)

@@ -236,7 +236,7 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 // reloadHint is a hint for error messages. The hint lists the command and the verbs that restore state shared by all pods of a network.
 const reloadHint = "'podlace reload', STATUS and GC bring it back"
 
-// checkPaths fails if the node does not forward the pod's packets, or does not route the pod's addresses to its bridge.
+// checkPaths fails if the node does not forward the pod's packets, or does not route packets for the pod's addresses to the pod's bridge.
 func (j *job) checkPaths(w wiring, l layer3) error {
 	families := map[bool]bool{}
 	for i, gw := range l.gateways {

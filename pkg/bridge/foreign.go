@@ -22,7 +22,7 @@ type span struct {
 }
 
 // foreignIntervals returns the intervals that another program added to the network's sets. An interval in both sets is not foreign, because
-// the subnet of a deleted pod stays in both sets. The function lists both sets, whose size depends on the number of subnets.
+// the subnet of a deleted pod stays in both sets. foreignIntervals lists both sets, whose size depends on the number of subnets.
 func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {

@@ -173,7 +173,7 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 }
 
 // userOf describes a pod that is on the bridge and has an address in the gateway's subnet. A port without a record is treated as a user of
-// the subnet. The result is empty if the subnet has no user. The function reads the records of all attachments on the node.
+// the subnet. The result is empty if the subnet has no user. userOf reads the records of all attachments on the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {

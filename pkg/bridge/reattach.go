@@ -19,8 +19,8 @@ type port struct {
 	state
 }
 
-// orphanedPorts returns the host sides that were ports of this bridge, according to the records of all networks, and that have no bridge
-// now. The function is called only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step.
+// orphanedPorts returns host sides that have no bridge now but were ports of this bridge according to the records of all networks. The
+// caller calls orphanedPorts only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step.
 // A bridge that is down may therefore come from a killed ADD that had not attached the orphaned ports yet.
 func (j *job) orphanedPorts() ([]port, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))

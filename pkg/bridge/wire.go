@@ -219,8 +219,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until the kernel answers requests for the new addresses of a link. A timeout is only logged. A slow node may still
-// have to add thousands of addresses, and a repeated ADD would add even more work.
+// awaitAddresses waits until the kernel answers requests for the new addresses of a link. A timeout is only logged, because a repeated ADD
+// would be even more work for a slow node that still has to add thousands of addresses.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {

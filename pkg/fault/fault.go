@@ -48,8 +48,8 @@ func clock() (now time.Time) {
 	return now
 }
 
-// Phase begins a part of a verb other than a change, such as a wait for a lock. The returned function ends the part, and writes the part's
-// time, in microseconds, to the debug log. Without the debug log Phase does nothing.
+// Phase begins a part of a verb that is not a change, for example a wait for a lock. The returned function ends the part, and writes the
+// duration of the part, in microseconds, to the debug log. Without the debug log Phase does nothing.
 func Phase(name string) (end func()) {
 	began := clock()
 	if began.IsZero() {
