@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A conn is a blocking connection with a deadline. A conn does not use package net. The start of a pod waits for the answer, and package
-// net would make it wait longer: starting the package's poller, timers and threads takes longer than the answer.
+// A conn is a blocking connection with a deadline. A conn does not use package net. Each start of a pod waits for an answer. Package net
+// would prolong this wait, because starting the package's poller, timers and threads takes longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time

@@ -165,7 +165,7 @@ func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	return st
 }
 
-// setEgress sets the egress limit and the name of its device. A nil bucket means that there is no limit.
+// setEgress sets the egress limit and the name of the ifb device. A nil bucket means that there is no limit.
 func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	st.Egress, st.IFB = bucket, ""
 	if bucket != nil {
@@ -348,7 +348,7 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 }
 
 // device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may contain the name of another
-// program's link, which must not be changed.
+// program's link, and Podlace must not change that link.
 func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {

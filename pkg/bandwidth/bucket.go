@@ -14,9 +14,9 @@ import (
 // never less than burstFrames full frames.
 //
 // A segment is a packet of up to 64 KiB. If a segment is longer than the burst, the kernel splits it into frames before queueing
-// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable only on slow links, but it keeps the queued packets
-// small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments, because a shorter queue
-// would drop every segment.
+// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable only on slow links. The advantage of splitting is
+// that the queued packets are small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole
+// segments, because a shorter queue would drop every segment.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -98,6 +98,6 @@ func fairQueues(host *kernel.Node) (bool, error) {
 	return has, err
 }
 
-// sentIn returns the number of bytes that are sent in the given time at the limit's rate. The product cannot overflow: for maxRate and
-// maxBurstTime it is less than 2^62.
+// sentIn returns the number of bytes that are sent in the given time at the limit's rate. The product cannot overflow, because maxRate
+// times maxBurstTime is less than 2^62.
 func (l Limit) sentIn(t time.Duration) uint64 { return l.Rate / 8 * uint64(t.Microseconds()) / 1e6 }

@@ -58,7 +58,7 @@ func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
 
-// placeGateway adds a gateway address to the bridge, after it has removed conflicting addresses. If the network has a note file about a
+// placeGateway removes conflicting addresses from the bridge, and then adds a gateway address. If the network has a note file about a
 // conflicting address, an earlier configuration of the network added this address. This old address is removed once no pod uses it. A
 // conflicting address without a note file belongs to another program.
 func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {

@@ -126,8 +126,8 @@ func (g guardRules) notOwnedByPort(value expr.Any, set string) []expr.Any {
 func networkField(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
 // addARPRules accepts two kinds of ARP packets: those with the pod's own MAC and address (RFC 826), and probes for the pod's own address
-// (RFC 5227). The sender address of a probe is 0.0.0.0. A probe for another pod's address is dropped, because it would make that pod give
-// up its address.
+// (RFC 5227). The sender address of a probe is 0.0.0.0. A probe for another pod's address is dropped, because the probe would make the
+// other pod give up the address.
 func (g guardRules) addARPRules(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
 	g.Rule(chain, slices.Concat(g.notOwnedByPort(networkField(8, 6), "macs"), nft.Drop())...)

@@ -57,7 +57,7 @@ func previousMAC(lost []port) net.HardwareAddr {
 
 // adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note file
 // contains the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is
-// new, even if it is up.
+// new to the network, even if this bridge is up.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)

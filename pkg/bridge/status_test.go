@@ -139,9 +139,9 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusAfterYoungerPods checks STATUS if some pods were attached after a flush of iptables, so that their rules exist. STATUS must
-// find the missing rules of older pods. The test includes rules that are missing in only one address family, and a pod whose ADD was
-// killed.
+// TestStatusAfterYoungerPods checks STATUS after a flush of iptables. Pods that were attached after the flush still have their rules.
+// STATUS must find the missing rules of older pods. The test includes rules that are missing in only one address family, and a pod whose
+// ADD was killed.
 func TestStatusAfterYoungerPods(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

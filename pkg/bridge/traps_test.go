@@ -166,7 +166,7 @@ func TestFindingsOfConfiguration(t *testing.T) {
 	}
 }
 
-// TestForeignBridgeWithoutIPAM checks that ADD changes nothing on another program's bridge, and that it logs the finding only once.
+// TestForeignBridgeWithoutIPAM checks that ADD changes nothing on another program's bridge. The log must contain the finding only once.
 func TestForeignBridgeWithoutIPAM(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bttrap", "ipam", nil)
 	t.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-foreign") })

@@ -237,8 +237,8 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 }
 
 // podSettings returns the sysctls for the pod's end of the veth pair. IPv6 is off in a pod of an IPv4 network. The link-local address would
-// bypass policies for the pod's IPv4 address (CVE-2024-32473), and its announcements would go to every bridge port. The other sysctls apply
-// if the pod enables IPv6 later.
+// bypass policies for the pod's IPv4 address (CVE-2024-32473), and the announcements of this address would go to every bridge port. The
+// other sysctls apply if the pod enables IPv6 later.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
 	settings := append(j.hardenedSysctls(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
