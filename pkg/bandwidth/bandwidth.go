@@ -6,7 +6,7 @@
 //
 // Ingress is shaped on the host side of the pair, where the node sends the pod's packets. Egress arrives on the host side of the pair, is
 // redirected to an intermediate functional block device (ifb), and is shaped there. The token buckets for ingress and egress are in the
-// node's namespace. There, even a pod with CAP_NET_ADMIN cannot change the token buckets.
+// node's namespace. In this namespace, even a pod with CAP_NET_ADMIN cannot change the token buckets.
 package bandwidth
 
 import (
@@ -277,7 +277,8 @@ func del(r *plugin.Request) error {
 	defer host.Close()
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-		// The runtime calls the main plugin's DEL next. The main plugin's DEL deletes the link together with the limits, and then the record.
+		// The runtime calls the main plugin's DEL next. The main plugin's DEL deletes the link together with the limits, and deletes the record
+		// afterwards.
 		if !att.WithLink { // a record of an earlier version
 			att.WithLink = true
 			att.Resave(st)
@@ -334,8 +335,8 @@ func deleteLimits(host *kernel.Node, st state) error {
 	return errors.Join(errs...)
 }
 
-// hostSide returns the recorded link. The link is searched by name first, and then by ifindex in case another program renamed it. The zero
-// state contains no link.
+// hostSide returns the recorded link. hostSide first searches for the link by name. If another program renamed the link, hostSide finds the
+// link by its ifindex. The zero state contains no link.
 func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err error) {
 	if st.Index == 0 {
 		return kernel.Link{}, false, nil

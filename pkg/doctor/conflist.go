@@ -69,8 +69,7 @@ func (n *node) listNetworks() string {
 	return strings.Join(list, "; ")
 }
 
-// takesAll reports whether a runtime loads the configurations of several networks. A runtime of this kind also loads configuration files
-// after the first one.
+// takesAll reports whether a runtime loads the configurations of several networks. Other runtimes load only the first configuration file.
 func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }

@@ -98,8 +98,8 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 }
 
 // firewalld() reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects the
-// packets of pods unless its target is ACCEPT (firewalld.zone(5)). The check reads only files, so it does not know zones that exist only in
-// firewalld's running configuration.
+// packets of pods unless its target is ACCEPT (firewalld.zone(5)). The check reads only files, so the check does not see zones that exist
+// only in firewalld's running configuration.
 func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
