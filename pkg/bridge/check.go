@@ -323,8 +323,8 @@ func (j *job) compareMasquerade(l layer3) error {
 
 // checkRecord fails if Podlace attached the pod but the record is lost. The reference plugin may have attached a pod that has no record, so
 // checkRecord needs evidence that Podlace attached the pod. The first condition is that the host side has the name that Podlace gives to
-// host sides. The second condition is that the port has the flags of a guarded pod, or that the pod has Podlace's masquerade rules and no
-// masquerade rules of the reference plugin. A flush of the rules does not change port flags.
+// host sides. The second condition is that the port has the flags of a guarded pod, or that only Podlace's rules, and no rules of the
+// reference plugin, masquerade the pod's traffic. A flush of the rules does not change port flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil
