@@ -143,7 +143,8 @@ func matchProtocol(protocol byte) []expr.Any {
 }
 
 // matchOtherProtocol matches packets with any other transport protocol. Neither matchProtocol nor matchOtherProtocol matches a packet that
-// the kernel cannot parse. This packet has wrong lengths, another IP version, or extension headers that continue in a later fragment.
+// the kernel cannot parse. The kernel cannot parse packets with wrong lengths, with another IP version, or with extension headers that
+// continue in a later fragment.
 func matchOtherProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{protocol}}}
 }

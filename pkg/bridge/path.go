@@ -17,7 +17,8 @@ import (
 )
 
 // compareForwarding returns an error if the node does not forward packets from a gateway link. isDifferent() recognizes this error. The
-// first result is true if forwarding is on for the node but off for this link, because an admin may have excluded this link on purpose.
+// first result is true if forwarding is on for the node but off for this link. In that state, an admin may have excluded the link from
+// forwarding on purpose.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
