@@ -57,8 +57,8 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset() returns the position of a byte in the network's lock file. This byte serves as the attachment's lock. All plugins of a chain use
-// the same lock. Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
+// offset() returns the position of the attachment's lock, which is one byte in the network's lock file. All plugins of a chain use the same
+// lock. Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
@@ -184,8 +184,8 @@ func (a *Attachment) Resave(state any) {
 	}
 }
 
-// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record. The caller then
-// computes the state from the key.
+// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record. Without a readable
+// record, the caller computes the state from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
 	return ok, err

@@ -38,8 +38,8 @@ func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 	}
 }
 
-// yieldStale locks the attachment of a listed record, and yields it if it is stale. The record is read again under the lock, because
-// another process may have changed it.
+// yieldStale locks the attachment of a listed record. If the attachment is stale, yieldStale yields the attachment. The record is read
+// again under the lock, because another process may have changed it.
 func (g *GC[T]) yieldStale(listed Record, yield func(*Attachment, T) bool) (more bool) {
 	att, rec, found, err := take[T](g.r, listed.Key)
 	if err != nil {
@@ -66,8 +66,8 @@ func (g *GC[T]) fail(rec Record, err error) {
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 
-// Unreadable yields the hash of each unreadable record, for example of a record that a newer version wrote. Records that GC must keep are
-// not yielded. Each unreadable record is logged. The caller removes all state that belongs to the hash, and calls ReportUnreadable.
+// Unreadable yields the hash of each unreadable record, for example of a record that a newer version wrote. Unreadable logs each of these
+// records, and leaves out the records that GC must keep. The caller removes all state that belongs to the hash, and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")

@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any reports whether a plugin has at least one record on the node. Any reads only the file names, not the records.
+// Any reports whether a plugin has at least one record on the node. Only the file names are read, not the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {
@@ -99,9 +99,9 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 	return found, damaged, err
 }
 
-// Checked returns the recorded state of the attachment that a CHECK request names. If the record is unreadable, the result is an error with
-// plugin.CodeStateDiffers. A record of a newer version is only logged: after a downgrade, a failed CHECK could make the runtime restart the
-// node's pods.
+// Checked returns the recorded state of the attachment that a CHECK request identifies. If the record is unreadable, the result is an error
+// with plugin.CodeStateDiffers. A record of a newer version is only logged: after a downgrade, a failed CHECK could make the runtime
+// restart the node's pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	records, err := RecordsOf(KeyOf(r), r.Plugin)
 	rec, found := records[r.Plugin]
@@ -223,8 +223,8 @@ func Journaled() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") }), err
 }
 
-// Clear removes the records and note files of all networks. No plugin may run at the same time. Clear keeps the files of other programs.
-// Clear also keeps the VF journals, because only the journals contain the settings to restore.
+// Clear removes the records and note files of all networks. The caller must ensure that no plugin runs at the same time. Clear keeps the
+// files of other programs. Clear also keeps the VF journals, because only the journals contain the settings to restore.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}

@@ -103,7 +103,8 @@ func UnnoteNode(mark string) error {
 }
 
 // Changed saves a text in a note file of the node, and reports whether the text differs from the file's previous text. An empty text
-// removes the file. Each verb runs in a separate process. With the file, these processes log a lasting condition only once.
+// removes the file. Each verb runs in a separate process. The file prevents each of these processes from logging the same lasting problem
+// again.
 func Changed(mark, text string) bool {
 	if before, _ := NodeNoted(mark); before == text {
 		return false

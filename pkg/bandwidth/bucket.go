@@ -14,9 +14,9 @@ import (
 // never less than burstFrames full frames.
 //
 // A segment is a packet of up to 64 KiB. If a segment is longer than the burst, the kernel splits it into frames before queueing
-// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only. In return, the packets in the
-// queues of these links are small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments,
-// because a shorter queue would drop every segment.
+// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable only on slow links. The advantage of splitting is
+// that the queued packets are small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole
+// segments, because a shorter queue would drop every segment.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -45,8 +45,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	}
 	burst = min(max(burst, burstFrames*frame), l.sentIn(maxBurstTime), maxBytes)
 	queue := max(l.sentIn(latency), queueFrames*frame, queueSegments*min(burst, segment))
-	// A queue that is full of whole frames must still have room for small packets, at least half a frame. Without this room, greedy flows
-	// would keep the queue full, and no small packet would ever enter it.
+	// A queue that is full of whole frames must still have room for half a frame, so that small packets fit into the queue. Without this room,
+	// greedy flows would keep the queue full, and no small packet would ever enter it.
 	counted := uint64(mtu + header)
 	queue += max(queue%counted, counted/2) - queue%counted
 	bucket := kernel.Bucket{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
@@ -56,7 +56,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	return &bucket
 }
 
-// logBurst logs that a burst was changed, either to the minimum number of full frames or to the limits of the kernel's clock.
+// logBurst logs that a burst was out of bounds and was changed. The bounds are the minimum number of full frames and the longest time that
+// the kernel's clock can represent.
 func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Bucket) {
 	if got != nil && asked.Burst > 0 && asked.Burst/8 != uint64(got.Burst) {
 		r.Log.Warn("burst is out of bounds and was clamped", "direction", direction, "asked", asked.Burst, "applied", uint64(got.Burst)*8)
@@ -97,6 +98,6 @@ func fairQueues(host *kernel.Node) (bool, error) {
 	return has, err
 }
 
-// sentIn returns the number of bytes that are sent in the given time at the limit's rate. The product cannot overflow: for maxRate and
-// maxBurstTime it is less than 2^62.
+// sentIn returns the number of bytes that are sent in the given time at the limit's rate. The product cannot overflow, because maxRate
+// times maxBurstTime is less than 2^62.
 func (l Limit) sentIn(t time.Duration) uint64 { return l.Rate / 8 * uint64(t.Microseconds()) / 1e6 }

@@ -131,8 +131,8 @@ func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) 
 	return ""
 }
 
-// checkBucket compares the token bucket of a link with the wanted bucket. If there is no record, the reference plugin created the bucket,
-// with another burst and another queue length.
+// checkBucket compares the token bucket of a link with the wanted bucket. Without a record, only the rate is compared, because the
+// reference plugin uses another burst and another queue length.
 func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours bool) error {
 	has, ok, err := host.Shaped(link)
 	if err != nil {

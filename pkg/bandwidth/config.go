@@ -37,8 +37,8 @@ type Config struct {
 // unlimited() reports whether neither direction has a limit.
 func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
-// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number() parses a value, and returns an error that names the
-// key if the value is not a number.
+// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number() parses a value. If the value is not a number, number()
+// returns an error that contains the key.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`
@@ -174,7 +174,8 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 	return l, nil
 }
 
-// These are the bounds of the latency. Timers are too imprecise for a lower latency, and senders give up before a higher latency ends.
+// These are the bounds of the latency. Timers are too imprecise for a lower latency. With a higher latency, senders would time out before
+// their packets leave the queue.
 const (
 	minLatency = time.Millisecond
 	maxLatency = 10 * time.Second

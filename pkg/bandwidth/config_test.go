@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 		runtime(`"ingressRate":100000000001`):                    {Ingress: limit(1e11, 0)},
 		runtime(`"ingressRate":18446744073709551615`):            {Ingress: limit(1e11, 0)},
 		runtime(`"ingressBurst":4294967295,"egressBurst":7`):     {}, // runtimes send a burst with or without a rate
-		// One key in the conflist makes Parse ignore all limits from the runtime.
+		// If the conflist contains any limit, Parse ignores all limits from the runtime.
 		`"ingressRate":1000000,"ingressBurst":8000,` + runtime(`"ingressRate":5,"egressRate":2000000`): {Ingress: limit(1e6, 8000)},
 		`"egressBurst":0,` + runtime(`"ingressRate":2000000`):                                          {},
 	} {

@@ -103,8 +103,8 @@ func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, i
 	return list, nil
 }
 
-// Read returns the recorded limits with the kernel's current counters. Read takes no lock and does not wait, so it may report a limit as
-// missing while an ADD or DEL changes the limit. A record is left out if its state cannot be decoded.
+// Read returns the recorded limits with the kernel's current counters. Read takes no lock and does not wait, so Read may report a limit as
+// missing while an ADD or DEL changes this limit. A record is left out if its state cannot be decoded.
 func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err error) {
 	if len(records) == 0 {
 		return nil, nil

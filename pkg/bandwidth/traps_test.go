@@ -20,8 +20,8 @@ func (l lab) addLog(id string, keys ...any) string {
 	return log
 }
 
-// TestMissingCapabilityIsLoggedOnce checks a plugin whose capability is missing or misspelt. The runtime then passes no limits, and all
-// pods look like pods without limits. The first ADD logs the problem, and later ADDs do not. The plugin logs the problem again after the
+// TestMissingCapabilityIsLoggedOnce checks a plugin whose capability is missing or misspelt. The runtime then passes no limits, so all pods
+// look like pods without limits. The first ADD logs the problem, and later ADDs do not. The plugin logs the problem again after the
 // configuration was changed.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {

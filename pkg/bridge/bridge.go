@@ -55,7 +55,7 @@ func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return plugin.Plugin{Name: "bridge", Add: b.add, Del: b.del, Check: b.check, GC: b.gc, Status: b.status}
 }
 
-// A job is one ADD or CHECK. It contains the request, the request's configuration and the open handles.
+// A job describes one ADD or CHECK: the request, the request's configuration and the open handles.
 type job struct {
 	r    *plugin.Request
 	cfg  Config
@@ -176,8 +176,8 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.attachmentResult(w, layer3, addresses), nil
 }
 
-// clearResidue removes objects that an unfinished ADD with the same key left behind. The result is an error if the container is already
-// attached, even in another namespace: the runtime still uses the result of the earlier ADD.
+// clearResidue removes objects that an unfinished ADD with the same key left behind. If the container is already attached, even in another
+// namespace, the result is an error, because the runtime still uses the result of the earlier ADD.
 func (b bridge) clearResidue(j *job) error {
 	var st state
 	recorded, err := j.att.Load(&st)
@@ -185,7 +185,7 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if recorded && st.Unfinished {
-		// An earlier process began this ADD. That process has ended, because the current process holds the lock. The links that it created are
+		// An earlier process began this ADD. That process has ended, because the current process holds the lock. The links of that process are
 		// found by their names.
 		if err := b.clear(j, st); err != nil {
 			return err
@@ -249,8 +249,8 @@ func (b bridge) del(r *plugin.Request) error {
 }
 
 // remove() removes all parts of an attachment. If one part cannot be removed, remove() continues with the next part. The record is deleted
-// last, and only if all other parts are gone. The addresses are released only when the node no longer uses them, so that two pods never use
-// one address at the same time.
+// last, and only if all other parts are gone. The addresses are released only when the node no longer uses these addresses. Two pods
+// therefore never use one address at the same time.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }

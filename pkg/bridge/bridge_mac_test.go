@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// addForeignBridge creates a bridge in the way that 'ip link add' does. The MAC of this bridge follows the lowest MAC of its ports.
+// addForeignBridge creates a bridge like the command 'ip link add'. The MAC of this bridge follows the lowest MAC of its ports.
 func addForeignBridge(t *testing.T, name string) {
 	t.Helper()
 	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })

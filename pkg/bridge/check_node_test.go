@@ -110,7 +110,7 @@ func TestCheckDetectsNode(t *testing.T) {
 	}
 }
 
-// mustReport checks that CHECK reports a damage, and that the listed verbs restore the state.
+// mustReport checks that CHECK reports a damage. The listed verbs must then restore the state.
 func (l lab) mustReport(d damage) {
 	l.Helper()
 	a := l.add("a")
@@ -136,7 +136,7 @@ func (l lab) mustReport(d damage) {
 	}
 }
 
-// mustRestore checks that a verb restores the damaged part and logs this once. The next call of the verb must restore nothing.
+// mustRestore checks that a verb restores the damaged part and logs the repair once. The next call of the verb must restore nothing.
 func (a attached) mustRestore(verb string) {
 	a.Helper()
 	keys := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}

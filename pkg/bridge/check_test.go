@@ -187,8 +187,8 @@ func breakRule(t *testing.T, is4 bool, chain, line string) {
 	}
 }
 
-// TestCheckRoutesOfOthers checks that a later plugin may add routes. A later plugin may also remove Podlace's route if it removes the route
-// from the result.
+// TestCheckRoutesOfOthers checks that a later plugin may add routes. A later plugin may also remove Podlace's route from the pod, if the
+// plugin removes the route from its result too.
 func TestCheckRoutesOfOthers(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")

@@ -85,8 +85,8 @@ func RenewClusterCIDRs(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// readClusterCIDRs returns a function that reads node.json when it is first called. The returned function has the result nil if the file
-// contains no CIDRs.
+// readClusterCIDRs returns a function that returns the CIDRs in node.json. The first call of this function reads the file, and later calls
+// return the same CIDRs. The result is nil if the file contains no CIDRs.
 func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()

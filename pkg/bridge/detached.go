@@ -50,8 +50,8 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 // This regular expression matches the names that attachment.HostVeth returns. The names of the reference plugin have eight digits.
 var ourPort = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
 
-// UnrecordedPorts returns those ports of a bridge that the bridge plugin created, but for which the plugin has no record. For example,
-// another program may have deleted /run/podlace. The result is empty if the node has no bridge with this name.
+// UnrecordedPorts returns those ports of a bridge that have a name from Podlace's bridge plugin but no record. The record is lost, for
+// example, if another program deleted /run/podlace. The result is empty if the node has no bridge with this name.
 func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err error) {
 	link, ok, err := host.Link(bridge)
 	if err != nil || !ok {

@@ -58,7 +58,7 @@ func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
 
-// placeGateway adds a gateway address to the bridge, after it has removed conflicting addresses. If the network has a note file about a
+// placeGateway removes conflicting addresses from the bridge, and then adds a gateway address. If the network has a note file about a
 // conflicting address, an earlier configuration of the network added this address. This old address is removed once no pod uses it. A
 // conflicting address without a note file belongs to another program.
 func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
@@ -94,8 +94,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 			continue
 		}
 		if gw.Addr().Is6() && !other.Overlaps(gw) {
-			// This address does not conflict, so it may stay. An address from an earlier configuration of the network is removed once no pod uses
-			// it.
+			// This address does not conflict with the gateway address. The address is removed only if an earlier configuration of the network added
+			// it and no pod uses it any more.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
@@ -173,7 +173,7 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 }
 
 // userOf describes a pod that is on the bridge and has an address in the gateway's subnet. A port without a record is treated as a user of
-// the subnet. The result is empty if the subnet has no user. The function reads the records of all attachments on the node.
+// the subnet. The result is empty if the subnet has no user. userOf reads the records of all attachments on the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {

@@ -79,9 +79,9 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
-// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. Collecting cannot deadlock. A
-// process takes the lock of a second attachment only in order to remove that attachment. The second attachment is always dead, and no ADD
-// holds the lock of a dead attachment.
+// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. A process takes the lock of a
+// second attachment only in order to remove that attachment. This second lock cannot cause a deadlock, because the second attachment is
+// always dead and no ADD holds the lock of a dead attachment.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {
@@ -96,7 +96,7 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	return n
 }
 
-// removeDead removes a dead attachment. It uses only the attachment's record. Another program may meanwhile have attached the container in
+// removeDead removes a dead attachment according to the attachment's record. Another program may meanwhile have attached the container in
 // another namespace. Leases that are newer than the record belong to the other program's attachment.
 func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
 	att, st, found, err := attachment.TakeDead[state](j.r, of)

@@ -49,8 +49,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCStrayFile checks a file whose name only begins like the name of a record. GC ignores the file and removes no link because of it. An
-// unreadable record belongs to the attachment whose hash is in the record's file name.
+// TestGCStrayFile checks a file whose name only begins like the name of a record. GC ignores the file and removes no link. An unreadable
+// record belongs to the attachment whose hash is in the record's file name.
 func TestGCStrayFile(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")

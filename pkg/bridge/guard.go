@@ -110,7 +110,7 @@ func guardsOf(pods []attachment.Of[state]) (all []Guard) {
 }
 
 // unguard() removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite of
-// all guards would restore it.
+// all guards would restore this guard in the kernel.
 func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {
 		return nil

@@ -93,8 +93,9 @@ func etherSource() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
 }
 
-// toBridge matches frames to the destinations 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes these frames itself, for
-// example LACP and LLDP. The guard rules see these frames only because the port is set to forward them (kernel.NS.SetReserved).
+// toBridge matches frames whose destination is in the range 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes these
+// frames itself, for example LACP and LLDP. The guard rules see these frames only because the port is set to forward them
+// (kernel.NS.SetReserved).
 func toBridge() []expr.Any {
 	destination := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 6}
 	return []expr.Any{destination, &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: []byte{1, 0x80, 0xc2, 0, 0, 1},
@@ -125,8 +126,8 @@ func (g guardRules) notOwnedByPort(value expr.Any, set string) []expr.Any {
 func networkField(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
 // addARPRules accepts two kinds of ARP packets: those with the pod's own MAC and address (RFC 826), and probes for the pod's own address
-// (RFC 5227). The sender address of a probe is 0.0.0.0. A probe for another pod's address is dropped, because it would make that pod give
-// up its address.
+// (RFC 5227). The sender address of a probe is 0.0.0.0. A probe for another pod's address is dropped, because the probe would make the
+// other pod give up the address.
 func (g guardRules) addARPRules(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
 	g.Rule(chain, slices.Concat(g.notOwnedByPort(networkField(8, 6), "macs"), nft.Drop())...)
@@ -142,7 +143,8 @@ func matchProtocol(protocol byte) []expr.Any {
 }
 
 // matchOtherProtocol matches packets with any other transport protocol. Neither matchProtocol nor matchOtherProtocol matches a packet that
-// the kernel cannot parse: wrong lengths, another IP version, or extension headers that continue in a later fragment.
+// the kernel cannot parse. The kernel cannot parse packets with wrong lengths, with another IP version, or with extension headers that
+// continue in a later fragment.
 func matchOtherProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{protocol}}}
 }

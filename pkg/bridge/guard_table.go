@@ -154,8 +154,8 @@ func delGuard(host *kernel.Node, g Guard) error {
 	return nft.IgnoreUnsupported(err)
 }
 
-// delGuardOf removes the guard of a port if only the port's name is known. The function reads all guards of the node, if the guard table
-// exists.
+// delGuardOf removes the guard of a port if only the port's name is known. If the guard table exists, delGuardOf reads all guards of the
+// node.
 func delGuardOf(host *kernel.Node, link string) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

@@ -185,7 +185,7 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 }
 
 // unmasquerade() removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a
-// concurrent rewrite of the network's sets would restore it. Subnets that other pods may share stay in the sets.
+// concurrent rewrite of the network's sets would restore this masquerade in the kernel. Subnets that other pods may share stay in the sets.
 func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil

@@ -110,7 +110,7 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 }
 
 // hasMasqueradeRules reports whether the network's chain has the expected number of rules: one rule for each address family. ADD uses this
-// check because it is quick.
+// check because counting the rules is quick.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {

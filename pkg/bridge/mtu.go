@@ -88,8 +88,8 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 }
 
 // interruptedMTU returns the MTU that a bridge should have. Normally the result is the current MTU. If a process was killed between the two
-// netlink requests that pin the MTU, the result is the value that the process wanted to pin. If an admin has changed the MTU since, the
-// current MTU stays. The second result is true if a process was interrupted.
+// netlink requests that pin the MTU, the result is the value that the process wanted to pin. If an admin changed the MTU after the kill,
+// the current MTU stays. The second result is true if a process was interrupted.
 func interruptedMTU(bridge kernel.Link) (mtu int, owed bool) {
 	note, owed := attachment.NodeNoted(mtuNote(bridge.Name))
 	if mtu, err := strconv.Atoi(note); err == nil && bridge.MTU == kernel.MTUBeside(mtu) {

@@ -150,8 +150,8 @@ func TestMTUAtOnce(t *testing.T) {
 	l.mustHaveMTU(1500)
 }
 
-// TestMTUAfterKill checks an ADD that was killed at any step of pinning. The next ADD of any network completes the pinning. If an admin has
-// changed the MTU since, the new MTU stays.
+// TestMTUAfterKill checks an ADD that was killed at any step of pinning. The next ADD of any network completes the pinning. If an admin
+// changed the MTU after the kill, the admin's MTU stays.
 func TestMTUAfterKill(t *testing.T) {
 	l := mtuLab(t, "btkill", "10.74.5.0/24")
 	l.add("a")

@@ -57,8 +57,8 @@ func tenantMain() int {
 }
 
 // TestNodeByNamespaceID checks a known gap, which SECURITY.md describes. A process in a pod can delete a link of the node if it has
-// CAP_NET_ADMIN in the node's user namespace. The veth pair makes this possible: because of the pair, the kernel assigns to the node's
-// namespace an ID that is valid in the pod.
+// CAP_NET_ADMIN in the node's user namespace. Because of the veth pair, the kernel assigns an ID to the node's namespace, and this ID is
+// valid in the pod.
 func TestNodeByNamespaceID(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")

@@ -17,7 +17,8 @@ import (
 )
 
 // compareForwarding returns an error if the node does not forward packets from a gateway link. isDifferent() recognizes this error. The
-// first result is true if forwarding is on for the node but off for this link, as an admin may have set it.
+// first result is true if forwarding is on for the node but off for this link. In that state, an admin may have excluded the link from
+// forwarding on purpose.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
@@ -82,7 +83,7 @@ func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute checks that the node sends the pod's packets through the link. If the packets take another route, the result is an error
+// compareRoute checks that the node sends packets for the pod through the link. If the packets take another route, the result is an error
 // that isDifferent() recognizes. The first result is true if the subnet of another link contains the pod's address. ADD has already warned
 // about this overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {

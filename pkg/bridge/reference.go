@@ -85,8 +85,8 @@ func isVeth(name string, digits int) bool {
 }
 
 // isOtherAttachment reports whether a host side belongs to an attachment other than the attachment of r. Podlace's names contain a hash of
-// the key, so the name identifies the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. The next
-// pod with the same address has the same MAC, and so does a pod with the same address in another network.
+// the key, so the name identifies the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. Pods
+// with the same address have the same MAC, for example the next pod or a pod in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
@@ -126,9 +126,9 @@ func NameIn(config []byte) string {
 	return conf.Bridge
 }
 
-// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. For this, prevResult must
-// contain the host side's name and MAC, and the host side's bridge. Pods share the veth pair of a VLAN's gateway. That pair is never
-// deleted here, because the gateway's end is not a bridge port.
+// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. The pair is deleted only if
+// prevResult contains the host side's name and MAC, and the host side's bridge. Pods share the veth pair of a VLAN's gateway. That pair is
+// never deleted here, because the gateway's end is not a bridge port.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {
 		return nil

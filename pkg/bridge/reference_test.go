@@ -117,7 +117,7 @@ func (l lab) attachAsReference(id, address string) object {
 		object{"name": veth, "mac": mac(l.T, veth)}, object{"name": "eth0", "mac": podMAC, "sandbox": l.Pod.Path}}}
 }
 
-// TestDelOfSuccessor (F-44) checks a container that Podlace attached, and that the reference plugin attached again later. The reference
+// TestDelOfSuccessor (F-44) checks a container that Podlace attached first and the reference plugin attached again later. The reference
 // plugin does not know Podlace's record. One DEL removes both attachments, with or without a namespace and prevResult.
 func TestDelOfSuccessor(t *testing.T) {
 	for what, c := range map[string]struct{ gone, noResult bool }{

@@ -37,7 +37,8 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 }
 
 // restoreFlushed restores the rules of all networks if a base chain is missing or empty. On a node that never had rules, restoreFlushed
-// needs no query. On any other node, it needs one query for each table. Errors are only logged, because the current ADD is for another pod.
+// sends no query. On any other node, restoreFlushed sends one query for each table. Errors are only logged, because the current ADD is for
+// another pod.
 func (j *job) restoreFlushed() {
 	t, err := j.host.NFT.Open("")
 	if err != nil {

@@ -39,10 +39,10 @@ func FromRecord(rec attachment.Record) (Recorded, error) {
 
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
 
-// ToReference returns the steps that replace an attachment's rules by rules of the reference plugin, so that the reference plugin's DEL can
-// remove them. The argument addresses contains all addresses of the container in the network, because the reference plugin uses one
-// iptables chain for all of them. Podlace's own nftables rules are not removed here. The nftables rules are removed together with their
-// tables.
+// ToReference returns the steps that replace an attachment's rules by rules in the reference plugin's format. The reference plugin's DEL
+// can remove rules in this format. The second argument contains all addresses of the container in the network, because the reference plugin
+// uses one iptables chain for all these addresses. Podlace's own nftables rules are not removed here. The nftables rules are removed
+// together with their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -125,8 +125,8 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 	return steps, nil
 }
 
-// referenceMasquerade returns the configured masquerade with the backend that the reference plugin would choose. The reference plugin has
-// no configuration keys for families and exceptions. Podlace still writes rules for families and exceptions, in a format that the reference
+// referenceMasquerade returns the configured masquerade with the backend that the reference plugin chooses. The reference plugin has no
+// configuration keys for families and exceptions. Podlace still writes rules for families and exceptions, in a format that the reference
 // plugin's DEL can remove.
 func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if conf == nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// tolerate() logs a difference that CHECK treats as an error only with strictCheck. There are three reasons for this: a tenant may cause
-// the difference in its own pod, an admin may want the difference, or no verb can restore the state. A failed CHECK may make the runtime
-// recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
+// tolerate() logs a difference that CHECK treats as an error only with strictCheck. CHECK tolerates a difference for one of three reasons:
+// a tenant may have caused the difference in its own pod, an admin may want the difference, or no verb can restore the state. A failed
+// CHECK may make the runtime recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !isDifferent(err) {
 		return err

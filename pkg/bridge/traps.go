@@ -60,8 +60,8 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 }
 
 // overlaps() returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
-// conflict, because the route to the pods is more specific. The router expects this larger subnet if it knows the pods of all nodes. The
-// first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
+// conflict, because the route to the node's own pods is more specific. For example, the larger subnet may contain the pods of all nodes.
+// The first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
 // gets this address.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {
@@ -79,7 +79,7 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 }
 
 // logTraps logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may belong to
-// another program and is never treated as new. In this case, a note file prevents repeated logs.
+// another program, so logTraps never treats the bridge as new. Instead, a note file prevents repeated logs.
 func (j *job) logTraps(l layer3) {
 	if j.cfg.IPAM == "" {
 		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))

@@ -38,8 +38,8 @@ var (
 // device may lack it. If a device lacks the attribute, the scheduler stops with an error, and the pod starts on no node. The last argument
 // is true if the expression sees only devices of this driver.
 //
-// The function searches the text of the expression and does not evaluate it. A test for an attribute counts as a guard if the test precedes
-// the reading of that attribute.
+// unguarded() searches the text of the expression and does not evaluate the expression. A test for an attribute counts as a guard if the
+// test precedes the reading of that attribute.
 func unguarded(expression string, sure bool) (problems []string) {
 	for _, m := range celBind.FindAllStringSubmatch(expression, -1) {
 		expression = regexp.MustCompile(`\b`+m[1]+`\.`).ReplaceAllLiteralString(expression, m[2]+".")

@@ -76,7 +76,7 @@ func (f demoFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	return f.runBoth(ctx, opts, reference, stdout, stderr)
 }
 
-// options() reads all files that the demo needs, before the sandbox hides them.
+// options() reads all files that the demo needs, before the sandbox hides these files.
 func (f demoFlags) options(dir string) (opts demo.Options, err error) {
 	opts = demo.Options{Version: thisBuild().Version, Source: "shipped " + conf.Default}
 	if f.conflist == "" {

@@ -150,8 +150,8 @@ func printFinding(w io.Writer, f doctor.Finding) {
 	fmt.Fprintln(w)
 }
 
-// fixFindings asks the user about each finding that it can fix, and applies the remedy if the user agrees. The result contains the findings
-// that are not fixed.
+// fixFindings asks the user about each fixable finding, and applies the remedy if the user agrees. The result contains the findings that
+// are not fixed.
 func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (left []doctor.Finding) {
 	answers := bufio.NewScanner(stdin)
 	for _, f := range found {

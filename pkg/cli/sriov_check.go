@@ -106,7 +106,7 @@ type checkedRequest struct {
 	Settings []setting `json:"settings"`
 }
 
-// This struct contains a setting of a VF, and the object that sets it.
+// This struct contains a setting of a VF, and the Kubernetes object that contains this setting.
 type setting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
@@ -212,7 +212,7 @@ func (c *checker) checkObject(m manifest) {
 	}
 }
 
-// checkPod checks that the files contain all claims that a pod names. The extended resources of the pod are also checked.
+// checkPod checks that the files contain all claims in the pod's specification. The extended resources of the pod are also checked.
 func (c *checker) checkPod(m manifest, spec podSpec) {
 	for i, pc := range spec.Claims {
 		kind, name := kindClaim, pc.Claim

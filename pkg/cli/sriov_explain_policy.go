@@ -81,7 +81,7 @@ func hintLists(demands []demand, of func(demand) *kubelet.Devices) [][]kubelet.H
 }
 
 // decide() computes the decision of a policy. If the policy refuses the request, decide() also computes whether an idle node would refuse
-// it.
+// the request.
 func decide(p kubelet.Policy, machine kubelet.Mask, demands []demand, now, idle [][]kubelet.Hint) policyAnswer {
 	merged, admitted := kubelet.Merge(p, machine, now)
 	a := policyAnswer{Policy: string(p), Merged: answerOf(merged)}

@@ -136,8 +136,8 @@ func (d deviceClass) onlyDriver() bool {
 	})
 }
 
-// candidates() returns the resources from which a request may get VFs. The result contains the resources that the CEL expressions name, or
-// all resources of the configuration if they name none.
+// candidates() returns the resources from which a request may get VFs. The result contains the resources that occur in the CEL expressions.
+// If no resource occurs there, the result contains all resources of the configuration.
 func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
 	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
 		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {

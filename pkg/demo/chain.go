@@ -54,7 +54,7 @@ func command(environ []string) string {
 	return ""
 }
 
-// takeCalls returns the plugin calls since takeCalls was last called.
+// takeCalls returns the recorded plugin calls and clears the recording.
 func (e *timedExec) takeCalls() []call {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// CheckOptions select an attachment of a running pod.
+// CheckOptions identifies an attachment of a running pod.
 type CheckOptions struct {
 	Plugins string // folder with the plugin binaries
 	Cache   string // libcni's folder, in which runtimes keep the configuration and the result of each ADD

@@ -31,8 +31,8 @@ const (
 	cacheDir         = "/var/lib/cni" // as for container runtimes
 )
 
-// lastingFiles matches files that a node may keep after the last pod is gone. One of these files contains the last address of host-local.
-// Lock files stay, because a lock file cannot be removed without a race.
+// lastingFiles matches files that a node may keep after the last pod is gone. One of these files contains the address that host-local
+// assigned last. Lock files stay, because a lock file cannot be removed without a race.
 const lastingFiles = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
 // stateDirs returns the folders in which plugins and libcni store files.

@@ -41,7 +41,7 @@ func phaseOrder() []string {
 	return []string{phaseStart, phaseSetup, phaseLock, phaseIPAM, phaseChanges, phaseRecord, phaseRest, phaseExit}
 }
 
-// A span is a part of a plugin's run. Its times are measured from the start of the run.
+// A span is a part of a plugin's run. The times in a span are measured from the start of the run.
 type span struct {
 	name       string
 	begin, end time.Duration

@@ -127,7 +127,8 @@ func (t tracer) ping(ctx context.Context) error {
 	return nil
 }
 
-// tracingExec runs plugins in the same way as libcni. After each run, it reports the phases and the changes in the plugin's debug log.
+// tracingExec runs plugins in the same way as libcni. After each run, tracingExec reports the phases and the changes in the plugin's debug
+// log.
 type tracingExec struct {
 	version.PluginDecoder
 	show func(Traced)

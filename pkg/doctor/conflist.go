@@ -20,7 +20,7 @@ import (
 const noNetwork = "no configuration names a plugin of Podlace"
 
 // isOurs reports whether a network's main plugin is bridge or sriov. The type name may have the prefix of cluster installations. The
-// reference plugins have the same names, so the check "binaries" finds out which project the program belongs to.
+// reference plugins have the same names, so the check "binaries" finds out which project a plugin's binary belongs to.
 func isOurs(net reconcile.Network) bool {
 	main := plugin.Kind(net.Plugins[0].Type)
 	return main == "bridge" || main == "sriov"
@@ -69,8 +69,7 @@ func (n *node) listNetworks() string {
 	return strings.Join(list, "; ")
 }
 
-// takesAll reports whether a runtime loads the configurations of several networks. A runtime of this kind also loads configuration files
-// after the first one.
+// takesAll reports whether a runtime loads the configurations of several networks. Other runtimes load only the first configuration file.
 func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }

@@ -74,7 +74,7 @@ type node struct {
 	attachmentsErr error
 }
 
-// A check describes how to examine one subject. Its function run() returns nil if there is no problem.
+// A check describes how to examine one subject. The function run() returns nil if the check finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The check "forward-policy" reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. Podlace cannot
-// correct this with a rule of its own, because a packet must be accepted by the chains of all tables.
+// The check "forward-policy" reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. A rule in
+// Podlace's own table cannot prevent the drop, because a packet passes only if the chains of all tables accept the packet.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
 	if err != nil {
@@ -100,8 +100,8 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 }
 
 // firewalld() reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects the
-// packets of pods unless its target is ACCEPT (firewalld.zone(5)). Zones that exist only in firewalld's running configuration are not in
-// the files that this check reads.
+// packets of pods unless its target is ACCEPT (firewalld.zone(5)). The check reads only files, so the check does not see zones that exist
+// only in firewalld's running configuration.
 func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil

@@ -27,8 +27,8 @@ type feature struct {
 	try    func(*kernel.Node) error
 }
 
-// features() returns all kernel features. Each feature is tested by using it. During the test, the kernel loads the feature's module if it
-// can.
+// features() returns all kernel features. Each feature is tested by using it. During the test, the kernel loads the feature's module if the
+// module is available.
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	return []feature{

@@ -83,8 +83,8 @@ func (n *node) exists(name string) bool {
 // maxImports limits how deeply the imports in containerd's configuration files may be nested.
 const maxImports = 8
 
-// readContainerd reads the CNI settings in a containerd configuration of version 2 or later, and in the files that it imports
-// (containerd-config.toml(5)). A value in an imported file overrides the value that was read before.
+// readContainerd reads the CNI settings in a containerd configuration of version 2 or later, and in the files that this configuration
+// imports (containerd-config.toml(5)). A value in an imported file overrides the value that was read earlier.
 func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 	var raw struct {
 		Imports []string                  `toml:"imports"`

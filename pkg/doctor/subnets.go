@@ -60,7 +60,8 @@ func refuses(gw netip.Prefix, subnets []netip.Prefix) bool {
 	return !slices.Contains(subnets, gw.Masked()) && slices.ContainsFunc(subnets, conflicts)
 }
 
-// subnetsOfBridges returns the configured subnets of each bridge. A bridge with forceAddress is left out, because ADD replaces its address.
+// subnetsOfBridges returns the configured subnets of each bridge. A bridge with forceAddress is left out, because ADD replaces the address
+// of this bridge.
 func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Prefix {
 	all, forced := map[string][]netip.Prefix{}, map[string]bool{}
 	for _, net := range n.ownNetworks() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fault contains the functions through which Podlace makes every change of the system. Change() makes one change. If a signal
-// interrupts the change, Change repeats it. The error and the debug log contain a description of the change. The state store calls only
-// Point, because errors of file operations already contain the operation and the file. Step() marks further moments at which a test may
-// kill the process. These moments are between two system calls of a change, and after the last change.
+// interrupts the change, Change() repeats the change. The error and the debug log contain a description of the change. The state store
+// calls only Point, because errors of file operations already contain the operation and the file. Step() marks further moments at which a
+// test may kill the process. These moments are between two system calls of a change, and after the last change.
 //
 // In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, a test can make any single change of the
 // process fail. Tests use this tag to let each change of each verb fail once. Binaries with this build tag can also run a shell command at
@@ -39,7 +39,8 @@ func Change(op string, f func() error) error {
 	return nil
 }
 
-// clock() returns the current time if the debug log is on. Otherwise it returns the zero time without reading the system clock.
+// clock() returns the current time if the debug log is on. If the debug log is off, clock() returns the zero time without reading the
+// system clock.
 func clock() (now time.Time) {
 	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
 		now = time.Now()
@@ -47,8 +48,8 @@ func clock() (now time.Time) {
 	return now
 }
 
-// Phase begins a part of a verb other than a change, such as a wait for a lock. The returned function ends the part, and writes the part's
-// time, in microseconds, to the debug log. Without the debug log Phase does nothing.
+// Phase begins a part of a verb that is not a change, for example a wait for a lock. The returned function ends the part, and writes the
+// duration of the part, in microseconds, to the debug log. Without the debug log Phase does nothing.
 func Phase(name string) (end func()) {
 	began := clock()
 	if began.IsZero() {
