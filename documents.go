@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package podlace embeds the documents that the commands 'podlace explain' and 'podlace topology' read. The commands therefore need no
-// copies of the tables of keys and error codes, or of the style sheet of the pictures.
+// copies of these documents.
 package podlace
 
 import "embed"
