@@ -18,7 +18,8 @@ func build(name string, args ...string) error {
 	return nil
 }
 
-// pluginSet is one of the two compared folders of plugins, with its name in the report.
+// pluginSet is one of the two compared folders of plugins, together with the name that the report uses for this
+// folder.
 type pluginSet struct{ name, folder string }
 
 // usableSets returns the plugin sets that can run a scenario on this machine, and a message for each plugin set that lacks a program.

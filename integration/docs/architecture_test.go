@@ -77,7 +77,9 @@ func normalisedListing(name, text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// hasNFT reports whether the installed nft has the version whose output the document contains. Versions of nft print rules differently.
+// hasNFT reports whether the version of the installed nft is the version that produced the document's listing. The
+// versions of nft
+// print the same rule in different forms.
 func hasNFT(t *testing.T, version string) bool {
 	t.Helper()
 	out, err := exec.Command("nft", "--version").Output()
@@ -250,7 +252,8 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// pictureName returns the name of a package in the picture. The picture has one common name for the folders of plugins/.
+// pictureName returns the name of a package in the picture. In the picture, one name stands for all folders below
+// plugins/.
 func pictureName(name string) string {
 	if strings.HasPrefix(name, "plugins/") && name != "plugins/podlace" {
 		return "plugins/*"

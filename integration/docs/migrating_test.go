@@ -42,8 +42,8 @@ func needReference(t *testing.T) string {
 	return dir
 }
 
-// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. The argument `edits` contains pairs: a
-// text of the configuration, and the text that replaces it.
+// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. The argument
+// `edits` contains pairs of an old text of the configuration and a new text.
 func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...string) testNetwork {
 	t.Helper()
 	masquerade, ports := "", ""
@@ -61,8 +61,8 @@ func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...str
 		{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`), bin, caps)
 }
 
-// TestWhatStays checks the document's table of leftovers: one set of plugins runs ADD, the other set runs DEL, and the leftovers must match
-// the table. The commands in the document must then remove all leftovers.
+// TestWhatStays checks the document's table of leftovers. One set of plugins runs ADD, and the other set runs DEL.
+// The leftovers must then match the table. The commands in the document must then remove all leftovers.
 func TestWhatStays(t *testing.T) {
 	folders := map[string]string{"reference": needReference(t), "Podlace": harness.BinDir()}
 	d := parse(t, migrating)

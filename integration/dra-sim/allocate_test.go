@@ -48,7 +48,7 @@ func selectorCases() []selectorCase {
 	}
 }
 
-// requestCase is a request of a claim, or one alternative of a prioritized request.
+// requestCase is a request in a claim, or one alternative of a prioritized request.
 type requestCase struct {
 	name, resource string
 	count          int
