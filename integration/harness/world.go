@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Plain returns the name of a test with only the characters that a container ID may contain.
+// Plain returns the name of a test without the characters that a container ID must not contain.
 func Plain(t *testing.T) string {
 	return regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(t.Name(), "-")
 }
@@ -30,7 +30,7 @@ func NewPod(t testing.TB, name string) *sandbox.Pod {
 	return pod
 }
 
-// Oracle contains a snapshot of the host, of pods and of the state folders, to find leaked state.
+// Oracle contains a snapshot of the host, of pods and of the state folders. Tests use it to find leaked state.
 type Oracle struct {
 	Options sandbox.Options
 	before  *sandbox.Snapshot
@@ -40,7 +40,7 @@ type Oracle struct {
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 
 // Harmless matches files that belong to no attachment: locks, marker files of the node or a network, and host-local's files of the last
-// assigned address. A partly written file of the last address is harmless, because the next ADD overwrites this file.
+// assigned address. If the file of the last assigned address is incomplete, the next ADD overwrites this file.
 const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/\.podlace/[^/]+/(\.tmp-)?(mark|released)$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?|no-fq_codel|shared-hostports)$|/\.(bridge|made|found)-[^/]+$`
 
 // Watch returns an oracle with a snapshot of the current state.

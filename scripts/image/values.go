@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// chartValue is a value of the chart, but not a value that switches a component on or off.
+// chartValue describes a value of the chart. Values that switch a component on or off have another type.
 type chartValue struct {
 	name, initial, comment string
 	schema                 map[string]any
