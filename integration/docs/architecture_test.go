@@ -78,8 +78,7 @@ func normalisedListing(name, text string) string {
 }
 
 // hasNFT reports whether the version of the installed nft is the version that produced the document's listing. The
-// versions of nft
-// print the same rule in different forms.
+// versions of nft print the same rule in different forms.
 func hasNFT(t *testing.T, version string) bool {
 	t.Helper()
 	out, err := exec.Command("nft", "--version").Output()

@@ -29,8 +29,7 @@ var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 var itemRow = regexp.MustCompile(`(?m)^\| ([CFSLV]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
 // TestConformance checks that each item of the table has a test, and that each item with a test is in the table. With
-// the flag
-// -update, the test rewrites the table and keeps the rules.
+// the flag -update, the test rewrites the table and keeps the rules.
 func TestConformance(t *testing.T) {
 	text, found := readFile(t, conformance), itemTests(t)
 	if *update {
