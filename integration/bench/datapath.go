@@ -40,8 +40,8 @@ type flowTrack struct {
 	err        error
 }
 
-// measurePaths measures flows without limits from pod to pod and from pod to host, for both plugin sets and for a veth pair without any
-// plugin.
+// measurePaths measures flows without limits from pod to pod and from pod to host, for both plugin sets. For comparison,
+// measurePaths also measures veth pairs that were created without a plugin.
 func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack, error) {
 	var tracks []*flowTrack
 	for _, side := range sides {

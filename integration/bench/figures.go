@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// A figure is the result of one plugin set. Its unit is the millisecond. Base is the result of a run without the
+// A figure is the result of one plugin set in milliseconds. Base is the result of a run without the
 // property that the row's name describes. Base is 0 if the row compares both plugin sets.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
@@ -26,8 +26,8 @@ func (f figure) growth() float64 {
 }
 
 // figureRow contains the figures of both plugin sets. In a row for growth, the bar is the maximum ratio of Podlace's Value to Podlace's
-// Base. In a row for load, the bar is the maximum ratio of Podlace's Value to the Value of the reference plugins, or the maximum Value in
-// milliseconds.
+// Base. In a row for load, the bar restricts Podlace's Value: the bar is a maximum ratio to the Value of the reference plugins, or
+// a maximum in milliseconds.
 type figureRow struct {
 	What  string            `json:"what"`
 	Sides map[string]figure `json:"sides"`

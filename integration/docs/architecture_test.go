@@ -152,7 +152,8 @@ func openShipped(t *testing.T, bin string, hostPort int) testNetwork {
 	return openNetwork(t, string(data), bin, caps)
 }
 
-// verbChanges returns the changes of three verbs: ADD of a node's first pod, ADD of a second pod, and DEL of the second pod.
+// verbChanges returns the changes that each of three calls makes: ADD of a node's first pod, ADD of a second pod, and DEL of the
+// second pod.
 func verbChanges(t *testing.T) map[string]string {
 	t.Helper()
 	clearNode(t)

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// sudoPath is the PATH that sudo sets. This PATH does not contain Go.
+// sudoPath is the PATH that sudo sets. sudoPath does not contain the folder of Go.
 const sudoPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
 // receiptPath is the file with the list of installed files. make install writes this file.

@@ -81,7 +81,7 @@ func TestWhatStays(t *testing.T) {
 				n.mustAdd(t, name, warm)
 				n.del(t, name, warm)
 			}
-			// Leftovers of an earlier row would hide leftovers of this row.
+			// Remove the leftovers of earlier rows, because they would hide the leftovers of this row.
 			_ = exec.Command("nft", "delete", "table", "inet", "podlace_loopback").Run()
 			_ = os.RemoveAll("/run/podlace/.localhost")
 			pod, id := newPod(t, fmt.Sprint("pod", i)), fmt.Sprint("pod", i)

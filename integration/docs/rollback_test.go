@@ -47,8 +47,8 @@ func mustRollback(t *testing.T, n testNetwork, flags ...string) string {
 // ownTraces matches the names of state that only Podlace creates.
 var ownTraces = regexp.MustCompile(`(?m)^.*(podlace_|/run/podlace|/\.podlace).*$`)
 
-// forgetMarks removes the markMasqBit rules of earlier tests. If the next test uses another bit, its first pod would
-// remove the rules of the old bit in the middle of the test.
+// forgetMarks removes the markMasqBit rules of earlier tests. Otherwise, if the next test uses another bit, the first pod of that
+// test would remove these rules during the test.
 func forgetMarks() {
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"} {

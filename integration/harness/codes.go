@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// These are the error codes of the CNI specification, section "Error", and of docs/ARCHITECTURE.md.
+// The following error codes are from the section "Error" of the CNI specification and from docs/ARCHITECTURE.md.
 const (
 	CodeVersion   = 1
 	CodeEnv       = 4

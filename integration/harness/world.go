@@ -53,7 +53,7 @@ func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	return o
 }
 
-// NewOracle returns an oracle with a snapshot of the current state, for callers without a test.
+// NewOracle returns an oracle with a snapshot of the current state, for callers that have no *testing.T.
 func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
 	o := Oracle{Options: sandbox.Options{Pods: pods, Dirs: StateDirs(), Ignore: regexp.MustCompile(Harmless)}}
 	var err error
@@ -72,7 +72,7 @@ func (o *Oracle) Leaks() ([]string, error) {
 	}
 }
 
-// Diff returns the differences between the current state and the snapshot, without a wait.
+// Diff immediately returns the differences between the current state and the snapshot.
 func (o *Oracle) Diff() ([]string, error) {
 	now, err := sandbox.Take(o.Options)
 	if err != nil {

@@ -113,8 +113,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestAvoidable checks that only a part of the refusals counts as avoidable. Two NUMA nodes have 9 VFs each. After a pod with 8 VFs and a
-// pod with 2 VFs, 8 VFs are free, but no placement leaves 8 free VFs near one NUMA node.
+// TestAvoidable checks that only a part of the refusals counts as avoidable. Two NUMA nodes have 9 VFs each. When a pod with 8 VFs
+// and a pod with 2 VFs run, 8 VFs are free. However, no placement of these pods leaves 8 free VFs near one NUMA node.
 func TestAvoidable(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators",
 		"random")

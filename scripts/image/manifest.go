@@ -78,7 +78,7 @@ func removalNote(components []string) string {
 	return "note: if the installation had the component k3s or crio, give it here, too: COMPONENTS='k3s removal'"
 }
 
-// missingPart returns an error that names the missing part of an incomplete image name.
+// missingPart returns an error with the missing part of an incomplete image name.
 func missingPart(image string, err error) error {
 	registry, rest, found := strings.Cut(image, "/")
 	if !found || registry != "localhost" && !strings.ContainsAny(registry, ".:") {

@@ -209,7 +209,7 @@ func read(t *testing.T, name string) string {
 	return string(data)
 }
 
-// TestRemovalNote checks that a removal without a component that sets folders prints a note.
+// TestRemovalNote checks that a removal prints a note if the user chose no component that sets folders.
 func TestRemovalNote(t *testing.T) {
 	for components, noted := range map[string]bool{"removal": true, "vxlan removal": true, "k3s removal": false,
 		"removal crio": false, "vxlan": false} {

@@ -181,9 +181,9 @@ func Leave(t testing.TB, netns, name string) {
 	Tell(t)
 }
 
-// Tell writes the current names of the VFs' interfaces to the simulated sysfs, because the kernel updates only the
-// real sysfs. Tests call Tell between plugin calls. The simulated sysfs always contains the original name of each VF, so that a plugin finds the interface
-// immediately after its return to the node.
+// Tell writes the current names of the VFs' interfaces to the simulated sysfs, because the kernel updates only the real sysfs.
+// Tests call Tell between plugin calls. The simulated sysfs always contains the original name of each VF, so that a plugin finds
+// the interface immediately after its return to the node.
 func Tell(t testing.TB) {
 	t.Helper()
 	host := openHost(t)
