@@ -126,7 +126,7 @@ func writeLease(folder string, addr netip.Addr, id string) error {
 	return os.WriteFile(filepath.Join(folder, addr.String()), []byte(id+"\r\n"+podInterface), 0o600)
 }
 
-// measureRebuild changes a file in the lease folder like a foreign program, and measures the next ADD. The additional
+// measureRebuild adds a lease to the lease folder, as another program would, and measures the next ADD. The additional
 // time of this ADD is the time for rebuilding the index.
 func (r *report) measureRebuild(c *chain, warm float64) {
 	folder := filepath.Join(resultsFolder, c.network)

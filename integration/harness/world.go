@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Plain returns the name of a test without the characters that a container ID must not contain.
+// Plain returns the name of a test. A dash replaces the characters that are neither letters nor digits, so the name is a valid
+// container ID.
 func Plain(t *testing.T) string {
 	return regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(t.Name(), "-")
 }
