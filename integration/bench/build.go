@@ -18,10 +18,12 @@ func build(name string, args ...string) error {
 	return nil
 }
 
-// pluginSet is one of the two compared folders of plugins, with its name in the report.
+// pluginSet is one of the two compared folders of plugins, together with the name that the report uses for this
+// folder.
 type pluginSet struct{ name, folder string }
 
-// usableSets returns the plugin sets that can run a scenario on this machine, and a message for each plugin set that lacks a program.
+// usableSets returns the plugin sets that can run a scenario on this machine, and a message for each plugin set that cannot run the
+// scenario because a program is not installed.
 func (f pluginFolders) usableSets(s scenario) (usable []pluginSet, missing []string) {
 	for _, each := range []pluginSet{{sideOurs, f.plugins}, {sideReference, f.reference}} {
 		tool := neededTool(each.name, s)

@@ -68,7 +68,7 @@ func (s scenario) bridge() string { return "br-" + s.slug() }
 // pluginConf is one entry of a conflist.
 type pluginConf map[string]any
 
-// pluginEntries returns the entries of the conflist. Both plugin sets get the same entries.
+// pluginEntries returns the entries of the conflist. The entries are the same for both plugin sets.
 func (s scenario) pluginEntries() []pluginConf {
 	bridge := pluginConf{
 		"type": "bridge", "bridge": s.bridge(), "isDefaultGateway": true,
@@ -183,8 +183,8 @@ func (c *chain) invocation(verb string, p pluginConf) (invocation, error) {
 	return invocation{name: kind, path: filepath.Join(c.folder, kind), stdin: stdin, env: env}, nil
 }
 
-// stdinOf returns the plugin's configuration with the keys that libcni adds. These are the name and version of the network, prevResult, and
-// the capability arguments that the plugin declares.
+// stdinOf returns the plugin's configuration with the keys that libcni adds. The added keys are the name and version of the
+// network, prevResult, and the capability arguments that the plugin declares.
 func (c *chain) stdinOf(p pluginConf) pluginConf {
 	conf := pluginConf{"cniVersion": cniVersion, "name": c.network}
 	for key, value := range p {

@@ -70,7 +70,8 @@ func (r *report) addChain(s scenario, verb string, entries []*contenderEntry) {
 	r.Plugins = append(r.Plugins, plugins...)
 }
 
-// setVerdict checks whether the ratio of Podlace's median to the median of the reference plugins is at most the bar.
+// setVerdict checks whether Podlace's median, divided by the median of the reference plugins, exceeds the permitted
+// ratio.
 func (row *chainRow) setVerdict(bar float64) {
 	row.target = compareAtMost(row.Sides[sideOurs].P50, row.Sides[sideReference].P50, bar)
 }

@@ -47,7 +47,7 @@ func (r *report) measureConnections(o options, n nodes) {
 			}
 		}
 		for i := 0; err == nil && i < connectionRounds; i++ {
-			// The order rotates, so that no entry is always the first.
+			// The order of the entries rotates, so that no entry is always the first.
 			err = errors.Join(of[i%3].sampleConnections(), of[(i+1)%3].sampleConnections(), of[(i+2)%3].sampleConnections())
 		}
 		if err != nil {
@@ -68,12 +68,13 @@ func (r *report) measureConnections(o options, n nodes) {
 	}
 }
 
-// otherPods describes the hostPorts of other pods on the node. The fields are the number of pods, and the number of ports of each pod.
+// otherPods describes the hostPorts of other pods on the node. The fields contain the number of these pods and the
+// number of ports of each pod.
 type otherPods struct{ count, each int }
 
-// cloneRules simulates further pods on a node with one pod. For each further pod, cloneRules copies the iptables rules of the real pod and
-// changes the ports. The copies precede the pod's rules, as if the other pods had been attached before. ADD of so many pods with the
-// reference plugin would take hours.
+// cloneRules simulates many pods on a node that has one real pod. For each further pod, cloneRules copies the
+// iptables rules of the real pod and changes the ports. The copies precede the rules of the real pod, as if the
+// simulated pods had been attached earlier. The reference plugin would need hours for ADD of all these pods.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()
@@ -134,7 +135,8 @@ func (n nodes) hostPortOf(side pluginSet, backend string, beside otherPods) (*ho
 	name := fmt.Sprintf("connect-%s-%d-%d", side.name, beside.count, beside.each)
 	clone := backend == "iptables" && beside.each == 1
 	pod, node, outside := netip.MustParsePrefix("10.98.0.5/16"), netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.2/24")
-	// All simulated nodes share the folder of records. Records of other nodes with the same ports would cause conflicts.
+	// All simulated nodes share the folder of records. The same hostPort in the records of two nodes would be a
+	// conflict.
 	if err := os.RemoveAll(store.Root); err != nil {
 		return nil, err
 	}
@@ -168,7 +170,8 @@ func (n nodes) hostPortOf(side pluginSet, backend string, beside otherPods) (*ho
 	return &hostPort{client: client, to: to}, c.pod.Do(func() error { return acceptAll(netip.AddrPortFrom(pod.Addr(), 80)) })
 }
 
-// joinByVeth connects a namespace to a node by a veth pair. The node's end of the pair is a bridge port or has an address.
+// joinByVeth connects a namespace to a node by a veth pair. The node's end of the veth pair is a bridge port or has
+// an address.
 func joinByVeth(node *sandbox.Pod, name, bridge string, with *sandbox.Pod, gateway, here, there netip.Prefix) error {
 	netns, err := os.Open(with.Path)
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 // userHZ is the number of ticks per second in /proc/stat and /proc/<pid>/stat on every architecture that Go supports.
 const userHZ = 100
 
-// processorTimes contains the time of all processors since the boot. The times of the sending and receiving processes are not sufficient,
-// because a shaper sends queued packets in a timer interrupt. The kernel charges the time of the interrupt to the interrupted process,
-// usually the idle process.
+// processorTimes contains the idle and busy times of all processors since the boot. The times of the sending and
+// receiving processes would omit the shaper's work, because a shaper sends queued packets in a timer interrupt. The
+// kernel charges the time of the interrupt to the interrupted process, usually the idle process.
 type processorTimes struct {
 	at     time.Time
 	count  int
@@ -37,8 +37,8 @@ func readProcessors() (processorTimes, error) {
 	return p, err
 }
 
-// idleTime returns the number of processors in /proc/stat and the sum of their idle times. The time of waiting for a disk counts as idle
-// time.
+// idleTime returns the number of processors in /proc/stat and the sum of their idle times. The time in which a
+// processor waits for a disk counts as idle time.
 func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	for line := range bytes.Lines(stat) {
 		fields := bytes.Fields(line)
@@ -76,8 +76,8 @@ func othersTime() (total time.Duration, err error) {
 	return total, nil
 }
 
-// statTicks returns the sum of the fields 14 to 17 of /proc/<pid>/stat. These are user and system time of a process and of its ended
-// children.
+// statTicks returns the sum of the fields 14 to 17 of /proc/<pid>/stat. These fields are the user and system times of
+// a process and of its ended children.
 func statTicks(stat []byte) (int64, error) {
 	end := bytes.LastIndexByte(stat, ')')
 	fields := bytes.Fields(stat[end+1:])
@@ -98,9 +98,9 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 	return sum, nil
 }
 
-// timeSince returns the processor time that this process and its packets used. The time is the total minus the idle time and minus the time
-// of other processes. The result is 0 if the time is unknown. The kernel drops the times of a process and its children if the parent
-// process never waits for the process.
+// timeSince returns the processor time that this process and its packets used. The returned time is the total time
+// minus the idle time and minus the time of other processes. The result is 0 if the time is unknown. The kernel drops
+// the times of a process and its children if the parent process never waits for the process.
 func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	others := p.others - before.others
 	if others < 0 {

@@ -40,8 +40,8 @@ type flowTrack struct {
 	err        error
 }
 
-// measurePaths measures flows without limits from pod to pod and from pod to host, for both plugin sets and for a veth pair without any
-// plugin.
+// measurePaths measures flows without limits from pod to pod and from pod to host, for both plugin sets. For comparison,
+// measurePaths also measures veth pairs that were created without a plugin.
 func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack, error) {
 	var tracks []*flowTrack
 	for _, side := range sides {
@@ -56,7 +56,7 @@ func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack,
 		return nil, err
 	}
 	tracks = append(tracks, bare...)
-	// The order makes flows of the same path run one after the other, because the report compares these flows.
+	// Flows of the same path run one after the other, because the report compares these flows.
 	slices.SortStableFunc(tracks, func(a, b *flowTrack) int { return strings.Compare(b.path, a.path) })
 	for range datapathRepeats {
 		for _, t := range tracks {
@@ -163,7 +163,7 @@ func (t *flowTrack) measureOnce(each time.Duration) {
 	t.measured = append(t.measured, flowThroughput{gigabits: result.Mean.Payload / 1e9, cpuPerGbit: cost.Seconds() / gigabits})
 }
 
-// medianThroughput returns the median of the throughput and the median of the known costs.
+// medianThroughput returns two medians: of the throughput, and of the costs that are known.
 func (t *flowTrack) medianThroughput() flowThroughput {
 	var rate, cost []float64
 	for _, m := range t.measured {
@@ -208,7 +208,8 @@ const (
 	outOfPod = "out of the pod"
 )
 
-// measureFirstSecond measures the first second of traffic. Each repetition needs a new pod, because only a new token bucket is full.
+// measureFirstSecond measures the first second of traffic. Each repetition needs a new pod, because the token bucket
+// of an earlier repetition is empty.
 func measureFirstSecond(sides []pluginSet, n nodes) []*firstBurst {
 	var bursts []*firstBurst
 	for _, side := range sides {

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// A figure is the result of one plugin set in milliseconds. Base is the result of a comparison run without the property in the row's name.
-// Base is 0 if the row compares both plugin sets.
+// A figure is the result of one plugin set in milliseconds. Base is the result of a run without the
+// property that the row's name describes. Base is 0 if the row compares both plugin sets.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
 	Value float64 `json:"value"`
@@ -26,15 +26,15 @@ func (f figure) growth() float64 {
 }
 
 // figureRow contains the figures of both plugin sets. In a row for growth, the bar is the maximum ratio of Podlace's Value to Podlace's
-// Base. In a row for load, the bar is the maximum ratio of Podlace's Value to the Value of the reference plugins, or the maximum Value in
-// milliseconds.
+// Base. In a row for load, the bar restricts Podlace's Value: the bar is a maximum ratio to the Value of the reference plugins, or
+// a maximum in milliseconds.
 type figureRow struct {
 	What  string            `json:"what"`
 	Sides map[string]figure `json:"sides"`
 	target
 }
 
-// These are the maximum values of the figures, as ratios or in milliseconds.
+// These constants are the maximum values of the figures. Each constant is a ratio or a time in milliseconds.
 const (
 	leasesBar   = 1.2
 	podsBar     = 1.1
@@ -122,7 +122,7 @@ func milliseconds(d time.Duration) float64 { return d.Seconds() * 1000 }
 // p50 returns the median in milliseconds.
 func p50(samples []time.Duration) float64 { return milliseconds(percentile(samples, 50)) }
 
-// The function thousands() formats 12345 as 12,345.
+// The function thousands() formats a number with a comma as the thousands separator: 12,345.
 func thousands(n int) string {
 	text := strconv.Itoa(n)
 	for i := len(text) - 3; i > 0; i -= 3 {

@@ -72,7 +72,8 @@ func TestDistinct(t *testing.T) {
 	}
 }
 
-// testLedger returns a ledger in temporary folders. The ledger contains the record and the lease of one valid attachment.
+// testLedger returns a ledger whose files are in temporary folders. The ledger contains the record and the lease of
+// one valid attachment.
 func testLedger(t *testing.T) *nodeLedger {
 	t.Helper()
 	l := &nodeLedger{

@@ -33,9 +33,9 @@ type attachmentEntry struct {
 	IfName      string `json:"ifname"`
 }
 
-// nodeLedger contains the records and leases of many attachments of one network. All these records and leases are copies of the record and
-// the lease of one real attachment. A stale attachment simulates a pod whose namespace and link are gone, and for which the runtime never
-// called DEL.
+// nodeLedger contains the records and leases of many attachments of one network. The records and leases are copies of
+// the record and the lease of one real attachment. A stale attachment simulates a pod whose namespace and link are
+// gone, and for which the runtime never called DEL.
 type nodeLedger struct {
 	chain  *chain
 	record map[string]any // record of the real attachment
@@ -97,7 +97,7 @@ func (n nodes) newLedger(side pluginSet, valid int) (*nodeLedger, error) {
 	return l, l.noteState()
 }
 
-// noteState stores the current state. The state after each GC must equal this state.
+// noteState stores the current state. The state after each GC must equal the stored state.
 func (l *nodeLedger) noteState() (err error) {
 	if l.leases, err = leaseFiles(l.leaseFolder); err == nil {
 		l.names, err = l.records()
@@ -118,8 +118,8 @@ func (l *nodeLedger) records() ([]string, error) {
 	return names, err
 }
 
-// writeAttachment creates the record and the lease of a further attachment. Both files are an hour old, because GC keeps recent
-// attachments.
+// writeAttachment creates the record and the lease of a further attachment. The modification time of both files is
+// one hour ago, because GC keeps recent attachments.
 func (l *nodeLedger) writeAttachment(id, netns string, list *[]attachmentEntry) error {
 	a := attachmentEntry{id, podInterface}
 	l.next = l.next.Next()

@@ -25,8 +25,8 @@ const (
 	manyBar  = 20.0
 )
 
-// portmapAlone returns the configuration of portmap without a main plugin. The prevResult in the configuration describes a pod, in the form
-// of a main plugin's result.
+// portmapAlone returns the configuration of portmap without a main plugin. The prevResult in the configuration
+// describes a pod, like the result of a main plugin.
 func portmapAlone(backend, address string, first, count int) pluginConf {
 	var ports []map[string]any
 	for i := range count {

@@ -23,7 +23,8 @@ const (
 	besideMany = "many"
 )
 
-// entryName returns the name of an entry from the plugin set and the case, such as a node with many other pods.
+// entryName returns the name of an entry. The name consists of the plugin set and the case, such as "many other
+// pods".
 func entryName(side, what string) string { return side + " " + what }
 
 // bothSides returns both plugin sets.
@@ -86,7 +87,7 @@ func (n nodes) leaseChain(side pluginSet, what string) (*chain, error) {
 	})
 }
 
-// chainOf returns a chain for a new pod and a new network, which both have the given name.
+// chainOf returns a chain for a new pod and a new network. The pod and the network have the given name.
 func (n nodes) chainOf(name, nodeName string, side pluginSet, plugins ...pluginConf) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {
@@ -125,8 +126,8 @@ func writeLease(folder string, addr netip.Addr, id string) error {
 	return os.WriteFile(filepath.Join(folder, addr.String()), []byte(id+"\r\n"+podInterface), 0o600)
 }
 
-// measureRebuild changes the lease folder, as another program would, and measures the next ADD. The additional time is the time for
-// rebuilding the index.
+// measureRebuild adds a lease to the lease folder, as another program would, and measures the next ADD. The additional
+// time of this ADD is the time for rebuilding the index.
 func (r *report) measureRebuild(c *chain, warm float64) {
 	folder := filepath.Join(resultsFolder, c.network)
 	last := netip.MustParseAddr("10.96.255.200")

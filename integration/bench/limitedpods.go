@@ -10,8 +10,8 @@ import (
 
 const limitedPods = 500
 
-// measureLimitedPods compares a node with one limited pod and a node with many limited pods, and checks that limits work on the second
-// node.
+// measureLimitedPods compares a node with one limited pod and a node with many limited pods. On the node with many
+// pods, the measurement also checks that the limits work.
 func (r *report) measureLimitedPods(o options, n nodes) {
 	count := max(len(directions()), o.scaledSize(limitedPods))
 	entries := map[string]*contenderEntry{}

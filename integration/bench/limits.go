@@ -24,8 +24,8 @@ const (
 	limitRepeats = 3
 	fewRounds    = 10 // a run with fewer rounds omits slow measurements
 
-	// The constant `drained` is the time that the reference plugin needs to send the half gigabyte of the runtime's burst. Later traffic has
-	// the rate of the limit.
+	// The constant `drained` is the time that the reference plugin needs to send the half gigabyte of the runtime's
+	// burst. Traffic after this time has the rate of the limit.
 	drained = 1200 * time.Millisecond
 )
 
@@ -53,7 +53,7 @@ type limitedFlow struct {
 	seen map[flowLane]*passedShares
 }
 
-// flowLane is a direction of traffic with one plugin set.
+// flowLane is a pair of a plugin set and a direction of traffic.
 type flowLane struct{ direction, side string }
 
 // passedShares contains throughput on the wire in percent of the limit's rate. cost is the processor time in milliseconds per gigabit.
@@ -137,7 +137,8 @@ func (r *report) addCosts(l *limitedFlow) {
 	}
 }
 
-// bothWays measures one receiving pod and one sending pod. Both pods are new, because only a new token bucket is full.
+// bothWays measures one receiving pod and one sending pod. Both pods are new, because the token bucket of an older
+// pod may be empty.
 func (n nodes) bothWays(l *limitedFlow, side pluginSet, steady time.Duration) error {
 	var chains []*chain
 	for i := range directions() {
@@ -197,7 +198,7 @@ func (l *limitedFlow) measureFlow(c *chain, way flowLane, steady time.Duration) 
 	return nil
 }
 
-// addArrivals stores the throughput, and the cost of traffic after the burst.
+// addArrivals stores two results: the throughput, and the cost of the traffic after the burst.
 func (l *limitedFlow) addArrivals(way flowLane, came meter.Arrivals, end, cost time.Duration) {
 	percent := func(rate float64) float64 { return rate / l.rate * 100 }
 	rate := came.Rate(drained, end)

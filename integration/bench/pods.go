@@ -34,8 +34,8 @@ func masqueradedBridge(subnets ...string) pluginConf {
 	}
 }
 
-// measurePods compares a node with one pod and a node with many pods. Each plugin set attaches its own pods, so that the node has the
-// rules, leases and records of this plugin set.
+// measurePods measures the plugins on a node with one pod and on a node with many pods. Each plugin set attaches its
+// own pods, so that the node has the rules, leases and records of this plugin set.
 func (r *report) measurePods(o options, n nodes) {
 	count := o.scaledSize(podCount)
 	entries := map[string]*contenderEntry{}
@@ -74,8 +74,8 @@ func (r *report) measurePods(o options, n nodes) {
 	r.measureStatus(chains[besideMany], fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
 }
 
-// measureAttach measures the kernel's share of the time of an ADD. measureAttach sends one request that creates a veth pair with a bridge
-// port. For this request, the kernel visits all ports of the bridge.
+// measureAttach measures the time that the kernel needs during an ADD. measureAttach sends one request that creates a
+// veth pair with a bridge port. While the kernel handles this request, the kernel visits all ports of the bridge.
 func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 	var f figure
 	for what, into := range map[string]*float64{besideNone: &f.Base, besideMany: &f.Value} {

@@ -98,7 +98,8 @@ func (r *report) fail(what string, err error) {
 	r.Failed = append(r.Failed, what+": "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// chainBar returns the maximum ratio of Podlace's time of a verb to the time of the reference plugins. 0 means no maximum.
+// chainBar returns the permitted maximum of the time that a verb takes with Podlace, divided by the time with the
+// reference plugins. 0 means no maximum.
 func chainBar(chain, verb string) float64 {
 	return map[string]float64{
 		scenarioPlain + verbAdd: 0.6, scenarioPlain + verbDel: 0.9,
@@ -124,8 +125,8 @@ func verdict(ok bool) string {
 	return missed
 }
 
-// datapathVerdict returns the verdict on a ratio of throughputs. A ratio slightly below the bar is accepted, because two equal plugin sets
-// can also differ by this amount.
+// datapathVerdict returns the verdict on a ratio of throughputs. datapathVerdict accepts a ratio slightly below the
+// bar, because two measurements of the same plugin set can also differ by this amount.
 func datapathVerdict(ratio float64) string {
 	if ratio < datapathBar && ratio >= datapathBar-datapathMargin {
 		return withinNoise

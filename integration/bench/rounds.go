@@ -19,7 +19,7 @@ const (
 	settle = 4 * time.Millisecond // gives the kernel time to finish the previous side's deferred work
 )
 
-// A contender runs verbs in the rounds of a scenario. A chain is a contender.
+// A contender runs verbs in the rounds of a scenario. The type chain implements this interface.
 type contender interface {
 	run(verb string, exec processRunner) error
 }
@@ -48,7 +48,7 @@ func newEntry(side string, c contender) *contenderEntry {
 }
 
 // runRounds runs the rounds of one scenario. Every second round runs the contenders in reverse order, so that no contender always follows
-// the same contender. After an error of a contender, the further rounds omit this contender.
+// the same contender. After an error of a contender, later rounds do not run this contender.
 func runRounds(entries []*contenderEntry, rounds int) {
 	for round := range rounds + warmUp {
 		for _, e := range entries {

@@ -26,7 +26,8 @@ const (
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method end() undoes the setup.
+// fakeTest replaces *testing.T for package card. A fatal error causes a panic, and the panic ends the measurement.
+// The method end() undoes the setup.
 type fakeTest struct {
 	testing.TB
 	folder string
@@ -134,7 +135,8 @@ func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 			"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
 }
 
-// measureWithoutVF measures a pod without VFs. Most pods are of this kind. Package card replaces the device plugin.
+// measureWithoutVF measures a pod without VFs. Most pods of a cluster have no VF. Package card replaces the device
+// plugin.
 func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	const idle, asking = "nothing", "sriov"
 	entries := map[string]*contenderEntry{}
@@ -181,8 +183,8 @@ func (n nodes) measureVF(r *report, o options) error {
 	return nil
 }
 
-// measureJournal measures the time that an ADD needs for the journal if /run is in memory. If /run is on a disk, the time of two syncs is
-// added.
+// measureJournal measures the time that an ADD needs for the journal if /run is in memory. If /run is on a disk, the
+// ADD additionally needs the time of two fsync calls.
 func measureJournal(r *report, o options) error {
 	dir, err := store.Make(filepath.Join(store.Root, ".bench"), 0o700)
 	if err != nil {

@@ -23,8 +23,8 @@ func (s *startedProcesses) add(other startedProcesses) {
 	}
 }
 
-// runTraced runs an invocation under strace and counts all descendant processes and executed programs. A scan of /proc would miss
-// short-lived processes.
+// runTraced runs an invocation under strace and counts all descendant processes and executed programs. runTraced does
+// not read /proc, because short-lived processes would be missing there.
 func (inv invocation) runTraced() ([]byte, startedProcesses, error) {
 	folder, err := os.MkdirTemp("", "podlace-trace-")
 	if err != nil {

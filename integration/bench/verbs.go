@@ -16,7 +16,8 @@ const (
 	driftParts  = 3 // the first part of the rounds is compared with the last
 )
 
-// measureStacks compares attachments with one and with two addresses, and the time of CHECK with the time of ADD.
+// measureStacks compares attachments that have one address with attachments that have two addresses. measureStacks
+// also compares the time of CHECK with the time of ADD.
 func (r *report) measureStacks(o options, n nodes) {
 	entries := map[string]*contenderEntry{}
 	var all []*contenderEntry

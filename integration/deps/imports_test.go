@@ -46,8 +46,8 @@ func packageLayers() [][]string {
 // name that ends in "/" means all packages of a folder.
 func allowedImporters() map[string][]string {
 	return map[string][]string{
-		// These packages access the kernel. The sandbox does not use pkg/kernel, because a check of Podlace's code must not rely on the checked
-		// code.
+		// The following packages may access the kernel directly. The sandbox does not use pkg/kernel, because a check of
+		// Podlace's code must not rely on the checked code.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
 		"github.com/mdlayher/netlink":    {"pkg/nft"},
@@ -66,7 +66,7 @@ func allowedImporters() map[string][]string {
 		// pkg/ipam runs host-local without an import of pkg/hostlocal.
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
 			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
-		// These packages change the system, start a program, or write the plugin's result.
+		// The following packages change the system, start a program, or write the plugin's result.
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent", "pkg/attachment", "pkg/ipam"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
@@ -84,8 +84,8 @@ func allowedImporters() map[string][]string {
 		"github.com/coreos/go-iptables":  {"pkg/iptables"},
 		"github.com/spf13/cobra":         {"pkg/cli", "pkg/nodeagent"},
 
-		// A plugin that imports invoke would link net/http and OpenTelemetry. The dispatcher of skel changes the system before it checks the
-		// namespace.
+		// A plugin that imports invoke would link net/http and OpenTelemetry. The dispatcher of the package skel checks the
+		// namespace only after a change of the system.
 		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
@@ -223,7 +223,7 @@ func TestGivenPackages(t *testing.T) {
 	}
 }
 
-// isBelow reports whether the first package is the second package, or is below the second package.
+// isBelow reports whether the first package equals the second package or is in a subfolder of the second package.
 func isBelow(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
 
 func allowed(pkg string, who []string) bool {

@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// permittedLicenses maps licenses to a typical phrase of their texts. Programs under Apache-2.0 may link code under these licenses.
+// permittedLicenses maps each permitted license to a typical phrase of the license's text. A program under Apache-2.0
+// may link code under a permitted license.
 func permittedLicenses() map[string]string {
 	return map[string]string{
 		"Apache-2.0": "apache license version 2.0",

@@ -27,10 +27,11 @@ func sizeBudgets() map[string]int64 {
 	}
 }
 
-// daemonBudget is the maximum size of the SR-IOV daemon's stripped binary in bytes. Most of the size is the Kubernetes client.
+// daemonBudget is the maximum size of the SR-IOV daemon's stripped binary in bytes. The Kubernetes client accounts
+// for most of the binary's size.
 const daemonBudget = 60_000_000
 
-// forbiddenPackages lists packages that no CNI binary may link. Packages in subfolders are also forbidden.
+// forbiddenPackages lists packages that no CNI binary may link. The subfolders of these packages are also forbidden.
 func forbiddenPackages() []string {
 	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls",
 		"github.com/spf13",
@@ -45,7 +46,7 @@ func binaryFolder(t *testing.T) string {
 	if dir := os.Getenv("PODLACE_BIN"); dir != "" {
 		return dir
 	}
-	// The tests skip if the compiler or the modules are missing, as for an ordinary user without network access.
+	// Without the compiler or the modules, for example without network access, the tests skip.
 	if out, err := goTool("list", "-deps", "./plugins/...").CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: the binaries cannot be built on this machine, and PODLACE_BIN does not name a folder with them: %v\n%s", err, out)
 	}

@@ -77,7 +77,8 @@ func normalisedListing(name, text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// hasNFT reports whether the installed nft has the version whose output the document contains. Versions of nft print rules differently.
+// hasNFT reports whether the version of the installed nft is the version that produced the document's listing. The
+// versions of nft print the same rule in different forms.
 func hasNFT(t *testing.T, version string) bool {
 	t.Helper()
 	out, err := exec.Command("nft", "--version").Output()
@@ -151,7 +152,8 @@ func openShipped(t *testing.T, bin string, hostPort int) testNetwork {
 	return openNetwork(t, string(data), bin, caps)
 }
 
-// verbChanges returns the changes of three verbs: ADD of a node's first pod, ADD of a second pod, and DEL of the second pod.
+// verbChanges returns the changes that each of three calls makes: ADD of a node's first pod, ADD of a second pod, and DEL of the
+// second pod.
 func verbChanges(t *testing.T) map[string]string {
 	t.Helper()
 	clearNode(t)
@@ -250,7 +252,8 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// pictureName returns the name of a package in the picture. The picture has one common name for the folders of plugins/.
+// pictureName returns the name of a package in the picture. In the picture, one name stands for all folders below
+// plugins/.
 func pictureName(name string) string {
 	if strings.HasPrefix(name, "plugins/") && name != "plugins/podlace" {
 		return "plugins/*"

@@ -19,8 +19,9 @@ import (
 	"golang.org/x/net/html"
 )
 
-// browserProbe is a script that measures a page in the browser and stores the results in attributes of the html element. The results are
-// the page's width, elements that are too wide and have no scroll bar, and pictures that did not load.
+// browserProbe is a script that measures a page in the browser and stores the results in attributes of the html
+// element. The script measures the page's width. The script also lists pictures that did not load, and elements that
+// are too wide and have no scroll bar.
 const browserProbe = `<script>addEventListener("load", () => {
   const d = document.documentElement, scrolls = e => e && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
   d.dataset.width = d.scrollWidth;

@@ -27,10 +27,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// callLimit is the timeout of a verb. This timeout is much longer than any verb takes.
+// callLimit is the timeout of a verb. Every verb ends long before this timeout.
 const callLimit = 30 * time.Second
 
-// All examples use a pod with this name and namespace.
+// All examples use a pod with the following name and namespace.
 const (
 	podName     = "web-0"
 	containerID = "example"
@@ -169,8 +169,8 @@ func (n testNetwork) removeState(t testing.TB) {
 	}
 }
 
-// runVerbs runs ADD, CHECK and two DELs of a new configuration, as a runtime does. Only the shared state of the network's pods may remain.
-// runVerbs returns the result of the first ADD.
+// runVerbs runs ADD, CHECK and two DELs of a new configuration, as a runtime does. After the last DEL, only state
+// that the network's pods share may remain. runVerbs returns the result of the first ADD.
 func runVerbs(t *testing.T, config string, caps map[string]any) []byte {
 	t.Helper()
 	if strings.Contains(config, `"sriov"`) {

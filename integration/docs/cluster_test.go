@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestEvents checks that each row of "What happens when" names existing tests. At most five rows may name no test.
+// TestEvents checks that the tests in each row of the table "What happens when" exist. At most five rows may lack a
+// test.
 func TestEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/nodeagent", "pkg/noderoutes", "pkg/kernel", "pkg/bridge", "integration/faults"} {

@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestCommands runs the code blocks of the language sh in the documents. Files are installed into an empty folder in place of /. The test
-// checks that each make target exists, and runs only targets that install files. Commands that need a cluster or another machine must be in
-// code blocks of another language.
+// TestCommands runs the code blocks of the language sh in the documents. The commands install files into an empty
+// folder instead of /. The test checks that each make target exists, and runs only targets that install files. A
+// command that needs a cluster or another machine must be in a code block of a language other than sh.
 func TestCommands(t *testing.T) {
 	targets := makeTargets(t)
 	for _, d := range documents(t) {
@@ -94,13 +94,13 @@ func runnableLine(line, folder string) string {
 		if err != nil {
 			panic(err)
 		}
-		// The variable BIN names binaries that are already built.
+		// The variable BIN contains the folder of binaries that are already built.
 		return `make install VERSION="$(podlace version | sed -n 's/^podlace //p')" BIN=` + bin + " DESTDIR=" + folder + strings.TrimPrefix(line,
 			"make install")
 	case strings.HasPrefix(line, "make "):
 		return ""
 	case strings.HasPrefix(line, "podlace demo"), strings.HasPrefix(line, "podlace gc"), strings.HasPrefix(line, "podlace ls --network"):
-		// The flag --help checks only the syntax of the flags. Other tests run these commands.
+		// The flag --help checks only the syntax of the flags. Other tests really run these commands.
 		return strings.TrimSpace(line) + " --help\n"
 	case strings.HasPrefix(line, "podlace rollback"):
 		return strings.TrimSpace(line) + " --conf-dir " + folder + "/etc/cni/net.d\n"

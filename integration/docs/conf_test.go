@@ -77,8 +77,8 @@ func TestConflists(t *testing.T) {
 	}
 }
 
-// TestNetworkAttachment runs the configuration for Multus. Like Multus, the test adds the VF's PCI address to the configuration of each
-// plugin.
+// TestNetworkAttachment runs the shipped configuration for Multus. Like Multus, the test adds the VF's PCI address to
+// the configuration of each plugin.
 func TestNetworkAttachment(t *testing.T) {
 	_, text, ok := strings.Cut(readFile(t, "conf/sriov-network.yaml"), "  config: |\n")
 	var conf struct {
@@ -117,7 +117,8 @@ func selectVersion(t testing.TB, data []byte, version string) string {
 	return strings.Replace(text, offer, "", 1)
 }
 
-// wantedCapabilities returns the capabilities of a pod with a hostPort and bandwidth limits. The burst is the value that containerd sends.
+// wantedCapabilities returns the capabilities of a pod with a hostPort and bandwidth limits. The burst in the
+// capability equals the burst that containerd sends.
 func wantedCapabilities() map[string]any {
 	return map[string]any{
 		"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},

@@ -25,11 +25,11 @@ const conformance = "docs/CONFORMANCE.md"
 // (V).
 var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 
-// itemRow matches a row of the tables. The cells are the item, the rule, and the tests of the item.
+// itemRow matches a row of the tables. The cells contain the item, the rule, and the tests of the item.
 var itemRow = regexp.MustCompile(`(?m)^\| ([CFSLV]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
-// TestConformance checks that each item of the table has a test, and that the table lists each item that a test names. With the flag
-// -update, the test rewrites the table and keeps the rules.
+// TestConformance checks that each item of the table has a test, and that each item with a test is in the table. With
+// the flag -update, the test rewrites the table and keeps the rules.
 func TestConformance(t *testing.T) {
 	text, found := readFile(t, conformance), itemTests(t)
 	if *update {
@@ -58,8 +58,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// withItems returns the document with a new, sorted table. A row stays even if its item has no test, so that TestConformance reports the
-// item.
+// withItems returns the document with a new, sorted table. withItems keeps the row of an item without a test, so that
+// TestConformance reports the item.
 func withItems(text string, found map[string][]string) string {
 	rules := map[string]string{}
 	for id := range found {
@@ -84,9 +84,9 @@ func inItemOrder(a, b string) int {
 	return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
-// itemTests returns the tests of the tree by item. A test belongs to an item if a subtest's title, the test function's comment in
-// parentheses, or the script's name contains the item. If a file has several subtests of one item, the list contains only the file and the
-// number of these subtests.
+// itemTests returns the tests of the tree by item. A test belongs to an item if the item is in a subtest's title, in
+// parentheses in the test function's comment, or in the script's name. If a file has several subtests of one item,
+// the list contains only the file and the number of these subtests.
 func itemTests(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -121,7 +121,7 @@ func itemTests(t *testing.T) map[string][]string {
 	return found
 }
 
-// goItems calls the function f for each item that a Go test file names.
+// goItems calls the function f for each item that occurs in a Go test file.
 func goItems(path string, f func(id, title string)) error {
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
 	if err != nil {

@@ -4,5 +4,5 @@
 // programs in a sandbox, and compare results and errors. The tests also compare lists in the documents with the source: keys, error codes,
 // packages, nftables tables, and the changes of one ADD.
 //
-// The flag -update rewrites the listings in docs/ that are output of programs.
+// With the flag -update, the tests rewrite the listings in docs/ that show the output of programs.
 package docs

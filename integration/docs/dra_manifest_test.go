@@ -32,7 +32,7 @@ import (
 
 const draManifest = "conf/cluster/components/dra/sriov-device-plugin-dra.yaml"
 
-// kubeObject strictly decodes the only object of a type in a manifest.
+// kubeObject decodes the only object of a type in a manifest and rejects unknown keys.
 func kubeObject[T runtime.Object](t *testing.T, file string) T {
 	t.Helper()
 	found := kubeObjects[T](t, file)
@@ -42,7 +42,7 @@ func kubeObject[T runtime.Object](t *testing.T, file string) T {
 	return found[0]
 }
 
-// kubeObjects strictly decodes the objects of a type in a manifest.
+// kubeObjects decodes the objects of a type in a manifest and rejects unknown keys.
 func kubeObjects[T runtime.Object](t *testing.T, file string) (found []T) {
 	t.Helper()
 	s := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
@@ -58,8 +58,8 @@ func kubeObjects[T runtime.Object](t *testing.T, file string) (found []T) {
 	return found
 }
 
-// TestRights checks that the role grants the daemon exactly the necessary rights. Admission policies must restrict the daemon's writes to
-// ResourceSlices and to the status of claims.
+// TestRights checks that the role grants the daemon exactly the necessary rights. For ResourceSlices and for the
+// status of claims, admission policies must restrict the changes that the daemon may make.
 func TestRights(t *testing.T) {
 	role, binding := kubeObject[*rbac.ClusterRole](t, draManifest), kubeObject[*rbac.ClusterRoleBinding](t, draManifest)
 	account, set := kubeObject[*core.ServiceAccount](t, draManifest), kubeObject[*apps.DaemonSet](t, draManifest)

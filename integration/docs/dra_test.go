@@ -14,7 +14,7 @@ import (
 
 const draDocument = "docs/DRA.md"
 
-// TestDRAEvents checks that each row of "What happens when" names existing tests.
+// TestDRAEvents checks that the tests in each row of the table "What happens when" exist.
 func TestDRAEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/pool", "pkg/deviceplugin", "pkg/cli",

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestFeatures checks that docs/FEATURES.md contains each of 41 rows once and the right number of rows for each state. Make targets, tests
-// and commands of podlace in the table must exist.
+// TestFeatures checks that docs/FEATURES.md contains each of the 41 rows exactly once, and that the number of rows
+// with each state is correct. Make targets, tests and commands of podlace in the table must exist.
 func TestFeatures(t *testing.T) {
 	d := parse(t, "docs/FEATURES.md")
 	targets, commands := makeTargets(t), podlaceCommands(t)
@@ -50,7 +50,8 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// checkEvidence checks that a command in backquotes exists. The forms are make TARGET, podlace COMMAND, and go test PACKAGES -run NAMES.
+// checkEvidence checks that a command in backquotes exists. A command has one of three forms: make TARGET, podlace
+// COMMAND, or go test PACKAGES -run NAMES.
 func checkEvidence(t *testing.T, row, command string, targets, commands []string) {
 	t.Helper()
 	words := strings.Fields(command)

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// sudoPath is the PATH that sudo sets. This PATH does not contain Go.
+// sudoPath is the PATH that sudo sets. sudoPath does not contain the folder of Go.
 const sudoPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
 // receiptPath is the file with the list of installed files. make install writes this file.
@@ -117,7 +117,7 @@ func (c installTree) installedFiles(t *testing.T) (files []string) {
 	return files
 }
 
-// allInstalled returns the expected files of an installation, and the files in the argument `extra`.
+// allInstalled returns the files that an installation must contain, together with the files in the argument `extra`.
 func allInstalled(t *testing.T, extra ...string) []string {
 	t.Helper()
 	for _, name := range makeVariable(t, "CNI_PLUGINS") {
@@ -136,8 +136,8 @@ func allInstalled(t *testing.T, extra ...string) []string {
 func TestInstallCopiesTheBuild(t *testing.T) {
 	c := newCheckout(t)
 	for range 2 {
-		// A copy of the tree changes the modification times of all files, and administrators may edit files in conf/. The build must not count as
-		// stale after these changes.
+		// A copy of the tree changes the modification times of all files, and administrators may edit files in conf/. After
+		// these changes, make install must not report the build as stale.
 		if err := os.Chtimes(filepath.Join(c.dir, "pkg/source.go"), time.Time{}, time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
@@ -217,7 +217,7 @@ func readOnly(t *testing.T, dir string) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
 }
 
-// TestBuildNamesTheMissingGo checks that the error of make build names Go if PATH does not contain Go.
+// TestBuildNamesTheMissingGo checks that, without Go in PATH, the error of make build says that Go is missing.
 func TestBuildNamesTheMissingGo(t *testing.T) {
 	c := newCheckout(t)
 	cmd := exec.Command("make", "build")
@@ -231,8 +231,9 @@ func TestBuildNamesTheMissingGo(t *testing.T) {
 	}
 }
 
-// TestInstallKeepsForeignFiles checks that the installer copies another project's plugin before it replaces the plugin, and never
-// overwrites the copy. The commands of the README must restore this plugin.
+// TestInstallKeepsForeignFiles checks that the installer saves a copy of another project's plugin before replacing
+// the plugin. The installer must never overwrite the copy. The commands of the README must restore the other
+// project's plugin.
 func TestInstallKeepsForeignFiles(t *testing.T) {
 	c := newCheckout(t)
 	dir := filepath.Join(c.into, "opt/cni/bin")

@@ -65,7 +65,7 @@ func cutDocument(path, text string) markdownDocument {
 	return d
 }
 
-// addRow adds a row to the last table. A new heading or a new header row starts a new table.
+// addRow adds a row to the last table. Each heading and each header row of the document starts a new table.
 func (d *markdownDocument) addRow(heading string, row []string) {
 	last := len(d.tables) - 1
 	switch {

@@ -42,8 +42,8 @@ func needReference(t *testing.T) string {
 	return dir
 }
 
-// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. The argument `edits` contains pairs: a
-// text of the configuration, and the text that replaces it.
+// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. The argument
+// `edits` contains pairs of an old text of the configuration and a new text.
 func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...string) testNetwork {
 	t.Helper()
 	masquerade, ports := "", ""
@@ -61,8 +61,8 @@ func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...str
 		{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`), bin, caps)
 }
 
-// TestWhatStays checks the document's table of leftovers: one set of plugins runs ADD, the other set runs DEL, and the leftovers must match
-// the table. The commands in the document must then remove all leftovers.
+// TestWhatStays checks the document's table of leftovers. One set of plugins runs ADD, and the other set runs DEL.
+// The leftovers must then match the table. The commands in the document must then remove all leftovers.
 func TestWhatStays(t *testing.T) {
 	folders := map[string]string{"reference": needReference(t), "Podlace": harness.BinDir()}
 	d := parse(t, migrating)
@@ -81,7 +81,7 @@ func TestWhatStays(t *testing.T) {
 				n.mustAdd(t, name, warm)
 				n.del(t, name, warm)
 			}
-			// Leftovers of an earlier row would hide leftovers of this row.
+			// Remove the leftovers of earlier rows, because they would hide the leftovers of this row.
 			_ = exec.Command("nft", "delete", "table", "inet", "podlace_loopback").Run()
 			_ = os.RemoveAll("/run/podlace/.localhost")
 			pod, id := newPod(t, fmt.Sprint("pod", i)), fmt.Sprint("pod", i)

@@ -87,7 +87,7 @@ func TestKeysAreDocumented(t *testing.T) {
 	}
 }
 
-// refusedValues contains a configuration for each key that a plugin must refuse, according to the plugin's README.
+// If the README of a plugin says that the plugin refuses a key, refusedValues contains a configuration with this key.
 func refusedValues() map[string]string {
 	return map[string]string{
 		"portmap/conditionsV4":      `{"conditionsV4": ["ip", "daddr", "192.0.2.1"]}`,
@@ -97,7 +97,7 @@ func refusedValues() map[string]string {
 	}
 }
 
-// TestRefusals checks that each plugin refuses the keys for which its README documents a refusal.
+// TestRefusals checks that each plugin refuses the keys that the plugin's README describes as refused.
 func TestRefusals(t *testing.T) {
 	pod := newPod(t, podName)
 	told := map[string]bool{}
@@ -247,7 +247,7 @@ func writeNodeFile(t *testing.T, text string) {
 	t.Cleanup(func() { _ = os.Remove(path) })
 }
 
-// replaceMACs replaces each MAC address with a constant, because some MAC addresses are random.
+// replaceMACs replaces each MAC address by a constant, because some MAC addresses are random.
 func replaceMACs(t testing.TB, text []byte) (v any) {
 	t.Helper()
 	mac := regexp.MustCompile(`"mac": ?"([0-9a-f]{2}:){5}[0-9a-f]{2}"`)
@@ -302,7 +302,7 @@ func compareError(t *testing.T, conf, shown codeBlock) {
 	}
 }
 
-// TestFigures checks that docs/PERFORMANCE.md contains every number of the comparison in README.md.
+// TestFigures checks that each number in README.md's comparison also occurs in docs/PERFORMANCE.md.
 func TestFigures(t *testing.T) {
 	report := readFile(t, "docs/PERFORMANCE.md")
 	rows := parse(t, "README.md").rowsUnder("Podlace and the reference plugins compared")

@@ -47,8 +47,8 @@ func mustRollback(t *testing.T, n testNetwork, flags ...string) string {
 // ownTraces matches the names of state that only Podlace creates.
 var ownTraces = regexp.MustCompile(`(?m)^.*(podlace_|/run/podlace|/\.podlace).*$`)
 
-// forgetMarks removes the markMasqBit rules of earlier tests. The first pod of the next test uses another bit, and would remove these rules
-// during the test.
+// forgetMarks removes the markMasqBit rules of earlier tests. Otherwise, if the next test uses another bit, the first pod of that
+// test would remove these rules during the test.
 func forgetMarks() {
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"} {
@@ -77,7 +77,7 @@ func TestRollback(t *testing.T) {
 				t.Errorf("after a rollback without pods, this remains: %s", left)
 			}
 
-			// ADD of the reference plugin enables route_localnet permanently. Reset the sysctl, as if the reference plugin had attached no pod.
+			// ADD of the reference plugin enables route_localnet permanently. Set the sysctl to 0, its value before that ADD.
 			if err := os.WriteFile("/proc/sys/net/ipv4/conf/mixed0/route_localnet", []byte("0"), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -196,7 +196,7 @@ func TestRollbackOfTheDead(t *testing.T) {
 	kerneltest.NoLeak(t, before, oracleOptions())
 }
 
-// TestTablesNamed checks that each document with a list of all nftables tables names every table of the registry.
+// TestTablesNamed checks that each document's list of all nftables tables contains every table of the registry.
 func TestTablesNamed(t *testing.T) {
 	for _, table := range nft.Tables() {
 		for file, text := range map[string]string{

@@ -26,7 +26,7 @@ type sitePage struct {
 	viewport        bool // without it phones show the page as on a desk, but smaller
 }
 
-// siteFolder returns the folder that `make site` wrote, or skips the test if there is no such folder.
+// siteFolder returns the folder that `make site` wrote. If the folder does not exist, siteFolder skips the test.
 func siteFolder(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("SITE")

@@ -60,7 +60,7 @@ func (s parsedPackage) each(f func(ast.Node)) {
 	}
 }
 
-// keyType is the kind of value that a key has.
+// keyType is the type of a key's value in the configuration.
 type keyType int
 
 const (

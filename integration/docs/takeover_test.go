@@ -22,11 +22,11 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// trafficLimit is the timeout of a reply. This timeout is much longer than any reply takes.
+// trafficLimit is the timeout of a reply. Every reply arrives long before this timeout.
 const trafficLimit = 10 * time.Second
 
-// These are the addresses of the node and of a peer machine in the node's network. The peer has no route to pods, so pods need masquerade
-// to get replies.
+// The node and a peer machine in the node's network have the following addresses. The peer has no route to pods, so
+// pods need masquerade to get replies.
 var (
 	nodeAddresses = []string{"203.0.113.1", "2001:db8:113::1"}
 	peerAddresses = []string{"203.0.113.2", "2001:db8:113::2"}
@@ -230,7 +230,8 @@ func takeSnapshot(t *testing.T) *sandbox.Snapshot {
 	return s
 }
 
-// createSharedState runs ADD and DEL of a pod in each network, so that the shared state of pods exists before the first snapshot.
+// createSharedState runs ADD and DEL of a pod in each network. The state that all pods share therefore exists before
+// the first snapshot.
 func createSharedState(t *testing.T, networks ...testNetwork) {
 	t.Helper()
 	for i, n := range networks {
@@ -242,8 +243,9 @@ func createSharedState(t *testing.T, networks ...testNetwork) {
 }
 
 // TestTakeOver (F-44) checks that Podlace's DEL removes all state of pods that the reference plugins attached. The test runs with each
-// backend and with an existing, an unnamed and a deleted namespace. Before DEL, the pods' traffic continues while the plugins are replaced
-// (F-43) and while other pods start and end. CHECK succeeds, even with antiSpoof in the new configuration.
+// backend and with an existing, an unnamed and a deleted namespace. Before DEL, the test replaces the plugins and
+// starts and ends other pods, while the traffic of the pods must continue (F-43). CHECK must succeed, even with
+// antiSpoof in the new configuration.
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{

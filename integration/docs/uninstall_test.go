@@ -132,8 +132,9 @@ func TestPlanChangesNothing(t *testing.T) {
 	}
 }
 
-// TestUninstallLeavesChangedFiles checks that make uninstall keeps a file that changed since the installation, and the copy of the file
-// that the installation replaced. The receipt then lists only the changed file.
+// TestUninstallLeavesChangedFiles checks that make uninstall keeps a file that changed after the installation. If the
+// installation had replaced another file there, the copy of that file must also remain. The receipt then lists only
+// the changed file.
 func TestUninstallLeavesChangedFiles(t *testing.T) {
 	c := newCheckout(t)
 	c.addForeignFiles(t)
@@ -177,7 +178,7 @@ func TestUninstallWarnsOfPods(t *testing.T) {
 	}
 }
 
-// The method record() writes a file among the records of the node.
+// The method record() writes a file into the folder of the node's records.
 func (c installTree) record(t *testing.T, name string) {
 	t.Helper()
 	path := filepath.Join(c.into, "run/podlace", name)

@@ -48,7 +48,7 @@ func selectorCases() []selectorCase {
 	}
 }
 
-// requestCase is a request of a claim, or one alternative of a prioritized request.
+// requestCase is a request in a claim, or one alternative of a prioritized request.
 type requestCase struct {
 	name, resource string
 	count          int
@@ -174,8 +174,9 @@ func randomProblem(r *rand.Rand, consumable bool) (claimProblem, machine) {
 	return p, m
 }
 
-// TestAllocatorFindsWhatIsThere checks that each allocator of the scheduler finds devices in Podlace's slices if and only if a search of
-// all choices finds devices. No allocator may allocate a device that is already allocated, is tainted, or belongs to another resource.
+// TestAllocatorFindsWhatIsThere compares each allocator of the scheduler with a search of all choices. Both must either find
+// devices in Podlace's slices or find no devices. No allocator may allocate a device that is already allocated, is tainted, or
+// belongs to another resource.
 func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	c, err := parseDefaultConfig()
 	if err != nil {

@@ -32,7 +32,7 @@ type classList []*resourceapi.DeviceClass
 // List returns all classes.
 func (c classList) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
 
-// Get returns the class with the given name.
+// Get returns the DeviceClass with the given name.
 func (c classList) Get(name string) (*resourceapi.DeviceClass, error) {
 	for _, class := range c {
 		if class.Name == name {

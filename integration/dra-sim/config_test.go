@@ -48,8 +48,8 @@ func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfigura
 	return c
 }
 
-// TestSameConfiguration (DRA-13) checks that Prepare and check-claim merge the same settings. The test covers each allocator and each form
-// of request names in configuration entries.
+// TestSameConfiguration (DRA-13) checks that Prepare and check-claim merge the same settings. The test runs each
+// allocator. The configuration entries contain request names in each valid form.
 func TestSameConfiguration(t *testing.T) {
 	parsed, err := parseDefaultConfig()
 	if err != nil {

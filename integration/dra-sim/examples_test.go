@@ -124,8 +124,8 @@ func matchesDevice(t *testing.T, expression string, d cel.Device) bool {
 }
 
 // TestEveryExampleCompiles (DRA-10) checks that the API server accepts each object in docs/DRA.md, in README.md and in the output of
-// 'podlace sriov classes'. The evaluation of each selector must succeed even for a device that lacks an attribute. check-claim must report
-// no problem.
+// 'podlace sriov classes'. Even for a device that lacks an attribute, the evaluation of each selector must succeed.
+// check-claim must report no problem.
 func TestEveryExampleCompiles(t *testing.T) {
 	config := codeBlocks(t, document, "json")
 	shown := slices.Concat(codeBlocks(t, document, "yaml"), codeBlocks(t, "../../README.md", "yaml"))
@@ -166,7 +166,8 @@ func TestEveryExampleCompiles(t *testing.T) {
 	checkClaims(t, config[0], shown)
 }
 
-// evaluateAll evaluates expressions as the allocator does: expressions of a request only for devices that the class selects.
+// evaluateAll evaluates expressions as the allocator does. It evaluates the expressions of a request only for devices
+// that the class selects.
 func evaluateAll(t *testing.T, devices []cel.Device, class, list []string) {
 	t.Helper()
 	for _, d := range devices {
@@ -196,8 +197,9 @@ func checkClaims(t *testing.T, config string, shown []string) {
 	}
 }
 
-// TestGuardsMatter uses an expression that reads an attribute without a test that the device has this attribute. The expression must fail
-// for a device without the attribute. The command check-claim must report the expression.
+// TestGuardsMatter uses an expression that reads an attribute and does not first test whether the device has the
+// attribute. The expression must fail for a device without the attribute. The command check-claim must report the
+// expression.
 func TestGuardsMatter(t *testing.T) {
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(`device.attributes["resource.kubernetes.io"].numaNode == 1`, cel.Options{})
 	failed := 0

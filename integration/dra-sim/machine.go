@@ -39,7 +39,7 @@ func parseConfig(config string) (*pool.Config, error) {
 	return pool.Parse(pool.Source{File: "config.json", Prefix: "example.com", Host: "node"}, []byte(config))
 }
 
-// The method snapshot() returns the PCI devices of the machine in the form of a scan.
+// The method snapshot() returns the PCI devices of the machine, like a scan of sysfs.
 func (m machine) snapshot() *pci.Snapshot {
 	s := &pci.Snapshot{}
 	for n := range m.numa {
@@ -79,7 +79,7 @@ func (m machine) cardDevices(p, node int) []pci.Device {
 	return devices
 }
 
-// The method inventory() returns the inventory that the daemon has of the machine.
+// The method inventory() returns the inventory that the daemon would build on the machine.
 func (m machine) inventory(c *pool.Config) dra.Inventory {
 	s := m.snapshot()
 	i := dra.Inventory{Snapshot: s, Pools: pool.Assign(c, s, pool.Env{}), Taints: c.Taints, Faults: map[string]dra.Fault{},
@@ -90,8 +90,8 @@ func (m machine) inventory(c *pool.Config) dra.Inventory {
 	return i
 }
 
-// publishedSlices returns the slices of an inventory in the form that the API server stores. Kubernetes' library sets the names of the
-// slices.
+// publishedSlices returns the ResourceSlices of an inventory as the API server stores these objects. Kubernetes'
+// library sets the names of the slices.
 func publishedSlices(node string, i dra.Inventory) (out []*resourceapi.ResourceSlice) {
 	all := dra.Resources(i, node, nil, time.Unix(1_800_000_000, 0)).Pools[node].Slices
 	for n, s := range all {

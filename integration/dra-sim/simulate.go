@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// numaNode is the attribute in the matchAttribute constraint of claims.
+// numaNode is the name of the attribute that the claims use in matchAttribute.
 const numaNode = "resource.kubernetes.io/numaNode"
 
 // nodesTried is the number of nodes that the scheduler checks for a pod in a cluster of 5,000 nodes. The default of
@@ -113,7 +113,8 @@ func (c *allocatorInput) addSizes(t *markdown.Table, vfs, nodes int) {
 		fmt.Sprintf("%d B", text/vfs), fmt.Sprintf("%.0f MB", float64(bytes*nodes)/1e6))
 }
 
-// measureClaim allocates a claim on random nodes and measures the times. Each allocation is the first of a scheduling cycle.
+// measureClaim allocates a claim on random nodes and measures the times. Each allocation is the first allocation in
+// its scheduling cycle.
 func (c *allocatorInput) measureClaim(ctx context.Context, o simOptions, want int, match string) (m allocationTimes, err error) {
 	r := rand.New(rand.NewPCG(o.seed, uint64(want)))
 	wish := claimFor(want, match)

@@ -12,7 +12,8 @@ import (
 // machineCount is the number of random machines in a test.
 const machineCount = 500
 
-// TestSlicesValid checks that the API server accepts the slices of every machine, healthy or with each kind of fault.
+// TestSlicesValid checks that the API server accepts the slices of healthy machines and of machines with each kind of
+// fault.
 func TestSlicesValid(t *testing.T) {
 	c, err := parseDefaultConfig()
 	if err != nil {
@@ -49,7 +50,7 @@ func TestSlicesValid(t *testing.T) {
 	}
 }
 
-// countHeld returns the number of VFs that pods use without a claim.
+// countHeld returns the number of VFs that pods use but that belong to no claim.
 func countHeld(i dra.Inventory) (n int) {
 	for _, d := range i.Snapshot.Devices {
 		if d.IsVF() && i.Held[d.Address.String()] != "" {

@@ -24,7 +24,7 @@ type Alone struct {
 // Rates are limits in Mbit/s. Ingress is traffic that the pod receives. 0 means no limit.
 type Rates struct{ Ingress, Egress int }
 
-// NewAlone creates a pod and connects it by a veth pair.
+// NewAlone creates a pod and connects the pod to the node by a veth pair.
 func NewAlone(t *testing.T) *Alone {
 	t.Helper()
 	Need(t, "bandwidth")
@@ -34,7 +34,7 @@ func NewAlone(t *testing.T) *Alone {
 	return a
 }
 
-// Second connects the same pod by a second veth pair.
+// Second connects the same pod to the node by a second veth pair.
 func (a *Alone) Second(t *testing.T) *Alone {
 	t.Helper()
 	b := &Alone{Pod: a.Pod, ifname: "net1", link: "alone1", Node: "10.75.1.1", InPod: "10.75.1.2"}
@@ -51,7 +51,7 @@ func (a *Alone) connect(t *testing.T) {
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", a.link).Run() })
 }
 
-// Call returns a call of the plugin bandwidth. The call contains limits in the form that containerd sends.
+// Call returns a call of the plugin bandwidth. The limits in the call have the form that containerd sends.
 func (a *Alone) Call(verb string, r Rates) Call {
 	limits := map[string]any{}
 	for direction, rate := range map[string]int{"ingress": r.Ingress, "egress": r.Egress} {
@@ -144,8 +144,8 @@ func (a *Alone) Passes() error {
 	return errors.Join(errs...)
 }
 
-// Warm runs ADD and DEL of the plugin bandwidth to create the shared state of the node, and fills the neighbour tables. No limit remains on
-// the link.
+// Warm runs ADD and DEL of the plugin bandwidth to create the shared state of the node, and fills the neighbour
+// tables. After Warm, the link has no limit.
 func (a *Alone) Warm(t testing.TB) {
 	t.Helper()
 	qdiscs := func() int {

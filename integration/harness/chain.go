@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Named returns an attachment for libcni. The container ID of the attachment is the pod's name.
+// Named returns an attachment that tests pass to libcni. The container ID of the attachment is the pod's name.
 func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
 	rt := Attachment(pod, pod.Name, caps)
 	for i, arg := range rt.Args {

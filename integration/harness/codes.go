@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// These are the error codes of the CNI specification, section "Error", and of docs/ARCHITECTURE.md.
+// The following error codes are from the section "Error" of the CNI specification and from docs/ARCHITECTURE.md.
 const (
 	CodeVersion   = 1
 	CodeEnv       = 4
@@ -37,8 +37,8 @@ func AllVersions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// Coded returns nil if there is no error, or if the error is an error document of a plugin. Coded returns an error in all other cases, and
-// also if the error document has the code of an internal defect.
+// Coded returns nil if there is no error, or if the error is an error document of a plugin. Coded returns an error in all other
+// cases, for example if the error document has the code of an internal defect.
 func Coded(err error) error {
 	var doc *types.Error
 	if err == nil || errors.As(err, &doc) && doc.Code != 0 && doc.Code != 999 && doc.Msg != "" && !strings.Contains(doc.Msg, "goroutine ") {

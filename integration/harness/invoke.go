@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// CallLimit is the timeout of a call. This timeout is much longer than any verb takes. A plugin that hangs fails only its own test.
+// CallLimit is the timeout of a call. Every verb ends long before this timeout. A plugin that hangs fails only its own test.
 const CallLimit = 60 * time.Second
 
 // PodArgs is CNI_ARGS of every call in the test tables.
@@ -146,8 +146,8 @@ type Failure struct {
 	Details    string `json:"details"`
 }
 
-// Refused checks that the plugin failed with a complete error. The plugin's stdout must contain one error document with one of the codes, a
-// version, a message of limited size and the pod's name.
+// Refused checks that the plugin failed with a complete error. The plugin's stdout must contain exactly one error document. The
+// document must contain one of the given codes, a version, a message of limited size, and the pod's name.
 func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	t.Helper()
 	if o.Exit != 1 {

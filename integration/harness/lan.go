@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// These are the addresses of the node and of a second machine in the node's network. The second machine is the router of the node and has
-// no route to pods.
+// The node and a second machine in the node's network have the following addresses. The second machine is the router of the node
+// and has no route to pods.
 const (
 	NodeV4 = "192.0.2.1"
 	NodeV6 = "2001:db8:92::1"

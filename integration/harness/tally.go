@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Exhaustive reports whether FAULTS=all is set. With this setting, the tests run every case. Otherwise the tests run only a sample of the
-// cases.
+// Exhaustive reports whether FAULTS=all is set. With this setting, the tests run every case. Without this setting, the tests run
+// only a sample of the cases.
 func Exhaustive() bool { return os.Getenv("FAULTS") == "all" }
 
 // Some returns its second argument if FAULTS=all is set, and its first argument otherwise.

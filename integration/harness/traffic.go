@@ -53,7 +53,8 @@ func Patience(blocked bool) time.Duration {
 }
 
 // Networked calls the function f in the namespace of a pod or of the host. The function may use package net. Package net binds to ::1 once
-// to find the supported families. Networked starts this search on the host. In a pod whose lo is down, the search would find no family.
+// to find the supported families. Networked starts this search on the host. If package net ran this search in a pod whose lo is
+// down, the search would find no family.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()

@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Plain returns the name of a test with only the characters that a container ID may contain.
+// Plain returns the name of a test. A dash replaces the characters that are neither letters nor digits, so the name is a valid
+// container ID.
 func Plain(t *testing.T) string {
 	return regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(t.Name(), "-")
 }
@@ -30,7 +31,7 @@ func NewPod(t testing.TB, name string) *sandbox.Pod {
 	return pod
 }
 
-// Oracle contains a snapshot of the host, of pods and of the state folders, to find leaked state.
+// Oracle contains a snapshot of the host, of pods and of the state folders. Tests use it to find leaked state.
 type Oracle struct {
 	Options sandbox.Options
 	before  *sandbox.Snapshot
@@ -40,7 +41,7 @@ type Oracle struct {
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 
 // Harmless matches files that belong to no attachment: locks, marker files of the node or a network, and host-local's files of the last
-// assigned address. A partly written file of the last address is harmless, because the next ADD overwrites this file.
+// assigned address. If the file of the last assigned address is incomplete, the next ADD overwrites this file.
 const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/\.podlace/[^/]+/(\.tmp-)?(mark|released)$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?|no-fq_codel|shared-hostports)$|/\.(bridge|made|found)-[^/]+$`
 
 // Watch returns an oracle with a snapshot of the current state.
@@ -53,7 +54,7 @@ func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	return o
 }
 
-// NewOracle returns an oracle with a snapshot of the current state, for callers without a test.
+// NewOracle returns an oracle with a snapshot of the current state, for callers that have no *testing.T.
 func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
 	o := Oracle{Options: sandbox.Options{Pods: pods, Dirs: StateDirs(), Ignore: regexp.MustCompile(Harmless)}}
 	var err error
@@ -72,7 +73,7 @@ func (o *Oracle) Leaks() ([]string, error) {
 	}
 }
 
-// Diff returns the differences between the current state and the snapshot, without a wait.
+// Diff immediately returns the differences between the current state and the snapshot.
 func (o *Oracle) Diff() ([]string, error) {
 	now, err := sandbox.Take(o.Options)
 	if err != nil {

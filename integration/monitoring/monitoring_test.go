@@ -41,7 +41,7 @@ type listedMetric struct {
 	labels []string
 }
 
-// metricsOf returns the metrics of the named lists by metric name.
+// metricsOf returns the metrics of the given lists by metric name.
 func metricsOf(t testing.TB, files ...string) map[string]listedMetric {
 	t.Helper()
 	found := map[string]listedMetric{}
@@ -66,7 +66,7 @@ type queryChecker struct {
 }
 
 // checkQuery returns the mistakes in a query: metrics and labels that no program serves, and functions that do not suit the type of a
-// metric. The argument `texts` contains legends or annotations that name labels in braces.
+// metric. The argument `texts` contains legends or annotations with labels in braces.
 func checkQuery(metrics map[string]listedMetric, query string, texts ...string) []string {
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *queryChecker) add(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// The method use() checks that all selected metrics have the given labels.
+// The method use() checks that each metric in the query has the given labels.
 func (c *queryChecker) use(where string, labels ...string) {
 	for _, label := range labels {
 		if !slices.Contains(c.known, label) {
@@ -129,7 +129,8 @@ func (c *queryChecker) selector(selector *parser.VectorSelector, ranged bool) {
 	c.known = append(c.known, m.labels...)
 }
 
-// The method aggregate() checks the labels of an aggregation. If the aggregation drops the label `instance`, no text may name this label.
+// The method aggregate() checks the labels of an aggregation. If the aggregation drops the label `instance`, no text may contain
+// this label.
 func (c *queryChecker) aggregate(a *parser.AggregateExpr, texts []string) {
 	c.use(a.String(), a.Grouping...)
 	if a.Without || a.Op == parser.TOPK || a.Op == parser.BOTTOMK || slices.Contains(a.Grouping, "instance") {
@@ -301,8 +302,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestRulesAreTested checks that each alert has a test that fails if the alert never fires, and a test that fails if the alert always
-// fires.
+// TestRulesAreTested checks that each alert has two tests. One test fails if the alert never fires, and the other test fails if the
+// alert always fires.
 func TestRulesAreTested(t *testing.T) {
 	text, dir := read(t, rulesFile), t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "podlace_test.yaml"), []byte(read(t, conf+"prometheus/podlace_test.yaml")), 0o644); err != nil {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package release tests the archives and packages of `make release`. The environment variable RELEASE names the folder of the archives and
-// packages. The variable REBUILT names the folder of a second build: archives that were built without git, from a tarball of the same
-// commit.
+// Package release tests the archives and packages of `make release`. The environment variable RELEASE contains the path of the
+// folder with the archives and packages. The variable REBUILT contains the path of a folder with archives of a second build. The
+// second build used a tarball of the same commit and no git.
 package release
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// folderFrom returns the folder that an environment variable names, or skips the test if the variable is not set.
+// folderFrom returns the folder whose path an environment variable contains. If the variable is not set, folderFrom skips the test.
 func folderFrom(t *testing.T, variable string) string {
 	t.Helper()
 	dir := os.Getenv(variable)
@@ -68,8 +68,8 @@ func TestChecksums(t *testing.T) {
 	}
 }
 
-// TestReproducible checks that a build in another folder, without git, gives the same bytes. Equal bytes also mean that the build has the
-// same version.
+// TestReproducible checks that a build in another folder, without git, gives the same bytes. Equal bytes also prove that both
+// builds contain the same version string.
 func TestReproducible(t *testing.T) {
 	rebuilt := folderFrom(t, "REBUILT")
 	for _, path := range glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*")) {

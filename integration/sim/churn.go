@@ -23,7 +23,7 @@ type arrivingPod struct {
 	vfs       int
 }
 
-// podTrace returns the random pods of a run. The mean lifetime of a pod is 1.
+// podTrace returns the random pods of a run. The unit of time is the mean lifetime of a pod.
 func podTrace(seed uint64, pods int, load float64, vfs int) []arrivingPod {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	const mean = .60*1 + .25*2 + .10*4 + .05*8
@@ -101,7 +101,7 @@ func simulateRun(m *machine, o options, policy kubelet.Policy, a choiceMethod, s
 	return t.figures(), nil
 }
 
-// admitPod tries to admit a pod, and counts the result only after the initial phase that fills the node.
+// admitPod tries to admit a pod. During the initial phase, which fills the node, admitPod does not count the result.
 func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) error {
 	if !counts {
 		t = &runCounters{}
@@ -136,7 +136,8 @@ func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) err
 	return nil
 }
 
-// randomPicker returns a function that picks random elements. The kubelet takes the first elements of a Go map, whose order is random.
+// randomPicker returns a function that picks random elements. The kubelet chooses the first elements of a Go map. The order of a Go
+// map is random.
 func randomPicker(seed uint64) kubelet.Pick {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	return func(from []int, n int) []int {

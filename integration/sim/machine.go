@@ -34,7 +34,8 @@ func parseTopology(s string, ports int) (topology, error) {
 
 func (t topology) String() string { return fmt.Sprintf("%dx%dx%d", t.nodes, t.pfs, t.vfs) }
 
-// A machine is a topology in the data types of pkg/pool and pkg/kubelet. VFs are numbered in the order of their addresses.
+// A machine describes a topology with the data types of pkg/pool and pkg/kubelet. The order of the VFs' numbers is the order of the
+// VFs' PCI addresses.
 type machine struct {
 	topology
 	pool   *pool.Topology

@@ -30,7 +30,8 @@ func (r *report) markdown() string {
 	return out.String()
 }
 
-// writePromise writes a sentence with the percentage of requests near one NUMA node under the kubelet's default policy.
+// writePromise writes a sentence with the percentage of requests whose VFs are all near one NUMA node under the kubelet's default
+// policy.
 func (r *report) writePromise(out *strings.Builder, t topology) {
 	ours, ok := r.findRow(t, kubelet.None, choiceMethod(pool.NUMABestFit))
 	theirs, also := r.findRow(t, kubelet.None, random)
@@ -41,7 +42,7 @@ func (r *report) writePromise(out *strings.Builder, t topology) {
 	}
 }
 
-// tableText returns a table with a range of the measures.
+// tableText returns a table whose columns are the given range of measures.
 func (r *report) tableText(t topology, title string, from, to int) string {
 	columns := []string{"policy", "choice"}
 	for i := from; i <= to; i++ {

@@ -19,11 +19,12 @@ func (d podDemand) with(vfs int) podDemand {
 }
 
 // fitsAll reports whether an optimal placement can admit all pods and keep the VFs and CPUs of each pod near one NUMA node. All NUMA nodes
-// have the same capacity. A kubelet cannot place more pods, because it never moves a running pod. If all pods fit, a kubelet with knowledge
-// of the later pods could have avoided the refusal. If the pods do not fit, no kubelet could have avoided the refusal.
+// have the same capacity. A kubelet cannot place more pods than this placement, because the kubelet never moves a running pod. If
+// all pods fit, the refusal of a pod was avoidable: a kubelet with knowledge of the later pods would have admitted all pods. If the
+// pods do not fit, the refusal was unavoidable.
 //
-// The result is exact. The largest pods are placed first. Each size is a multiple of the next smaller size, so the choice of the node for a
-// larger pod does not change the total room for smaller pods.
+// The result is exact. The largest pods are placed first. Each pod size is a multiple of the next smaller size. The choice of the
+// NUMA node for a larger pod therefore does not change the number of smaller pods that fit.
 func (d podDemand) fitsAll(nodes, capacity int) bool {
 	left := make([]int, nodes)
 	for i := range left {

@@ -6,7 +6,7 @@ import (
 	"github.com/podlace/podlace/pkg/kubelet"
 )
 
-// These are the indexes of the measures in a run's results.
+// The following constants are the indexes of the measures in the results of a run.
 const (
 	oneNUMA = iota
 	oneNUMAWithRoom
@@ -97,8 +97,8 @@ func (r row) meanOf(i int) meanInterval {
 	return confidenceInterval(runs)
 }
 
-// differenceFrom returns the mean of the differences between two rows in the same runs. Both rows have the same pods, so most random
-// effects cancel out.
+// differenceFrom returns the mean of the differences between two rows in the same runs. Both rows describe the same random pods, so
+// most random effects cancel out.
 func (r row) differenceFrom(other row, i int) meanInterval {
 	runs := make([]float64, len(r.runs))
 	for seed, f := range r.runs {

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/kubelet"
 )
 
-// TestState checks the measures of free VFs on a machine with four PFs of four VFs. All VFs of the first PF and half of the VFs of the
-// second PF are in use.
+// TestState checks the measures of free VFs on a machine that has four PFs with four VFs each. All VFs of the first PF and half of
+// the VFs of the second PF are in use.
 func TestState(t *testing.T) {
 	m, err := newMachine(topology{nodes: 2, pfs: 2, vfs: 4, ports: 1})
 	if err != nil {

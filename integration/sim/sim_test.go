@@ -47,7 +47,7 @@ func TestAllNearOneNode(t *testing.T) {
 		for _, a := range []pool.Policy{pool.NUMABestFit, pool.Pack, pool.Balance} {
 			row, _ := r.findRow(r.topologies[0], kubelet.None, choiceMethod(a))
 			for seed, f := range row.runs {
-				// For the policy "pack", a small number of PFs is more important than a small number of NUMA nodes. If NUMA nodes have several PFs,
+				// The policy "pack" first minimizes the number of PFs, and only then the number of NUMA nodes. If NUMA nodes have several PFs,
 				// pack may choose fewer PFs on more NUMA nodes.
 				if f[oneNUMAWithRoom] != 100 && a != pool.Pack {
 					t.Errorf("%s, %s, seed %d: %.2f %% near one node", topology, a, seed, f[oneNUMAWithRoom])
@@ -102,8 +102,8 @@ func TestEffects(t *testing.T) {
 	}
 }
 
-// TestPorts checks the policy distinct-pf. The policy uses several NUMA nodes if this is necessary for VFs of different PFs, but not for
-// VFs of different cards.
+// TestPorts checks the policy distinct-pf. The policy uses several NUMA nodes if one NUMA node has too few PFs. If one NUMA node
+// only has too few cards, the policy uses one NUMA node.
 func TestPorts(t *testing.T) {
 	for _, ports := range []string{"1", "2"} {
 		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-policies", "none", "-ports", ports)
@@ -113,8 +113,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestAvoidable checks that only a part of the refusals counts as avoidable. Two NUMA nodes have 9 VFs each. After a pod with 8 VFs and a
-// pod with 2 VFs, 8 VFs are free, but no placement leaves 8 free VFs near one NUMA node.
+// TestAvoidable checks that only a part of the refusals counts as avoidable. Two NUMA nodes have 9 VFs each. When a pod with 8 VFs
+// and a pod with 2 VFs run, 8 VFs are free. However, no placement of these pods leaves 8 free VFs near one NUMA node.
 func TestAvoidable(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators",
 		"random")

@@ -7,7 +7,7 @@ import (
 	"math"
 )
 
-// meanInterval is a mean with half the width of its confidence interval.
+// meanInterval contains a mean and half the width of the mean's confidence interval.
 type meanInterval struct{ mean, half float64 }
 
 // confidenceInterval returns the mean of runs with the 95 % confidence interval by Student's t distribution. The runs are independent, and
@@ -25,8 +25,8 @@ func confidenceInterval(runs []float64) meanInterval {
 	return meanInterval{mean, studentQuantile(len(runs)-1) * math.Sqrt(squares/(n-1)/n)}
 }
 
-// studentQuantile returns the 97.5 % quantile of the t distribution. For few degrees of freedom, studentQuantile reads a table. For more
-// degrees of freedom, the function computes the series of Cornish and Fisher, because this series is then accurate to three digits.
+// studentQuantile returns the 97.5 % quantile of the t distribution. For few degrees of freedom, studentQuantile reads a table. For
+// more degrees of freedom, studentQuantile computes the Cornish-Fisher series, which is then accurate to three digits.
 func studentQuantile(freedom int) float64 {
 	table := []float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228}
 	if freedom <= len(table) {

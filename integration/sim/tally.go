@@ -50,7 +50,8 @@ type runCounters struct {
 	onPF, onNode, gap, jain        float64
 }
 
-// countState counts the free VFs when a pod arrives. Pods arrive at random times, so the mean over pods equals the mean over time.
+// countState counts the free VFs when a pod arrives. Pods arrive at random times, so the mean over all arrivals equals the mean
+// over time.
 func (t *runCounters) countState(c *simulationRun, s freeState) {
 	t.looks++
 	if s.free > 0 {
@@ -79,7 +80,7 @@ func (t *runCounters) countState(c *simulationRun, s freeState) {
 	t.jain += float64(sum*sum) / float64(squares*len(s.pfs))
 }
 
-// countGrant counts the properties of the allocation of a pod.
+// countGrant adds the properties of a pod's allocation to the counters.
 func (t *runCounters) countGrant(c *simulationRun, before freeState, g kubelet.Grant) {
 	var nodes, near kubelet.Mask
 	pfs := map[int]bool{}

@@ -50,7 +50,7 @@ func imageAnnotations(tag name.Tag) map[string]string {
 	return map[string]string{"io.containerd.image.name": tag.Name(), "org.opencontainers.image.ref.name": tag.TagStr()}
 }
 
-// saveLayout writes an OCI layout into a new folder. The layout contains an image or an index under each of the names.
+// saveLayout writes an OCI layout into a new folder. In the layout, each name refers to the given image or index.
 func saveLayout(folder string, what mutate.Appendable, tags []name.Tag) error {
 	to, err := layout.Write(folder, empty.Index)
 	if err != nil {
@@ -78,7 +78,7 @@ type dockerEntry struct {
 	Layers   []string
 }
 
-// addDocker adds manifest.json, docker's list of images, to a layout. The list supports only one platform.
+// addDocker adds manifest.json, docker's list of images, to a layout. docker's list can contain only one platform of an image.
 func addDocker(folder string, img v1.Image, tags []name.Tag) error {
 	manifest, err := img.Manifest()
 	if err != nil {
@@ -99,7 +99,7 @@ func addDocker(folder string, img v1.Image, tags []name.Tag) error {
 	return os.WriteFile(filepath.Join(folder, "manifest.json"), data, 0o644)
 }
 
-// saveArchive writes a folder into a tar file. The bytes depend only on the names and contents of the files.
+// saveArchive writes a folder into a tar file. The bytes of the tar file depend only on the names and contents of the files.
 func saveArchive(folder, file string, at time.Time) error {
 	var entries []imageEntry
 	err := filepath.WalkDir(folder, func(p string, d fs.DirEntry, err error) error {

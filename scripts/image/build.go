@@ -128,8 +128,8 @@ func imageLabels(o buildOptions) map[string]string {
 	}
 }
 
-// compilePrograms builds all programs for a platform into a folder and returns their names. The bytes depend only on the source, not on the
-// folder.
+// compilePrograms builds all programs for a platform into a folder and returns their names. The bytes of the programs depend only
+// on the source, not on the folder.
 func compilePrograms(o buildOptions, p v1.Platform, folder string) (programs []string, err error) {
 	files, err := filepath.Glob(filepath.Join(o.root, "plugins/*/main.go"))
 	if err != nil {
@@ -197,7 +197,7 @@ func pushError(tag name.Tag, err error) error {
 	return fmt.Errorf("push of %s: %w", tag, err)
 }
 
-// printReport prints the name and the digest of the image. A manifest should use the digest.
+// printReport prints the name and the digest of the image. A manifest should refer to the image by this digest.
 func printReport(out string, index v1.ImageIndex, tag name.Tag, pushed bool) error {
 	digest, err := index.Digest()
 	if err != nil {

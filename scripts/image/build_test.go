@@ -46,7 +46,8 @@ func testOptions(folder string) buildOptions {
 }
 
 // TestReproducible builds an image of one program in two folders and compares the bytes. One folder is a git clone. Folders, modification
-// times and git must not affect the bytes. Both builds use Go's build cache, because a difference of the inputs would change the cache key.
+// times and git must not affect the bytes. Both builds may use Go's build cache: if their inputs differed, their cache keys would
+// also differ.
 func TestReproducible(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is missing, which makes one of the folders")

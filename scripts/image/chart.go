@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// chartImage is a placeholder for the image name while newChart makes the templates.
+// chartImage is a placeholder for the image name. newChart uses the placeholder until the templates are complete.
 const chartImage = "image.invalid/podlace:chart"
 
 // imageAction is the template action that inserts the chart's value `image`.
@@ -26,8 +26,8 @@ const imageAction = `{{ required "image: the chart has no default image: --set i
 // chartFiles maps names to contents of the files in the Helm chart.
 type chartFiles map[string]string
 
-// newChart makes the chart from the folder conf. The Kustomize base and components become templates with a value for each component. The
-// schema of podlace-node becomes a part of the schema of the values.
+// newChart makes the chart from the folder conf. newChart converts the Kustomize base and components to templates. A value of the
+// chart switches each component on or off. The schema of the values contains the schema of podlace-node.
 func newChart(conf, image, version, appVersion string) (chartFiles, error) {
 	if _, err := parseImage(image); err != nil {
 		return nil, err
@@ -131,7 +131,7 @@ func withoutHeader(text string) string {
 	return strings.TrimSuffix(text, "\n")
 }
 
-// objectTemplate returns the name and the lines of an object, with values in place of the parts that a user may change.
+// objectTemplate returns the name and the lines of an object. Chart values replace the parts of the object that a user may change.
 func objectTemplate(text string, config []string) (name string, lines []string, err error) {
 	var object struct {
 		Kind     string
@@ -174,7 +174,7 @@ func replaceText(lines []string, key string, by func([]string) []string) []strin
 	return slices.Concat(lines[:start], by(lines[start:end]), lines[end:])
 }
 
-// unlessSet returns a function that keeps a text unless a value is set.
+// unlessSet returns a function that converts a text to a template. If the user sets the given value, this value replaces the text.
 func unlessSet(value, text string) func([]string) []string {
 	return func(shipped []string) []string {
 		set := []string{"{{- if .Values." + value + " }}", "{{ " + text + " | indent 4 }}", "{{- else }}"}
@@ -215,7 +215,7 @@ func compactJSON(file string) (string, error) {
 	return b.String(), err
 }
 
-// componentChecks returns a template that fails for incompatible components, as `make manifest` does.
+// componentChecks returns a template that fails for incompatible components. `make manifest` fails for the same components.
 func componentChecks() string {
 	var b strings.Builder
 	for _, r := range rules() {

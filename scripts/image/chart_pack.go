@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// These are Helm's media types for a chart in a registry.
+// The following constants are Helm's media types for a chart in a registry.
 const (
 	chartConfigType  types.MediaType = "application/vnd.cncf.helm.config.v1+json"
 	chartContentType types.MediaType = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
@@ -98,8 +98,8 @@ func publishChart(out string, files chartFiles, archive []byte, tag name.Tag, pu
 	return nil
 }
 
-// chartVersion returns a version in the form that Helm demands, such as 1.2.3. For a commit without a tag, the version is 0.0.0-gHASH with
-// the hash of the commit.
+// chartVersion returns a version with three numbers, such as 1.2.3, because Helm accepts no other form. For a commit without a tag,
+// the version is 0.0.0-gHASH with the hash of the commit.
 func chartVersion(version string) string {
 	number := strings.TrimPrefix(version, "v")
 	if regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?$`).MatchString(number) {
@@ -108,7 +108,7 @@ func chartVersion(version string) string {
 	return "0.0.0-g" + regexp.MustCompile(`[^0-9A-Za-z-]`).ReplaceAllString(version, "-")
 }
 
-// The method archive() returns the chart, which Helm has packed. The bytes depend only on the files and the time.
+// The method archive() returns the chart, which Helm has packed. The bytes of the archive depend only on the files and the time.
 func (c chartFiles) archive(at time.Time) ([]byte, error) {
 	folder, err := os.MkdirTemp("", "podlace-chart-*")
 	if err != nil {
@@ -135,7 +135,8 @@ func (c chartFiles) archive(at time.Time) ([]byte, error) {
 	return io.ReadAll(packed)
 }
 
-// packedArtefact is a chart in the form of an image. The image's config is Chart.yaml, and the image's only layer is the archive.
+// packedArtefact is a Helm chart that is packed as an OCI image. The image's config is Chart.yaml, and the image's only layer is
+// the archive.
 type packedArtefact struct {
 	config, manifest []byte
 	layer            v1.Layer

@@ -107,7 +107,8 @@ func TestChartEqualsManifest(t *testing.T) {
 	}
 }
 
-// TestChartNamespace checks that a release in the namespace podlace does not contain the namespace. Helm creates the namespace.
+// TestChartNamespace checks that a release in the namespace podlace does not contain the Namespace object. Helm creates the
+// namespace.
 func TestChartNamespace(t *testing.T) {
 	text, err := helmTemplate(loadedChart(t), "podlace", "")
 	if err != nil {
@@ -208,7 +209,7 @@ func TestChartFiles(t *testing.T) {
 	}
 }
 
-// TestNotes checks that the notes of an installation name the command that has to precede `helm uninstall`.
+// TestNotes checks that the notes of an installation contain the command that must run before `helm uninstall`.
 func TestNotes(t *testing.T) {
 	c := loadedChart(t)
 	release := common.ReleaseOptions{Name: "net", Namespace: "lan", Revision: 1, IsInstall: true}

@@ -82,7 +82,8 @@ func decodeObjects(t *testing.T, text []byte) objectsByName {
 	return found
 }
 
-// decodeStrict decodes YAML as strictly as an API server. A duplicate key, an unknown key and a key with wrong letter case are errors.
+// decodeStrict decodes YAML as strictly as an API server. decodeStrict returns an error for a duplicate key, an unknown key, and a
+// key with wrong letter case.
 func decodeStrict(t *testing.T, text []byte, into any) {
 	t.Helper()
 	data, err := yaml.YAMLToJSONStrict(text)
@@ -122,8 +123,8 @@ func shippedFiles(t *testing.T, component string, files ...string) objectsByName
 	return all
 }
 
-// TestSRIOVComponents checks that the components sriov and dra add the objects of their files to the base. These objects must have the
-// image of the base.
+// TestSRIOVComponents checks that the components sriov and dra add the objects of their files to the base. The image in these
+// objects must be the image of the base.
 func TestSRIOVComponents(t *testing.T) {
 	for component, files := range map[string][]string{
 		"sriov": {"sriov-device-plugin.yaml"},
@@ -172,8 +173,8 @@ func TestOpenShift(t *testing.T) {
 	}
 }
 
-// TestOpenShiftAccount checks that the admission policies of the component dra name the daemon's ServiceAccount, and that the role is bound
-// to this account.
+// TestOpenShiftAccount checks the daemon's ServiceAccount. The admission policies of the component dra must contain this account,
+// and the role must be bound to it.
 func TestOpenShiftAccount(t *testing.T) {
 	got := decodeObjects(t, rendered(t, "openshift", "dra"))
 	account := got["ServiceAccount sriov-device-plugin"]

@@ -100,7 +100,7 @@ func digest(t *testing.T, of interface{ Digest() (v1.Hash, error) }) string {
 	return h.String()
 }
 
-// TestRefusedEntries checks that an error names a path that is invalid in an image.
+// TestRefusedEntries checks that a path that is invalid in an image causes an error with this path.
 func TestRefusedEntries(t *testing.T) {
 	f := writeFile(t, filepath.Join(t.TempDir(), "f"), "text", 0o644)
 	for name, c := range map[string]struct {

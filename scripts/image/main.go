@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image creates container images, a cluster's manifest and the Helm chart without docker and helm. `build` creates Podlace's image.
-// `pack` creates an image of any files. `manifest` creates the file for kubectl apply. `chart` creates the Helm chart.
+// Command image creates container images, the manifest of a cluster, and the Helm chart. The command needs neither docker nor helm.
+// `build` creates Podlace's image. `pack` creates an image that contains the given files. `manifest` creates the file for kubectl
+// apply. `chart` creates the Helm chart.
 package main
 
 import (
@@ -50,7 +51,8 @@ type repeatedFlag []string
 func (w *repeatedFlag) String() string     { return strings.Join(*w, " ") }
 func (w *repeatedFlag) Set(s string) error { *w = append(*w, s); return nil }
 
-// newFlags returns an empty flag set of a command. A wrong flag gives an error and prints all flags.
+// newFlags returns an empty flag set of a command. If a user passes a wrong flag, the flag set returns an error and prints all
+// flags.
 func newFlags(name string) *flag.FlagSet {
 	return flag.NewFlagSet(name, flag.ContinueOnError)
 }

@@ -69,7 +69,7 @@ func parseImage(image string) (kustomize.Image, error) {
 	return to, nil
 }
 
-// removalNote returns a reminder to add the components that set folders of the node.
+// removalNote returns a reminder for the user: a removal also needs the components that set folders of the node.
 func removalNote(components []string) string {
 	folders := func(c string) bool { return c == "k3s" || c == "crio" }
 	if !slices.Contains(components, "removal") || slices.ContainsFunc(components, folders) {
@@ -78,7 +78,7 @@ func removalNote(components []string) string {
 	return "note: if the installation had the component k3s or crio, give it here, too: COMPONENTS='k3s removal'"
 }
 
-// missingPart returns an error that names the missing part of an incomplete image name.
+// missingPart returns an error with the missing part of an incomplete image name.
 func missingPart(image string, err error) error {
 	registry, rest, found := strings.Cut(image, "/")
 	if !found || registry != "localhost" && !strings.ContainsAny(registry, ".:") {
@@ -90,7 +90,7 @@ func missingPart(image string, err error) error {
 	return err
 }
 
-// renderManifest returns the base with an image and components as one YAML text. renderManifest reads only the folder conf.
+// renderManifest returns one YAML text: the base with the given image and components. renderManifest reads only the folder conf.
 func renderManifest(conf, image string, components []string) ([]byte, error) {
 	to, err := parseImage(image)
 	if err != nil {

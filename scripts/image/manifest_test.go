@@ -194,7 +194,7 @@ func TestComponents(t *testing.T) {
 	}
 }
 
-// The function differences() compares two manifests. It ignores the order of volumes, because patches change the order.
+// The function differences() compares two manifests. differences() ignores the order of volumes, because patches change the order.
 func differences(got, want manifestObjects) string {
 	byName := cmpopts.SortSlices(func(a, b core.Volume) bool { return a.Name < b.Name })
 	return cmp.Diff(want, got, cmp.AllowUnexported(manifestObjects{}), byName)
@@ -209,7 +209,7 @@ func read(t *testing.T, name string) string {
 	return string(data)
 }
 
-// TestRemovalNote checks that a removal without a component that sets folders prints a note.
+// TestRemovalNote checks that a removal prints a note if the user chose no component that sets folders.
 func TestRemovalNote(t *testing.T) {
 	for components, noted := range map[string]bool{"removal": true, "vxlan removal": true, "k3s removal": false,
 		"removal crio": false, "vxlan": false} {

@@ -19,7 +19,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// runPack creates an image for one platform from any files.
+// runPack creates an image for one platform from the given files.
 func runPack(args []string) error {
 	var names, entrypoint, cmd, env repeatedFlag
 	flags := newFlags("pack")

@@ -164,7 +164,8 @@ func checkPacked(t *testing.T, img v1.Image) {
 	}
 }
 
-// TestRefusedArguments checks that the error of a wrong argument names the argument, and that no file is written.
+// TestRefusedArguments checks that the error of a wrong argument contains the argument. A wrong argument must not cause any file to
+// be written.
 func TestRefusedArguments(t *testing.T) {
 	dir := t.TempDir()
 	out := filepath.Join(dir, "x.tar")

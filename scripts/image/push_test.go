@@ -92,7 +92,7 @@ func TestPush(t *testing.T) {
 	}
 }
 
-// TestPushToNowhere checks that the error of a failed push names the image and the failed step.
+// TestPushToNowhere checks that the error of a failed push contains the image and the failed step.
 func TestPushToNowhere(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	host := strings.TrimPrefix(server.URL, "http://")

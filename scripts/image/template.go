@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// mergedLine is a line of an object. The bit set of a line marks the choices of components for which the object contains the line.
+// mergedLine is a line of an object. Each bit of the bit set stands for one choice of components. The bit is 1 if the object
+// contains the line with this choice.
 type mergedLine struct {
 	text string
 	in   uint64
@@ -97,8 +98,8 @@ func allLiterals(components []string, choices [][]string) (all []componentLitera
 	return all
 }
 
-// shortestCondition returns the shortest condition that separates two groups of choices. The condition is true for the choices of the first
-// set, and false for all other choices of the second set.
+// shortestCondition returns the shortest condition that separates two groups of choices. The condition is true for each choice in
+// the first set. The condition is false for each choice that is only in the second set.
 func shortestCondition(all []componentLiteral, in, scope uint64) (string, error) {
 	for size := 1; size <= 3; size++ {
 		if text, ok := conditionOf(all, size, nil, in, scope); ok {
@@ -108,8 +109,8 @@ func shortestCondition(all []componentLiteral, in, scope uint64) (string, error)
 	return "", fmt.Errorf("no condition of three components selects the choices %b of %b", in, scope)
 }
 
-// conditionOf returns a condition that joins literals by "and" or by "or". The condition contains all chosen literals and `size` further
-// literals.
+// conditionOf returns a condition that joins literals by "and" or by "or". The condition contains the literals in `chosen` and
+// `size` further literals.
 func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in, scope uint64) (string, bool) {
 	if size > 0 {
 		for i, l := range all {
@@ -138,7 +139,8 @@ func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in
 	return "", false
 }
 
-// objectTemplateText returns the template of an object. Each group of lines is under the condition of the components that need these lines.
+// objectTemplateText returns the template of an object. In the template, each group of lines is inside the condition of the
+// components that need these lines.
 func objectTemplateText(merged []mergedLine, all []componentLiteral, choices int) (string, error) {
 	everything := uint64(1)<<choices - 1
 	scope := uint64(0)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command calico is a test double of Calico's main plugin. Like Calico, the test double connects a pod by a veth pair without a bridge. The
-// pod's addresses have no subnet. The pod's IPv4 gateway is an address that no machine has, and the node answers ARP requests for this
-// address (proxy_arp). The IPv6 gateway is the node's link-local address. The node has a route to each pod. The result contains no
-// interface of the pod. The configured IPAM plugin assigns the addresses. The node's pod CIDRs replace usePodCidr and usePodCidrIPv6 in the
-// IPAM configuration.
+// Command calico is a test double of Calico's main plugin. Like Calico, the test double connects a pod by a veth pair
+// without a bridge. The pod's addresses have the prefix length 32 or 128. The pod's IPv4 gateway is an address that
+// no machine has, and the node answers ARP requests for this address (proxy_arp). The IPv6 gateway is the node's
+// link-local address. The node has a route to each pod. The result contains no interface of the pod. The configured
+// IPAM plugin assigns the addresses. The node's pod CIDRs replace usePodCidr and usePodCidrIPv6 in the IPAM
+// configuration.
 package main
 
 import (
@@ -29,13 +30,14 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// These are constants in place of values that Calico reads from the API server.
+// Calico reads the following values from the API server. The test double uses constants.
 const (
 	podCIDR     = "10.73.0.0/24"
 	podCIDRIPv6 = "fd73::/64"
 )
 
-// These are the MAC of the host side and the gateways of the pods. The kernel derives the IPv6 gateway from hostMAC.
+// The following constants are the MAC address of the host side and the gateways of the pods. The kernel derives the
+// IPv6 gateway from hostMAC.
 const (
 	hostMAC     = "ee:ee:ee:ee:ee:ee"
 	gateway     = "169.254.1.1"

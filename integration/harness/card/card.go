@@ -144,8 +144,9 @@ func addVF(t testing.TB, name string) {
 }
 
 // Leave moves a VF's interface to the node, as the kernel does when it removes the pod's namespace. The interface is down. The interface
-// keeps its name, unless the node already has an interface of this name. In this case, the interface gets a generated name. Call Leave
-// before the namespace is closed, because the kernel deletes a veth pair together with the namespace.
+// keeps its name, unless the node already has an interface of this name. If the node already has an interface of this
+// name, the moved interface gets a generated name. Call Leave before the namespace is closed, because the kernel
+// deletes a veth pair together with the namespace.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()
 	host := openHost(t)
@@ -180,9 +181,9 @@ func Leave(t testing.TB, netns, name string) {
 	Tell(t)
 }
 
-// Tell updates the simulated sysfs with the names of the VFs' interfaces on the node, because the kernel updates only the real sysfs. Tests
-// call Tell between plugin calls. The simulated sysfs always contains the original name of each VF, so that a plugin finds the interface
-// immediately after its return to the node.
+// Tell writes the current names of the VFs' interfaces to the simulated sysfs, because the kernel updates only the real sysfs.
+// Tests call Tell between plugin calls. The simulated sysfs always contains the original name of each VF, so that a plugin finds
+// the interface immediately after its return to the node.
 func Tell(t testing.TB) {
 	t.Helper()
 	host := openHost(t)

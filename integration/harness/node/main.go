@@ -34,7 +34,7 @@ type Lab struct {
 	Env   []string     // additional environment of scripts/node.sh
 }
 
-// Unmet is an error that names a missing precondition. The tests skip because of this error.
+// Unmet is an error that describes a missing precondition. The tests skip because of this error.
 type Unmet string
 
 func (e Unmet) Error() string { return string(e) }

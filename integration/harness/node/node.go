@@ -28,7 +28,7 @@ type runningNode struct {
 	sysctls     map[string]string // previous values
 }
 
-// kubeletSysctls returns the values of sysctls that a kubelet sets. These sysctls belong to the machine, not to a namespace.
+// kubeletSysctls returns the values of sysctls that a kubelet sets. These sysctls apply to the whole machine, not to one namespace.
 func kubeletSysctls() map[string]string {
 	values := map[string]string{}
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
