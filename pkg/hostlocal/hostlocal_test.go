@@ -61,7 +61,8 @@ func TestRoundRobin(t *testing.T) {
 	l.mustFail(l.call("ADD", "h", ""), plugin.CodeExhausted, "no IP addresses available in range set: 10.1.2.1-10.1.2.6")
 }
 
-// TestLastReserved checks that last_reserved_ip only determines where the search begins. The content of last_reserved_ip may be anything.
+// TestLastReserved checks that last_reserved_ip only determines where the search begins. ADD must succeed for any content of
+// last_reserved_ip.
 func TestLastReserved(t *testing.T) {
 	for content, want := range map[string]string{
 		"": "10.1.2.2", "garbage": "10.1.2.2", "\x00\x00": "10.1.2.2", "10.1.2.300": "10.1.2.2", "192.0.2.9": "10.1.2.2", "fd00::1": "10.1.2.2",

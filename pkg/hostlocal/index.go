@@ -23,12 +23,12 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The index contains the leases of each attachment and their times. With the index, a verb does not have to read all leases. The index is
-// in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see the index there. The index consists of shards and a mark.
-// A hash of the attachment selects the shard. The mark contains the modification time that the lease folder had when the index was last
-// correct. If the folder now has another modification time, another program or a killed process changed the folder. After this change, the
-// index must be rebuilt. The index is also rebuilt after a boot, because it is not synced to disk. If a shard is damaged, the index is
-// rebuilt too.
+// The index contains the leases of each attachment and the modification times of these leases. With the index, a verb does not have to
+// read all leases. The index is in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see the index there. The index
+// consists of shards and a mark. A hash of the attachment selects the shard. The mark contains the modification time that the lease folder
+// had when the index was last correct. If the folder now has another modification time, another program or a killed process changed the
+// folder. After such a change, the index must be rebuilt. The index is also rebuilt after a boot, because it is not synced to disk. If a
+// shard is damaged, the index is rebuilt too.
 //
 // All data in the index can be rebuilt from the leases. If the index cannot be written, for example because the disk is full, DEL and GC
 // work without it.
@@ -100,7 +100,8 @@ func (x *index) useMemory(memory map[string]shard, err error) {
 	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
 }
 
-// isTrusted reports whether the lease folder is unchanged since markCurrent. The result is false if the node has booted since.
+// isTrusted reports whether the lease folder is unchanged since markCurrent. The result is also false if the node has booted since
+// markCurrent.
 func (x *index) isTrusted() bool {
 	var m mark
 	if x.broken != nil {
@@ -293,7 +294,7 @@ func (x *index) allEntries(damaged bool) ([]entry, error) {
 }
 
 // rebuild() builds the index from all leases in the folder. If an attachment is in the old index, its boot and its namespace are copied. A
-// lease that is new is treated as a lease of the current boot, because there is no proof that its pod is dead.
+// new lease is treated as a lease of the current boot, because there is no proof that the pod of the lease is dead.
 func (x *index) rebuild(found map[netip.Addr]lease) {
 	known, err := x.allEntries(true)
 	byName := x.distribute(found, known)

@@ -151,7 +151,7 @@ func TestForeignFilesBesideShards(t *testing.T) {
 }
 
 // TestKnownLeasesAreNotRead (L-04) checks that ADD and DEL read only their own leases if the index is current. The test damages all other
-// leases. A verb that read a damaged lease would move it away.
+// leases. If a verb read a damaged lease, the verb would move the lease file away.
 func TestKnownLeasesAreNotRead(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.0.0/16"`)
 	l.mustGive("a", "10.1.0.2/16")
@@ -263,8 +263,8 @@ func BenchmarkLeases(b *testing.B) {
 	}
 }
 
-// TestTwoHolders (F-07) checks two processes that both hold the lock after the lock file was removed. Neither process may mark the index as
-// correct, in whichever order they end. The next verb must find the leases that either process missed.
+// TestTwoHolders (F-07) checks two processes that both hold the lock after the lock file was removed. Neither process may mark the index
+// as correct. The order in which the two processes end does not matter. The next verb must find the leases that either process missed.
 func TestTwoHolders(t *testing.T) {
 	for _, order := range [][]int{{0, 1}, {1, 0}, {0}} { // in the last case, one process was killed
 		l := newQuickLab(t, one)

@@ -67,9 +67,9 @@ func (l *leases) reindex() error {
 	return err
 }
 
-// withRebuild runs the function f, which uses the index. If f detects a damaged index, the index is rebuilt and f runs again. If the second
-// run detects damage too, another process is changing the index. This is possible if the lock file was removed. After a second failure, f
-// runs with an index in memory that only this process uses.
+// withRebuild runs the function f, which uses the index. If f detects a damaged index, the index is rebuilt and f runs again. If the
+// second run detects damage too, another process is changing the index, for example after the lock file was removed. After a second
+// failure, f runs with an index in memory that only this process uses.
 func (l *leases) withRebuild(f func() error) error {
 	err := f()
 	for _, remedy := range []func() error{l.reindex, l.detachIndex} {
@@ -115,7 +115,7 @@ const maxLease = 1024
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
-	// This test allows more names than plugin.ValidIfName, because leases of other plugins may contain "default" or "a%b".
+	// This condition allows more names than plugin.ValidIfName, because leases of other plugins may contain "default" or "a%b".
 	foreignIf := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
 	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || strings.ContainsFunc(ifname, foreignIf) || !utf8.ValidString(ifname) {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}

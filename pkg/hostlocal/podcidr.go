@@ -25,7 +25,7 @@ const (
 // errNoPodCIDR marks errors that disappear as soon as the file with the node's CIDRs is written.
 var errNoPodCIDR = errors.New("no podCIDR")
 
-// podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The network's configuration is not the cause.
+// podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The cause is outside the network's configuration.
 func podCIDRError(err error) error {
 	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
 	return plugin.WithHint(&noPodCIDRError{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,

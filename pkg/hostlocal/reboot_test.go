@@ -83,8 +83,8 @@ func TestDeadNamespace(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// renew() replaces a container's lease by an equal lease with the given modification time. The reference plugin does this for a recreated
-// pod.
+// renew() replaces a container's lease by an equal lease with the given modification time. The reference plugin replaces a lease in this
+// way for a recreated pod.
 func (l lab) renew(addr, id string, at time.Time) {
 	l.Helper()
 	if err := os.Remove(filepath.Join(l.dir, addr)); err != nil {

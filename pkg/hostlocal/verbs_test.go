@@ -37,7 +37,8 @@ func TestCheck(t *testing.T) {
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, "lease folder")
 }
 
-// TestDelNeedsLittle (C-45, C-47) checks that DEL succeeds with any current configuration, and creates no files.
+// TestDelNeedsLittle (C-45, C-47) checks that DEL creates no files, and that DEL succeeds even if the configuration became invalid after
+// the ADD.
 func TestDelNeedsLittle(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("DEL", "a", ""))
@@ -121,7 +122,7 @@ func TestUnusualInterfaceNames(t *testing.T) {
 }
 
 // TestGCKeepsUnusualInterfaces checks that GC keeps another plugin's lease if the attachment of this lease is valid. ADD of this plugin
-// might refuse the interface name.
+// might refuse the interface name in this lease.
 func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	for _, name := range []string{"default", "all", "a%b", "-x", "é", "\ufffd"} {
 		l := newLab(t, one)
@@ -175,7 +176,7 @@ func TestStatus(t *testing.T) {
 	l.mustFail(newLab(t, `"ranges":[]`).call("STATUS", "", ""), plugin.CodeConfig, "no IP ranges")
 }
 
-// addConcurrently runs ADD for many containers at the same time. The results are the addresses by container, and the failed calls.
+// addConcurrently runs ADD for many containers at the same time. The results are a map from containers to addresses, and the failed calls.
 func (l lab) addConcurrently(pods int) (given map[string]string, failed []answer) {
 	var mu sync.Mutex
 	var group sync.WaitGroup

@@ -25,8 +25,8 @@ import (
 )
 
 // timeoutOf returns the timeout of an external IPAM plugin. Without a timeout, a plugin that hangs would hold the pod's lock forever. ADD
-// has the longest timeout, because the plugin may have to wait for a server. The timeouts of DEL and STATUS are shorter. A runtime allows a
-// minute for DEL of the whole chain, and it holds a lock while it calls STATUS.
+// has the longest timeout, because the plugin may have to wait for a server. DEL and STATUS have shorter timeouts. A runtime allows one
+// minute for the DEL of all plugins in the chain. While a runtime calls STATUS, the runtime holds a lock.
 func timeoutOf(verb string) time.Duration {
 	switch verb {
 	case "STATUS":
@@ -193,8 +193,8 @@ func find(dirs []string, name string) (string, error) {
 }
 
 // environment() returns the environment for an external plugin. The environment contains the verb and the attachment of the request. If a
-// GC or an ADD deletes another attachment, the environment contains no arguments and no namespace. Another interface of the same container
-// may still be attached and use the container's namespace.
+// GC or an ADD deletes another attachment, the environment contains no arguments and no namespace, because another interface of the same
+// container may still use the container's namespace.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {

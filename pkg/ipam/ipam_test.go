@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// victimEnv is an environment variable: if it is set, this program runs an IPAM plugin until the test kills it. The value is the folder
-// that contains the plugin.
+// victimEnv is the name of an environment variable. If this variable is set, this program runs an IPAM plugin until the test kills the
+// program. The value of the variable is the folder that contains the plugin.
 const victimEnv = "IPAM_TEST_VICTIM"
 
 func TestMain(m *testing.M) {

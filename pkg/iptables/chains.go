@@ -16,7 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Chains is a map of chains in the nat table. The key is a parent chain, and the values are the chains to which rules of the parent jump.
+// Chains is a map of chains in the nat table. Each key is a parent chain. The value lists the chains to which rules of the parent chain
+// jump.
 //
 // iptables-nft keeps its chains in nf_tables. Podlace changes these chains directly, without starting a program. An iptables program is
 // started only if legacy xtables have a nat table.
@@ -51,8 +52,8 @@ func Place(is4 bool, chain string) nft.Place {
 	return nft.Place{Family: unix.NFPROTO_IPV6, Table: "nat", Chain: chain}
 }
 
-// LacksChain reports whether the nat table does not contain a chain. LacksChain returns false in case of doubt. LacksChain starts no
-// program and therefore cannot read the rules of iptables-legacy. While iptables-legacy is in use, the result is false.
+// LacksChain reports whether a chain is certainly missing from the nat table. LacksChain returns false in case of doubt. LacksChain starts
+// no program and therefore cannot read the rules of iptables-legacy. While iptables-legacy is in use, the result is false.
 func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	if LegacyUsed(is4) {
 		return false
@@ -75,7 +76,7 @@ func legacyTables(is4 bool) string {
 }
 
 // LegacyUsed reports whether legacy xtables have a nat table. In the namespaces of an ordinary user, the kernel does not show the legacy
-// tables. The result then says whether the node's iptables program is the legacy variant.
+// tables. In this case, the result reports whether the node's iptables program is the legacy variant.
 func LegacyUsed(is4 bool) bool {
 	data, err := os.ReadFile(legacyTables(is4))
 	if errors.Is(err, fs.ErrPermission) {

@@ -236,8 +236,8 @@ func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
 	return routes[0], nil
 }
 
-// IsOwn returns two results. The first result reports whether an address is assigned in the namespace. The second result reports whether it
-// is the broadcast address of a connected subnet.
+// IsOwn returns two results. The first result reports whether an address is assigned in the namespace. The second result reports whether
+// the address is the broadcast address of a connected subnet.
 func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
 	route, err := n.routeGet(addr)
 	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST

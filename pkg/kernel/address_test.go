@@ -139,7 +139,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// mustNotHave checks that HasRoute is false for routes that differ from an existing route in one attribute.
+// mustNotHave checks that HasRoute returns false for routes that differ from an existing route in one attribute.
 func (w wire) mustNotHave(t *testing.T, route Route) {
 	t.Helper()
 	for what, change := range map[string]func(*Route){

@@ -93,7 +93,7 @@ func (n *NS) AddAltName(link Link, name string) error {
 	return n.altName(unix.RTM_NEWLINKPROP, "add", link, name)
 }
 
-// DelAltName removes an alternative name. It is a no-op if the link does not have it.
+// DelAltName removes an alternative name. DelAltName is a no-op if the link does not have this name.
 func (n *NS) DelAltName(link Link, name string) error {
 	return fault.Ignore(n.altName(unix.RTM_DELLINKPROP, "del", link, name), unix.ENOENT)
 }

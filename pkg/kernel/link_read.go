@@ -91,7 +91,7 @@ const groupBase = 0x4000_0000
 // groupOf returns the number of the device group that the link with this ifindex can lead.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
-// LeadsGroup reports whether the link leads a device group. DelGroup deletes the link and this group.
+// LeadsGroup reports whether the link leads a device group. DelGroup deletes the link together with its device group.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
 // Lacks compares the given settings with the values at the time at which the Link was read. It returns the settings whose value was

@@ -75,8 +75,8 @@ func vfSettings(t *testing.T, c card) {
 	}
 }
 
-// vfRefused checks that the error of SetVF names the refused setting. The function Unsupported must return true only if the driver does not
-// know the refused setting.
+// vfRefused checks that the error of SetVF contains the refused setting. The function Unsupported must return true only if the driver does
+// not know the refused setting.
 func vfRefused(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	for _, s := range []struct {
@@ -127,7 +127,8 @@ func vfJoined(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
-// vfDevice checks that a link has its PCI address in Device. It also checks that LinkOf finds the link by this address.
+// vfDevice checks that the field Device of a link contains the link's PCI address. It also checks that LinkOf finds the link by this
+// address.
 func vfDevice(t *testing.T, c card) {
 	pod := newInside(t)
 	for _, f := range c.VFs {

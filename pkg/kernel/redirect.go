@@ -18,7 +18,7 @@ import (
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
 // redirectPriority is the highest possible priority number. The kernel runs filters with lower numbers first, so other programs' filters
-// run before the redirect. The kernel itself assigns priorities up to 49152.
+// run before the redirect. The kernel assigns priorities up to 49152 to filters without a priority.
 const redirectPriority = 65535
 
 // referencePriority is the priority of the filter of the reference bandwidth plugin.
@@ -235,7 +235,7 @@ func (n *NS) redirectSources() (found []redirectSource, err error) {
 	return found, err
 }
 
-// DelRedirect removes the redirect from one link to another, including a redirect that the reference bandwidth plugin added. It also
+// DelRedirect removes the redirect from one link to another link, including a redirect that the reference bandwidth plugin added. It also
 // removes the ingress qdisc, unless other programs have filters there. It removes a clsact qdisc only if the argument owned is true,
 // because another program may have added the qdisc for later filters. A missing redirect is no error.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {

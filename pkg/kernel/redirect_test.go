@@ -149,8 +149,8 @@ func TestBucketsOfOthers(t *testing.T) {
 	}
 }
 
-// TestNamesWhatIsMissing checks that missingFeature names the feature only for ENOENT, which the kernel returns for an unknown kind of
-// qdisc.
+// TestNamesWhatIsMissing checks that missingFeature returns a *MissingFeature only for ENOENT, which the kernel returns for an unknown
+// kind of qdisc.
 func TestNamesWhatIsMissing(t *testing.T) {
 	w := newWire(t)
 	_, err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.

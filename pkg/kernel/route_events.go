@@ -53,7 +53,7 @@ func subscribeRoutes(protocol int) (*os.File, error) {
 		unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV6_IFADDR)
 }
 
-// mergeNotices sends an event for each relevant notice. While the receiver is busy, it merges the notices into one event.
+// mergeNotices sends an event for each relevant notice. While the receiver is busy, mergeNotices merges the notices into one event.
 func mergeNotices(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 	known := routeLinks{}
 	var pending RouteEvent

@@ -29,7 +29,8 @@ func routeSocket(t testing.TB, n *NS) (socket *os.File) {
 	return socket
 }
 
-// collectNotices subscribes to the notices of a namespace. The returned function returns the relevant notices since its previous call.
+// collectNotices subscribes to the notices of a namespace. Each call of the returned function returns the relevant notices since the
+// previous call.
 func collectNotices(t *testing.T, n *NS) (since func() []string) {
 	t.Helper()
 	socket := routeSocket(t, n)

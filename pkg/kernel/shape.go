@@ -83,8 +83,8 @@ func (n *NS) hasOtherRoot(link Link) bool {
 }
 
 // tbfRequest returns the request that installs a token bucket. The request contains the burst both as a time and in bytes (TCA_TBF_BURST).
-// Without the burst in bytes, the kernel computes the burst from the time, and drops every packet whose transmission takes longer than 2^32
-// ns (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s the kernel would then drop every full frame.
+// Without the burst in bytes, the kernel computes the burst from the time, and drops every packet whose transmission takes longer than
+// 2^32 ns (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s, this would be every full frame.
 func (b Bucket) tbfRequest(n *NS, link Link) *nl.NetlinkRequest {
 	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
@@ -212,8 +212,8 @@ func (n *NS) Unshape(link Link) error {
 // loopbackIndex is the loopback device's ifindex in every namespace (the kernel's LOOPBACK_IFINDEX).
 const loopbackIndex = 1
 
-// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. It sends a request that always fails. The error shows
-// whether the kernel knows fq_codel.
+// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. HasFairQueue sends a request that always fails. The
+// error shows whether the kernel knows fq_codel.
 func (n *NS) HasFairQueue() (bool, error) {
 	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)

@@ -27,8 +27,8 @@ func (s Subnet) String() string {
 	return fmt.Sprintf("%s dev %s", s.Prefix, s.Link)
 }
 
-// Subnets returns the subnets of the namespace's addresses and the destinations of the unicast routes in the main table. It leaves out
-// default routes, and loopback, link-local and multicast subnets. It reads all links, addresses and routes.
+// Subnets returns the subnets of the namespace's addresses and the destinations of the unicast routes in the main table. Subnets leaves
+// out default routes, loopback subnets, link-local subnets and multicast subnets. It reads all links, addresses and routes.
 func (n *NS) Subnets() (list []Subnet, err error) {
 	var links []netlink.Link
 	var addresses []netlink.Addr

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// TunnelPeer is another node behind a VXLAN device. The field MAC is the MAC of the VXLAN device on the other node. This node's VXLAN
-// device sends frames for this MAC to the address in Remote. The neighbour entries of the gateways in Hops contain this MAC.
+// TunnelPeer is another node behind a VXLAN device. The field MAC contains the MAC of the VXLAN device on the other node. This node's
+// VXLAN device sends frames for this MAC to the address in Remote. The neighbour entries of the gateways in Hops contain this MAC.
 type TunnelPeer struct {
 	MAC    net.HardwareAddr
 	Remote netip.Addr

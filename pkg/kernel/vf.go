@@ -156,12 +156,14 @@ func uint32s(value []byte) (words []uint32) {
 
 // SetVF changes the PF's settings for a VF. The third argument contains the current settings. The last argument contains the wanted
 // settings. SetVF does not change a setting if the wanted value is nil. It sends one request for each setting that differs. It does not
-// send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues. It
-// joins the errors, and each error names its setting. To undo SetVF after an error, first read the current settings with VF.
+// send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues. SetVF
+// returns all errors as one joined error. Each error contains the setting that failed. To undo SetVF after an error, first read the
+// current settings with VF.
 //
 // Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such
-// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect the next time the VF's driver binds.
-// After that, only a trusted VF may change its MAC. A zero MAC removes this restriction and the MAC on the PF.
+// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect when the VF's driver binds the next
+// time. From then on, only a trusted VF may change its MAC. A zero MAC removes both this restriction and the MAC that the PF stores for
+// the VF.
 func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	var errs []error
 	former := have.settingList(index)

@@ -85,7 +85,7 @@ func reportUnavailable(w io.Writer, err error, required bool) int {
 }
 
 // Random returns a random number generator with a fixed seed, so that every run of a test draws the same numbers. PODLACE_SEED selects
-// another seed. The log of a failed test names the seed.
+// another seed. The log of a failed test contains the seed.
 func Random(t testing.TB) *mathrand.Rand {
 	t.Helper()
 	seed := uint64(1)
