@@ -62,8 +62,8 @@ func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, e
 // maxAnswers is the maximum number of rounds in which DelUDP deletes entries that late replies created.
 const maxAnswers = 5
 
-// DelUDP deletes entries. It also deletes the entries that replies in flight create during the deletion. It is a no-op if the list is
-// empty.
+// DelUDP deletes entries. DelUDP also deletes the entries that replies in flight create during the deletion. DelUDP is a no-op if the list
+// is empty.
 func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	if len(stale) == 0 {
 		return nil

@@ -149,8 +149,8 @@ func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, 
 	return events
 }
 
-// linkEvent parses the body of a link message. It ignores messages of family AF_BRIDGE about bridge ports, because these messages do not
-// contain the kind of the link.
+// linkEvent parses the body of a link message. linkEvent ignores messages of family AF_BRIDGE about bridge ports, because these messages
+// do not contain the kind of the link.
 func linkEvent(message []byte) []Event {
 	if len(message) < unix.SizeofIfInfomsg {
 		return []Event{{Lost: true}}

@@ -135,7 +135,7 @@ func linkHeader(index int) *nl.IfInfomsg {
 	return msg
 }
 
-// Ports returns the names of a bridge's ports. It reads all links of the namespace.
+// Ports returns the names of a bridge's ports. Ports() reads all links of the namespace.
 func (n *NS) Ports(bridge Link) (names []string, err error) {
 	var links []netlink.Link
 	err = retryInterrupted(func() (err error) {
@@ -246,7 +246,8 @@ func (n *NS) SetMaster(link, bridge Link) error {
 	})
 }
 
-// DelLink deletes an interface. It is a no-op if the interface is missing. Deleting one end of a veth pair also deletes the other end.
+// DelLink deletes an interface. DelLink is a no-op if the interface is missing. Deleting one end of a veth pair also deletes the other
+// end.
 func (n *NS) DelLink(name string) error {
 	return fault.Change("link del "+name, func() error {
 		link, ok, err := n.Link(name)

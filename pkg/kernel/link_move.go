@@ -28,8 +28,8 @@ func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	})
 }
 
-// File opens the file of the namespace, for example as the target of MoveLink. It reads /proc/thread-self, because /proc/self/ns/net is the
-// namespace of the main thread.
+// File opens the file of the namespace, for example as the target of MoveLink. File() reads /proc/thread-self, because /proc/self/ns/net
+// is the namespace of the main thread.
 func (n *NS) File() (f *os.File, err error) {
 	err = n.inNamespace(func() (err error) {
 		f, err = os.Open("/proc/thread-self/ns/net")
@@ -117,7 +117,7 @@ func (n *NS) SetTxQueue(link Link, packets int) error {
 	})
 }
 
-// DelXDP detaches all XDP programs, which see received frames before the kernel's network stack. It returns unix.EBUSY if a program is
+// DelXDP detaches all XDP programs, which see received frames before the kernel's network stack. DelXDP returns unix.EBUSY if a program is
 // attached by a bpf link. The kernel detaches this program only when its owner closes the file descriptor.
 func (n *NS) DelXDP(link Link) error {
 	// The flags are XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE and XDP_FLAGS_HW_MODE. A link with XDP_ATTACHED_MULTI (4) has programs in several
@@ -148,7 +148,7 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	})
 }
 
-// SetTraits changes the traits of a link to the wanted traits. It sends only the traits that differ.
+// SetTraits changes the traits of a link to the wanted traits. SetTraits sends only the traits that differ.
 func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
 	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {

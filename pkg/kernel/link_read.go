@@ -94,7 +94,7 @@ func groupOf(index int) uint32 { return groupBase | uint32(index) }
 // LeadsGroup reports whether the link leads a device group. DelGroup deletes the link together with its device group.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
-// Lacks compares the given settings with the values at the time at which the Link was read. It returns the settings whose value was
+// Lacks compares the given settings with the values at the time at which the Link was read. Lacks() returns the settings whose value was
 // different or unknown. The paths of the settings begin with ipv6/conf/<name of the link>/.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {

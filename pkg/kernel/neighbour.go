@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Neighbour returns the MAC of the neighbour entry for an address behind a link. It returns nil if there is no entry, or if the kernel must
-// still verify the entry.
+// Neighbour returns the MAC of the neighbour entry for an address behind a link. Neighbour() returns nil if there is no entry, or if the
+// kernel must still verify the entry.
 func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	known, err := n.neighbourOf(link, addr)
 	if err != nil || known == nil || len(known.HardwareAddr) == 0 ||

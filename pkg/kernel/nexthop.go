@@ -92,7 +92,8 @@ func (n *NS) setNexthop(op string, h Nexthop, protocol, flags int) error {
 	})
 }
 
-// DelNexthop deletes a nexthop object. The kernel also deletes all routes that refer to the object. It is a no-op if the object is missing.
+// DelNexthop deletes a nexthop object. The kernel also deletes all routes that refer to the object. DelNexthop is a no-op if the object is
+// missing.
 func (n *NS) DelNexthop(id uint32) error {
 	return fault.Change(fmt.Sprintf("nexthop del id %d", id), func() error {
 		return fault.Ignore(n.sendChange(unix.RTM_DELNEXTHOP, 0, &nhmsg{}, nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(id))), unix.ENOENT)

@@ -22,7 +22,7 @@ func trialsWithPF() []trial {
 		{"VF to PF", vfToPF}, {"VLAN", vfVLAN}, {"MAC", vfMAC}, {"rates, link state and 802.1ad", vfUntested}}
 }
 
-// testedPF returns the PF and its current settings for VF 0. It restores these settings when the test ends.
+// testedPF returns the PF and its current settings for VF 0. testedPF restores these settings when the test ends.
 func (c card) testedPF(t *testing.T) (Link, VF) {
 	t.Helper()
 	pf := mustLink(t, c.host, c.PF)
@@ -40,7 +40,8 @@ func mustVF(t *testing.T, n *Node, pf Link, index int) VF {
 	return vf
 }
 
-// vfSettings checks that SetVF can change each setting alone. It also checks that the other VF keeps its settings. One call restores all.
+// vfSettings checks that SetVF can change each setting alone. vfSettings also checks that the other VF keeps its settings. One call
+// restores all.
 func vfSettings(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	other := mustVF(t, c.host, pf, 1)
@@ -127,7 +128,7 @@ func vfJoined(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
-// vfDevice checks that the field Device of a link contains the link's PCI address. It also checks that LinkOf finds the link by this
+// vfDevice checks that the field Device of a link contains the link's PCI address. vfDevice also checks that LinkOf finds the link by this
 // address.
 func vfDevice(t *testing.T, c card) {
 	pod := newInside(t)

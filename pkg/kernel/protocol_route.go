@@ -124,7 +124,7 @@ func (n *NS) setRoute(op string, r ProtocolRoute, protocol, flags int) error {
 	})
 }
 
-// DelProtocolRoute deletes a route by prefix, protocol and metric. It is a no-op if the route is missing.
+// DelProtocolRoute deletes a route by prefix, protocol and metric. DelProtocolRoute is a no-op if the route is missing.
 func (n *NS) DelProtocolRoute(r ProtocolRoute, protocol int) error {
 	return fault.Change("route del "+r.String(), func() error {
 		header := nl.NewRtDelMsg()

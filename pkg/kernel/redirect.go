@@ -54,10 +54,10 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	return link, err
 }
 
-// Redirect sends all frames that a link receives through another link. It uses an existing ingress or clsact qdisc, or adds a clsact qdisc.
-// It does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact qdisc. It adds the new
-// filter before it deletes an old RedirectsLong filter, so that the rate limit of a running pod stays in effect. Redirect is a no-op if all
-// frames are already redirected.
+// Redirect sends all frames that a link receives through another link. Redirect() uses an existing ingress or clsact qdisc, or adds a
+// clsact qdisc. Redirect() does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact
+// qdisc. Redirect() adds the new filter before it deletes an old RedirectsLong filter, so that the rate limit of a running pod stays in
+// effect. Redirect is a no-op if all frames are already redirected.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -121,8 +121,8 @@ const (
 	RedirectsAll
 )
 
-// Redirected reports which frames are redirected from one link to another link by u32 filters. It considers filters of any priority,
-// because the filter of the reference bandwidth plugin does not have the priority redirectPriority.
+// Redirected reports which frames are redirected from one link to another link by u32 filters. Redirected() considers filters of any
+// priority, because the filter of the reference bandwidth plugin does not have the priority redirectPriority.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
 	return redirectSource{from, list}.redirectionTo(to.Index), err
@@ -235,9 +235,9 @@ func (n *NS) redirectSources() (found []redirectSource, err error) {
 	return found, err
 }
 
-// DelRedirect removes the redirect from one link to another link, including a redirect that the reference bandwidth plugin added. It also
-// removes the ingress qdisc, unless other programs have filters there. It removes a clsact qdisc only if the argument owned is true,
-// because another program may have added the qdisc for later filters. A missing redirect is no error.
+// DelRedirect removes the redirect from one link to another link, including a redirect that the reference bandwidth plugin added.
+// DelRedirect also removes the ingress qdisc, unless other programs have filters there. DelRedirect removes a clsact qdisc only if the
+// argument owned is true, because another program may have added the qdisc for later filters. A missing redirect is no error.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if err := n.delRedirects(from, to, false); err != nil {
 		return err

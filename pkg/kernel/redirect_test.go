@@ -66,8 +66,8 @@ func TestRedirectAfterReference(t *testing.T) {
 	}
 }
 
-// TestRedirectedMirror checks that a filter with a mirror action does not count as a redirect. It also checks that DelRedirect keeps a
-// filter with a mirror action.
+// TestRedirectedMirror checks that a filter with a mirror action does not count as a redirect. The test also checks that DelRedirect keeps
+// a filter with a mirror action.
 func TestRedirectedMirror(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)

@@ -60,7 +60,7 @@ func (n *NS) strictSocket() (sockets map[int]*nl.SocketHandle, err error) {
 	return sockets, err
 }
 
-// number32 parses an attribute of 4 bytes. It returns 0 if the attribute has another length.
+// number32 parses an attribute of 4 bytes. number32 returns 0 if the attribute has another length.
 func number32(value []byte) uint32 {
 	if len(value) != 4 {
 		return 0

@@ -224,8 +224,8 @@ func TestRouteEventsMerge(t *testing.T) {
 	}
 }
 
-// TestRouteEventsLost checks that an overflow of the socket sends an event whose field Lost is true. It also checks that isRelevant clears
-// the stored link states after this event.
+// TestRouteEventsLost checks that an overflow of the socket sends an event whose field Lost is true. The test also checks that isRelevant
+// clears the stored link states after this event.
 func TestRouteEventsLost(t *testing.T) {
 	known := routeLinks{}
 	up := notice{link: 3, state: linkState{unix.IFF_UP, 1500}}

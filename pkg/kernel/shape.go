@@ -57,7 +57,7 @@ const (
 	fairQueue   = "fq_codel"
 )
 
-// Shape limits the rate at which a link sends. It replaces an existing token bucket in place.
+// Shape limits the rate at which a link sends. Shape() replaces an existing token bucket in place.
 func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
 		_, err := b.tbfRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
@@ -163,7 +163,7 @@ func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 }
 
 // Shaped returns the token bucket of a link. The second result is false if the root qdisc of the link has another kind. The kernel rounds
-// the burst to ticks. It rounds the times of a fair queue to 1.024 µs.
+// the burst to ticks. Shaped() rounds the times of a fair queue to 1.024 µs.
 func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {
@@ -200,7 +200,7 @@ func bucketsIn(list []qdisc) map[int]Bucket {
 	return found
 }
 
-// Unshape removes the token bucket of a link. It is a no-op if the link has no token bucket.
+// Unshape removes the token bucket of a link. Unshape() is a no-op if the link has no token bucket.
 func (n *NS) Unshape(link Link) error {
 	return fault.Change("qdisc del dev "+link.Name+" root tbf", func() error {
 		req := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_DELQDISC, 0)

@@ -72,8 +72,8 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestShapeOther checks that Shaped does not report a root qdisc of another kind as a token bucket. It also checks that Shape replaces the
-// other root qdisc.
+// TestShapeOther checks that Shaped does not report a root qdisc of another kind as a token bucket. The test also checks that Shape
+// replaces the other root qdisc.
 func TestShapeOther(t *testing.T) {
 	for _, major := range []uint16{7, 1} {
 		w := newWire(t)
@@ -118,7 +118,7 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestFairQueue checks that Shape sets and changes a fair queue. It also checks the settings that Shaped returns, and the drops that
+// TestFairQueue checks that Shape sets and changes a fair queue. The test also checks the settings that Shaped returns, and the drops that
 // Buckets counts. HasFairQueue changes no qdisc.
 func TestFairQueue(t *testing.T) {
 	w := newWire(t)
@@ -280,7 +280,7 @@ func filterPriorities(t *testing.T, w wire) (list []uint16) {
 	return list
 }
 
-// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc. It also checks that DelRedirect keeps the
+// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc. The test also checks that DelRedirect keeps the
 // existing qdisc and other programs' filters.
 func TestRedirectBesideOthers(t *testing.T) {
 	for _, kind := range []string{"clsact", "ingress"} {

@@ -91,7 +91,7 @@ func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	return stats, nil
 }
 
-// vfsIn iterates over the VFs in a message about a PF and yields the index and the attributes of each VF. It skips VFs about which the
+// vfsIn iterates over the VFs in a message about a PF and yields the index and the attributes of each VF. vfsIn skips VFs about which the
 // driver reports nothing.
 func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	return func(yield func(int, []byte) bool) {
@@ -155,9 +155,9 @@ func uint32s(value []byte) (words []uint32) {
 }
 
 // SetVF changes the PF's settings for a VF. The third argument contains the current settings. The last argument contains the wanted
-// settings. SetVF does not change a setting if the wanted value is nil. It sends one request for each setting that differs. It does not
-// send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues. SetVF
-// returns all errors as one joined error. Each error contains the setting that failed. To undo SetVF after an error, first read the
+// settings. SetVF does not change a setting if the wanted value is nil. SetVF sends one request for each setting that differs. SetVF does
+// not send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues.
+// SetVF returns all errors as one joined error. Each error contains the setting that failed. To undo SetVF after an error, first read the
 // current settings with VF.
 //
 // Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such

@@ -104,7 +104,7 @@ func (n *Node) allocate(r Request, hint Hint, reusable []int) (vfs, cpus []int, 
 	return vfs, cpus, err
 }
 
-// mergedHint merges the hints of all resource managers for a request. It reports whether the Topology Manager admits the request.
+// mergedHint merges the hints of all resource managers for a request. mergedHint reports whether the Topology Manager admits the request.
 func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
 	if n.Policy == None {
 		return Hint{}, true

@@ -127,7 +127,8 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestNothingTwice checks that two pods never have the same VF or CPU. It also checks that all VFs and CPUs are free after the last Remove.
+// TestNothingTwice checks that two pods never have the same VF or CPU. The test also checks that all VFs and CPUs are free after the last
+// Remove.
 func TestNothingTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(from []int, n int) []int {

@@ -83,7 +83,7 @@ func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types
 	return res, nil
 }
 
-// setLoDown sets lo down. It is a no-op if the namespace was deleted.
+// setLoDown sets lo down. setLoDown is a no-op if the namespace was deleted.
 func setLoDown(r *plugin.Request) error {
 	if r.Netns == nil {
 		return nil

@@ -88,7 +88,8 @@ func isUp(t *testing.T, pod *sandbox.Pod) (up bool) {
 	return up
 }
 
-// TestVersions checks that ADD returns a result in the format of the configuration's CNI version. It also checks that DEL sets lo down.
+// TestVersions checks that ADD returns a result in the format of the configuration's CNI version. The test also checks that DEL sets lo
+// down.
 func TestVersions(t *testing.T) {
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		pod := kerneltest.NewPod(t)

@@ -33,7 +33,7 @@ func (a Arrivals) Rate(from, to time.Duration) float64 {
 	return 8 * (a.bytesAt(to) - a.bytesAt(from)) / (to - from).Seconds()
 }
 
-// bytesAt returns the number of bytes that had arrived at a time. It interpolates between two arrivals.
+// bytesAt returns the number of bytes that had arrived at a time. bytesAt interpolates between two arrivals.
 func (a Arrivals) bytesAt(at time.Duration) float64 {
 	var last Arrival
 	for _, next := range a {
@@ -61,8 +61,8 @@ type segmentCount struct {
 	received uint64
 }
 
-// sampleSegments reads the kernel's counter of received segments at the end of each Interval until the window ends. It waits for the first
-// segment, or until ctx ends.
+// sampleSegments reads the kernel's counter of received segments at the end of each Interval until the window ends. sampleSegments waits
+// for the first segment, or until ctx ends.
 func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segmentCount) {
 	select {
 	case <-ctx.Done():

@@ -76,8 +76,8 @@ type Result struct {
 	Mean        Rate          `json:"mean"`
 }
 
-// Run measures a flow. It returns when the duration of the flow is over or ctx is done. It returns ErrSilent if no byte arrived. On return,
-// all its sockets are closed and all its goroutines have ended.
+// Run measures a flow. Run() returns when the duration of the flow is over or ctx is done. Run() returns ErrSilent if no byte arrived. On
+// return, all its sockets are closed and all its goroutines have ended.
 func Run(ctx context.Context, flow Flow) (Result, error) {
 	flow, err := flow.complete()
 	if err != nil {

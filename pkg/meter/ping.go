@@ -37,8 +37,8 @@ type RoundTrips struct {
 }
 
 // Ping sends an ICMP echo request every [PingInterval] from the sender's namespace to the receiver's address. Ping uses only the fields
-// From, Listen (without the port), Duration and Patience of the flow. It needs CAP_NET_RAW in the sender's namespace for a raw socket. A
-// reply that takes longer than Patience counts as lost. Ping returns no error if all replies are lost.
+// From, Listen (without the port), Duration and Patience of the flow. Ping() needs CAP_NET_RAW in the sender's namespace for a raw socket.
+// A reply that takes longer than Patience counts as lost. Ping returns no error if all replies are lost.
 func Ping(ctx context.Context, flow Flow) (RoundTrips, error) {
 	flow.Protocol = UDP // unused, but a flow needs one
 	flow, err := flow.complete()
@@ -165,7 +165,8 @@ func (p *pings) isReply(message []byte) bool {
 	return len(message) >= pingHeader && message[0] == want && binary.BigEndian.Uint64(message[icmpHeader:]) == p.mark
 }
 
-// receiveReplies reads replies until every request has a reply or has timed out. It ignores network errors, such as an unreachable host.
+// receiveReplies reads replies until every request has a reply or has timed out. receiveReplies ignores network errors, such as an
+// unreachable host.
 func (p *pings) receiveReplies(conn *net.IPConn) {
 	buffer := make([]byte, maxDatagram)
 	_ = conn.SetReadDeadline(p.start.Add(time.Duration(len(p.samples))*PingInterval + p.patience))

@@ -36,9 +36,9 @@ func (l *layout) append(family byte, exprs []expr.Any) {
 	l.rules = append(l.rules, shape)
 }
 
-// Drift compares the table's chains with the chains that build creates. It returns the first difference as the end of a sentence that
-// begins with "the rules of table X", such as "are missing". It returns "" if there is no difference. Drift reads only the rules of these
-// chains. The number of these rules does not depend on the number of pods.
+// Drift compares the table's chains with the chains that build creates. Drift() returns the first difference as the end of a sentence that
+// begins with "the rules of table X", such as "are missing". Drift() returns "" if there is no difference. Drift reads only the rules of
+// these chains. The number of these rules does not depend on the number of pods.
 func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // never sent
 	if err := build(r); err != nil {
@@ -77,8 +77,8 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf makes the same comparison as Drift for a table that has a schema version. It also detects a wrong schema version, and chains that
-// another program added.
+// DriftOf makes the same comparison as Drift for a table that has a schema version. DriftOf also detects a wrong schema version, and
+// chains that another program added.
 func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
 	drift, err := t.Drift(build)
 	if err != nil || drift != "" {
@@ -106,9 +106,9 @@ func (t *Handle) isDormant() (is bool, err error) {
 	return is, err
 }
 
-// Install writes the chains and rules of a registered table in one transaction. It deletes old chains first, because the kernel cannot
-// change the hook or priority of a chain. If the caller passes names, Install deletes only the chains with these names. If the caller
-// passes no names, Install deletes all chains of the table, including chains that other programs added. Sets keep their elements.
+// Install writes the chains and rules of a registered table in one transaction. Install() deletes old chains first, because the kernel
+// cannot change the hook or priority of a chain. If the caller passes names, Install deletes only the chains with these names. If the
+// caller passes no names, Install deletes all chains of the table, including chains that other programs added. Sets keep their elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {
 	t, err := Open(table)
 	if err != nil {
@@ -140,8 +140,8 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 	return err
 }
 
-// clearDormant enables the chains of a dormant table. It is a no-op if the table is not dormant or is missing. It needs a separate
-// transaction, because the kernel refuses new base chains in the transaction that enables the table.
+// clearDormant enables the chains of a dormant table. clearDormant is a no-op if the table is not dormant or is missing. clearDormant
+// needs a separate transaction, because the kernel refuses new base chains in the transaction that enables the table.
 func (t *Handle) clearDormant() error {
 	if dormant, err := t.isDormant(); err != nil || !dormant {
 		return err

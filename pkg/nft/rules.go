@@ -53,7 +53,7 @@ func (p Place) asChain(kind int, flags mdl.HeaderFlags) (mdl.Message, error) {
 	})
 }
 
-// HasChain reports whether a chain exists. It sends one request.
+// HasChain reports whether a chain exists. HasChain sends one request.
 func (t *Handle) HasChain(p Place) (bool, error) {
 	_, ok, err := t.Chain(p)
 	return ok, err
@@ -290,8 +290,8 @@ func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
 	return out, nil
 }
 
-// deleteChainMessages returns the messages that delete a chain, its rules, and the rules that jump to it. It first checks with one request
-// whether the chain exists. If the chain is missing, the list is empty.
+// deleteChainMessages returns the messages that delete a chain, its rules, and the rules that jump to it. deleteChainMessages first checks
+// with one request whether the chain exists. If the chain is missing, the list is empty.
 func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	of := Place{j.Parent.Family, j.Parent.Table, j.Chain}
 	ok, err := t.HasChain(of)
@@ -310,8 +310,8 @@ func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 // the same time.
 const maxRaces = 30
 
-// Remove deletes the objects of a removal in one transaction. It retries if, in the meantime, another program deleted one of the objects or
-// added a rule that uses an object. It is a no-op if none of the objects exists.
+// Remove deletes the objects of a removal in one transaction. Remove() retries if, in the meantime, another program deleted one of the
+// objects or added a rule that uses an object. Remove() is a no-op if none of the objects exists.
 func Remove(op string, removal Removal) error {
 	t, err := Open("")
 	if err != nil {

@@ -56,8 +56,8 @@ func Tables() []Table {
 	}
 }
 
-// TableOf returns the registered table with this name. It panics if no table with this name is registered, because this is a bug in the
-// caller.
+// TableOf returns the registered table with this name. TableOf panics if no table with this name is registered, because this is a bug in
+// the caller.
 func TableOf(name string) Table {
 	tables := Tables()
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
@@ -92,7 +92,7 @@ func HasTable(name string) (bool, error) {
 	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == own.Name }), IgnoreUnsupported(err)
 }
 
-// DelTable deletes a table with all its chains, sets and rules. It is a no-op if the table is missing.
+// DelTable deletes a table with all its chains, sets and rules. DelTable is a no-op if the table is missing.
 func DelTable(t Table) error {
 	err := Build("nft delete table "+t.String(), func(c *nftables.Conn) error {
 		c.DelTable(t.Netlink())

@@ -191,8 +191,8 @@ func (a *agent) loop(ctx context.Context) {
 	}
 }
 
-// step() brings the node into the wanted state. It returns the time at which it must run again if no event comes earlier. It is the only
-// function that changes the node.
+// step() brings the node into the wanted state. step() returns the time at which it must run again if no event comes earlier. It is the
+// only function that changes the node.
 func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	a.problems, a.stepFailed = nil, false
 	why := mainCause(causes)
@@ -249,7 +249,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// addProblem records a problem. It does not request a retry of the step.
+// addProblem records a problem. addProblem does not request a retry of the step.
 func (a *agent) addProblem(what string, err error, do string, blocking bool) {
 	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }

@@ -272,8 +272,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig changes a key that needs a restart. It checks that the agent logs the needed restart once, and that the status reports it
-// until the restart. All other keys take effect immediately.
+// TestLaterConfig changes a key that needs a restart. The test checks that the agent logs the needed restart once, and that the status
+// reports it until the restart. All other keys take effect immediately.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()

@@ -52,8 +52,9 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// wait() waits for a cause until the deadline. It then collects further causes for the first duration, and returns all causes. If changes
-// of other programs are the only causes, it collects causes for the longer of the two durations. It returns immediately when ctx is done.
+// wait() waits for a cause until the deadline. wait() then collects further causes for the first duration, and returns all causes. If
+// changes of other programs are the only causes, it collects causes for the longer of the two durations. wait() returns immediately when
+// ctx is done.
 func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():
@@ -136,7 +137,7 @@ func (c *contest) noteRepair(now time.Time) (began bool) {
 	return began
 }
 
-// wait() returns the delay before the next repair. It returns zero if there was no repair for a while.
+// wait() returns the delay before the next repair. wait() returns zero if there was no repair for a while.
 func (c *contest) wait(now time.Time) time.Duration {
 	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
 		c.count, c.pause = 0, 0

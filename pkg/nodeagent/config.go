@@ -94,7 +94,7 @@ func readConfig(file string) (c config, err error) {
 	return c, nil
 }
 
-// reload() reads the configuration again, and reports whether the agent must apply changes. It reports an invalid configuration as a
+// reload() reads the configuration again, and reports whether the agent must apply changes. reload() reports an invalid configuration as a
 // problem and keeps the previous configuration.
 func (a *agent) reload() (changed bool) {
 	defer func() {
@@ -348,8 +348,8 @@ func checkURL(text string) error {
 	return nil
 }
 
-// parseProtocols returns the numbers of routing protocols. It returns an error for the protocols of the kernel and of Podlace, because the
-// agent must never take over their routes.
+// parseProtocols returns the numbers of routing protocols. parseProtocols returns an error for the protocols of the kernel and of Podlace,
+// because the agent must never take over their routes.
 func parseProtocols(names []string) (list []int, err error) {
 	known := map[string]int{"boot": 3, "static": 4} // /etc/iproute2/rt_protos
 	for _, name := range names {
@@ -392,5 +392,5 @@ func pluginTypes(conflist []byte) (types []string, err error) {
 	return types, nil
 }
 
-// errNoConflist is the error for an invalid conflist. It contains an example of a valid conflist.
+// errNoConflist is the error for an invalid conflist. errNoConflist contains an example of a valid conflist.
 var errNoConflist = errors.New(`want a CNI configuration such as {"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}]}`)

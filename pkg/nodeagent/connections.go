@@ -68,7 +68,7 @@ func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	}
 }
 
-// prune() closes the connections whose source address the node no longer has. It returns the number of closed connections.
+// prune() closes the connections whose source address the node no longer has. prune() returns the number of closed connections.
 func (c *connections) prune() (closed int) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {

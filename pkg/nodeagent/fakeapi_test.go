@@ -304,7 +304,7 @@ func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	return kwatch.Event{Type: kwatch.Bookmark, Object: b}
 }
 
-// await() waits until a condition is true. It fails the test after a minute. This is long enough for a busy machine.
+// await() waits until a condition is true. await() fails the test after a minute. This is long enough for a busy machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

@@ -51,7 +51,8 @@ func newBinaries(from, to string) binaries {
 	return binaries{from: from, to: to, equal: map[string][2]fs.FileInfo{}}
 }
 
-// install() installs missing programs and replaces different programs by an atomic rename. It returns the paths of the installed programs.
+// install() installs missing programs and replaces different programs by an atomic rename. install() returns the paths of the installed
+// programs.
 func (b *binaries) install() (replaced []string, err error) {
 	target, err := store.Make(b.to, binaryMode)
 	if err != nil {
@@ -143,7 +144,7 @@ func missingPlugins(conflist []byte, dir string) (missing []string) {
 	return missing
 }
 
-// removePrograms deletes the installed programs. It does not delete loopback, because another program may have installed it.
+// removePrograms deletes the installed programs. removePrograms does not delete loopback, because another program may have installed it.
 func removePrograms(dir string) (done []string, err error) {
 	d, err := store.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -215,9 +216,9 @@ func takeOver(dir string, names []string) error {
 	return err
 }
 
-// undoTakeOver restores the configurations that takeOver renamed. It does not restore a configuration if a file with the original name
-// exists again. It also does not restore a configuration whose plugins are missing, because without its plugins the runtime cannot delete
-// pods.
+// undoTakeOver restores the configurations that takeOver renamed. undoTakeOver does not restore a configuration if a file with the
+// original name exists again. undoTakeOver also does not restore a configuration whose plugins are missing, because without its plugins
+// the runtime cannot delete pods.
 func undoTakeOver(dir, binDir string) (done []string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -254,7 +255,7 @@ func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	return d, names, nil
 }
 
-// nextConfig returns the name of the configuration that a runtime uses when our conflist is removed. It returns "" if there is no
+// nextConfig returns the name of the configuration that a runtime uses when our conflist is removed. nextConfig returns "" if there is no
 // configuration of another pod network.
 func nextConfig(dir string) (name string, err error) {
 	d, names, err := openFolder(dir)
@@ -282,7 +283,7 @@ func nextConfig(dir string) (name string, err error) {
 	return "", nil
 }
 
-// removeConflist removes our conflist and its temporary file. It reports whether the conflist existed.
+// removeConflist removes our conflist and its temporary file. removeConflist reports whether the conflist existed.
 func removeConflist(dir string) (removed bool, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

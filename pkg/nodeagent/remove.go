@@ -114,8 +114,8 @@ func (r *removal) awaitPods(ctx context.Context) error {
 	}
 }
 
-// blockNewPods prevents new pods from using Podlace. It removes the conflist only if another network has a configuration, because a runtime
-// without any configuration cannot delete pods.
+// blockNewPods prevents new pods from using Podlace. blockNewPods removes the conflist only if another network has a configuration,
+// because a runtime without any configuration cannot delete pods.
 func (r *removal) blockNewPods() error {
 	var errs []error
 	if r.confDir != "" {

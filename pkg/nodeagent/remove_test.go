@@ -156,8 +156,8 @@ func TestRemoveElsewhere(t *testing.T) {
 	}
 }
 
-// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods once. It also checks that the readiness probe of the
-// command succeeds after the removal.
+// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods once. The test also checks that the readiness probe
+// of the command succeeds after the removal.
 func TestRemoveWaits(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// route() compares the routes in the kernel with the wanted routes to the nodes of the cluster. It changes nothing before the first
+// route() compares the routes in the kernel with the wanted routes to the nodes of the cluster. route() changes nothing before the first
 // complete list of nodes that contains this node.
 func (a *agent) route(why cause) {
 	list, since, complete := a.nodes.list()
@@ -99,9 +99,9 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	return nil
 }
 
-// change() writes the wanted routes into the kernel. It deletes all other routes of the agent if the list of nodes can be trusted. It reads
-// the routes of other programs in the first comparison and in periodic comparisons. While routes of other programs are known to be in the
-// way, it reads these routes in each comparison.
+// change() writes the wanted routes into the kernel. change() deletes all other routes of the agent if the list of nodes can be trusted.
+// change() reads the routes of other programs in the first comparison and in periodic comparisons. While routes of other programs are
+// known to be in the way, it reads these routes in each comparison.
 func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
 	inside := a.moreSpecific == nil || why == onStart || why == onPeriod || len(a.moreSpecific) > 0
 	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})

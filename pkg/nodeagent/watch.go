@@ -96,8 +96,8 @@ func (n *nodes) watched() (heard time.Time, failure string) {
 	return n.lastEvent, n.failure
 }
 
-// changeNodes calls the given function, which changes the nodes and reports whether a field that affects routes changed. It also records
-// that the watch works.
+// changeNodes calls the given function, which changes the nodes and reports whether a field that affects routes changed. changeNodes also
+// records that the watch works.
 func (n *nodes) changeNodes(change func() bool) {
 	n.mu.Lock()
 	recovered := n.failure != ""
@@ -115,7 +115,7 @@ func (n *nodes) changeNodes(change func() bool) {
 	}
 }
 
-// failed() records the reason why no events arrive. It logs the reason if the watch worked before.
+// failed() records the reason why no events arrive. failed() logs the reason if the watch worked before.
 func (n *nodes) failed(err error) {
 	n.mu.Lock()
 	news := n.failure == ""
@@ -203,7 +203,7 @@ func (n *nodes) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return readNode(object) }
 }
 
-// readNode returns the fields of a Node object that affect routes. It returns a noderoutes.Node unchanged.
+// readNode returns the fields of a Node object that affect routes. readNode returns a noderoutes.Node unchanged.
 func readNode(object any) (noderoutes.Node, error) {
 	switch o := object.(type) {
 	case noderoutes.Node:
@@ -223,7 +223,7 @@ func readNode(object any) (noderoutes.Node, error) {
 	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
 }
 
-// client() returns a client for the API server. It uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
+// client() returns a client for the API server. client() uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
 func client(kubeconfig, server string, connections *connections) (*rest.RESTClient, error) {
 	c, err := rest.InClusterConfig()
 	if kubeconfig != "" {
@@ -252,8 +252,8 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 	return r, nil
 }
 
-// watchNodes watches the Node objects and updates n until ctx is done. It reads the first list as a stream if the API server supports
-// streams (WatchList). Otherwise it reads the list in pages.
+// watchNodes watches the Node objects and updates n until ctx is done. watchNodes reads the first list as a stream if the API server
+// supports streams (WatchList). Otherwise it reads the list in pages.
 func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{

@@ -168,8 +168,8 @@ func Age(dirs ...string) error {
 	return nil
 }
 
-// NoLeak takes a snapshot with opt and reports each difference from the earlier snapshot as an error. It repeats the snapshot for up to ten
-// seconds while there are differences, because the kernel deletes namespaces asynchronously.
+// NoLeak takes a snapshot with opt and reports each difference from the earlier snapshot as an error. NoLeak repeats the snapshot for up
+// to ten seconds while there are differences, because the kernel deletes namespaces asynchronously.
 func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	t.Helper()
 	var diff []string
@@ -208,13 +208,13 @@ func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	return err
 }
 
-// Flood sends frames of 1,134 bytes on a link of the caller's namespace. It ignores dropped frames.
+// Flood sends frames of 1,134 bytes on a link of the caller's namespace. Flood() ignores dropped frames.
 func Flood(name string, frames int) error {
 	// Ethernet type 0x88b5 is reserved for local experiments (IEEE 802).
 	return Send(name, append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...), frames)
 }
 
-// Send sends copies of a frame on a link of the caller's namespace. It does not report frames that a full queue drops.
+// Send sends copies of a frame on a link of the caller's namespace. Send() does not report frames that a full queue drops.
 func Send(name string, frame []byte, copies int) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {

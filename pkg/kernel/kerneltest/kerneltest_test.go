@@ -95,7 +95,8 @@ func TestPodName(t *testing.T) {
 	}
 }
 
-// TestRandom checks that two runs with one seed draw the same numbers. It also checks that a run with another seed draws different numbers.
+// TestRandom checks that two runs with one seed draw the same numbers. The test also checks that a run with another seed draws different
+// numbers.
 func TestRandom(t *testing.T) {
 	t.Setenv("PODLACE_SEED", "")
 	a, b := Random(t).Uint64(), Random(t).Uint64()

@@ -69,7 +69,7 @@ func (l Lab) Send(env map[string]string, stdin []byte) Outcome {
 	return l.Outcome(env["CNI_COMMAND"], exit, stdout.Bytes(), log.String())
 }
 
-// Outcome parses the output of a plugin. It fails the test if the error of a DEL contains a text that go-cni treats as success.
+// Outcome parses the output of a plugin. Outcome() fails the test if the error of a DEL contains a text that go-cni treats as success.
 func (l Lab) Outcome(verb string, exit int, stdout []byte, log string) Outcome {
 	l.Helper()
 	o := Outcome{Exit: exit, Stdout: stdout, Log: log}

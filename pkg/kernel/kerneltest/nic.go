@@ -59,7 +59,7 @@ func FakeNIC(t testing.TB, vfs int) NIC {
 	return nic
 }
 
-// RealPF returns the PCI address of a PF that is free for tests. It skips the test if the machine has no PF.
+// RealPF returns the PCI address of a PF that is free for tests. RealPF skips the test if the machine has no PF.
 func RealPF(t testing.TB) string {
 	t.Helper()
 	if !onMachine() {
@@ -75,8 +75,8 @@ func onMachine() bool {
 	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")
 }
 
-// RealNIC prepares the network card of RealPF with the given number of VFs. It waits until VFs have returned from the pods of earlier
-// tests, and restores the names of the VFs. It sets the PF up and waits for its carrier.
+// RealNIC prepares the network card of RealPF with the given number of VFs. RealNIC waits until VFs have returned from the pods of earlier
+// tests, and restores the names of the VFs. RealNIC sets the PF up and waits for its carrier.
 func RealNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	device := RealPF(t)
@@ -137,7 +137,7 @@ func Interface(t testing.TB, device string) (name string) {
 	return name
 }
 
-// Await waits until a condition is true. It fails the test after nicTimeout.
+// Await waits until a condition is true. Await() fails the test after nicTimeout.
 func Await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(nicTimeout); !so(); time.Sleep(10 * time.Millisecond) {
