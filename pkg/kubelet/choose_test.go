@@ -12,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// pickLast returns the last n devices of the list, so that its choice differs from the plugin's preference.
+// pickLast returns the last n devices of the list, so that the devices differ from the devices that the plugin prefers.
 func pickLast(from []int, n int) []int { return from[len(from)-n:] }
 
-// A recordingPlugin prefers the first devices and records the requests that it received.
+// A recordingPlugin prefers the first devices and records all requests to the plugin.
 type recordingPlugin struct{ asked []string }
 
 func (p *recordingPlugin) prefer(available, must []int, n int) []int {

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// CPUs is the resource of whole CPUs. Each CPU is a separate core of one NUMA node.
+// CPUs is a resource that consists of whole CPUs. Each CPU is a separate core of one NUMA node.
 type CPUs struct{ Devices }
 
 // NewCPUs returns the CPUs of a machine with the given number of CPUs on each NUMA node.

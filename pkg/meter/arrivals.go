@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival states how many bytes had arrived at a certain time, including headers. The field At is the time since the first byte.
+// An Arrival states how many bytes, including headers, had arrived at a certain time. The field At is the time since the first byte.
 type Arrival struct {
 	At   time.Duration `json:"at"`
 	Wire float64       `json:"wire"`
 }
 
-// Arrivals lists the arrivals at the end of each [Interval]; the times are approximate. For TCP it counts the bytes that the kernel
-// received, including duplicates and segments behind a gap. The bytes that an application reads would be misleading: after a gap, the
-// application reads many bytes at once, as if the traffic exceeded a rate limit.
+// Arrivals lists the arrivals at the end of each [Interval]; the times are approximate. For TCP, Arrivals counts the bytes that the kernel
+// received, including duplicates and segments behind a gap. A count of the bytes that an application reads would be misleading. After a
+// gap, the application reads many bytes at once, as if the traffic exceeded a rate limit.
 type Arrivals []Arrival
 
 // Rate returns the mean rate in bit/s between two times.

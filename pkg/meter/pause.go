@@ -4,8 +4,8 @@ package meter
 
 import "time"
 
-// pauseTick is the interval at which watchPauses reads the clock. A delay up to this length does not count as a pause, because timers on an
-// idle machine have such delays too.
+// pauseTick is the interval at which watchPauses reads the clock. A delay up to this length does not count as a pause, because timers are
+// delayed this much even on an idle machine.
 const pauseTick = time.Millisecond
 
 // watchPauses starts to measure the time for which this process did not run. watchPauses uses the delays of a timer as a measure of this

@@ -125,7 +125,7 @@ func (p *pings) sendRequests(ctx context.Context, conn *net.IPConn) {
 	}
 }
 
-// echoRequest returns echo request number i. The kernel fills in the checksum of ICMPv6.
+// echoRequest returns the echo request with the number i. The kernel fills in the checksum of ICMPv6.
 func (p *pings) echoRequest(i int) []byte {
 	message := make([]byte, pingSize)
 	message[0] = echo6

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A layout is the expected state of one chain: the chain and its rules as the build function creates them.
+// A layout is the expected state of one chain: the chain and the rules that the build function creates.
 type layout struct {
 	chain Chain
 	rules []string // shapes of the rules
@@ -36,9 +36,9 @@ func (l *layout) append(family byte, exprs []expr.Any) {
 	l.rules = append(l.rules, shape)
 }
 
-// Drift compares the table's chains with the chains that build creates. Drift() returns the first difference as the end of a sentence that
-// begins with "the rules of table X", such as "are missing". Drift() returns "" if there is no difference. Drift reads only the rules of
-// these chains. The number of these rules does not depend on the number of pods.
+// Drift compares the table's chains with the chains that build creates. The result is the end of a sentence that begins with "the rules of
+// table X", for example "are missing". This sentence describes the first difference. The result is "" if there is no difference. Drift
+// reads only the rules of these chains. The number of these rules does not depend on the number of pods.
 func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // never sent
 	if err := build(r); err != nil {
@@ -77,8 +77,8 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf makes the same comparison as Drift for a table that has a schema version. DriftOf also detects a wrong schema version, and
-// chains that another program added.
+// DriftOf compares a table that has a schema version in the same way as Drift. DriftOf also detects a wrong schema version, and chains
+// that another program added.
 func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
 	drift, err := t.Drift(build)
 	if err != nil || drift != "" {
@@ -152,8 +152,8 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// existingChains returns the given names for which the table has a chain. If no names are given, it returns all chains of the table. In
-// this case it reads all chains of the family.
+// existingChains returns the given names for which the table has a chain. If no names are given, existingChains returns all chains of the
+// table. In this case, existingChains reads all chains of the family.
 func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {
@@ -187,8 +187,8 @@ func (t *Handle) existingChains(names []string) (found []string, err error) {
 }
 
 // shapeOf encodes a rule's expression so that two expressions with the same effect compare equal. The result contains the name of the
-// expression and the attributes that every kernel returns unchanged. It does not contain registers, because a kernel may return a different
-// register number than the request contained. A missing attribute equals an attribute with value zero.
+// expression and the attributes that every kernel returns unchanged. The result does not contain registers, because a kernel may return a
+// register number that differs from the number in the request. A missing attribute equals an attribute with value zero.
 func shapeOf(data []byte) string {
 	var name string
 	attributes := map[uint16][]byte{}

@@ -19,7 +19,7 @@ type Family struct {
 	Second, Third       uint32 // registers after an address in register 1
 }
 
-// FamilyOf returns the Family of IPv4 if is4 is true. Otherwise it returns the Family of IPv6.
+// FamilyOf returns the Family of IPv4 if is4 is true. Otherwise, FamilyOf returns the Family of IPv6.
 func FamilyOf(is4 bool) Family {
 	if is4 {
 		return Family{"4", unix.NFPROTO_IPV4, 12, 16, 4, nftables.TypeIPAddr, 9, 10}

@@ -28,7 +28,7 @@ func noFamily(err error) bool {
 }
 
 // Available reports whether the kernel has nf_tables. Available() requests the generation ID of the ruleset. A kernel without nf_tables
-// replies with EINVAL. Available returns true if it cannot send the request.
+// replies with EINVAL. Available() returns true if the request cannot be sent.
 func Available() bool {
 	t, err := Open("")
 	if err == nil {
@@ -53,7 +53,7 @@ func IgnoreUnsupported(err error) error {
 // replyTimeout is the timeout for one reply of the kernel. Transactions take microseconds.
 const replyTimeout = 10 * time.Second
 
-// Conn is a connection to nf_tables that is opened on first use. The zero value is ready to use.
+// Conn is a connection to nf_tables, which is opened at the first request. The zero value is ready to use.
 type Conn struct {
 	sock *mdl.Conn
 	// needsReopen is true if unread replies may remain after an error. The next request would treat these replies as its own replies.
@@ -222,7 +222,7 @@ func (t *Handle) Add(elements []Element) error {
 		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Existing looks up elements. Existing() returns the elements that exist, with the values and comments that the kernel has.
+// Existing looks up elements. The result contains the elements that exist, with the values and comments from the kernel.
 func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	all, err := t.Find(elements)
 	for _, e := range all {
@@ -291,7 +291,7 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// sendBatch sends a transaction. sendBatch reads one acknowledgement for each message except the first message and the last message. These
+// sendBatch sends a transaction. sendBatch reads one acknowledgement for each message, except for the first and the last message. These
 // two messages mark the start and the end of the transaction.
 func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()

@@ -42,7 +42,7 @@ func (r Ruleset) Mark(version uint16) error {
 	return r.C.SetAddElements(mark, []nftables.SetElement{{Key: BigEndian(version), Comment: markText(rules)}})
 }
 
-// Unmark removes the schema version: it empties schemaSet.
+// Unmark removes the schema version from schemaSet.
 func (r Ruleset) Unmark() (*nftables.Set, error) {
 	mark := &nftables.Set{Table: r.Table, Name: schemaSet, KeyType: nftables.TypeInetService}
 	if err := r.C.AddSet(mark, nil); err != nil {
@@ -116,7 +116,7 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 	return s, r.C.AddSet(s, nil)
 }
 
-// Intervals does the same as Set, but the last field of the key is an interval.
+// Intervals adds a set or map like Set, but the last field of each key is an interval.
 func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {

@@ -50,8 +50,8 @@ func Tables() []Table {
 		{nftables.TableFamilyINet, HostportTable},
 		{nftables.TableFamilyINet, VLANTable},
 		{nftables.TableFamilyBridge, GuardTable},
-		// LoopbackTable protects 127.0.0.0/8. It is the last entry in this list, because a rollback must delete it after all tables that need its
-		// protection.
+		// LoopbackTable protects 127.0.0.0/8. This table is the last entry in the list, because a rollback must delete this table after all
+		// tables that need its protection.
 		{nftables.TableFamilyINet, LoopbackTable},
 	}
 }

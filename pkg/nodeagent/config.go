@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. It watches the Node objects of
-// Kubernetes and maintains the node's routes to the other nodes. It writes node.json for the plugins, and installs the plugins and their
-// conflist. The agent writes nothing to Kubernetes and stores no state: one function (step) compares the kernel and the files of the node
-// with the wanted state.
+// Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. The agent watches the Node
+// objects of Kubernetes and maintains this node's routes to the pods on other nodes. The agent also writes node.json for the plugins, and
+// installs the plugins and their conflist. The agent writes nothing to Kubernetes and stores no state: one function (step) compares the
+// kernel and the files of the node with the wanted state.
 package nodeagent
 
 import (
@@ -68,7 +68,8 @@ func defaults() config {
 		BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"}
 }
 
-// readConfig reads the configuration file and the conflist in the same folder. Its error contains the file, line and key of each mistake.
+// readConfig reads the configuration file and the conflist in the same folder. The error of readConfig contains the file, line and key of
+// each mistake.
 func readConfig(file string) (c config, err error) {
 	data, err := store.ReadFile(file)
 	if err != nil {
@@ -265,8 +266,8 @@ func parseInto[T any](to *T, check func(T) error) func(int, json.RawMessage) err
 	}
 }
 
-// acceptedValues describes the values that a check accepts. If the error of the check contains a description, acceptedValues returns this
-// description.
+// acceptedValues describes the values that a check accepts. If the error of the check contains a description of these values,
+// acceptedValues returns this description.
 func acceptedValues[T any](check func(T) error) string {
 	var v T
 	if err := check(v); err != nil {
@@ -349,7 +350,7 @@ func checkURL(text string) error {
 }
 
 // parseProtocols returns the numbers of routing protocols. parseProtocols returns an error for the protocols of the kernel and of Podlace,
-// because the agent must never take over their routes.
+// because the agent must never take over routes of these protocols.
 func parseProtocols(names []string) (list []int, err error) {
 	known := map[string]int{"boot": 3, "static": 4} // /etc/iproute2/rt_protos
 	for _, name := range names {

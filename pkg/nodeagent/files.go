@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// A program is a plugin binary that the agent installs. On the nodes of a cluster the binaries have names with the prefix podlace-.
-// Distributions and other networks install files with the names of the reference plugins, and overwrite these files at updates.
+// A program is a plugin binary that the agent installs. On the nodes of a cluster the binaries have names with the prefix podlace-. Linux
+// distributions and other networks install files with the names of the reference plugins, and overwrite these files during updates.
 type program struct {
 	from, to string
 	missing  bool // installed only if no file has its name
@@ -40,8 +40,8 @@ func programs() []program {
 // binaryMode is the file mode of every installed program.
 const binaryMode = 0o755
 
-// A value of type binaries installs programs from one folder into another folder. It caches which files were equal, so that it reads their
-// content again only after a change.
+// A value of type binaries installs programs from one folder into another folder. The value also remembers which files were equal. The
+// agent therefore reads the content of these files again only after a change.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo
@@ -51,8 +51,8 @@ func newBinaries(from, to string) binaries {
 	return binaries{from: from, to: to, equal: map[string][2]fs.FileInfo{}}
 }
 
-// install() installs missing programs and replaces different programs by an atomic rename. install() returns the paths of the installed
-// programs.
+// install() installs missing programs, and atomically replaces installed programs that differ from their source. install() returns the
+// paths of the installed programs.
 func (b *binaries) install() (replaced []string, err error) {
 	target, err := store.Make(b.to, binaryMode)
 	if err != nil {
@@ -255,8 +255,8 @@ func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	return d, names, nil
 }
 
-// nextConfig returns the name of the configuration that a runtime uses when our conflist is removed. nextConfig returns "" if there is no
-// configuration of another pod network.
+// nextConfig returns the name of the configuration that a runtime uses when our conflist is removed. nextConfig returns "" if no other pod
+// network has a configuration.
 func nextConfig(dir string) (name string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

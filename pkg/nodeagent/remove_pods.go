@@ -108,7 +108,8 @@ func configuration(networks []reconcile.Network, name string) reconcile.Network 
 	return reconcile.Network{Name: name}
 }
 
-// isPodlaces reports whether an attachment belongs to Podlace: it has a record of a plugin, or is in a network of Podlace.
+// isPodlaces reports whether an attachment belongs to Podlace. Such an attachment has a record of one of our plugins, or is in a network
+// of Podlace.
 func isPodlaces(a *reconcile.Attachment, networks []reconcile.Network) bool {
 	return hasRecord(a) || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network })
 }
@@ -129,7 +130,7 @@ func describePod(a *reconcile.Attachment) string {
 	return "the pod of the record " + a.Damaged[0].Record + ", which cannot be read"
 }
 
-// removeLeftovers removes the part of the plugins' state that does not belong to a pod.
+// removeLeftovers removes the state of the plugins that does not belong to any pod.
 func (r *removal) removeLeftovers(networks []reconcile.Network) error {
 	var others []reconcile.Network
 	if r.confDir != "" {

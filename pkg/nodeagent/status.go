@@ -237,7 +237,7 @@ func (a *agent) logProblems() {
 		return slices.ContainsFunc(list, func(q Problem) bool { return q.What == p.What && q.Why == p.Why })
 	}
 	for _, p := range a.problems {
-		// The following problems are already logged where they are detected.
+		// The agent already logs the following problems when it detects them.
 		elsewhere := p.What == "configuration" || p.What == "API server" || p.What == "nodes" && a.deletionsHeld
 		if !elsewhere && !has(a.logged, p) {
 			a.log.Warn("a problem of this node", "what", p.What, "why", p.Why, "do", p.Do, "podsCanStart", !p.blocking)

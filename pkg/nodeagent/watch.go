@@ -33,19 +33,19 @@ import (
 // about 14 kB.
 const pageSize = 500
 
-// firstRetry and lastRetry are the shortest and the longest delay before a watch is retried; jitter can double each delay. The longest
-// delay of client-go is a minute. A minute is too long, because new nodes have no routes until the watch works again.
+// firstRetry is the shortest delay before a retry of a watch, and lastRetry is the longest delay. Jitter can double each delay. The
+// longest delay of client-go is a minute. A minute is too long, because new nodes have no routes until the watch works again.
 const (
 	firstRetry = 800 * time.Millisecond
 	lastRetry  = 15 * time.Second
 )
 
-// watchTimeout is the time without any message from the API server after which the watch counts as lost. The API server normally sends a
-// bookmark each minute.
+// If the API server sends no message for the duration watchTimeout, the watch counts as lost. The API server normally sends a bookmark
+// each minute.
 const watchTimeout = 10 * time.Minute
 
-// A value of type nodes is the store of a reflector. It stores only the fields that affect routes, and calls changed() only if such a field
-// changes. Other fields change often, because each kubelet updates its Node object every few minutes.
+// A value of type nodes is the store of a reflector. The store contains only the fields that affect routes. The store calls changed() only
+// if such a field changes. Other fields change often, because each kubelet updates its Node object every few minutes.
 type nodes struct {
 	changed func()
 	log     *slog.Logger
@@ -115,7 +115,7 @@ func (n *nodes) changeNodes(change func() bool) {
 	}
 }
 
-// failed() records the reason why no events arrive. failed() logs the reason if the watch worked before.
+// failed() records the reason why the API server sends no events. failed() logs the reason if the watch worked before.
 func (n *nodes) failed(err error) {
 	n.mu.Lock()
 	news := n.failure == ""
@@ -198,7 +198,7 @@ func (n *nodes) Bookmark(string) error {
 // nodes.
 func (n *nodes) Resync() error { return nil }
 
-// Transformer implements cache.TransformingStore. It reduces streamed objects to the stored fields.
+// Transformer implements cache.TransformingStore. The function reduces streamed objects to the stored fields.
 func (n *nodes) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return readNode(object) }
 }
@@ -253,7 +253,7 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 }
 
 // watchNodes watches the Node objects and updates n until ctx is done. watchNodes reads the first list as a stream if the API server
-// supports streams (WatchList). Otherwise it reads the list in pages.
+// supports streams (WatchList). Otherwise, watchNodes reads the list in pages.
 func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{
