@@ -89,7 +89,7 @@ func shardName(a plugin.Attachment) string {
 
 func shardAt(number int) string { return fmt.Sprintf("%03x", number) }
 
-// isShard reports whether a file name is the name of a shard. Each shard has a bit of its own in the mark.
+// isShard reports whether a file name is the name of a shard. The mark contains one bit for each shard.
 func isShard(name string) bool {
 	number, err := strconv.ParseUint(name, 16, 16)
 	return err == nil && number < shards && name == shardAt(int(number))

@@ -223,8 +223,8 @@ func TestF07LockFileRemoved(t *testing.T) {
 	}
 }
 
-// TestF08LockHolderStopped (F-08) checks verbs while a stopped process holds the lock. After a timeout they fail with the error "try
-// again". STATUS and CHECK succeed, because they need no lock.
+// TestF08LockHolderStopped (F-08) checks verbs while a stopped process holds the lock. After a timeout, these verbs fail with the error
+// "try again". STATUS and CHECK succeed, because they need no lock.
 func TestF08LockHolderStopped(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")

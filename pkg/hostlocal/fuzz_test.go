@@ -171,8 +171,9 @@ func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// compareOrder checks the order of addresses. The order starts with the address after the given address, continues after the end of the
-// range with its first address, and ends with the given address. The order does not contain the gateway.
+// compareOrder checks the order of addresses. The order starts with the address after the given address. After the last address of the
+// range, the order continues with the first address of the range. The order ends with the given address. The order does not contain the
+// gateway.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)

@@ -124,8 +124,8 @@ func TestIDsLikeAddresses(t *testing.T) {
 	}
 }
 
-// TestForeignFiles checks that files which are not leases are neither read nor removed. A torn lease file is moved away, and its address
-// can be assigned.
+// TestForeignFiles checks that files which are not leases are neither read nor removed. The test also checks that ADD moves a torn lease
+// file away, so that the address of this file can be assigned.
 func TestForeignFiles(t *testing.T) {
 	l := newLab(t, one)
 	l.put("README", "a\r\neth0")

@@ -27,11 +27,11 @@ import (
 // read all leases. The index is in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see the index there. The index
 // consists of shards and a mark. A hash of the attachment selects the shard. The mark contains the modification time that the lease folder
 // had when the index was last correct. If the folder now has another modification time, another program or a killed process changed the
-// folder. After such a change, the index must be rebuilt. The index is also rebuilt after a boot, because it is not synced to disk. If a
-// shard is damaged, the index is rebuilt too.
+// folder. After such a change, the index must be rebuilt. The index is also rebuilt after a boot, because the index is not synced to disk.
+// If a shard is damaged, the index is rebuilt too.
 //
 // All data in the index can be rebuilt from the leases. If the index cannot be written, for example because the disk is full, DEL and GC
-// work without it.
+// work without the index.
 const (
 	indexFolder = ".podlace"
 	markFile    = "mark"
@@ -60,7 +60,7 @@ type index struct {
 	mark   []byte           // the file's content when this process last read it
 	shards [shards / 8]byte // one bit per shard that should exist
 
-	// This map replaces the index files in two cases: the files cannot be written, or another process changes them too. In the first case, the
+	// This map replaces the index files if the files cannot be written, or if another process changes the files too. In the first case, the
 	// next field contains the reason.
 	memory map[string]shard
 	broken error
@@ -118,8 +118,8 @@ func (x *index) isTrusted() bool {
 
 // markCurrent writes the mark, which says that the index is correct for the current state of the lease folder. If the lock file was
 // removed, two processes may work at the same time. While two processes work, neither process may write the mark. The second process
-// rebuilds the index, because the folder has changed, and writes a new mark. The first process detects the new mark, because it differs
-// from the mark that the process has read.
+// rebuilds the index, because the folder has changed, and writes a new mark. The first process detects the new mark, because the new mark
+// differs from the mark that the first process has read.
 func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil
@@ -199,7 +199,7 @@ func (x *index) get(a plugin.Attachment) (entry, bool, error) {
 	return e, ok, err
 }
 
-// put() writes the entry of an attachment to the index. If the entry has no addresses, it is removed from the index.
+// put() writes the entry of an attachment to the index. If the entry has no addresses, put() removes the entry from the index.
 func (x *index) put(e entry) error {
 	name := shardName(e.Attachment)
 	s, err := x.readShard(name)

@@ -78,7 +78,8 @@ func TestIndexDamaged(t *testing.T) {
 	}
 }
 
-// mustBeConsistent checks that the mark is trusted, and that it has a bit for exactly the shards that exist.
+// mustBeConsistent checks that the mark is trusted. The function also checks that the mark has a bit for each existing shard, and no other
+// bits.
 func (l lab) mustBeConsistent() {
 	l.Helper()
 	held, err := openLeases(l.dir, slog.Default())

@@ -21,9 +21,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The lease folder has the format of the reference plugin, because other programs read it. Each assigned address has a lease file with the
-// address as its name and "<containerID>\r\n<ifname>" as its content. The file last_reserved_ip.<set> contains the last address that was
-// assigned from the set. The file with the name "lock" is locked with flock(2).
+// The lease folder has the format of the reference plugin, because other programs read this folder. Each assigned address has a lease file
+// with the address as its name and "<containerID>\r\n<ifname>" as its content. The file last_reserved_ip.<set> contains the last address
+// that was assigned from the set. The file with the name "lock" is locked with flock(2).
 const (
 	lockFile   = "lock"
 	lastPrefix = "last_reserved_ip."
@@ -201,7 +201,7 @@ func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err
 	return true, nil
 }
 
-// release() deletes the lease of an address if the given attachment still owns it.
+// release() deletes the lease of an address if the given attachment still owns the lease.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	ok, err := l.ownsLease(addr, a)
 	if !ok || err != nil {

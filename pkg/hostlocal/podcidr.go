@@ -35,7 +35,7 @@ func podCIDRError(err error) error {
 // NoPodCIDR reports whether an error disappears as soon as the file with the node's CIDRs is written.
 func NoPodCIDR(err error) bool { return errors.Is(err, errNoPodCIDR) }
 
-// noPodCIDRError wraps an error so that it matches errNoPodCIDR (errors.Is). The text of the error stays the same.
+// noPodCIDRError wraps an error so that the result matches errNoPodCIDR (errors.Is). The text of the error stays the same.
 type noPodCIDRError struct{ error }
 
 func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }

@@ -48,7 +48,8 @@ func TestReboot(t *testing.T) {
 	l.mustFail(l.call("ADD", "new5", ""), plugin.CodeExhausted, "no IP addresses available")
 }
 
-// TestRebootSameContainer checks that a container gets an address when it restarts after a reboot, although its old lease still exists.
+// TestRebootSameContainer checks that a container gets an address when the container restarts after a reboot, although the container's old
+// lease still exists.
 func TestRebootSameContainer(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")

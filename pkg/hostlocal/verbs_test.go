@@ -79,7 +79,8 @@ func TestGC(t *testing.T) {
 	l.mustFail(l.call("GC", "", ""), plugin.CodeConfig, "valid-attachments is missing")
 }
 
-// TestGCGoesOn (C-83) checks that GC returns an error for a lease that it cannot delete, and still deletes all other stale leases.
+// TestGCGoesOn (C-83) checks GC with a stale lease that cannot be deleted. GC must return an error, but must still delete all other stale
+// leases.
 func TestGCGoesOn(t *testing.T) {
 	l := newLab(t, one)
 	for i, id := range []string{"a", "b", "c"} {
@@ -251,8 +252,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestUnreadableLease checks a lease that cannot be read, so that its owner is unknown. The address of the lease is not assigned, and other
-// pods are not affected.
+// TestUnreadableLease checks a lease that cannot be read. The owner of this lease is therefore unknown. The address of the lease is not
+// assigned, and other pods are not affected.
 func TestUnreadableLease(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")

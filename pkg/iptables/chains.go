@@ -23,9 +23,9 @@ import (
 // started only if legacy xtables have a nat table.
 type Chains map[string][]string
 
-// RemoveChain removes a chain, and all rules in the parent chain that jump to it, for IPv4 and IPv6. If the chain does not exist, nothing
-// is changed. The chain is removed from nf_tables and from legacy xtables, because the node's iptables variant may have changed since the
-// chain was written.
+// RemoveChain removes a chain for IPv4 and IPv6, together with all rules in the parent chain that jump to this chain. If the chain does
+// not exist, nothing is changed. The chain is removed from nf_tables and from legacy xtables, because the node's iptables variant may have
+// changed since the chain was written.
 func RemoveChain(parent, chain string) error {
 	chains := Chains{parent: {chain}}
 	err := nft.Remove("nft delete chain "+chain, nft.Removal{Chains: chains.Jumps()})
@@ -94,8 +94,8 @@ func IsLegacy(is4 bool) bool {
 	return err == nil && strings.Contains(filepath.Base(path), "legacy")
 }
 
-// legacyProgram returns the name of the program that changes legacy xtables. The program is iptables itself, unless iptables is the nft
-// variant.
+// legacyProgram returns the name of the program that changes legacy xtables. The result is the program with the suffix "-legacy" if this
+// program is installed. Otherwise, the result is the program without a suffix.
 func legacyProgram(is4 bool) string {
 	if legacy := name(is4) + "-legacy"; installed(legacy) {
 		return legacy

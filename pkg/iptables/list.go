@@ -30,7 +30,7 @@ func listBy(program string, chains []string) (NAT, error) {
 }
 
 // listWithin limits the total time of all processes. The library limits only the wait for the xtables lock. A process that hangs is not
-// killed by the timeout. The running process does no harm, because it holds no lock of Podlace and changes nothing.
+// killed by the timeout. A running process does no harm, because the process holds no lock of Podlace and changes nothing.
 func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
 	done := make(chan struct{})
 	var nat NAT

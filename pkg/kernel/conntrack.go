@@ -149,7 +149,7 @@ func parseFlow(message []byte) (f UDPFlow, ok bool) {
 // Conntrack is a netlink socket for the connection tracking table.
 type Conntrack struct{ *nl.SocketHandle }
 
-// OpenConntrack opens the table. The caller closes it.
+// OpenConntrack opens the table. The caller closes the socket.
 func OpenConntrack() (Conntrack, error) {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -190,7 +190,7 @@ func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow)) err
 	return nil
 }
 
-// countConnections returns the number of tracked connections, or 0 if the kernel does not report it.
+// countConnections returns the number of tracked connections, or 0 if the kernel does not report this number.
 func (t Conntrack) countConnections() uint32 {
 	replies, err := t.request(ctGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC).Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil || len(replies) == 0 || len(replies[0]) < nl.SizeofNfgenmsg {

@@ -99,10 +99,11 @@ func Open(netns Namespace) (*NS, error) {
 	return n, nil
 }
 
-// serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. It never
-// calls UnlockOSThread. The thread therefore ends with the goroutine, and no other goroutine runs in the wrong namespace. The main thread
-// must not enter the namespace. The main thread ends only with the process, and would keep the namespace alive until then. If serveThread
-// runs on the main thread, it starts another goroutine. This goroutine gets another thread, because the main thread is locked.
+// serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. serveThread
+// never calls UnlockOSThread. The thread therefore ends with the goroutine, and no other goroutine runs in the wrong namespace. The main
+// thread must not enter the namespace. The main thread ends only with the process, and would keep the namespace alive until then. If
+// serveThread runs on the main thread, serveThread starts another goroutine. This goroutine gets another thread, because the main thread
+// is locked.
 func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {

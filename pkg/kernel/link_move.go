@@ -14,10 +14,10 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MoveLink moves a link into another namespace and renames it, in one request. The link arrives down, without addresses, with its
+// MoveLink moves a link into another namespace and renames the link, in one request. The link arrives down, without addresses, with its
 // alternative names, and often with another ifindex. The error unix.EEXIST means that the target already has a link with the new name or
-// with an alternative name of this link. After this error the link is in its old namespace, and may be down because MoveLink had to move it
-// back. The error unix.EINVAL means that links of this kind cannot be moved.
+// with an alternative name of this link. After this error the link is in its old namespace, and may be down because MoveLink had to move
+// the link back. The error unix.EINVAL means that links of this kind cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
@@ -134,7 +134,7 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches a loaded XDP program. If fd is -1, it detaches the program.
+// setXDP attaches a loaded XDP program. If fd is -1, setXDP detaches the program.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		req := n.newRequest(unix.RTM_SETLINK, 0)

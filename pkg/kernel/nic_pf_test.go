@@ -40,7 +40,7 @@ func mustVF(t *testing.T, n *Node, pf Link, index int) VF {
 	return vf
 }
 
-// vfSettings checks that SetVF can change each setting alone. vfSettings also checks that the other VF keeps its settings. One call
+// vfSettings checks that SetVF can change each setting separately. vfSettings also checks that the other VF keeps its settings. One call
 // restores all.
 func vfSettings(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
@@ -147,8 +147,8 @@ func vfDevice(t *testing.T, c card) {
 	}
 }
 
-// vfReturns checks that the VF of a deleted namespace returns to the host under the name that it had in the namespace. The PF's settings
-// for the VF stay.
+// vfReturns checks that the VF of a deleted namespace returns to the host and keeps the name that the VF had in the namespace. The PF's
+// settings for the VF stay.
 func vfReturns(t *testing.T, c card) {
 	pod := newInside(t)
 	pf, before := c.testedPF(t)
@@ -201,8 +201,8 @@ func vfVLAN(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
-// vfMAC sets a MAC on the PF, and checks that this MAC takes effect when the VF's driver binds again. After this, the pod cannot change the
-// MAC of the VF until the PF resets it.
+// vfMAC sets a MAC on the PF, and checks that this MAC takes effect when the VF's driver binds again. From then on, the pod cannot change
+// the MAC of the VF until the PF resets this MAC.
 func vfMAC(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	admin, device := before, c.VFs[0].Device

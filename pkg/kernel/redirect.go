@@ -26,7 +26,7 @@ const referencePriority = 1
 
 // EnsureIFB returns the intermediate functional block device (ifb) with this name, and creates a missing device with the MTU of the link.
 // The device is up and belongs to the device group that the link leads. A frame that is redirected to an ifb passes through the qdisc of
-// the ifb, and then continues on its way (tc-mirred(8)).
+// the ifb. Then the kernel processes the frame as usual (tc-mirred(8)).
 func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	err := fault.Change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -150,8 +150,8 @@ func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err e
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if the target link was deleted. It returns
-// -1 if the filter does not redirect.
+// redirectsTo returns the ifindex of the link to which a filter redirects packets. The result is 0 if the target link was deleted. The
+// result is -1 if the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
 	if !ok {
@@ -215,8 +215,8 @@ func (r redirectSource) redirectionTo(index int) Redirection {
 	return most
 }
 
-// redirectSources returns the links with an ingress or clsact qdisc and their filters. If some links cannot be read, it returns the other
-// links and an error.
+// redirectSources returns each link that has an ingress or clsact qdisc, together with the filters of this link. If some links cannot be
+// read, redirectSources returns the other links and an error.
 func (n *NS) redirectSources() (found []redirectSource, err error) {
 	list, err := n.qdiscs()
 	for _, q := range list {

@@ -25,7 +25,7 @@ type RouteEvent struct {
 // RouteEvents returns a channel of events about changes in the caller's namespace that can affect the routes of a protocol. RouteEvents
 // reports deleted routes and nexthop objects of the protocol. RouteEvents reports links whose MTU or state (up or down) changed, except
 // bridge ports, bond ports and ifbs. RouteEvents reports added and removed global IPv6 addresses. For other programs' routes in the main
-// table, it reports changes of default routes and of routes without a gateway. RouteEvents also reports replaced routes.
+// table, RouteEvents reports changes of default routes and of routes without a gateway. RouteEvents also reports replaced routes.
 //
 // A socket filter drops all other messages about routes. If the receiver is slow, several changes are merged into one event. The channel
 // is closed when ctx ends. When a link goes down, the kernel deletes its routes and nexthop objects without sending messages, so that only
@@ -178,8 +178,8 @@ const (
 )
 
 // routeFilter returns a socket filter that the kernel runs for each datagram. The filter drops messages about irrelevant routes of other
-// programs before they reach this process. routeFilter reads only the first message of a datagram. The first message is enough, because
-// the kernel sends one message per datagram.
+// programs before these messages reach this process. routeFilter reads only the first message of a datagram. The first message is enough,
+// because the kernel sends one message per datagram.
 func routeFilter(protocol int) []unix.SockFilter {
 	p := newProgram()
 	p.loadBytes(atType, 2)

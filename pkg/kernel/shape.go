@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Bucket is a token bucket (tc-tbf(8)). Shape installs a token bucket; Shaped and Buckets read it. Packets wait for tokens in one queue, or
-// in one queue per flow if Fair is set.
+// Bucket is a token bucket (tc-tbf(8)). Shape installs a token bucket. Shaped and Buckets read token buckets from the kernel. Packets wait
+// for tokens in one queue, or in one queue per flow if Fair is set.
 type Bucket struct {
 	Rate     uint64    `json:"rate"`  // bits per second
 	Burst    uint32    `json:"burst"` // bytes that may be sent at once after an idle period

@@ -23,7 +23,8 @@ func testedRates() []uint64 {
 		34_359_738_360, 34_359_738_368, 34_359_738_376, 100_000_000_000}
 }
 
-// TestShape checks that Shaped returns the values that Shape set. The burst may differ a little, because the kernel rounds it to ticks.
+// TestShape checks that Shaped returns the values that Shape set. The burst may differ a little, because the kernel rounds the burst to
+// ticks.
 func TestShape(t *testing.T) {
 	w := newWire(t)
 	for _, rate := range testedRates() {
@@ -310,8 +311,8 @@ func TestRedirectBesideOthers(t *testing.T) {
 	}
 }
 
-// TestDelRedirectKeepsEmptyClsact checks that DelRedirect keeps a clsact qdisc of another program even if it has no filters. The other
-// program may add filters later.
+// TestDelRedirectKeepsEmptyClsact checks that DelRedirect keeps a clsact qdisc of another program even if this qdisc has no filters. The
+// other program may add filters later.
 func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)

@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsBound reports whether a socket uses the address and port, or the port on all addresses. IsBound tries to bind a socket to the address
-// for a moment, without listening. A port counts as free if the node does not have the address or the kernel lacks the address family.
+// IsBound reports whether any socket uses the port, either on this address or on all addresses. IsBound tries to bind a socket to the
+// address for a moment, without listening. A port counts as free if the node does not have the address or the kernel lacks the address
+// family.
 func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	err := bindSocket(protocol, at)
 	switch {
@@ -24,8 +25,8 @@ func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	return false, err
 }
 
-// bindSocket binds a socket and closes it. bindSocket returns unix.EADDRINUSE if another socket uses the port. SO_REUSEADDR makes TCP
-// ignore connections in state TIME_WAIT.
+// bindSocket binds a socket and closes the socket. bindSocket returns unix.EADDRINUSE if another socket uses the port. SO_REUSEADDR makes
+// TCP ignore connections in state TIME_WAIT.
 func bindSocket(protocol byte, at netip.AddrPort) error {
 	kind := unix.SOCK_STREAM
 	if protocol == unix.IPPROTO_UDP {

@@ -53,7 +53,7 @@ func (n *NS) Uplinks() (names []string, err error) {
 
 // isBelow reports whether a link is directly below one of the links in the argument up. A link is below an upper link if the link is
 // either a port or the parent of the upper link. The kernel reports the peer of a veth like a parent, but isBelow ignores such peers.
-// isBelow also ignores parents in another namespace, because they may have the same ifindex as a link in this namespace.
+// isBelow also ignores parents in another namespace, because such a parent may have the same ifindex as a link in this namespace.
 func isBelow(l netlink.Link, links []netlink.Link, up map[int]bool) bool {
 	return up[l.Attrs().MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
 		a := upper.Attrs()

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VF holds a PF's settings for one of its VFs. The fields and values are named as in ip-link(8).
+// VF holds the settings that a PF has for one VF. The fields and values are named as in ip-link(8).
 type VF struct {
 	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
@@ -25,7 +25,7 @@ type VF struct {
 	// Proto is "802.1q" or "802.1ad"; an empty value means "802.1q". LinkState is "auto", "enable" or "disable"; an empty value means "auto".
 	Proto     string `json:"proto,omitempty"`
 	LinkState string `json:"linkState,omitempty"`
-	// SpoofCheck and Trust are nil if the driver does not report them.
+	// The fields SpoofCheck and Trust are nil if the driver does not report these settings.
 	SpoofCheck *bool `json:"spoofCheck,omitempty"`
 	Trust      *bool `json:"trust,omitempty"`
 	MinRate    int   `json:"minRate,omitempty"` // Mbit/s, 0 for no limit
@@ -125,7 +125,8 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	return vf, nil
 }
 
-// optionalSetting returns a setting, or nil if the driver does not report it. For an unreported setting, the kernel sends no value or -1.
+// optionalSetting returns a setting, or nil if the driver does not report this setting. For an unreported setting, the kernel sends no
+// value or -1.
 func optionalSetting(value []byte) *bool {
 	words := uint32s(value)
 	if len(words) < 2 || words[1] == ^uint32(0) {

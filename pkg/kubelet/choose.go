@@ -14,8 +14,8 @@ type Prefer func(available, must []int, n int) []int
 // Pick returns n of the given devices. Pick replaces the kubelet's arbitrary choice between equally good devices.
 type Pick func(from []int, n int) []int
 
-// Choose allocates n devices near a hint and marks them as used. Like the kubelet, Choose asks the plugin only if several choices are
-// possible. The last argument is nil for a plugin without GetPreferredAllocation.
+// Choose allocates n devices near a hint and marks these devices as used. Like the kubelet, Choose asks the plugin only if several choices
+// are possible. The last argument is nil for a plugin without GetPreferredAllocation.
 func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
 	if !slices.Contains(d.Healthy, true) {
 		return nil, fmt.Errorf("no healthy device")

@@ -3,8 +3,8 @@
 // Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. The package contains no code of
 // Kubernetes. The package covers the hints of the device manager, the decision of the Topology Manager, and the choice of devices. The
 // package also covers the CPU manager's static policy for CPUs without hyperthreads. The results are the same as the kubelet's results,
-// except for arbitrary choices. Where the kubelet chooses devices in the random order of a Go map, the caller of this package chooses them
-// with a function of type Pick.
+// except for arbitrary choices. Where the kubelet chooses devices in the random order of a Go map, the caller of this package passes a
+// function of type Pick that chooses the devices.
 //
 // The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or restarts of the
 // kubelet.

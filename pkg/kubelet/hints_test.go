@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// newDevices creates a resource from one word for each device. A word consists of the NUMA nodes of the device, or "-" if they are
+// newDevices creates a resource from one word for each device. A word contains the NUMA nodes of the device, or "-" if these nodes are
 // unknown. The word ends with "!" if the device is unhealthy, and with "x" if the device is in use.
 func newDevices(machine Mask, words string) *Devices {
 	d := NewDevices(machine, make([]Mask, len(strings.Fields(words))))

@@ -79,7 +79,7 @@ type merger struct {
 }
 
 // mergeFrom combines an already merged hint with each combination of hints from list i and the later lists. A combination of hints with
-// different nodes is not preferred, even if every hint in it is preferred.
+// different nodes is not preferred, even if every hint in the combination is preferred.
 func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	if i == len(m.lists) {
 		if merged.Nodes != 0 && m.isBetter(merged) {

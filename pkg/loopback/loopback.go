@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loopback is the CNI plugin that brings up the interface lo of a pod. It has no configuration. The plugin ignores CNI_IFNAME and
-// always configures "lo".
+// Package loopback is the CNI plugin that brings up the interface lo of a pod. The plugin has no configuration. The plugin ignores
+// CNI_IFNAME and always configures "lo".
 package loopback
 
 import (
@@ -59,8 +59,8 @@ func open(r *plugin.Request) (*kernel.NS, kernel.Link, error) {
 	return pod, link, nil
 }
 
-// loopbackResult returns a result with the interface lo and with its addresses that are in loopbackAddresses. A pod without IPv6 does not
-// have the address ::1.
+// loopbackResult returns a result with the interface lo. The result contains those addresses of lo that are in loopbackAddresses. A pod
+// without IPv6 does not have the address ::1.
 func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Result, error) {
 	has, err := pod.Addresses(link)
 	if err != nil {

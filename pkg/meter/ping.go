@@ -29,7 +29,7 @@ const (
 	echo6, reply6 = 128, 129
 )
 
-// RoundTrips is the result of a [Ping]. In the percentiles, a request without a reply counts with the timeout as its round-trip time.
+// RoundTrips is the result of a [Ping]. For the percentiles, the round-trip time of a request without a reply is the timeout.
 type RoundTrips struct {
 	Samples       []time.Duration // of answered requests, in the order of sending
 	Sent, Lost    int
@@ -103,7 +103,8 @@ func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (Roun
 	return seen, err
 }
 
-// pings is the state of one Ping. Only the receiving goroutine uses the field samples. Each request contains its time of sending.
+// pings is the state of one Ping. Only the receiving goroutine uses the field samples. Each request contains the time at which the request
+// was sent.
 type pings struct {
 	is4      bool
 	mark     uint64

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Header lengths in bytes. The Ethernet header is included because a shaper on a veth counts it. The TCP header includes the timestamp
-// option.
+// Header lengths in bytes. The Ethernet header is included, because a shaper on a veth also counts this header. The TCP header includes
+// the timestamp option.
 const (
 	ethernetHeader = 14
 	ipv4Header     = 20

@@ -37,9 +37,10 @@ func (d DroppingChain) Mentions(link string) bool {
 	})
 }
 
-// DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets: by their policy, or by a last
-// rule without conditions. DroppingChains lists all chains, and reads the rules of other programs' base chains at the forward hook. If
-// such a chain drops unmatched packets, DroppingChains also reads the rules of the chains without a hook in the same table.
+// DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets. Such a chain has the policy
+// drop, or its last rule drops packets without a condition. DroppingChains lists all chains, and reads the rules of other programs' base
+// chains at the forward hook. If such a chain drops unmatched packets, DroppingChains also reads the rules of the chains without a hook in
+// the same table.
 func DroppingChains() (found []DroppingChain, err error) {
 	c, err := New()
 	if err != nil {

@@ -56,7 +56,7 @@ const replyTimeout = 10 * time.Second
 // Conn is a connection to nf_tables, which is opened at the first request. The zero value is ready to use.
 type Conn struct {
 	sock *mdl.Conn
-	// needsReopen is true if unread replies may remain after an error. The next request would treat these replies as its own replies.
+	// needsReopen is true if unread replies may remain after an error. The next request would then read these replies by mistake.
 	needsReopen bool
 }
 

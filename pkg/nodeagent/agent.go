@@ -360,7 +360,7 @@ func (a *agent) writeConflist(why cause) {
 	}
 }
 
-// publish updates the status file and the metrics, and returns the time at which the caller must call it again.
+// publish updates the status file and the metrics, and returns the time at which the caller must call publish again.
 func (a *agent) publish() (again time.Time) {
 	heard, failure := a.nodes.watched()
 	if failure != "" {

@@ -32,7 +32,7 @@ func collectWindow(comparison time.Duration) time.Duration {
 	return min(max(coalescing, 4*comparison), mostCoalescing)
 }
 
-// An alarm collects causes until the agent's loop handles them.
+// An alarm collects causes until the agent's loop handles these causes.
 type alarm struct {
 	mu     sync.Mutex
 	causes map[cause]bool
@@ -41,7 +41,7 @@ type alarm struct {
 
 func newAlarm() *alarm { return &alarm{causes: map[cause]bool{}, wakeup: make(chan struct{}, 1)} }
 
-// wake() adds a cause. It never blocks.
+// wake() adds a cause. wake() never blocks.
 func (a *alarm) wake(why cause) {
 	a.mu.Lock()
 	a.causes[why] = true

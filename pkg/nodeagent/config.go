@@ -191,7 +191,7 @@ func lineAt(data []byte, offset int) int {
 type keyParsers map[string]func(offset int, raw json.RawMessage) error
 
 // readObject parses the object at an offset. The third argument is an example of a valid object for error messages. Unknown and duplicate
-// keys are errors, because they are probably misspelt.
+// keys are errors, because such keys are probably misspelt.
 func (o *objectReader) readObject(offset int, path, example string, known keyParsers) {
 	dec := json.NewDecoder(bytes.NewReader(o.data[offset:]))
 	at := func() int { return offset + int(dec.InputOffset()) }
@@ -251,7 +251,7 @@ func explainSyntax(err error) error {
 	return fmt.Errorf("no JSON: %w; put commas between keys but not after the last, and quotes around keys and strings", err)
 }
 
-// parseInto returns a function that parses a value, checks it, and stores it in *to.
+// parseInto returns a function that parses a value, checks the value, and stores the value in *to.
 func parseInto[T any](to *T, check func(T) error) func(int, json.RawMessage) error {
 	return func(_ int, raw json.RawMessage) error {
 		var v T
@@ -322,8 +322,8 @@ func checkCIDRs(list []netip.Prefix) error {
 	return nil
 }
 
-// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. Connections to these addresses need masquerading, and the
-// key useClusterCidr would exempt them from masquerading.
+// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. Connections to these addresses need masquerading, but the
+// key useClusterCidr would exempt these connections from masquerading.
 func checkPodCIDRs(list []netip.Prefix) error {
 	for _, p := range list {
 		if r, ok := noderoutes.ForPods(p); !ok && p.IsValid() && p.Bits() > 0 {

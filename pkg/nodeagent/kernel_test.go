@@ -161,7 +161,7 @@ func (l *lab) monitor(folders ...string) func() []string {
 	return changes
 }
 
-// TestFileEvents checks that the agent restores plugins, conflist and node.json after another program removed or changed them.
+// TestFileEvents checks that the agent restores plugins, conflist and node.json after another program removed or changed these files.
 func TestFileEvents(t *testing.T) {
 	l := newLab(t).ready()
 	bridge, conflist, node := filepath.Join(l.dir, "bin/podlace-bridge"), filepath.Join(l.dir, "net.d", conflistName), store.Root+"/node.json"

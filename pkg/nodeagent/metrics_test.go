@@ -71,7 +71,7 @@ func (l *lab) awaitMetrics(when string, want map[string]float64) {
 	l.Fatalf("%s: %s", when, strings.Join(differs, "; "))
 }
 
-// TestMetrics checks the value of each metric after events that change it.
+// TestMetrics checks the value of each metric after events that change this value.
 func TestMetrics(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"

@@ -55,9 +55,9 @@ func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Errorf("%s: 20 steps without a pause", what)
 }
 
-// TestHeldDeletions checks that the agent deletes nothing while its own Node object is missing, and does not repeat comparisons without a
-// pause. When the object is back, the agent still delays the deletion of more than half of the routes. After a restore of etcd, nodes may
-// return one by one.
+// TestHeldDeletions checks that the agent deletes nothing while its own Node object is missing. Meanwhile, the agent must pause between
+// comparisons. When the object is back, the agent still delays the deletion of more than half of the routes. After a restore of etcd,
+// nodes may return one by one.
 func TestHeldDeletions(t *testing.T) {
 	l := newLab(t)
 	l.times.trustDelay = 200 * time.Millisecond
@@ -214,7 +214,7 @@ func TestContestEnds(t *testing.T) {
 	}
 }
 
-// TestPluginsFirst checks that the agent writes the conflist only after it has installed the plugins. Older plugins, and other files with
+// TestPluginsFirst checks that the agent installs the plugins before the agent writes the conflist. Older plugins, and other files with
 // the names of plugins, do not count as installed.
 func TestPluginsFirst(t *testing.T) {
 	l := newLab(t)

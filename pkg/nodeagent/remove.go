@@ -29,9 +29,9 @@ const (
 )
 
 // A removal removes the changes of the agent and the plugins from this node. The removal first prevents new pods from using Podlace. For
-// this, another network takes over, or ADD fails because node.json is removed. The conflist, the routes and the plugins stay while a pod
-// needs them for its packets and its DEL. After the last pod is deleted, the removal also deletes the conflist, the routes and the
-// plugins.
+// this, another network takes over, or ADD fails because node.json is removed. The removal keeps the conflist, the routes and the plugins
+// while a pod needs these objects for its packets and its DEL. After the last pod is deleted, the removal also deletes the conflist, the
+// routes and the plugins.
 type removal struct {
 	binDir, confDir string // empty: the agent did not write there
 	config          string // the agent's configuration; the conflist is beside it
@@ -196,7 +196,7 @@ func removeRoutes() (changes int, err error) {
 	return noderoutes.Remove(&host.NS)
 }
 
-// If a file exists at the path, removeFile calls the given function to remove it, and prints the path.
+// If a file exists at the path, removeFile calls the given function, which must remove the file. removeFile then prints the path.
 func (r *removal) removeFile(path string, remove func() error) error {
 	if _, err := store.ReadFile(path); err != nil {
 		return nil

@@ -145,8 +145,8 @@ func TestRemoveFails(t *testing.T) {
 	}
 }
 
-// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if its folders differ from the folders of the agent. The folders
-// differ, for example, if the manifest of the removal lacks the component k3s.
+// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if the folders in the flags of the command differ from the folders
+// of the agent. The folders differ, for example, if the manifest of the removal lacks the component k3s.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -269,8 +269,8 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// TestWrongStart checks that podlace-node returns an error for invalid flags before it makes a change. The error contains the invalid flag
-// or value.
+// TestWrongStart checks that podlace-node returns an error for invalid flags and makes no change. The error contains the invalid flag or
+// value.
 func TestWrongStart(t *testing.T) {
 	l := newLab(t)
 	for says, args := range map[string][]string{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kerneltest supports tests that change the kernel. It runs a package's tests in a sandbox, creates pods for them, and checks for
-// leaks.
+// Package kerneltest supports tests that change the kernel. The package runs tests in a sandbox, creates pods for the tests, and checks
+// for leaks.
 package kerneltest
 
 import (
@@ -102,7 +102,7 @@ func Random(t testing.TB) *mathrand.Rand {
 	return mathrand.New(mathrand.NewPCG(seed, 0))
 }
 
-// NewPod creates a pod with a unique name, and closes it when the test ends.
+// NewPod creates a pod with a unique name, and deletes the pod when the test ends.
 func NewPod(t testing.TB) *sandbox.Pod {
 	t.Helper()
 	pod, err := sandbox.NewPod(podName(t.Name()))
@@ -145,7 +145,7 @@ func leftOnPurpose() *regexp.Regexp {
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
 // Age sets the modification time of recent files in the folders to one minute ago. GC keeps attachments whose files are less than one
-// second old. A test that calls Age need not wait for one second before it calls GC.
+// second old. After a call of Age, a test need not wait for one second before the test calls GC.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Lab holds a plugin, its configuration and a pod. Tests use it to call the plugin for the pod's interface eth0.
+// Lab holds a plugin, its configuration and a pod. Tests use a Lab to call the plugin for the pod's interface eth0.
 type Lab struct {
 	*testing.T
 	Plugin func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) (exit int)

@@ -31,8 +31,8 @@ type Function struct {
 // nicTimeout is the timeout for the network card of an emulated machine, which is slow.
 const nicTimeout = 30 * time.Second
 
-// FakeNIC returns a network card that consists of veths and a bridge. It has no PF. Its VFs reach one another like the VFs of a real card.
-// FakeNIC deletes the links when the test ends.
+// FakeNIC returns a network card that consists of veths and a bridge. The card has no PF. The veths can reach one another like the VFs of
+// a real card. FakeNIC deletes the links when the test ends.
 func FakeNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	add := func(link netlink.Link) {
@@ -69,7 +69,8 @@ func RealPF(t testing.TB) string {
 }
 
 // onMachine reports whether the tests run in the virtual machine of "make vm" with a network card. These tests run in the initial network
-// namespace, because new VFs appear in it. The kernel also returns the VFs of deleted namespaces to the initial namespace.
+// namespace, because new VFs appear in the initial network namespace. The kernel also returns the VFs of deleted namespaces to the initial
+// namespace.
 func onMachine() bool {
 	cmdline, _ := os.ReadFile("/proc/cmdline")
 	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")
