@@ -57,9 +57,9 @@ func reasons(sets []RangeSet, requests []request) string {
 	return strings.Join(list, ", ")
 }
 
-// allocateOne takes an address from the set. If the pod requests an address of this set, allocateOne takes the requested address. Otherwise
-// allocateOne takes the next free address after the last assigned address. The second result contains the requests that remain for the
-// other sets.
+// allocateOne takes an address from the set. If the pod requests an address of this set, allocateOne takes the requested address.
+// Otherwise, allocateOne takes the next free address after the last assigned address. The second result contains the requests that remain
+// for the other sets.
 func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
 	wanted, rest := pickRequest(set, requests)
 	var got netip.Addr

@@ -16,7 +16,7 @@ import (
 
 const one = `"ranges":[[{"subnet":"10.1.2.0/24"}]]`
 
-// TestFiles checks the exact bytes of the files that other programs read.
+// TestFiles compares each byte of the files that other programs read.
 func TestFiles(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.2.2.0/24"}],[{"subnet":"2001:db8:1::/48"}]],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"1.1.1.1"}]`)

@@ -116,7 +116,7 @@ func (x *index) isTrusted() bool {
 	return err == nil && modified == m.Modified
 }
 
-// markCurrent writes the mark, which says that the index is correct for the current state of the lease folder. If the lock file was
+// markCurrent writes the mark. The mark says that the index is correct for the current state of the lease folder. If the lock file was
 // removed, two processes may work at the same time. While two processes work, neither process may write the mark. The second process
 // rebuilds the index, because the folder has changed, and writes a new mark. The first process detects the new mark, because the new mark
 // differs from the mark that the first process has read.
@@ -237,8 +237,8 @@ func (x *index) replace(name string, s shard) error {
 	return x.write(name, data)
 }
 
-// renew() writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing
-// it.
+// renew() writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing a
+// shard.
 func (x *index) renew(name string, s shard) error {
 	if data, err := s.encode(); err == nil && x.memory == nil && len(s) > 0 {
 		if now, err := x.dir.Read(name); err == nil && bytes.Equal(now, data) {

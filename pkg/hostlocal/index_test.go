@@ -21,8 +21,8 @@ import (
 
 const tiny = `"subnet":"10.1.2.0/29"` // addresses .2 to .6
 
-// TestUnchangedIsKnown checks that an attachment's entry survives if other programs change other leases. The entry must also survive if one
-// of the attachment's own leases ends.
+// TestUnchangedIsKnown checks that the index keeps an attachment's entry if other programs change the leases of other attachments. The
+// index must also keep the entry if one of the attachment's own leases ends.
 func TestUnchangedIsKnown(t *testing.T) {
 	for ended := range 2 {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"}],[{"subnet":"10.1.3.0/30"}]]`)
@@ -41,7 +41,8 @@ func TestUnchangedIsKnown(t *testing.T) {
 	}
 }
 
-// TestForeignHands (F-44) checks that other programs may change the folder before, between and after the verbs of this plugin.
+// TestForeignHands (F-44) checks that the verbs of this plugin succeed although other programs change the folder before, between and after
+// these verbs.
 func TestForeignHands(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")

@@ -252,8 +252,8 @@ func (l *leases) written(e entry) time.Time {
 	return time.Time{}
 }
 
-// entries() returns the index entries of an attachment. There may be a second entry with the old file format, which contains no interface
-// name.
+// entries() returns the index entries of an attachment. A second entry may exist for leases in the old file format, which contains no
+// interface name.
 func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	err = l.withRebuild(func() error {
 		out = nil
@@ -311,7 +311,7 @@ func (l *leases) markIndexCurrent() {
 	}
 }
 
-// leasedNames returns all addresses that have a lease file. The files are not read.
+// leasedNames returns all addresses that have a lease file. leasedNames does not read these files.
 func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
 	names, err := l.dir.List()
 	if err != nil {
@@ -335,7 +335,7 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-// setLast stores the last assigned address. The next search begins after this address. If storing fails, only the preferred order of
+// setLast stores the last assigned address. The next search begins after this address. If this fails, only the preferred order of
 // addresses is lost.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	name := fmt.Sprint(lastPrefix, set)

@@ -41,8 +41,8 @@ type noPodCIDRError struct{ error }
 func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
 // resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. The file with the CIDRs is read only if the ranges contain a
-// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. Pods then get addresses of this family only. In
-// this case, the range with the other keyword is left out, and the second result is true.
+// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. On such a node, pods get addresses of only one
+// family. In this case, the range with the other keyword is left out, and the second result is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	words := podCIDRWords(lists)
 	if len(words.ranges) == 0 {

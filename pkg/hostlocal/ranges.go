@@ -247,7 +247,7 @@ func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n uint64) {
 	return n
 }
 
-// usage() describes in words how many addresses of the set are taken. The second result is true if all addresses are taken.
+// usage() returns a text that says how many addresses of the set are taken. The second result is true if all addresses are taken.
 func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
 	n, size := s.leasedCount(taken), "more than 2^32"
 	if total, ok := s.size(); ok {

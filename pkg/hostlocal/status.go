@@ -45,8 +45,8 @@ func status(r *plugin.Request) error {
 	return nil
 }
 
-// logExhausted logs once when range sets become exhausted, and once when they have free addresses again. A state file for each pool of a
-// network records whether the pool was exhausted at the last call.
+// logExhausted writes one log line when range sets become exhausted, and one line when the sets have free addresses again. A state file
+// for each pool of a network records whether the pool was exhausted at the last call.
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)

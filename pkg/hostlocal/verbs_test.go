@@ -122,8 +122,8 @@ func TestUnusualInterfaceNames(t *testing.T) {
 	}
 }
 
-// TestGCKeepsUnusualInterfaces checks that GC keeps another plugin's lease if the attachment of this lease is valid. ADD of this plugin
-// might refuse the interface name in this lease.
+// TestGCKeepsUnusualInterfaces checks that GC keeps another plugin's lease if the attachment of this lease is valid. The lease contains an
+// interface name that the ADD of this plugin might refuse.
 func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	for _, name := range []string{"default", "all", "a%b", "-x", "é", "\ufffd"} {
 		l := newLab(t, one)

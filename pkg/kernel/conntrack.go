@@ -83,7 +83,7 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 }
 
 // reversedEntries returns the reversed entries that replaced deleted entries. A reply of the server that is in flight during the deletion
-// creates an entry with reversed directions. The client's next packet would match that entry as a reply.
+// creates an entry with reversed directions. With this entry, the kernel would treat the client's next packet as a reply.
 func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.matchingEntry(f)

@@ -73,8 +73,8 @@ func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	return err == nil && m.Local && m.Through(link), err
 }
 
-// AddConnected adds the connected route of a link's address. The kernel adds the same route when the address is added. AddConnected is a
-// no-op if the route exists.
+// AddConnected adds the connected route of a link's address. The kernel itself adds this route when a program adds the address.
+// AddConnected is a no-op if the route exists.
 func (n *NS) AddConnected(link Link, address netip.Prefix) error {
 	route := &netlink.Route{LinkIndex: link.Index, Dst: IPNet(address.Masked()), Protocol: unix.RTPROT_KERNEL}
 	if address.Addr().Is4() {

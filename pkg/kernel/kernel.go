@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft does
-// the same for nf_tables. Method names follow ip(8). A method whose name is a noun makes no change. A method whose name is a verb makes a
+// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft reads
+// and changes nf_tables. Method names follow ip(8). A method whose name is a noun makes no change. A method whose name is a verb makes a
 // change. Methods with the prefix Ensure are idempotent. Every change passes fault.Change.
 package kernel
 
@@ -101,9 +101,9 @@ func Open(netns Namespace) (*NS, error) {
 
 // serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. serveThread
 // never calls UnlockOSThread. The thread therefore ends with the goroutine, and no other goroutine runs in the wrong namespace. The main
-// thread must not enter the namespace. The main thread ends only with the process, and would keep the namespace alive until then. If
-// serveThread runs on the main thread, serveThread starts another goroutine. This goroutine gets another thread, because the main thread
-// is locked.
+// thread must not enter the namespace. If the main thread entered the namespace, this thread would keep the namespace alive until the
+// process ends. If serveThread runs on the main thread, serveThread starts another goroutine. This goroutine gets another thread, because
+// the main thread is locked.
 func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {

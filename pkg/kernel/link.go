@@ -15,7 +15,7 @@ import (
 
 // MaxLearned is the maximum number of MACs that a bridge learns if AddBridge created the bridge (fdb_max_learned, since Linux 6.7). This
 // limit allows four MACs for each of the 1,024 possible ports. 4,096 entries need half a MiB of kernel memory. Without the limit a pod
-// could fill the memory with forged MACs. At the limit the bridge learns no further MACs, and floods frames to unknown MACs.
+// could fill the memory with forged MACs. At this limit, the bridge learns no further MACs, and floods frames to unknown MACs.
 const MaxLearned = 4096
 
 // brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h.

@@ -81,7 +81,7 @@ func (n *NS) Rename(link Link, name string) error {
 	})
 }
 
-// SetAlias sets the alias of a link. The output of ip(8) contains the alias. An empty text removes the alias.
+// SetAlias sets the alias of a link. The command ip(8) prints the alias. An empty text removes the alias.
 func (n *NS) SetAlias(link Link, text string) error {
 	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
 		return n.h.LinkSetAlias(byIndex(link.Index), text)

@@ -42,7 +42,8 @@ func TestAltNames(t *testing.T) {
 	}
 }
 
-// TestReceiveModes checks that the settings of SetPromisc, SetAllMulti, SetMTU and Rename can be read back and reset.
+// TestReceiveModes checks that Link returns the settings of SetPromisc, SetAllMulti, SetMTU and Rename, and that these settings can be
+// reset.
 func TestReceiveModes(t *testing.T) {
 	w := newWire(t)
 	for _, on := range []bool{true, false} {

@@ -33,7 +33,7 @@ type Link struct {
 	Port      BridgePort
 	PortState PortState
 	Reserved  bool // the port is set as by SetReserved, or the kernel does not report that (before 4.15)
-	// The field AllMulti is true only if an admin enabled this mode. The field Promisc is also true for every bridge port.
+	// The field AllMulti is true only if an admin enabled this mode. The field Promis is also true for every bridge port.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
 	Alias    string   // free text
@@ -115,12 +115,12 @@ func (l Link) Conf6(setting string) (value int32, known bool) {
 	return value, known
 }
 
-// Link returns an interface by name. The second result reports whether an interface has the name.
+// Link returns an interface by name. The second result reports whether an interface with this name exists.
 func (n *NS) Link(name string) (link Link, ok bool, err error) {
 	return n.link(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
-// LinkByIndex returns an interface by ifindex. The second result reports whether an interface has the ifindex.
+// LinkByIndex returns an interface by ifindex. The second result reports whether an interface with this ifindex exists.
 func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	if index == 0 {
 		return Link{}, false, nil

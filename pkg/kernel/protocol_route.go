@@ -56,7 +56,7 @@ type FoundRoute struct {
 }
 
 // ProtocolRoutes returns the routes of the main table with a protocol, or with any protocol if protocol is 0. The kernel filters the
-// routes, so that many routes of other programs cost little time.
+// routes, so that ProtocolRoutes is fast even if other programs have many routes.
 func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewRtMsg()

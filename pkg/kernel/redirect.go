@@ -44,7 +44,7 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	if err == nil && (!ok || link.Kind != "ifb") {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
-	// A stale device outside the group would remain when the group is deleted.
+	// A stale device outside the group would remain after the deletion of the group.
 	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group {
 		err = fault.Change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
 	}

@@ -52,8 +52,8 @@ func TestDelRedirectOfReference(t *testing.T) {
 	}
 }
 
-// TestRedirectAfterReference checks that Redirect replaces a filter of the reference bandwidth plugin if the ifb of the filter was deleted.
-// This filter would drop all frames.
+// TestRedirectAfterReference checks that Redirect replaces a filter of the reference bandwidth plugin if the ifb of the filter was
+// deleted. Such a filter drops all frames.
 func TestRedirectAfterReference(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -142,7 +142,7 @@ func TestBucketsOfOthers(t *testing.T) {
 		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, Counters: Counters{Dropped: 7},
 			options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}
 	}
-	// The kernel lists qdiscs in any order.
+	// The kernel may list qdiscs in any order.
 	got := bucketsIn(append([]qdisc{queue(w.hostSide.Index), queue(1 << 20)}, list...))
 	if b := got[w.hostSide.Index]; len(got) != 1 || b.Rate != s.Rate || b.Dropped != 7 || b.Fair.Target == 0 {
 		t.Errorf("%+v", got)

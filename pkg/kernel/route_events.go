@@ -85,7 +85,7 @@ type notice struct {
 
 func lostNotice() notice { return notice{RouteEvent: RouteEvent{Lost: true, What: "lost events"}} }
 
-// linkState is the part of a link's state that matters for routes. For a link that is down, and for a link that routes cannot use, the
+// linkState is the part of a link's state that affects routes. For a link that is down, and for a link that routes cannot use, the
 // linkState is the zero value.
 type linkState struct {
 	flags uint32

@@ -57,7 +57,7 @@ const (
 	fairQueue   = "fq_codel"
 )
 
-// Shape limits the rate at which a link sends. Shape() replaces an existing token bucket in place.
+// Shape limits the rate at which a link sends. If the link already has a token bucket, Shape() changes this bucket and does not remove it.
 func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
 		_, err := b.tbfRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
@@ -84,7 +84,7 @@ func (n *NS) hasOtherRoot(link Link) bool {
 
 // tbfRequest returns the request that installs a token bucket. The request contains the burst both as a time and in bytes (TCA_TBF_BURST).
 // Without the burst in bytes, the kernel computes the burst from the time, and drops every packet whose transmission takes longer than
-// 2^32 ns (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s, this would be every full frame.
+// 2^32 ns (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s, the transmission of every full frame takes longer than this.
 func (b Bucket) tbfRequest(n *NS, link Link) *nl.NetlinkRequest {
 	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)

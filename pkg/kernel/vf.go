@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VF holds the settings that a PF has for one VF. The fields and values are named as in ip-link(8).
+// VF holds the settings that a PF has for one VF. The names of the fields and values are the same as in ip-link(8).
 type VF struct {
 	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none

@@ -36,7 +36,7 @@ func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// vlanRanges yields the list as ranges of consecutive VLAN IDs with the same flags. A VLAN with the flag PVID forms a separate range,
+// vlanRanges splits the list into ranges of consecutive VLAN IDs with the same flags. A VLAN with the flag PVID forms a separate range,
 // because the kernel accepts no PVID in a longer range.
 func (v VLANs) vlanRanges() iter.Seq2[VLAN, uint16] {
 	return func(yield func(first VLAN, last uint16) bool) {

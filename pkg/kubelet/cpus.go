@@ -40,9 +40,9 @@ func (c *CPUs) Take(h Hint, n int) ([]int, error) {
 	return chosen, nil
 }
 
-// selectCPUs selects n CPUs. selectCPUs first looks for NUMA nodes whose CPUs are all free. If the request still needs at least as many
-// CPUs as such a node has, selectCPUs takes all CPUs of the node. selectCPUs takes the other CPUs from the remaining nodes, and starts
-// with the node that has the fewest free CPUs.
+// selectCPUs selects n CPUs. selectCPUs first looks for NUMA nodes whose CPUs are all free. If the request still needs all CPUs of such a
+// node, selectCPUs takes all CPUs of the node. selectCPUs takes the other CPUs from the remaining nodes, and starts with the node that has
+// the fewest free CPUs.
 func (c *CPUs) selectCPUs(from []int, n int) []int {
 	byNode := map[Mask][]int{}
 	for _, i := range from {

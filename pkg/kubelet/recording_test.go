@@ -218,7 +218,7 @@ func (r *replay) pickRecorded(from []int, n int) []int {
 	return out
 }
 
-// preferRecorded records a request to the plugin, and returns the same devices as the plugin that was used for the recording.
+// preferRecorded records a request to the plugin. The result is the list of devices that the plugin returned during the recording.
 func (r *replay) preferRecorded(available, must []int, n int) []int {
 	q := recordedQuestion{slices.Sorted(slices.Values(available)), slices.Sorted(slices.Values(must)), n}
 	r.got.Asked = append(r.got.Asked, q)

@@ -77,8 +77,8 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf compares a table that has a schema version in the same way as Drift. DriftOf also detects a wrong schema version, and chains
-// that another program added.
+// DriftOf does the same as Drift for a table that has a schema version. DriftOf also detects a wrong schema version, and chains that
+// another program added.
 func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
 	drift, err := t.Drift(build)
 	if err != nil || drift != "" {
@@ -106,7 +106,7 @@ func (t *Handle) isDormant() (is bool, err error) {
 	return is, err
 }
 
-// Install writes the chains and rules of a registered table in one transaction. Install() deletes old chains first, because the kernel
+// Install writes the chains and rules of a registered table in one transaction. Install() deletes the old chains first, because the kernel
 // cannot change the hook or priority of a chain. If the caller passes names, Install deletes only the chains with these names. If the
 // caller passes no names, Install deletes all chains of the table, including chains that other programs added. Sets keep their elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {

@@ -147,7 +147,7 @@ func (t *Handle) Rules(p Place) ([]Rule, error) {
 	return found, nil
 }
 
-// ListRules returns the same as Rules, on a new connection.
+// ListRules opens a new connection and returns the result of Rules.
 func ListRules(p Place) ([]Rule, error) {
 	t, err := Open("")
 	if err != nil {

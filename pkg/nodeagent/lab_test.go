@@ -102,7 +102,7 @@ func (l *lab) wire() {
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
 	defer host.Close()
-	// With duplicate address detection, link-local addresses would be tentative for a second, so that the state could change after the test
+	// With duplicate address detection, link-local addresses would be tentative for a second. The state could then change after the test
 	// has read the state.
 	kerneltest.Must(l, host.Set(kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	peer, err := os.Open(l.lan.Path)

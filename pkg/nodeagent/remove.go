@@ -28,8 +28,8 @@ const (
 	removePoll = 2 * time.Second  // between checks of the remaining pods
 )
 
-// A removal removes the changes of the agent and the plugins from this node. The removal first prevents new pods from using Podlace. For
-// this, another network takes over, or ADD fails because node.json is removed. The removal keeps the conflist, the routes and the plugins
+// A removal removes the changes of the agent and the plugins from this node. The removal first prevents new pods from using Podlace.
+// Either another network takes over, or ADD fails because node.json is removed. The removal keeps the conflist, the routes and the plugins
 // while a pod needs these objects for its packets and its DEL. After the last pod is deleted, the removal also deletes the conflist, the
 // routes and the plugins.
 type removal struct {

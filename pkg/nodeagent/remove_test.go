@@ -90,7 +90,7 @@ func (l *lab) writeRecord(id, pod, netns string) {
 		"pod": %q, "netns": %q}`, id, pod, netns), 0o600))
 }
 
-// TestRemoveWithPods checks "podlace-node remove" while pods are running and there is no other network. The command removes node.json, so
+// TestRemoveWithPods checks "podlace-node remove" on a node that has running pods and no other network. The command removes node.json, so
 // that no new pod starts. The command keeps the state that the running pods need for packets and DEL, and lists these pods.
 func TestRemoveWithPods(t *testing.T) {
 	l := newLab(t).ready()

@@ -192,7 +192,7 @@ func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 }
 
 // deletionsTrusted reports whether routes may be deleted. A list of nodes without this node may come from the wrong cluster or from an old
-// backup. It is also possible that this node was deleted and will return. If the lists would remove more than half of the routes,
+// backup. It is also possible that this node was deleted and will return. If the lists lack the nodes of more than half of the routes,
 // deletions are allowed only after this state has lasted for a minute.
 func (a *agent) deletionsTrusted(r noderoutes.Result, selfGone bool) bool {
 	now := time.Now()

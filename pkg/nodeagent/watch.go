@@ -203,7 +203,8 @@ func (n *nodes) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return readNode(object) }
 }
 
-// readNode returns the fields of a Node object that affect routes. readNode returns a noderoutes.Node unchanged.
+// readNode returns the fields of a Node object that affect routes. If the object is already a noderoutes.Node, readNode returns this
+// object unchanged.
 func readNode(object any) (noderoutes.Node, error) {
 	switch o := object.(type) {
 	case noderoutes.Node:

@@ -35,8 +35,8 @@ func (f Flow) entry() *netlink.ConntrackFlow {
 	return entry
 }
 
-// Tracked lists the connection tracking entries as "protocol from to". Tracked() leaves out IGMP entries, which the kernel creates for
-// links of other tests.
+// Tracked lists the connection tracking entries as "protocol from to". The list does not contain IGMP entries, which the kernel creates
+// for links of other tests.
 func Tracked(t testing.TB) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {

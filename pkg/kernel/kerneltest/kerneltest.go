@@ -57,7 +57,7 @@ func Main(m *testing.M) {
 func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
 // Feature returns its second argument. This argument must be true if the kernel has the feature, and false otherwise. If the kernel lacks
-// the feature, Feature logs the name of the feature. With KERNELTEST=full, Feature then fails the test.
+// the feature, Feature logs the name of the feature. With KERNELTEST=full, Feature also fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
 	if !has && requireFeatures() {

@@ -15,8 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// NIC is a network card whose VFs are down and in the test's namespace. The card is either a real card or a bridge with veths in place of
-// VFs.
+// NIC is a network card. The VFs of the card are down, and are in the test's namespace. The card is either a real card or a bridge with
+// veths in place of VFs.
 type NIC struct {
 	PF  string // its interface; "" for veths
 	VFs []Function
