@@ -25,9 +25,9 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// matches() reports whether a lease is the lease in the entry. The lease may be new: another program may have ended the old lease and
-// created an equal lease for a new pod. The old and the new pod have the same container ID, but they belong to different boots or
-// namespaces.
+// matches() reports whether a lease is the lease in the entry. A lease with the same content may be new, because another program may have
+// ended the old lease and created an equal lease for a new pod. The old and the new pod have the same container ID, but they belong to
+// different boots or namespaces.
 func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written

@@ -22,7 +22,7 @@ const (
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// errNoPodCIDR marks errors that disappear as soon as the file with the node's CIDRs is written.
+// errNoPodCIDR marks errors that end as soon as the file with the node's CIDRs is written.
 var errNoPodCIDR = errors.New("no podCIDR")
 
 // podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The cause is outside the network's configuration.

@@ -86,8 +86,8 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument is the longest time
-// to wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time is over.
+// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument is the longest
+// time to wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time runs out.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
 		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)

@@ -144,8 +144,8 @@ func (n *NS) Close() {
 	}
 }
 
-// Close releases the namespace. After an nf_tables deletion, Close waits some milliseconds, because closing the socket waits for an RCU
-// grace period.
+// Close releases the namespace. After an nf_tables deletion, Close waits some milliseconds, because the kernel waits for an RCU grace
+// period before it closes the socket.
 func (n *Node) Close() {
 	n.NFT.Close()
 	n.NS.Close()

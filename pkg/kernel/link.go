@@ -187,7 +187,7 @@ func (n *NS) SetDown(link Link) error {
 	return fault.Change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
-// PinMTU sets a fixed MTU of a bridge. Without a fixed MTU, the kernel gives the bridge the smallest MTU of its ports. A bridge with an MTU
+// PinMTU gives a bridge a fixed MTU. Without a fixed MTU, the kernel gives the bridge the smallest MTU of its ports. A bridge with an MTU
 // below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU. If the wanted MTU is the current MTU, PinMTU
 // therefore first sets another MTU (MTUBeside). The first argument must contain the current MTU.
 func (n *Node) PinMTU(bridge Link, mtu int) error {

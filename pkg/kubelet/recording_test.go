@@ -102,7 +102,7 @@ func readRecording(t *testing.T) recording {
 }
 
 // TestRecording checks that this package returns the results that were recorded from Kubernetes: hints, merged hints, requests to the
-// plugin, reasons and devices. Where Kubernetes takes arbitrary devices, Pick returns the recorded devices.
+// plugin, reasons and devices. If Kubernetes chose devices in random order, Pick returns the recorded devices.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)
 	for i, m := range r.Merges {

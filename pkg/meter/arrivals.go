@@ -33,7 +33,7 @@ func (a Arrivals) Rate(from, to time.Duration) float64 {
 	return 8 * (a.bytesAt(to) - a.bytesAt(from)) / (to - from).Seconds()
 }
 
-// bytesAt returns the number of bytes that had arrived at a time. bytesAt interpolates between two arrivals.
+// bytesAt returns the number of bytes that had arrived at the given time. bytesAt interpolates between two arrivals.
 func (a Arrivals) bytesAt(at time.Duration) float64 {
 	var last Arrival
 	for _, next := range a {
@@ -55,7 +55,7 @@ func (a Arrivals) Peak() (peak float64) {
 	return peak
 }
 
-// A segmentCount is the number of TCP segments that had been received at a time.
+// A segmentCount is the number of TCP segments that the kernel had received at a certain time.
 type segmentCount struct {
 	at       time.Duration
 	received uint64

@@ -97,7 +97,7 @@ func (r Ruleset) Commented(chain *nftables.Chain, comment string, exprs []expr.A
 	r.add(chain, userdata.AppendString(nil, userdata.TypeComment, comment), exprs)
 }
 
-// Set adds a set. Set() adds a map if value is not nil.
+// Set adds an nftables set to the table. Set() adds a map if value is not nil.
 func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {

@@ -53,7 +53,7 @@ type options struct {
 	times times
 }
 
-// agent keeps the routes and files of one node in the wanted state.
+// This struct keeps the routes and files of one node in the wanted state.
 type agent struct {
 	options
 	log      *slog.Logger

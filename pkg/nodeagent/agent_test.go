@@ -96,8 +96,8 @@ func TestOwnNode(t *testing.T) {
 	l.await("no problem of the own node", func() bool { return !l.says("own node") })
 }
 
-// TestSuspiciousList checks that the agent deletes more than half of its routes only if the list of nodes stays the same for a while. After
-// a restart, the agent compares the list with the routes in the kernel.
+// TestSuspiciousList checks that the agent deletes more than half of its routes only if the list of nodes stays unchanged for a while.
+// After a restart, the agent compares the list with the routes in the kernel.
 func TestSuspiciousList(t *testing.T) {
 	l := newLab(t)
 	for i := 4; i <= 8; i++ {

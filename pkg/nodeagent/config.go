@@ -2,7 +2,7 @@
 
 // Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. The agent watches the Node
 // objects of Kubernetes and maintains this node's routes to the pods on other nodes. The agent also writes node.json for the plugins, and
-// installs the plugins and their conflist. The agent writes nothing to Kubernetes and stores no state: one function (step) compares the
+// installs the plugins and their conflist. The agent writes nothing to Kubernetes and stores no state. The function step() compares the
 // kernel and the files of the node with the wanted state.
 package nodeagent
 
@@ -29,7 +29,8 @@ import (
 // conflistName is the file name of the conflist in the folder of the agent's configuration and in the folder of the container runtime.
 const conflistName = "10-podlace.conflist"
 
-// A config is the content of the configuration file, which is the same for all nodes. The JSON names are the keys of the file.
+// A config is the content of the configuration file, which is the same for all nodes. The JSON names of the fields are the keys in the
+// file.
 type config struct {
 	ClusterCIDRs []netip.Prefix     `json:"clusterCIDRs"`
 	Routes       bool               `json:"routes"` // false: another program connects the nodes, and the agent changes nothing in the kernel

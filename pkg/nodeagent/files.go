@@ -183,15 +183,15 @@ func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 	return true, d.Rename(newName, conflistName)
 }
 
-// newName is the temporary name of a conflist while it is written. The name does not end in .conflist, because runtimes read every file
-// with this ending, even hidden or incomplete files.
+// newName is the temporary file name that a conflist has while the agent writes the conflist. The name does not end in .conflist, because
+// runtimes read every file with this ending, even hidden or incomplete files.
 const newName = conflistName + ".podlace-new"
 
 // takeOver adds this suffix to the name of a configuration.
 const backup = ".podlace-bak"
 
-// shadowing() returns the configurations that a runtime uses instead of the agent's conflist. A runtime uses the configuration whose name
-// sorts first.
+// shadowing() returns the configurations that a runtime uses instead of the agent's conflist. A runtime uses the configuration whose file
+// name is the first in sorted order.
 func shadowing(dir string) (names []string, err error) {
 	all, err := os.ReadDir(dir) // sorted
 	for _, file := range all {

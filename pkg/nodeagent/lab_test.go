@@ -90,7 +90,7 @@ func newLab(t *testing.T, extra ...string) *lab {
 	return l
 }
 
-// peer() returns the Node object of node number i on the link of the lab.
+// peer() returns the Node object of the node with the number i, which is on the link of the lab.
 func (l *lab) peer(i int) *corev1.Node {
 	return nodeObject(fmt.Sprint("n", i), []string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%x::/64", i)},
 		[]string{fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8::%x", i)})
