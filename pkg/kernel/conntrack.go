@@ -39,7 +39,7 @@ const manyFlows = 3500
 
 // UDPFlow is a UDP entry of the connection tracking table.
 type UDPFlow struct {
-	To, Answer netip.AddrPort // destination of the first packet, and source of the answers
+	To, Answer netip.AddrPort // destination of the first packet, and source of the replies
 	tuple      []byte         // addresses and ports of the first packet, in the kernel's encoding
 	message    []byte         // the kernel's message about the entry
 }

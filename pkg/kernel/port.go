@@ -17,8 +17,8 @@ type BridgePort struct {
 	Hairpin  bool // a frame may leave by the port on which it arrived
 	Isolated bool // no frames pass between isolated ports
 	Locked   bool // accepts only frames from a MAC that the bridge knows
-	// With these flags, the bridge does not send certain frames through the port. NoFlood applies to frames for unknown MACs, NoMulticastFlood
-	// applies to multicast frames, and NoBroadcastFlood applies to broadcast frames.
+	// If one of these flags is set, the bridge does not send certain frames through the port. NoFlood applies to frames for unknown MACs,
+	// NoMulticastFlood applies to multicast frames, and NoBroadcastFlood applies to broadcast frames.
 	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
 }
 

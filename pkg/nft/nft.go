@@ -143,7 +143,7 @@ func (t *Handle) Find(elements []Element) ([]*Element, error) {
 			return nil, fmt.Errorf("nft get elements of %s: %w", t.Table, err)
 		}
 		for _, e := range chunk {
-			replies, err := t.sock.Receive() // one answer or error per element
+			replies, err := t.sock.Receive() // one reply or error per element
 			if err := fault.Ignore(err, unix.ENOENT); err != nil {
 				return nil, fmt.Errorf("nft get element %s %s: %w", t.Table, e.Set, err)
 			}
@@ -297,7 +297,7 @@ func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()
 	if len(batch) > 6 {
 		_ = t.sock.SetWriteBuffer(len(batch) << 17)          // a transaction is one datagram
-		_ = t.sock.SetReadBuffer(max(len(batch)<<11, 1<<18)) // each message has an answer
+		_ = t.sock.SetReadBuffer(max(len(batch)<<11, 1<<18)) // the kernel replies to each message
 		_ = t.sock.SetOption(mdl.CapAcknowledge, true)       // otherwise errors repeat the message and overflow the socket
 	}
 	if _, err := t.sock.SendMessages(batch); err != nil {

@@ -67,8 +67,8 @@ func TestLife(t *testing.T) {
 	l.has([]string{"10.244.55.0/24", "10.244.77.0/24 192.0.2.254", "fd00:10:244:2::/64 2001:db8::2"})
 }
 
-// TestOwnNode checks that the agent changes nothing while its own Node object has no podCIDR, and reports the reason. The agent also
-// changes nothing if its own Node object is deleted.
+// TestOwnNode checks that the agent changes nothing while its own Node object has no podCIDR. The agent must report the reason. The agent
+// also changes nothing if its own Node object is deleted.
 func TestOwnNode(t *testing.T) {
 	l := newLab(t)
 	own := l.peer(1)
@@ -138,8 +138,8 @@ func TestEmptyList(t *testing.T) {
 	}
 }
 
-// TestAPIAway checks that an agent changes nothing while the API server is unreachable at the start, and reports this problem. The agent
-// applies the changes of the cluster when the API server is reachable again.
+// TestAPIAway checks that an agent changes nothing while the API server is unreachable at the start. The agent must report this problem.
+// The agent applies the changes of the cluster when the API server is reachable again.
 func TestAPIAway(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()

@@ -127,9 +127,9 @@ func (m *metrics) noteSync(began, since time.Time) {
 	}
 }
 
-// ready() returns an error with the reasons why no pod can start on this node, or nil. A problem of a single peer does not make the agent
-// unready. After the first comparison, an unreachable API server does not make the agent unready either. Otherwise, all agents would
-// become unready at the same time, and a rolling update would replace all agents at once.
+// ready() returns nil if pods can start on this node. Otherwise, the error contains the reasons. A problem of a single peer does not make
+// the agent unready. After the first comparison, an unreachable API server does not make the agent unready either. Otherwise, all agents
+// would become unready at the same time, and a rolling update would replace all agents at once.
 func (m *metrics) ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

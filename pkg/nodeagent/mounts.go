@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// deletedRoot is the end of the root in /proc/self/mountinfo if the mounted folder was removed.
+// deletedRoot is the text at the end of a mount's root in /proc/self/mountinfo if the mounted folder was removed.
 const deletedRoot = "//deleted"
 
 // mountRoots returns the root of the mount at each path. The root is the mounted folder's path inside its file system. The result omits

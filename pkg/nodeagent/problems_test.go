@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestProblemsLogged checks that the agent logs each problem once if the problem prevents the node from becoming ready. The agent must
-// also log problems at the start. The log contains the remedy and the end of each problem.
+// TestProblemsLogged checks that the agent logs each problem that prevents the node from becoming ready. The agent must log each of these
+// problems only once. The agent must also log problems at the start. The log contains the remedy and the end of each problem.
 func TestProblemsLogged(t *testing.T) {
 	l := newLab(t, `"addressCIDRs": ["198.51.100.0/24"]`)
 	l.start()
