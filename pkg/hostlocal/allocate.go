@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// maxProbes is the number of addresses that are tried one by one. To find further free addresses, the plugin lists the lease folder once.
+// maxProbes is the number of addresses that the plugin tries one by one. To find further free addresses, the plugin lists the lease folder
+// once.
 const maxProbes = 16
 
 // This struct holds the data of one running ADD.
@@ -56,9 +57,9 @@ func reasons(sets []RangeSet, requests []request) string {
 	return strings.Join(list, ", ")
 }
 
-// allocateOne takes an address from the set. If the pod requests an address of this set, allocateOne takes the requested address. Otherwise
-// allocateOne takes the next free address after the last assigned address. The second result contains the requests that remain for the
-// other sets.
+// allocateOne takes an address from the set. If the pod requests an address of this set, allocateOne takes the requested address.
+// Otherwise, allocateOne takes the next free address after the last assigned address. The second result contains the requests that remain
+// for the other sets.
 func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
 	wanted, rest := pickRequest(set, requests)
 	var got netip.Addr
@@ -120,7 +121,7 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 }
 
 // takeFree takes a free address of the set. The last argument lists recently released addresses in the order of their release. takeFree
-// takes one of these addresses only if no other address is free. It begins with the address that was released first.
+// takes one of these addresses only if no other address is free. In this case, takeFree begins with the address that was released first.
 func (a *allocation) takeFree(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
 	for addr := range set.startingAfter(a.l.last(i)) {
 		if slices.Contains(resting, addr) {
@@ -150,7 +151,7 @@ func (a *allocation) exhausted(set RangeSet) error {
 		a.l.dir.Path())
 }
 
-// collectDead ends the leases of those dead pods that have an address in the set. The result is the number of these pods.
+// collectDead ends the leases of those dead pods that have an address in the set. collectDead returns the number of these dead pods.
 func (a *allocation) collectDead(set RangeSet) (int, error) {
 	entries, err := a.l.allEntries()
 	if err != nil {

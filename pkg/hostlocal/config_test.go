@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// parsed() calls Parse with the given value of the key "ipam". After the value, a comma and other keys may follow.
+// parsed() calls Parse with the given value of the key "ipam". The argument may continue with a comma and other keys.
 func parsed(config string, args map[string]string) (Config, error) {
 	return Parse(&plugin.Request{Network: "net", CNIVersion: "1.1.0", Args: args, Config: []byte(config),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})

@@ -53,8 +53,8 @@ func openCounts(t *testing.T, dir string, f func()) map[string]int {
 }
 
 // TestL04OpensNoOthersLease (L-04) checks a folder with 10,000 leases: ADD, CHECK, DEL and STATUS open only the leases of their own
-// attachment. After another program has changed the folder, the next verb reads each lease once. The following verb again reads only the
-// leases of its own attachment.
+// attachment. After another program has changed the folder, the next verb reads each lease once. Each later verb reads only the leases of
+// its own attachment.
 func TestL04OpensNoOthersLease(t *testing.T) {
 	const others = 10_000
 	l := newQuickLab(t, `"ranges":[[{"subnet":"10.0.0.0/8"}],[{"subnet":"fd00::/64"}]]`)

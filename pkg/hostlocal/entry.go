@@ -25,8 +25,9 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// matches() reports whether a lease is the lease in the entry. The lease may be new: another program may have ended the old lease and
-// created an equal lease for a new pod. The new pod has the same container ID, but another boot or namespace.
+// matches() reports whether a lease is the lease in the entry. A lease with the same content may be new, because another program may have
+// ended the old lease and created an equal lease for a new pod. The old and the new pod have the same container ID, but they belong to
+// different boots or namespaces.
 func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written
@@ -88,7 +89,7 @@ func shardName(a plugin.Attachment) string {
 
 func shardAt(number int) string { return fmt.Sprintf("%03x", number) }
 
-// isShard reports whether a file name is the name of a shard. Each shard has a bit of its own in the mark.
+// isShard reports whether a file name is the name of a shard. The mark contains one bit for each shard.
 func isShard(name string) bool {
 	number, err := strconv.ParseUint(name, 16, 16)
 	return err == nil && number < shards && name == shardAt(int(number))

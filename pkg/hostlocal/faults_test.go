@@ -63,8 +63,8 @@ func mutations(random *rand.Rand) []func(path string, data []byte) error {
 	}
 }
 
-// TestF05Mutations (F-05) checks that a damaged lease file or index file does not affect other pods. Other pods can be added and deleted,
-// they keep their leases, and their DEL leaves no files.
+// TestF05Mutations (F-05) checks that a damaged lease file or index file does not affect other pods. ADD and DEL of other pods must
+// succeed. A pod must keep its lease until its DEL, and DEL must leave no files.
 func TestF05Mutations(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 5))
@@ -185,8 +185,9 @@ func TestF06CounterLost(t *testing.T) {
 	}
 }
 
-// TestF07LockFileRemoved (F-07) checks a cleanup that removes the lock file of the folder while pods start. No address is assigned twice,
-// because a lease is created with link(2), which fails if the lease exists. The index stays complete, so that DEL finds every lease.
+// TestF07LockFileRemoved (F-07) removes the lock file of the folder while pods start, as a cleanup program might do. No address is
+// assigned twice, because a lease is created with link(2), which fails if the lease exists. The index stays complete, so that DEL finds
+// every lease.
 func TestF07LockFileRemoved(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("first", "10.1.2.2/24")
@@ -222,8 +223,8 @@ func TestF07LockFileRemoved(t *testing.T) {
 	}
 }
 
-// TestF08LockHolderStopped (F-08) checks verbs while a stopped process holds the lock. After a timeout they fail with the error "try
-// again". STATUS and CHECK succeed, because they need no lock.
+// TestF08LockHolderStopped (F-08) checks verbs while a stopped process holds the lock. After a timeout, these verbs fail with the error
+// "try again". STATUS and CHECK succeed, because they need no lock.
 func TestF08LockHolderStopped(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// FuzzParse checks Parse for each verb. The result is an error with a code, or ranges over which a loop can iterate.
+// FuzzParse checks Parse for each verb. Parse must return an error with a code, or ranges that a loop can iterate over.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"ipam":{}}`, `{"ipam":{"subnet":"10.0.0.0/8"}}`,
 		`{"ipam":{"ranges":[[{"subnet":"fd00::/64"}]]}}`,
@@ -171,8 +171,9 @@ func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// compareOrder checks the order of addresses. The order starts with the address after the given address, continues after the end of the
-// range with its first address, and ends with the given address. The gateway is left out.
+// compareOrder checks the order of addresses. The order starts with the address after the given address. After the last address of the
+// range, the order continues with the first address of the range. The order ends with the given address. The order does not contain the
+// gateway.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)

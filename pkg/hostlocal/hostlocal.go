@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hostlocal assigns addresses to pods from configured ranges. For each assigned address, a folder on the node contains a lease
-// file. The files have the format of the reference host-local plugin, so a node can change from one of the two plugins to the other.
+// file. The files have the format of the reference host-local plugin. Therefore, a node can change from the reference plugin to this
+// plugin and back.
 package hostlocal
 
 import (

@@ -16,7 +16,7 @@ import (
 
 const one = `"ranges":[[{"subnet":"10.1.2.0/24"}]]`
 
-// TestFiles checks the exact bytes of the files that other programs read.
+// TestFiles compares each byte of the files that other programs read.
 func TestFiles(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.2.2.0/24"}],[{"subnet":"2001:db8:1::/48"}]],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"1.1.1.1"}]`)
@@ -61,7 +61,8 @@ func TestRoundRobin(t *testing.T) {
 	l.mustFail(l.call("ADD", "h", ""), plugin.CodeExhausted, "no IP addresses available in range set: 10.1.2.1-10.1.2.6")
 }
 
-// TestLastReserved checks that last_reserved_ip only determines where the search begins. The content of last_reserved_ip may be anything.
+// TestLastReserved checks that last_reserved_ip only determines where the search begins. ADD must succeed for any content of
+// last_reserved_ip.
 func TestLastReserved(t *testing.T) {
 	for content, want := range map[string]string{
 		"": "10.1.2.2", "garbage": "10.1.2.2", "\x00\x00": "10.1.2.2", "10.1.2.300": "10.1.2.2", "192.0.2.9": "10.1.2.2", "fd00::1": "10.1.2.2",
@@ -123,8 +124,8 @@ func TestIDsLikeAddresses(t *testing.T) {
 	}
 }
 
-// TestForeignFiles checks that files which are not leases are neither read nor removed. A torn lease file is moved away, and its address
-// can be assigned.
+// TestForeignFiles checks that files which are not leases are neither read nor removed. The test also checks that ADD moves a torn lease
+// file away, so that the address of this file can be assigned.
 func TestForeignFiles(t *testing.T) {
 	l := newLab(t, one)
 	l.put("README", "a\r\neth0")

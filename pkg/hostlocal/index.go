@@ -23,15 +23,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The index contains the leases of each attachment and their times. With the index, a verb does not have to read all leases. The index is
-// in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see the index there. The index consists of shards and a mark.
-// A hash of the attachment selects the shard. The mark contains the modification time that the lease folder had when the index was last
-// correct. If the folder now has another modification time, another program or a killed process changed the folder. After this change, the
-// index must be rebuilt. The index is also rebuilt after a boot, because it is not synced to disk. If a shard is damaged, the index is
-// rebuilt too.
+// The index contains the leases of each attachment and the modification times of these leases. With the index, a verb does not have to
+// read all leases. The index is in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see the index there. The index
+// consists of shards and a mark. A hash of the attachment selects the shard. The mark contains the modification time that the lease folder
+// had when the index was last correct. If the folder now has another modification time, another program or a killed process changed the
+// folder. After such a change, the index must be rebuilt. The index is also rebuilt after a boot, because the index is not synced to disk.
+// If a shard is damaged, the index is rebuilt too.
 //
 // All data in the index can be rebuilt from the leases. If the index cannot be written, for example because the disk is full, DEL and GC
-// work without it.
+// work without the index.
 const (
 	indexFolder = ".podlace"
 	markFile    = "mark"
@@ -60,7 +60,7 @@ type index struct {
 	mark   []byte           // the file's content when this process last read it
 	shards [shards / 8]byte // one bit per shard that should exist
 
-	// This map replaces the index files in two cases: the files cannot be written, or another process changes them too. In the first case, the
+	// This map replaces the index files if the files cannot be written, or if another process changes the files too. In the first case, the
 	// next field contains the reason.
 	memory map[string]shard
 	broken error
@@ -100,7 +100,8 @@ func (x *index) useMemory(memory map[string]shard, err error) {
 	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
 }
 
-// isTrusted reports whether the lease folder is unchanged since markCurrent. The result is false if the node has booted since.
+// isTrusted reports whether the lease folder is unchanged since markCurrent. The result is also false if the node has booted since
+// markCurrent.
 func (x *index) isTrusted() bool {
 	var m mark
 	if x.broken != nil {
@@ -115,10 +116,10 @@ func (x *index) isTrusted() bool {
 	return err == nil && modified == m.Modified
 }
 
-// markCurrent writes the mark, which says that the index is correct for the current state of the lease folder. If the lock file was
+// markCurrent writes the mark. The mark says that the index is correct for the current state of the lease folder. If the lock file was
 // removed, two processes may work at the same time. While two processes work, neither process may write the mark. The second process
-// rebuilds the index, because the folder has changed, and writes a new mark. The first process detects the new mark, because it differs
-// from the mark that the process has read.
+// rebuilds the index, because the folder has changed, and writes a new mark. The first process detects the new mark, because the new mark
+// differs from the mark that the first process has read.
 func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil
@@ -198,7 +199,7 @@ func (x *index) get(a plugin.Attachment) (entry, bool, error) {
 	return e, ok, err
 }
 
-// put() writes the entry of an attachment to the index. If the entry has no addresses, it is removed from the index.
+// put() writes the entry of an attachment to the index. If the entry has no addresses, put() removes the entry from the index.
 func (x *index) put(e entry) error {
 	name := shardName(e.Attachment)
 	s, err := x.readShard(name)
@@ -236,8 +237,8 @@ func (x *index) replace(name string, s shard) error {
 	return x.write(name, data)
 }
 
-// renew() writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing
-// it.
+// renew() writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing a
+// shard.
 func (x *index) renew(name string, s shard) error {
 	if data, err := s.encode(); err == nil && x.memory == nil && len(s) > 0 {
 		if now, err := x.dir.Read(name); err == nil && bytes.Equal(now, data) {
@@ -293,7 +294,7 @@ func (x *index) allEntries(damaged bool) ([]entry, error) {
 }
 
 // rebuild() builds the index from all leases in the folder. If an attachment is in the old index, its boot and its namespace are copied. A
-// lease that is new is treated as a lease of the current boot, because there is no proof that its pod is dead.
+// new lease is treated as a lease of the current boot, because there is no proof that the pod of the lease is dead.
 func (x *index) rebuild(found map[netip.Addr]lease) {
 	known, err := x.allEntries(true)
 	byName := x.distribute(found, known)

@@ -21,8 +21,8 @@ import (
 
 const tiny = `"subnet":"10.1.2.0/29"` // addresses .2 to .6
 
-// TestUnchangedIsKnown checks that an attachment's entry survives if other programs change other leases. The entry must also survive if one
-// of the attachment's own leases ends.
+// TestUnchangedIsKnown checks that the index keeps an attachment's entry if other programs change the leases of other attachments. The
+// index must also keep the entry if one of the attachment's own leases ends.
 func TestUnchangedIsKnown(t *testing.T) {
 	for ended := range 2 {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"}],[{"subnet":"10.1.3.0/30"}]]`)
@@ -41,7 +41,8 @@ func TestUnchangedIsKnown(t *testing.T) {
 	}
 }
 
-// TestForeignHands (F-44) checks that other programs may change the folder before, between and after the verbs of this plugin.
+// TestForeignHands (F-44) checks that the verbs of this plugin succeed although other programs change the folder before, between and after
+// these verbs.
 func TestForeignHands(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -78,7 +79,8 @@ func TestIndexDamaged(t *testing.T) {
 	}
 }
 
-// mustBeConsistent checks that the mark is trusted, and that it has a bit for exactly the shards that exist.
+// mustBeConsistent checks that the mark is trusted. The function also checks that the mark has a bit for each existing shard, and no other
+// bits.
 func (l lab) mustBeConsistent() {
 	l.Helper()
 	held, err := openLeases(l.dir, slog.Default())
@@ -151,7 +153,7 @@ func TestForeignFilesBesideShards(t *testing.T) {
 }
 
 // TestKnownLeasesAreNotRead (L-04) checks that ADD and DEL read only their own leases if the index is current. The test damages all other
-// leases. A verb that read a damaged lease would move it away.
+// leases. If a verb read a damaged lease, the verb would move the lease file away.
 func TestKnownLeasesAreNotRead(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.0.0/16"`)
 	l.mustGive("a", "10.1.0.2/16")
@@ -263,8 +265,8 @@ func BenchmarkLeases(b *testing.B) {
 	}
 }
 
-// TestTwoHolders (F-07) checks two processes that both hold the lock after the lock file was removed. Neither process may mark the index as
-// correct, in whichever order they end. The next verb must find the leases that either process missed.
+// TestTwoHolders (F-07) checks two processes that both hold the lock after the lock file was removed. Neither process may mark the index
+// as correct. The order in which the two processes end does not matter. The next verb must find the leases that either process missed.
 func TestTwoHolders(t *testing.T) {
 	for _, order := range [][]int{{0, 1}, {1, 0}, {0}} { // in the last case, one process was killed
 		l := newQuickLab(t, one)

@@ -21,9 +21,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The lease folder has the format of the reference plugin, because other programs read it. Each assigned address has a lease file with the
-// address as its name and "<containerID>\r\n<ifname>" as its content. The file last_reserved_ip.<set> contains the last address that was
-// assigned from the set. The file with the name "lock" is locked with flock(2).
+// The lease folder has the format of the reference plugin, because other programs read this folder. Each assigned address has a lease file
+// with the address as its name and "<containerID>\r\n<ifname>" as its content. The file last_reserved_ip.<set> contains the last address
+// that was assigned from the set. The file with the name "lock" is locked with flock(2).
 const (
 	lockFile   = "lock"
 	lastPrefix = "last_reserved_ip."
@@ -67,9 +67,9 @@ func (l *leases) reindex() error {
 	return err
 }
 
-// withRebuild runs the function f, which uses the index. If f detects a damaged index, the index is rebuilt and f runs again. If the second
-// run detects damage too, another process is changing the index. This is possible if the lock file was removed. After a second failure, f
-// runs with an index in memory that only this process uses.
+// withRebuild runs the function f, which uses the index. If f detects a damaged index, the index is rebuilt and f runs again. If the
+// second run detects damage too, another process is changing the index, for example after the lock file was removed. After a second
+// failure, f runs with an index in memory that only this process uses.
 func (l *leases) withRebuild(f func() error) error {
 	err := f()
 	for _, remedy := range []func() error{l.reindex, l.detachIndex} {
@@ -115,7 +115,7 @@ const maxLease = 1024
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
-	// This test allows more names than plugin.ValidIfName, because leases of other plugins may contain "default" or "a%b".
+	// This condition allows more names than plugin.ValidIfName, because leases of other plugins may contain "default" or "a%b".
 	foreignIf := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
 	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || strings.ContainsFunc(ifname, foreignIf) || !utf8.ValidString(ifname) {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}
@@ -201,7 +201,7 @@ func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err
 	return true, nil
 }
 
-// release() deletes the lease of an address if the given attachment still owns it.
+// release() deletes the lease of an address if the given attachment still owns the lease.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	ok, err := l.ownsLease(addr, a)
 	if !ok || err != nil {
@@ -252,8 +252,8 @@ func (l *leases) written(e entry) time.Time {
 	return time.Time{}
 }
 
-// entries() returns the index entries of an attachment. There may be a second entry with the old file format, which contains no interface
-// name.
+// entries() returns the index entries of an attachment. A second entry may exist for leases in the old file format, which contains no
+// interface name.
 func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	err = l.withRebuild(func() error {
 		out = nil
@@ -311,7 +311,7 @@ func (l *leases) markIndexCurrent() {
 	}
 }
 
-// leasedNames returns all addresses that have a lease file. The files are not read.
+// leasedNames returns all addresses that have a lease file. leasedNames does not read these files.
 func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
 	names, err := l.dir.List()
 	if err != nil {
@@ -335,7 +335,7 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-// setLast stores the last assigned address. The next search begins after this address. If storing fails, only the preferred order of
+// setLast stores the last assigned address. The next search begins after this address. If this fails, only the preferred order of
 // addresses is lost.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	name := fmt.Sprint(lastPrefix, set)

@@ -72,7 +72,7 @@ func (m *model) add(id string, wanted []netip.Addr) (got []netip.Addr, code uint
 		addr, code := m.take(set, wanted)
 		if code != 0 {
 			m.leases[id] = modelLease{got, m.now}
-			// the addresses that a failed ADD releases are remembered in the order in which it took them
+			// the model remembers the addresses that a failed ADD releases, in the order in which the ADD took them
 			for _, addr := range got {
 				delete(m.owner, addr)
 				m.resting = append(m.resting, addr)

@@ -22,10 +22,10 @@ const (
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// errNoPodCIDR marks errors that disappear as soon as the file with the node's CIDRs is written.
+// errNoPodCIDR marks errors that end as soon as the file with the node's CIDRs is written.
 var errNoPodCIDR = errors.New("no podCIDR")
 
-// podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The network's configuration is not the cause.
+// podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The cause is outside the network's configuration.
 func podCIDRError(err error) error {
 	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
 	return plugin.WithHint(&noPodCIDRError{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
@@ -35,14 +35,14 @@ func podCIDRError(err error) error {
 // NoPodCIDR reports whether an error disappears as soon as the file with the node's CIDRs is written.
 func NoPodCIDR(err error) bool { return errors.Is(err, errNoPodCIDR) }
 
-// noPodCIDRError wraps an error so that it matches errNoPodCIDR (errors.Is). The text of the error stays the same.
+// noPodCIDRError wraps an error so that the result matches errNoPodCIDR (errors.Is). The text of the error stays the same.
 type noPodCIDRError struct{ error }
 
 func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
 // resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. The file with the CIDRs is read only if the ranges contain a
-// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. Pods then get addresses of this family only. In
-// this case, the range with the other keyword is left out, and the second result is true.
+// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. On such a node, pods get addresses of only one
+// family. In this case, the range with the other keyword is left out, and the second result is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	words := podCIDRWords(lists)
 	if len(words.ranges) == 0 {

@@ -165,8 +165,8 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 	}
 }
 
-// TestPodCIDRHintWorksOnFreshNode runs the command in the error's hint on a node that has no folder /run/podlace. The test replaces
-// kubectl. All other programs are real.
+// TestPodCIDRHintWorksOnFreshNode runs the command in the error's hint on a node that has no folder /run/podlace. The test replaces only
+// kubectl. All other programs in the command are the real programs.
 func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 	if err := os.RemoveAll(filepath.Dir(nodefile.Path)); err != nil {
 		t.Fatal(err)

@@ -176,7 +176,7 @@ func checkOverlap(r Range, set RangeSet, same bool, before int) error {
 }
 
 // startingAfter yields each address of the set together with its range. Gateways are left out. The order starts with the address after the
-// given address. After the last address of the set, the order continues with the first address of the set, and it ends with the given
+// given address. After the last address of the set, the order continues with the first address of the set. The order ends with the given
 // address. If the given address is not in the set, the order starts with the first address of the set.
 func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	return func(yield func(netip.Addr, Range) bool) {
@@ -247,7 +247,7 @@ func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n uint64) {
 	return n
 }
 
-// usage() describes in words how many addresses of the set are taken. The second result is true if all addresses are taken.
+// usage() returns a text that says how many addresses of the set are taken. The second result is true if all addresses are taken.
 func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
 	n, size := s.leasedCount(taken), "more than 2^32"
 	if total, ok := s.size(); ok {

@@ -48,7 +48,8 @@ func TestReboot(t *testing.T) {
 	l.mustFail(l.call("ADD", "new5", ""), plugin.CodeExhausted, "no IP addresses available")
 }
 
-// TestRebootSameContainer checks that a container gets an address when it restarts after a reboot, although its old lease still exists.
+// TestRebootSameContainer checks that a container gets an address when the container restarts after a reboot, although the container's old
+// lease still exists.
 func TestRebootSameContainer(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -83,8 +84,8 @@ func TestDeadNamespace(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// renew() replaces a container's lease by an equal lease with the given modification time. The reference plugin does this for a recreated
-// pod.
+// renew() replaces a container's lease by an equal lease with the given modification time. The reference plugin replaces a lease in this
+// way for a recreated pod.
 func (l lab) renew(addr, id string, at time.Time) {
 	l.Helper()
 	if err := os.Remove(filepath.Join(l.dir, addr)); err != nil {

@@ -14,9 +14,9 @@ const restFile = "released"
 // maxResting is the maximum number of addresses in this file.
 const maxResting = 256
 
-// restingAddresses returns the addresses that were released most recently. The address that was released first is at the beginning.
-// Recently released addresses are assigned only if no other address is free. If such an address were assigned at once, a peer of the
-// deleted pod could reach the new pod by mistake. If the file is lost, only this order of assignment is lost.
+// restingAddresses returns the addresses that were released most recently. The list begins with the address that was released first.
+// Recently released addresses are assigned only if no other address is free. If a released address were assigned again at once, a peer of
+// the deleted pod could reach the new pod by mistake. If the file is lost, only the order of assignment changes.
 func (x *index) restingAddresses() (list []netip.Addr) {
 	if x.dir == nil {
 		return nil

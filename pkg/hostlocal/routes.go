@@ -25,7 +25,7 @@ type rawRoute struct {
 }
 
 // parseRoutes returns an error for routes that no kernel accepts. A gateway may be outside all subnets of the pod, because another route
-// can make it reachable.
+// can make the gateway reachable.
 func parseRoutes(raw []rawRoute) ([]*types.Route, error) {
 	var routes []*types.Route
 	for i, r := range raw {
@@ -70,7 +70,7 @@ func parseRoute(raw rawRoute) (*types.Route, error) {
 }
 
 // checkNumbers returns an error for a number that the kernel would truncate (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in
-// rtnetlink(7)). Scope 255 is also an error, because it means that the destination does not exist.
+// rtnetlink(7)). Scope 255 is also an error, because this scope means that the destination does not exist.
 func (r rawRoute) checkNumbers() error {
 	for _, n := range []struct {
 		key   string

@@ -64,7 +64,7 @@ func TestRoutesRefused(t *testing.T) {
 	}
 }
 
-// TestKindsOfValues checks that the error names the key if a value has the wrong type.
+// TestKindsOfValues checks that the error message contains the key if a value has the wrong type.
 func TestKindsOfValues(t *testing.T) {
 	for ipam, says := range map[string]string{
 		`"ranges":[{"subnet":"10.1.2.0/24"}]`:            "an entry of ipam.ranges is an object: want a list of objects",

@@ -57,7 +57,7 @@ type answer struct {
 	log    string
 }
 
-// addresses() returns the addresses of a result, joined to one text.
+// addresses() returns all addresses of a result as one text.
 func (a answer) addresses() string {
 	var list []string
 	for _, ip := range a.IPs {

@@ -17,9 +17,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// status() returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because pods that end make addresses
-// free again. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. STATUS writes a note file only
-// when a pool becomes exhausted or has free addresses again.
+// status() returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because addresses become free when
+// pods are deleted. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. STATUS writes a state
+// file only when a pool becomes exhausted or has free addresses again.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {
@@ -45,8 +45,8 @@ func status(r *plugin.Request) error {
 	return nil
 }
 
-// logExhausted logs once when range sets become exhausted, and once when they have free addresses again. Each pool of a network has a note
-// file of its own.
+// logExhausted writes one log line when range sets become exhausted, and one line when the sets have free addresses again. A state file
+// for each pool of a network records whether the pool was exhausted at the last call.
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)

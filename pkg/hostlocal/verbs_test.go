@@ -37,7 +37,8 @@ func TestCheck(t *testing.T) {
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, "lease folder")
 }
 
-// TestDelNeedsLittle (C-45, C-47) checks that DEL succeeds with any current configuration, and creates no files.
+// TestDelNeedsLittle (C-45, C-47) checks that DEL creates no files, and that DEL succeeds even if the configuration became invalid after
+// the ADD.
 func TestDelNeedsLittle(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("DEL", "a", ""))
@@ -78,7 +79,8 @@ func TestGC(t *testing.T) {
 	l.mustFail(l.call("GC", "", ""), plugin.CodeConfig, "valid-attachments is missing")
 }
 
-// TestGCGoesOn (C-83) checks that GC returns an error for a lease that it cannot delete, and still deletes all other stale leases.
+// TestGCGoesOn (C-83) checks GC with a stale lease that cannot be deleted. GC must return an error, but must still delete all other stale
+// leases.
 func TestGCGoesOn(t *testing.T) {
 	l := newLab(t, one)
 	for i, id := range []string{"a", "b", "c"} {
@@ -120,8 +122,8 @@ func TestUnusualInterfaceNames(t *testing.T) {
 	}
 }
 
-// TestGCKeepsUnusualInterfaces checks that GC keeps another plugin's lease if the attachment of this lease is valid. ADD of this plugin
-// might refuse the interface name.
+// TestGCKeepsUnusualInterfaces checks that GC keeps another plugin's lease if the attachment of this lease is valid. The lease contains an
+// interface name that the ADD of this plugin might refuse.
 func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	for _, name := range []string{"default", "all", "a%b", "-x", "é", "\ufffd"} {
 		l := newLab(t, one)
@@ -175,7 +177,7 @@ func TestStatus(t *testing.T) {
 	l.mustFail(newLab(t, `"ranges":[]`).call("STATUS", "", ""), plugin.CodeConfig, "no IP ranges")
 }
 
-// addConcurrently runs ADD for many containers at the same time. The results are the addresses by container, and the failed calls.
+// addConcurrently runs ADD for many containers at the same time. The results are a map from containers to addresses, and the failed calls.
 func (l lab) addConcurrently(pods int) (given map[string]string, failed []answer) {
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -250,8 +252,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestUnreadableLease checks a lease that cannot be read, so that its owner is unknown. The address of the lease is not assigned, and other
-// pods are not affected.
+// TestUnreadableLease checks a lease that cannot be read. The owner of this lease is therefore unknown. The address of the lease is not
+// assigned, and other pods are not affected.
 func TestUnreadableLease(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")

@@ -25,8 +25,8 @@ import (
 )
 
 // timeoutOf returns the timeout of an external IPAM plugin. Without a timeout, a plugin that hangs would hold the pod's lock forever. ADD
-// has the longest timeout, because the plugin may have to wait for a server. The timeouts of DEL and STATUS are shorter. A runtime allows a
-// minute for DEL of the whole chain, and it holds a lock while it calls STATUS.
+// has the longest timeout, because the plugin may have to wait for a server. DEL and STATUS have shorter timeouts. A runtime allows one
+// minute for the DEL of all plugins in the chain. While a runtime calls STATUS, the runtime holds a lock.
 func timeoutOf(verb string) time.Duration {
 	switch verb {
 	case "STATUS":
@@ -52,8 +52,8 @@ func (run Runner) builtin(name string) (plugin.Plugin, bool) {
 	return plugin.Plugin{}, false
 }
 
-// Add calls ADD of the named plugin, which allocates addresses. After a failed ADD, the plugin's DEL is called, because the plugin may have
-// allocated addresses.
+// Add calls ADD of the plugin with the given name, which allocates addresses. After a failed ADD, the plugin's DEL is called, because the
+// plugin may have allocated addresses.
 func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) {
 	defer fault.Phase("ipam")()
 	p, ok := run.builtin(name)
@@ -85,7 +85,7 @@ func parse(r *plugin.Request, out []byte) (*types100.Result, error) {
 	return result, nil
 }
 
-// Available reports whether the named IPAM plugin is linked in or installed.
+// Available reports whether the IPAM plugin with the given name is linked in or installed.
 func (run Runner) Available(r *plugin.Request, name string) bool {
 	if _, ok := run.builtin(name); ok {
 		return true
@@ -94,17 +94,17 @@ func (run Runner) Available(r *plugin.Request, name string) bool {
 	return err == nil
 }
 
-// Del calls DEL of the named plugin, which releases the attachment's addresses.
+// Del calls DEL of the plugin with the given name, which releases the attachment's addresses.
 func (run Runner) Del(r *plugin.Request, name string) error {
 	return run.verb(r, name, "DEL", func(p plugin.Plugin) func(*plugin.Request) error { return p.Del })
 }
 
-// Check calls CHECK of the named plugin. The result is an error if the addresses no longer belong to the attachment.
+// Check calls CHECK of the plugin with the given name. The result is an error if the addresses no longer belong to the attachment.
 func (run Runner) Check(r *plugin.Request, name string) error {
 	return run.verb(r, name, "CHECK", func(p plugin.Plugin) func(*plugin.Request) error { return p.Check })
 }
 
-// GC calls GC of the named plugin, which releases the addresses of stale attachments.
+// GC calls GC of the plugin with the given name, which releases the addresses of stale attachments.
 func (run Runner) GC(r *plugin.Request, name string) error {
 	if !run.InProcess(name) {
 		if r.Dead != nil {
@@ -118,7 +118,7 @@ func (run Runner) GC(r *plugin.Request, name string) error {
 	return run.verb(r, name, "GC", func(p plugin.Plugin) func(*plugin.Request) error { return p.GC })
 }
 
-// Status calls STATUS of the named plugin. The result is an error if the plugin cannot allocate addresses.
+// Status calls STATUS of the plugin with the given name. The result is an error if the plugin cannot allocate addresses.
 func (run Runner) Status(r *plugin.Request, name string) error {
 	return run.verb(r, name, "STATUS", func(p plugin.Plugin) func(*plugin.Request) error { return p.Status })
 }
@@ -193,8 +193,8 @@ func find(dirs []string, name string) (string, error) {
 }
 
 // environment() returns the environment for an external plugin. The environment contains the verb and the attachment of the request. If a
-// GC or an ADD deletes another attachment, the environment contains no arguments and no namespace. Another interface of the same container
-// may still be attached and use the container's namespace.
+// GC or an ADD deletes another attachment, the environment contains no arguments and no namespace, because another interface of the same
+// container may still use the container's namespace.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {

@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// victimEnv is an environment variable: if it is set, this program runs an IPAM plugin until the test kills it. The value is the folder
-// that contains the plugin.
+// victimEnv is the name of an environment variable. If this variable is set, this program runs an IPAM plugin until the test kills the
+// program. The value of the variable is the folder that contains the plugin.
 const victimEnv = "IPAM_TEST_VICTIM"
 
 func TestMain(m *testing.M) {
@@ -40,8 +40,8 @@ func request(path ...string) *plugin.Request {
 		Config: []byte(`{"cniVersion":"1.0.0","name":"net"}`), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
-// externalPlugin creates an IPAM plugin in a new folder. The plugin is a script that logs each call and then runs the commands in the last
-// argument.
+// externalPlugin creates an IPAM plugin in a new folder. The plugin is a script. The script logs each call and then runs the commands from
+// the last argument of externalPlugin.
 func externalPlugin(t *testing.T, body string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -87,8 +87,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestForeignFails checks that each kind of failure has an error code, and that addresses are released if the plugin may have allocated
-// some.
+// TestForeignFails checks that each kind of failure has an error code, and that DEL is called if the plugin may have allocated addresses.
 func TestForeignFails(t *testing.T) {
 	for body, want := range map[string]string{
 		`exit 0`:                                  "6 ipam fake: its result: ",
@@ -147,7 +146,7 @@ func TestNotExecutable(t *testing.T) {
 	}
 }
 
-// TestBuiltin checks that a linked-in plugin gets a copy of the request, which contains the plugin's own name and the right verb.
+// TestBuiltin checks that a linked-in plugin gets a copy of the request. The copy must contain the plugin's own name and the right verb.
 func TestBuiltin(t *testing.T) {
 	var seen []string
 	note := func(r *plugin.Request) error {

@@ -40,7 +40,7 @@ func PlanOf(from *types100.Result) (Plan, error) {
 	return plan, nil
 }
 
-// firstGateway returns the first gateway of an address family. The result is the zero Addr if there is none.
+// firstGateway returns the first gateway of an address family. The result is the zero Addr if the family has no gateway.
 func (p *Plan) firstGateway(is4 bool) netip.Addr {
 	for _, ip := range p.IPs {
 		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok && gw.Is4() == is4 {

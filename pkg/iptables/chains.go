@@ -16,15 +16,16 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Chains is a map of chains in the nat table. The key is a parent chain, and the values are the chains to which rules of the parent jump.
+// Chains is a map of chains in the nat table. Each key is a parent chain. The value lists the chains to which rules of the parent chain
+// jump.
 //
 // iptables-nft keeps its chains in nf_tables. Podlace changes these chains directly, without starting a program. An iptables program is
 // started only if legacy xtables have a nat table.
 type Chains map[string][]string
 
-// RemoveChain removes a chain, and all rules in the parent chain that jump to it, for IPv4 and IPv6. If the chain does not exist, nothing
-// is changed. The chain is removed from nf_tables and from legacy xtables, because the node's iptables variant may have changed since the
-// chain was written.
+// RemoveChain removes a chain for IPv4 and IPv6, together with all rules in the parent chain that jump to this chain. If the chain does
+// not exist, nothing is changed. The chain is removed from nf_tables and from legacy xtables, because the node's iptables variant may have
+// changed since the chain was written.
 func RemoveChain(parent, chain string) error {
 	chains := Chains{parent: {chain}}
 	err := nft.Remove("nft delete chain "+chain, nft.Removal{Chains: chains.Jumps()})
@@ -51,8 +52,8 @@ func Place(is4 bool, chain string) nft.Place {
 	return nft.Place{Family: unix.NFPROTO_IPV6, Table: "nat", Chain: chain}
 }
 
-// LacksChain reports whether the nat table does not contain a chain. LacksChain returns false in case of doubt. LacksChain starts no
-// program and therefore cannot read the rules of iptables-legacy. While iptables-legacy is in use, the result is false.
+// LacksChain reports whether a chain is certainly missing from the nat table. LacksChain returns false in case of doubt. LacksChain starts
+// no program and therefore cannot read the rules of iptables-legacy. While iptables-legacy is in use, the result is false.
 func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	if LegacyUsed(is4) {
 		return false
@@ -75,7 +76,7 @@ func legacyTables(is4 bool) string {
 }
 
 // LegacyUsed reports whether legacy xtables have a nat table. In the namespaces of an ordinary user, the kernel does not show the legacy
-// tables. The result then says whether the node's iptables program is the legacy variant.
+// tables. In this case, the result reports whether the node's iptables program is the legacy variant.
 func LegacyUsed(is4 bool) bool {
 	data, err := os.ReadFile(legacyTables(is4))
 	if errors.Is(err, fs.ErrPermission) {
@@ -93,8 +94,8 @@ func IsLegacy(is4 bool) bool {
 	return err == nil && strings.Contains(filepath.Base(path), "legacy")
 }
 
-// legacyProgram returns the name of the program that changes legacy xtables. The program is iptables itself, unless iptables is the nft
-// variant.
+// legacyProgram returns the name of the program that changes legacy xtables. The result is the program with the suffix "-legacy" if this
+// program is installed. Otherwise, the result is the program without a suffix.
 func legacyProgram(is4 bool) string {
 	if legacy := name(is4) + "-legacy"; installed(legacy) {
 		return legacy

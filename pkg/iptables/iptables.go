@@ -111,8 +111,8 @@ func open(program string, wait bool) (*Edit, error) {
 // NAT returns the content of the table at the time of Open.
 func (e *Edit) NAT() NAT { return e.nat }
 
-// Apply applies all lines, or none of them if one is invalid. The lines are in iptables-restore format. Apply starts one process, unless
-// there are no lines. The line ":CHAIN - [0:0]" creates the chain, or empties it if it exists.
+// Apply applies all lines. If one line is invalid, Apply applies none of the lines. The lines are in iptables-restore format. Apply starts
+// one process, unless there are no lines. The line ":CHAIN - [0:0]" creates the chain. If the chain exists, this line empties the chain.
 func (e *Edit) Apply(lines []string) error {
 	if len(lines) == 0 {
 		return nil

@@ -18,7 +18,7 @@ import (
 // process. Starting so many processes is slow, so only CHECK calls List.
 func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
 
-// ListLegacy reads the given chains of legacy xtables in the same way.
+// ListLegacy does the same as List for the chains of legacy xtables.
 func ListLegacy(is4 bool, chains ...string) (NAT, error) { return listBy(legacyProgram(is4), chains) }
 
 func listBy(program string, chains []string) (NAT, error) {
@@ -30,7 +30,7 @@ func listBy(program string, chains []string) (NAT, error) {
 }
 
 // listWithin limits the total time of all processes. The library limits only the wait for the xtables lock. A process that hangs is not
-// killed by the timeout. The running process does no harm, because it holds no lock of Podlace and changes nothing.
+// killed by the timeout. A running process does no harm, because the process holds no lock of Podlace and changes nothing.
 func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
 	done := make(chan struct{})
 	var nat NAT

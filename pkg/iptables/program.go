@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// This is the time limit of a process. The wait for the xtables lock is a part of this time and is limited to xtablesWait seconds.
+// This constant is the time limit of a process. The wait for the xtables lock is a part of this time and is limited to xtablesWait
+// seconds.
 const (
 	timeout     = 20 * time.Second
 	xtablesWait = 10

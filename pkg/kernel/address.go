@@ -21,7 +21,7 @@ func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Prefix converts an IPNet to a prefix. It returns false if the IPNet has an invalid address or mask.
+// Prefix converts an IPNet to a prefix. Prefix() returns false if the IPNet has an invalid address or mask.
 func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false
@@ -60,7 +60,7 @@ func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	return fault.Change(fmt.Sprintf("addr add %s dev %s", p, link.Name), func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
-// DelAddress removes an address. It is a no-op if the address is missing.
+// DelAddress removes an address. DelAddress is a no-op if the address is missing.
 func (n *NS) DelAddress(link Link, p netip.Prefix) error {
 	return fault.Change(fmt.Sprintf("addr del %s dev %s", p, link.Name), func() error {
 		return fault.Ignore(n.h.AddrDel(byIndex(link.Index), &netlink.Addr{IPNet: IPNet(p)}), unix.EADDRNOTAVAIL, unix.ENODEV)
@@ -86,8 +86,8 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument is the longest time
-// to wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time is over.
+// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument is the longest
+// time to wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time runs out.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
 		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)
@@ -110,10 +110,10 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	}
 }
 
-// AwaitAddress waits until the namespace answers neighbour solicitations for an address. It returns an error at the deadline. The kernel
-// acknowledges a new IPv6 address too early: a work queue joins the solicited-node group and adds the local route later (addrconf_dad_work
-// in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before the work queue has run. The neighbour
-// repeats the solicitation only after a second.
+// AwaitAddress waits until the namespace answers neighbour solicitations for an address. AwaitAddress returns an error at the deadline.
+// The kernel acknowledges a new IPv6 address too early: a work queue joins the solicited-node group and adds the local route later
+// (addrconf_dad_work in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before the work queue has
+// run. The neighbour repeats the solicitation only after a second.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // IPv4: the route exists at once, and ARP requests are broadcast
@@ -236,8 +236,8 @@ func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
 	return routes[0], nil
 }
 
-// IsOwn returns two results. The first result reports whether an address is assigned in the namespace. The second result reports whether it
-// is the broadcast address of a connected subnet.
+// IsOwn returns two results. The first result reports whether an address is assigned in the namespace. The second result reports whether
+// the address is the broadcast address of a connected subnet.
 func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
 	route, err := n.routeGet(addr)
 	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST
@@ -258,7 +258,8 @@ func (n *NS) HasDefault(v6 bool) (bool, error) {
 	return r.LinkIndex != 0 || len(r.MultiPath) > 0, err
 }
 
-// UplinkMTU returns the smallest MTU of the IPv4 and IPv6 default routes and of their links. It returns 0 if there is no default route.
+// UplinkMTU returns the smallest MTU of the IPv4 and IPv6 default routes and of their links. UplinkMTU returns 0 if there is no default
+// route.
 func (n *NS) UplinkMTU() (int, error) {
 	smallest := 0
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -286,9 +287,9 @@ func (n *NS) UplinkMTU() (int, error) {
 	return smallest, nil
 }
 
-// defaultRoute returns the default route of a family, or the zero value if there is no default route. It first looks up the route to a
-// documentation address (RFC 5737, RFC 3849). Usually only the default route matches such an address. If another route matches that
-// address, defaultRoute reads all routes.
+// defaultRoute returns the default route of a family, or the zero value if there is no default route. defaultRoute first looks up the
+// route to a documentation address (RFC 5737, RFC 3849). Usually only the default route matches such an address. If another route matches
+// that address, defaultRoute reads all routes.
 func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: documentationV4, netlink.FAMILY_V6: "2001:db8::1"}[family])
 	is := func(r netlink.Route) bool {

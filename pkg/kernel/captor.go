@@ -129,8 +129,8 @@ func verdictOf(f netlink.Filter) (verdict netlink.TcAct, next uint32) {
 	return verdict, next
 }
 
-// redirectTarget returns the ifindex of the link to which a filter redirects frames. It returns 0 if the target link was deleted. It
-// returns -1 if the filter does not redirect.
+// redirectTarget returns the ifindex of the link to which a filter redirects frames. redirectTarget returns 0 if the target link was
+// deleted. redirectTarget returns -1 if the filter does not redirect.
 func redirectTarget(f netlink.Filter) int {
 	for _, a := range actionsOf(f) {
 		if m, ok := a.(*netlink.MirredAction); ok &&

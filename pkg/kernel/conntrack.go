@@ -39,7 +39,7 @@ const manyFlows = 3500
 
 // UDPFlow is a UDP entry of the connection tracking table.
 type UDPFlow struct {
-	To, Answer netip.AddrPort // destination of the first packet, and source of the answers
+	To, Answer netip.AddrPort // destination of the first packet, and source of the replies
 	tuple      []byte         // addresses and ports of the first packet, in the kernel's encoding
 	message    []byte         // the kernel's message about the entry
 }
@@ -62,8 +62,8 @@ func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, e
 // maxAnswers is the maximum number of rounds in which DelUDP deletes entries that late replies created.
 const maxAnswers = 5
 
-// DelUDP deletes entries. It also deletes the entries that replies in flight create during the deletion. It is a no-op if the list is
-// empty.
+// DelUDP deletes entries. DelUDP also deletes the entries that replies in flight create during the deletion. DelUDP is a no-op if the list
+// is empty.
 func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	if len(stale) == 0 {
 		return nil
@@ -83,7 +83,7 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 }
 
 // reversedEntries returns the reversed entries that replaced deleted entries. A reply of the server that is in flight during the deletion
-// creates an entry with reversed directions. The client's next packet would match that entry as a reply.
+// creates an entry with reversed directions. With this entry, the kernel would treat the client's next packet as a reply.
 func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.matchingEntry(f)
@@ -149,7 +149,7 @@ func parseFlow(message []byte) (f UDPFlow, ok bool) {
 // Conntrack is a netlink socket for the connection tracking table.
 type Conntrack struct{ *nl.SocketHandle }
 
-// OpenConntrack opens the table. The caller closes it.
+// OpenConntrack opens the table. The caller closes the socket.
 func OpenConntrack() (Conntrack, error) {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -190,7 +190,7 @@ func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow)) err
 	return nil
 }
 
-// countConnections returns the number of tracked connections, or 0 if the kernel does not report it.
+// countConnections returns the number of tracked connections, or 0 if the kernel does not report this number.
 func (t Conntrack) countConnections() uint32 {
 	replies, err := t.request(ctGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC).Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil || len(replies) == 0 || len(replies[0]) < nl.SizeofNfgenmsg {

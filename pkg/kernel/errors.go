@@ -12,7 +12,7 @@ import (
 // MissingFeature is the error for a feature that the kernel lacks.
 type MissingFeature struct {
 	What string // with the kernel configuration options
-	Err  error  // the kernel's answer
+	Err  error  // the kernel's reply
 }
 
 func (e *MissingFeature) Error() string {

@@ -61,8 +61,8 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// subscribe opens a socket that receives the messages of multicast groups. The socket filter drops some of these messages. A nil filter
-// drops no messages. One goroutine can close the socket while another reads it.
+// subscribe() opens a socket that receives the messages of multicast groups. The socket filter can drop some of these messages. A nil
+// filter drops no messages. One goroutine can close the socket while another goroutine reads from the socket.
 func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -109,8 +109,8 @@ func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) 
 	}
 }
 
-// receive waits for a datagram and returns its events. If the buffer of the socket overflowed or the socket cannot be read, receive returns
-// the event that its caller provides for lost messages.
+// receive() waits for a datagram and returns its events. If the buffer of the socket overflowed or the socket cannot be read, receive()
+// returns the event that its caller provides for lost messages.
 func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
 	n, err := socket.Read(buffer)
 	switch {
@@ -149,8 +149,8 @@ func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, 
 	return events
 }
 
-// linkEvent parses the body of a link message. It ignores messages of family AF_BRIDGE about bridge ports, because they lack the kind of
-// the link.
+// linkEvent parses the body of a link message. linkEvent ignores messages of family AF_BRIDGE about bridge ports, because these messages
+// do not contain the kind of the link.
 func linkEvent(message []byte) []Event {
 	if len(message) < unix.SizeofIfInfomsg {
 		return []Event{{Lost: true}}

@@ -128,7 +128,8 @@ func TestEventsOverflow(t *testing.T) {
 	<-ended
 }
 
-// TestEventsEnd checks the reaction of sendEvents to a socket that cannot be read: it sends an event whose field Lost is true, and returns.
+// TestEventsEnd checks sendEvents with a socket that cannot be read. sendEvents must send an event whose field Lost is true, and must then
+// return.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	kerneltest.Must(t, err)

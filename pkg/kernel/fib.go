@@ -33,8 +33,8 @@ func (m Match) FirstLink() int {
 	return m.links[0]
 }
 
-// MatchRoute returns the route that the kernel selects for an address. It sends only one request, even if many routes exist. If no route
-// matches, or if the matching route refuses packets, MatchRoute returns an error that NoRoute recognises.
+// MatchRoute returns the route that the kernel selects for an address. MatchRoute sends only one request, even if many routes exist. If no
+// route matches, or if the matching route refuses packets, MatchRoute returns an error that NoRoute recognises.
 func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	var routes []netlink.Route
 	err = retryInterrupted(func() (err error) {
@@ -62,8 +62,9 @@ func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	return m, nil
 }
 
-// HasAddress reports whether the link has the address. It looks up the local route of the address. This lookup needs only one request, even
-// if many addresses exist. If several links have the same address, HasAddress may return false for all of them except the first.
+// HasAddress reports whether the link has the address. HasAddress looks up the local route of the address. This lookup needs only one
+// request, even if many addresses exist. If several links have the same address, HasAddress may return false for all of them except the
+// first.
 func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	m, err := n.MatchRoute(addr)
 	if NoRoute(err) {
@@ -72,8 +73,8 @@ func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	return err == nil && m.Local && m.Through(link), err
 }
 
-// AddConnected adds the connected route of a link's address. The kernel adds the same route when the address is added. AddConnected is a
-// no-op if the route exists.
+// AddConnected adds the connected route of a link's address. The kernel itself adds this route when a program adds the address.
+// AddConnected is a no-op if the route exists.
 func (n *NS) AddConnected(link Link, address netip.Prefix) error {
 	route := &netlink.Route{LinkIndex: link.Index, Dst: IPNet(address.Masked()), Protocol: unix.RTPROT_KERNEL}
 	if address.Addr().Is4() {

@@ -7,8 +7,8 @@ import (
 	"net/netip"
 )
 
-// ValidGateway returns nil if an address can be the gateway of a subnet. Otherwise it returns an error with the reason. A gateway outside
-// the subnet is valid.
+// ValidGateway returns nil if an address can be the gateway of a subnet. Otherwise, ValidGateway returns an error with the reason. A
+// gateway outside the subnet is valid.
 func ValidGateway(subnet netip.Prefix, gw netip.Addr) error {
 	is := ""
 	switch {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft does
-// the same for nf_tables. Method names follow ip(8). A method whose name is a noun makes no change. A method whose name is a verb makes a
+// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft reads
+// and changes nf_tables. Method names follow ip(8). A method whose name is a noun makes no change. A method whose name is a verb makes a
 // change. Methods with the prefix Ensure are idempotent. Every change passes fault.Change.
 package kernel
 
@@ -99,10 +99,11 @@ func Open(netns Namespace) (*NS, error) {
 	return n, nil
 }
 
-// serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. It never
-// calls UnlockOSThread. The thread therefore ends with the goroutine, and no other goroutine runs in the wrong namespace. The main thread
-// must not enter the namespace. The main thread ends only with the process, and would keep the namespace alive until then. If serveThread
-// runs on the main thread, it starts another goroutine. This goroutine gets another thread, because the main thread is locked.
+// serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. serveThread
+// never calls UnlockOSThread. The thread therefore ends with the goroutine, and no other goroutine runs in the wrong namespace. The main
+// thread must not enter the namespace. If the main thread entered the namespace, this thread would keep the namespace alive until the
+// process ends. If serveThread runs on the main thread, serveThread starts another goroutine. This goroutine gets another thread, because
+// the main thread is locked.
 func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
@@ -143,8 +144,8 @@ func (n *NS) Close() {
 	}
 }
 
-// Close releases the namespace. After an nf_tables deletion, Close waits some milliseconds, because closing the socket waits for an RCU
-// grace period.
+// Close releases the namespace. After an nf_tables deletion, Close waits some milliseconds, because the kernel waits for an RCU grace
+// period before it closes the socket.
 func (n *Node) Close() {
 	n.NFT.Close()
 	n.NS.Close()

@@ -15,7 +15,7 @@ import (
 
 // MaxLearned is the maximum number of MACs that a bridge learns if AddBridge created the bridge (fdb_max_learned, since Linux 6.7). This
 // limit allows four MACs for each of the 1,024 possible ports. 4,096 entries need half a MiB of kernel memory. Without the limit a pod
-// could fill the memory with forged MACs. At the limit the bridge learns no further MACs, and floods frames to unknown MACs.
+// could fill the memory with forged MACs. At this limit, the bridge learns no further MACs, and floods frames to unknown MACs.
 const MaxLearned = 4096
 
 // brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h.
@@ -135,7 +135,7 @@ func linkHeader(index int) *nl.IfInfomsg {
 	return msg
 }
 
-// Ports returns the names of a bridge's ports. It reads all links of the namespace.
+// Ports returns the names of a bridge's ports. Ports() reads all links of the namespace.
 func (n *NS) Ports(bridge Link) (names []string, err error) {
 	var links []netlink.Link
 	err = retryInterrupted(func() (err error) {
@@ -187,7 +187,7 @@ func (n *NS) SetDown(link Link) error {
 	return fault.Change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
-// PinMTU sets a fixed MTU of a bridge. Without a fixed MTU, the kernel gives the bridge the smallest MTU of its ports. A bridge with an MTU
+// PinMTU gives a bridge a fixed MTU. Without a fixed MTU, the kernel gives the bridge the smallest MTU of its ports. A bridge with an MTU
 // below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU. If the wanted MTU is the current MTU, PinMTU
 // therefore first sets another MTU (MTUBeside). The first argument must contain the current MTU.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
@@ -246,7 +246,8 @@ func (n *NS) SetMaster(link, bridge Link) error {
 	})
 }
 
-// DelLink deletes an interface. It is a no-op if the interface is missing. Deleting one end of a veth pair also deletes the other end.
+// DelLink deletes an interface. DelLink is a no-op if the interface is missing. Deleting one end of a veth pair also deletes the other
+// end.
 func (n *NS) DelLink(name string) error {
 	return fault.Change("link del "+name, func() error {
 		link, ok, err := n.Link(name)

@@ -14,10 +14,10 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MoveLink moves a link into another namespace and renames it, in one request. The link arrives down, without addresses, with its
+// MoveLink moves a link into another namespace and renames the link, in one request. The link arrives down, without addresses, with its
 // alternative names, and often with another ifindex. The error unix.EEXIST means that the target already has a link with the new name or
-// with an alternative name of this link. After this error the link is in its old namespace, and may be down because MoveLink had to move it
-// back. The error unix.EINVAL means that links of this kind cannot be moved.
+// with an alternative name of this link. After this error the link is in its old namespace, and may be down because MoveLink had to move
+// the link back. The error unix.EINVAL means that links of this kind cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
@@ -28,8 +28,8 @@ func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	})
 }
 
-// File opens the file of the namespace, for example as the target of MoveLink. It reads /proc/thread-self, because /proc/self/ns/net is the
-// namespace of the main thread.
+// File opens the file of the namespace, for example as the target of MoveLink. File() reads /proc/thread-self, because /proc/self/ns/net
+// is the namespace of the main thread.
 func (n *NS) File() (f *os.File, err error) {
 	err = n.inNamespace(func() (err error) {
 		f, err = os.Open("/proc/thread-self/ns/net")
@@ -81,7 +81,7 @@ func (n *NS) Rename(link Link, name string) error {
 	})
 }
 
-// SetAlias sets the alias of a link. The output of ip(8) contains the alias. An empty text removes the alias.
+// SetAlias sets the alias of a link. The command ip(8) prints the alias. An empty text removes the alias.
 func (n *NS) SetAlias(link Link, text string) error {
 	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
 		return n.h.LinkSetAlias(byIndex(link.Index), text)
@@ -93,7 +93,7 @@ func (n *NS) AddAltName(link Link, name string) error {
 	return n.altName(unix.RTM_NEWLINKPROP, "add", link, name)
 }
 
-// DelAltName removes an alternative name. It is a no-op if the link does not have it.
+// DelAltName removes an alternative name. DelAltName is a no-op if the link does not have this name.
 func (n *NS) DelAltName(link Link, name string) error {
 	return fault.Ignore(n.altName(unix.RTM_DELLINKPROP, "del", link, name), unix.ENOENT)
 }
@@ -117,7 +117,7 @@ func (n *NS) SetTxQueue(link Link, packets int) error {
 	})
 }
 
-// DelXDP detaches all XDP programs, which see received frames before the kernel's network stack. It returns unix.EBUSY if a program is
+// DelXDP detaches all XDP programs, which see received frames before the kernel's network stack. DelXDP returns unix.EBUSY if a program is
 // attached by a bpf link. The kernel detaches this program only when its owner closes the file descriptor.
 func (n *NS) DelXDP(link Link) error {
 	// The flags are XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE and XDP_FLAGS_HW_MODE. A link with XDP_ATTACHED_MULTI (4) has programs in several
@@ -134,7 +134,7 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches a loaded XDP program. If fd is -1, it detaches the program.
+// setXDP attaches a loaded XDP program. If fd is -1, setXDP detaches the program.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		req := n.newRequest(unix.RTM_SETLINK, 0)
@@ -148,7 +148,7 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	})
 }
 
-// SetTraits changes the traits of a link to the wanted traits. It sends only the traits that differ.
+// SetTraits changes the traits of a link to the wanted traits. SetTraits sends only the traits that differ.
 func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
 	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {

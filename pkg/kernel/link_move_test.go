@@ -17,7 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestAltNames checks that alternative names can be added and removed one by one. It also checks that a repeated removal is no error.
+// TestAltNames checks that alternative names can be added and removed one by one. The test also checks that a repeated removal is no
+// error.
 func TestAltNames(t *testing.T) {
 	w := newWire(t)
 	names := func() []string { return mustLink(t, w.host, "kth0").AltNames }
@@ -41,7 +42,8 @@ func TestAltNames(t *testing.T) {
 	}
 }
 
-// TestReceiveModes checks that the settings of SetPromisc, SetAllMulti, SetMTU and Rename can be read back and reset.
+// TestReceiveModes checks that Link returns the settings of SetPromisc, SetAllMulti, SetMTU and Rename, and that these settings can be
+// reset.
 func TestReceiveModes(t *testing.T) {
 	w := newWire(t)
 	for _, on := range []bool{true, false} {

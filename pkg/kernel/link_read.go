@@ -33,7 +33,7 @@ type Link struct {
 	Port      BridgePort
 	PortState PortState
 	Reserved  bool // the port is set as by SetReserved, or the kernel does not report that (before 4.15)
-	// AllMulti is true only if an admin set it. Promis is also true for every bridge port.
+	// The field AllMulti is true only if an admin enabled this mode. The field Promis is also true for every bridge port.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
 	Alias    string   // free text
@@ -57,7 +57,7 @@ type Link struct {
 	STP          bool   // the bridge runs the spanning tree protocol, which sets the state of its ports
 }
 
-// Traits contains the settings of ip-link(8) that a link keeps when it moves to another namespace.
+// Traits contains the settings of ip-link(8) that a link keeps when the link moves to another namespace.
 type Traits struct {
 	NoARP       bool   `json:"noARP,omitempty"`
 	NoMulticast bool   `json:"noMulticast,omitempty"`
@@ -91,10 +91,10 @@ const groupBase = 0x4000_0000
 // groupOf returns the number of the device group that the link with this ifindex can lead.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
-// LeadsGroup reports whether the link leads a device group. DelGroup deletes the link and this group.
+// LeadsGroup reports whether the link leads a device group. DelGroup deletes the link together with its device group.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
-// Lacks compares the given settings with the values at the time at which the Link was read. It returns the settings whose value was
+// Lacks compares the given settings with the values at the time at which the Link was read. Lacks() returns the settings whose value was
 // different or unknown. The paths of the settings begin with ipv6/conf/<name of the link>/.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {
@@ -115,12 +115,12 @@ func (l Link) Conf6(setting string) (value int32, known bool) {
 	return value, known
 }
 
-// Link returns an interface by name. The second result reports whether an interface has the name.
+// Link returns an interface by name. The second result reports whether an interface with this name exists.
 func (n *NS) Link(name string) (link Link, ok bool, err error) {
 	return n.link(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
-// LinkByIndex returns an interface by ifindex. The second result reports whether an interface has the ifindex.
+// LinkByIndex returns an interface by ifindex. The second result reports whether an interface with this ifindex exists.
 func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	if index == 0 {
 		return Link{}, false, nil
@@ -208,7 +208,7 @@ func parseLink(message []byte) (Link, error) {
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
-	// A bridge that came up before it got a port has a carrier, but the kernel leaves its operational state unknown.
+	// If a bridge came up before the bridge got a port, the bridge has a carrier, but the kernel reports the operational state as unknown.
 	link.Runs = link.Runs || link.Kind == "bridge" && a.OperState == netlink.OperUnknown && a.RawFlags&unix.IFF_LOWER_UP != 0
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0,

@@ -116,7 +116,7 @@ func TestBridge(t *testing.T) {
 	}
 	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
 	kerneltest.Must(t, h.SetUp(link), h.SetPromisc(link, true))
-	// A bridge without a fixed MAC would now have the lower MAC of its port.
+	// Without a fixed MAC, the bridge would now have the MAC of its port, which is lower.
 	if got := mustLink(t, h, "kt0"); got.MAC.String() != address.String() || !got.Up || !got.Promis || got.Kind != "bridge" {
 		t.Errorf("got %+v", got)
 	}

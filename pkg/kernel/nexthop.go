@@ -38,8 +38,8 @@ type FoundNexthop struct {
 	Protocol int // of the program that added it
 }
 
-// Nexthops returns the nexthop objects of all programs, because the kernel cannot filter them by protocol. The list is empty on kernels
-// before 5.3, which have no nexthop objects.
+// Nexthops returns the nexthop objects of all programs, because the kernel cannot filter nexthop objects by protocol. The list is empty on
+// kernels before 5.3, which have no nexthop objects.
 func (n *NS) Nexthops() (list []FoundNexthop, err error) {
 	replies, err := n.listObjects(unix.RTM_GETNEXTHOP, unix.RTM_NEWNEXTHOP, &nhmsg{})
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil {
@@ -71,7 +71,8 @@ func (n *NS) AddNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop add ", h, protocol, unix.NLM_F_EXCL)
 }
 
-// ReplaceNexthop changes a nexthop object, or adds it if its ID is unused. All routes that refer to the object change at once.
+// ReplaceNexthop changes the nexthop object with the given ID. If the ID is unused, ReplaceNexthop adds the object. All routes that refer
+// to the object change at once.
 func (n *NS) ReplaceNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop replace ", h, protocol, unix.NLM_F_REPLACE)
 }
@@ -92,7 +93,8 @@ func (n *NS) setNexthop(op string, h Nexthop, protocol, flags int) error {
 	})
 }
 
-// DelNexthop deletes a nexthop object. The kernel also deletes all routes that refer to the object. It is a no-op if the object is missing.
+// DelNexthop deletes a nexthop object. The kernel also deletes all routes that refer to the object. DelNexthop is a no-op if the object is
+// missing.
 func (n *NS) DelNexthop(id uint32) error {
 	return fault.Change(fmt.Sprintf("nexthop del id %d", id), func() error {
 		return fault.Ignore(n.sendChange(unix.RTM_DELNEXTHOP, 0, &nhmsg{}, nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(id))), unix.ENOENT)

@@ -103,8 +103,8 @@ func TestProtocolRoutes(t *testing.T) {
 	}
 }
 
-// TestVXLAN checks that EnsureVXLAN creates a device with the requested properties, and recreates the device only for changes that are
-// impossible in place. Another program's device stays.
+// TestVXLAN checks that EnsureVXLAN creates a device with the requested properties, and recreates the device only for changes that the
+// kernel cannot make to an existing device. Another program's device stays.
 func TestVXLAN(t *testing.T) {
 	n, _ := podNS(t)
 	const group = 142

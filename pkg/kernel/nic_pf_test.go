@@ -22,7 +22,7 @@ func trialsWithPF() []trial {
 		{"VF to PF", vfToPF}, {"VLAN", vfVLAN}, {"MAC", vfMAC}, {"rates, link state and 802.1ad", vfUntested}}
 }
 
-// testedPF returns the PF and its current settings for VF 0. It restores these settings when the test ends.
+// testedPF returns the PF and its current settings for VF 0. testedPF restores these settings when the test ends.
 func (c card) testedPF(t *testing.T) (Link, VF) {
 	t.Helper()
 	pf := mustLink(t, c.host, c.PF)
@@ -40,7 +40,8 @@ func mustVF(t *testing.T, n *Node, pf Link, index int) VF {
 	return vf
 }
 
-// vfSettings checks that SetVF can change each setting alone. It also checks that the other VF keeps its settings. One call restores all.
+// vfSettings checks that SetVF can change each setting separately. vfSettings also checks that the other VF keeps its settings. One call
+// restores all.
 func vfSettings(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	other := mustVF(t, c.host, pf, 1)
@@ -75,8 +76,8 @@ func vfSettings(t *testing.T, c card) {
 	}
 }
 
-// vfRefused checks that the error of SetVF names the refused setting. The function Unsupported must return true only if the driver does not
-// know the refused setting.
+// vfRefused checks that the error of SetVF contains the refused setting. The function Unsupported must return true only if the driver does
+// not know the refused setting.
 func vfRefused(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	for _, s := range []struct {
@@ -127,7 +128,8 @@ func vfJoined(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
-// vfDevice checks that a link has its PCI address in Device. It also checks that LinkOf finds the link by this address.
+// vfDevice checks that the field Device of a link contains the link's PCI address. vfDevice also checks that LinkOf finds the link by this
+// address.
 func vfDevice(t *testing.T, c card) {
 	pod := newInside(t)
 	for _, f := range c.VFs {
@@ -145,8 +147,8 @@ func vfDevice(t *testing.T, c card) {
 	}
 }
 
-// vfReturns checks that the VF of a deleted namespace returns to the host under the name that it had in the namespace. The PF's settings
-// for the VF stay.
+// vfReturns checks that the VF of a deleted namespace returns to the host and keeps the name that the VF had in the namespace. The PF's
+// settings for the VF stay.
 func vfReturns(t *testing.T, c card) {
 	pod := newInside(t)
 	pf, before := c.testedPF(t)
@@ -199,8 +201,8 @@ func vfVLAN(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
-// vfMAC sets a MAC on the PF, and checks that this MAC takes effect when the VF's driver binds again. After this, the pod cannot change the
-// MAC of the VF until the PF resets it.
+// vfMAC sets a MAC on the PF, and checks that this MAC takes effect when the VF's driver binds again. From then on, the pod cannot change
+// the MAC of the VF until the PF resets this MAC.
 func vfMAC(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	admin, device := before, c.VFs[0].Device

@@ -150,7 +150,8 @@ func moveVFBack(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelLink(name), pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name))
 }
 
-// setInPod checks that a VF keeps the settings that a pod changed. It also checks that all these settings can be reset for the next pod.
+// setInPod checks that a VF keeps the settings that a pod changed. setInPod also checks that all these settings can be reset for the next
+// pod.
 func setInPod(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
@@ -199,7 +200,7 @@ func (c card) giveVF(t *testing.T, vf int, ip string) end {
 	return end{pod.pod.Do, netip.MustParseAddr(ip)}
 }
 
-// canReach sends packets until one of them arrives. It reports false if no packet arrives in the given time.
+// canReach sends packets until one of them arrives. canReach reports false if no packet arrives in the given time.
 func (e end) canReach(t *testing.T, to end, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn

@@ -17,8 +17,8 @@ type BridgePort struct {
 	Hairpin  bool // a frame may leave by the port on which it arrived
 	Isolated bool // no frames pass between isolated ports
 	Locked   bool // accepts only frames from a MAC that the bridge knows
-	// With these flags, the bridge does not send certain frames through the port. NoFlood applies to frames for unknown MACs, NoMulticastFlood
-	// applies to multicast frames, and NoBroadcastFlood applies to broadcast frames.
+	// If one of these flags is set, the bridge does not send certain frames through the port. NoFlood applies to frames for unknown MACs,
+	// NoMulticastFlood applies to multicast frames, and NoBroadcastFlood applies to broadcast frames.
 	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
 }
 
@@ -49,8 +49,8 @@ func (p BridgePort) flags() []portFlag {
 		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
 }
 
-// Unlike compares the flags of two ports. It lists the flags that differ, with the values of the first port, such as "hairpin true". It
-// returns "" if no flag differs.
+// Unlike compares the flags of two ports. Unlike() lists the flags that differ, with the values of the first port, such as "hairpin true".
+// Unlike() returns "" if no flag differs.
 func (p BridgePort) Unlike(other BridgePort) string {
 	var words []string
 	for i, flag := range p.flags() {
@@ -75,7 +75,7 @@ func parsePort(attributes []byte) (p BridgePort, state PortState) {
 		NoBroadcastFlood: is(nl.IFLA_BRPORT_BCAST_FLOOD, 0)}, state
 }
 
-// SetPort changes the flags of a bridge port to the wanted flags, in one request. It is a no-op if no flag differs.
+// SetPort changes the flags of a bridge port to the wanted flags, in one request. SetPort is a no-op if no flag differs.
 func (n *NS) SetPort(port Link, want BridgePort) error {
 	change := want.Unlike(port.Port)
 	if change == "" {

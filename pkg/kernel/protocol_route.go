@@ -25,7 +25,7 @@ const rtaNHID = 30 // RTA_NH_ID of include/uapi/linux/rtnetlink.h
 // defaultMetric6 is the kernel's IP6_RT_PRIO_USER (include/net/ip6_route.h).
 const defaultMetric6 = 1024
 
-// Explicit returns the route with the kernel's default metric filled in.
+// Explicit returns a copy of the route. The copy of an IPv6 route without metric contains the kernel's default metric.
 func (r ProtocolRoute) Explicit() ProtocolRoute {
 	if r.Metric == 0 && r.Dst.Addr().Is6() {
 		r.Metric = defaultMetric6
@@ -47,7 +47,7 @@ func (r ProtocolRoute) String() string {
 	return text
 }
 
-// FoundRoute is an existing route of the main table. It always contains the metric, even if the kernel uses its default metric.
+// FoundRoute is an existing route of the main table. FoundRoute always contains the metric, even if this metric is the kernel's default.
 type FoundRoute struct {
 	ProtocolRoute
 	Protocol int  // of the program that added it
@@ -56,7 +56,7 @@ type FoundRoute struct {
 }
 
 // ProtocolRoutes returns the routes of the main table with a protocol, or with any protocol if protocol is 0. The kernel filters the
-// routes, so that many routes of other programs cost little time.
+// routes, so that ProtocolRoutes is fast even if other programs have many routes.
 func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewRtMsg()
@@ -101,8 +101,8 @@ func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
-// ReplaceProtocolRoute replaces the first route to the same prefix with the same metric, even if another program added that route. If there
-// is no such route, it adds the route. No packet is lost during the change.
+// ReplaceProtocolRoute replaces the first route to the same prefix with the same metric, even if another program added that route. If no
+// such route exists, ReplaceProtocolRoute adds the route. No packet is lost during the change.
 func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route replace ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }
@@ -124,7 +124,7 @@ func (n *NS) setRoute(op string, r ProtocolRoute, protocol, flags int) error {
 	})
 }
 
-// DelProtocolRoute deletes a route by prefix, protocol and metric. It is a no-op if the route is missing.
+// DelProtocolRoute deletes a route by prefix, protocol and metric. DelProtocolRoute is a no-op if the route is missing.
 func (n *NS) DelProtocolRoute(r ProtocolRoute, protocol int) error {
 	return fault.Change("route del "+r.String(), func() error {
 		header := nl.NewRtDelMsg()

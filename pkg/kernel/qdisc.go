@@ -32,8 +32,8 @@ func (q qdisc) newRequest(n *NS, verb, flags int) *nl.NetlinkRequest {
 	return req
 }
 
-// qdiscAt returns the qdisc of a link at a parent. The second result is false if there is no qdisc. The request needs NLM_F_ECHO, because
-// without this flag the kernel sends the reply only to subscribers of the multicast group.
+// qdiscAt returns the qdisc of a link at a parent. The second result is false if there is no qdisc. The request needs the flag NLM_F_ECHO.
+// Without this flag, the kernel sends the reply only to subscribers of the multicast group.
 func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 	var replies [][]byte
 	err = retryInterrupted(func() (err error) {

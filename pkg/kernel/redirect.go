@@ -18,7 +18,7 @@ import (
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
 // redirectPriority is the highest possible priority number. The kernel runs filters with lower numbers first, so other programs' filters
-// run before the redirect. The kernel itself assigns priorities up to 49152.
+// run before the redirect. The kernel assigns priorities up to 49152 to filters without a priority.
 const redirectPriority = 65535
 
 // referencePriority is the priority of the filter of the reference bandwidth plugin.
@@ -26,7 +26,7 @@ const referencePriority = 1
 
 // EnsureIFB returns the intermediate functional block device (ifb) with this name, and creates a missing device with the MTU of the link.
 // The device is up and belongs to the device group that the link leads. A frame that is redirected to an ifb passes through the qdisc of
-// the ifb, and then continues on its way (tc-mirred(8)).
+// the ifb. Then the kernel processes the frame as usual (tc-mirred(8)).
 func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	err := fault.Change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -44,7 +44,7 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	if err == nil && (!ok || link.Kind != "ifb") {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
-	// A stale device outside the group would remain when the group is deleted.
+	// A stale device outside the group would remain after the deletion of the group.
 	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group {
 		err = fault.Change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
 	}
@@ -54,10 +54,10 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	return link, err
 }
 
-// Redirect sends all frames that a link receives through another link. It uses an existing ingress or clsact qdisc, or adds a clsact qdisc.
-// It does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact qdisc. It adds the new
-// filter before it deletes an old RedirectsLong filter, so that the rate limit of a running pod stays in effect. Redirect is a no-op if all
-// frames are already redirected.
+// Redirect sends all frames that a link receives through another link. Redirect() uses an existing ingress or clsact qdisc, or adds a
+// clsact qdisc. Redirect() does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact
+// qdisc. Redirect() adds the new filter before it deletes an old RedirectsLong filter, so that the rate limit of a running pod stays in
+// effect. Redirect is a no-op if all frames are already redirected.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -121,8 +121,8 @@ const (
 	RedirectsAll
 )
 
-// Redirected reports which frames are redirected from one link to another link by u32 filters. It considers filters of any priority,
-// because the filter of the reference bandwidth plugin does not have the priority redirectPriority.
+// Redirected reports which frames are redirected from one link to another link by u32 filters. Redirected() considers filters of any
+// priority, because the filter of the reference bandwidth plugin does not have the priority redirectPriority.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
 	return redirectSource{from, list}.redirectionTo(to.Index), err
@@ -150,8 +150,8 @@ func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err e
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if the target link was deleted. It returns
-// -1 if the filter does not redirect.
+// redirectsTo returns the ifindex of the link to which a filter redirects packets. The result is 0 if the target link was deleted. The
+// result is -1 if the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
 	if !ok {
@@ -215,8 +215,8 @@ func (r redirectSource) redirectionTo(index int) Redirection {
 	return most
 }
 
-// redirectSources returns the links with an ingress or clsact qdisc and their filters. If some links cannot be read, it returns the other
-// links and an error.
+// redirectSources returns each link that has an ingress or clsact qdisc, together with the filters of this link. If some links cannot be
+// read, redirectSources returns the other links and an error.
 func (n *NS) redirectSources() (found []redirectSource, err error) {
 	list, err := n.qdiscs()
 	for _, q := range list {
@@ -235,9 +235,9 @@ func (n *NS) redirectSources() (found []redirectSource, err error) {
 	return found, err
 }
 
-// DelRedirect removes the redirect from one link to another, including a redirect that the reference bandwidth plugin added. It also
-// removes the ingress qdisc, unless other programs have filters there. It removes a clsact qdisc only if the argument owned is true,
-// because another program may have added the qdisc for later filters. A missing redirect is no error.
+// DelRedirect removes the redirect from one link to another link, including a redirect that the reference bandwidth plugin added.
+// DelRedirect also removes the ingress qdisc, unless other programs have filters there. DelRedirect removes a clsact qdisc only if the
+// argument owned is true, because another program may have added the qdisc for later filters. A missing redirect is no error.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if err := n.delRedirects(from, to, false); err != nil {
 		return err

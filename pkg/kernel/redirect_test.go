@@ -52,8 +52,8 @@ func TestDelRedirectOfReference(t *testing.T) {
 	}
 }
 
-// TestRedirectAfterReference checks that Redirect replaces a filter of the reference bandwidth plugin if the ifb of the filter was deleted.
-// This filter would drop all frames.
+// TestRedirectAfterReference checks that Redirect replaces a filter of the reference bandwidth plugin if the ifb of the filter was
+// deleted. Such a filter drops all frames.
 func TestRedirectAfterReference(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -66,8 +66,8 @@ func TestRedirectAfterReference(t *testing.T) {
 	}
 }
 
-// TestRedirectedMirror checks that a filter with a mirror action does not count as a redirect. It also checks that DelRedirect keeps a
-// filter with a mirror action.
+// TestRedirectedMirror checks that a filter with a mirror action does not count as a redirect. The test also checks that DelRedirect keeps
+// a filter with a mirror action.
 func TestRedirectedMirror(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -142,15 +142,15 @@ func TestBucketsOfOthers(t *testing.T) {
 		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, Counters: Counters{Dropped: 7},
 			options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}
 	}
-	// The kernel lists qdiscs in any order.
+	// The kernel may list qdiscs in any order.
 	got := bucketsIn(append([]qdisc{queue(w.hostSide.Index), queue(1 << 20)}, list...))
 	if b := got[w.hostSide.Index]; len(got) != 1 || b.Rate != s.Rate || b.Dropped != 7 || b.Fair.Target == 0 {
 		t.Errorf("%+v", got)
 	}
 }
 
-// TestNamesWhatIsMissing checks that missingFeature names the feature only for ENOENT, which the kernel returns for an unknown kind of
-// qdisc.
+// TestNamesWhatIsMissing checks that missingFeature returns a *MissingFeature only for ENOENT, which the kernel returns for an unknown
+// kind of qdisc.
 func TestNamesWhatIsMissing(t *testing.T) {
 	w := newWire(t)
 	_, err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.

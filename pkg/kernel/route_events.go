@@ -22,14 +22,14 @@ type RouteEvent struct {
 	What    string // the last change, for logs: "link eth0", "route 10.2.0.0/24", "nexthop 7", "address fd00::1"
 }
 
-// RouteEvents returns a channel of events about changes in the caller's namespace that can affect the routes of a protocol. It reports
-// deleted routes and nexthop objects of the protocol. It reports links whose MTU or state (up or down) changed, except bridge ports, bond
-// ports and ifbs. It reports added and removed global IPv6 addresses. For other programs' routes in the main table, it reports changes of
-// default routes and of routes without a gateway. It also reports replaced routes.
+// RouteEvents returns a channel of events about changes in the caller's namespace that can affect the routes of a protocol. RouteEvents
+// reports deleted routes and nexthop objects of the protocol. RouteEvents reports links whose MTU or state (up or down) changed, except
+// bridge ports, bond ports and ifbs. RouteEvents reports added and removed global IPv6 addresses. For other programs' routes in the main
+// table, RouteEvents reports changes of default routes and of routes without a gateway. RouteEvents also reports replaced routes.
 //
-// A socket filter drops all other messages about routes. If the receiver is slow, several changes are merged into one event. The channel is
-// closed when ctx ends. When a link goes down, the kernel deletes its routes and nexthop objects without sending messages, so that only the
-// event about the link reports the loss.
+// A socket filter drops all other messages about routes. If the receiver is slow, several changes are merged into one event. The channel
+// is closed when ctx ends. When a link goes down, the kernel deletes its routes and nexthop objects without sending messages, so that only
+// the event about the link reports the loss.
 func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	socket, err := subscribeRoutes(protocol)
 	if err != nil {
@@ -53,7 +53,7 @@ func subscribeRoutes(protocol int) (*os.File, error) {
 		unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV6_IFADDR)
 }
 
-// mergeNotices sends an event for each relevant notice. While the receiver is busy, it merges the notices into one event.
+// mergeNotices sends an event for each relevant notice. While the receiver is busy, mergeNotices merges the notices into one event.
 func mergeNotices(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 	known := routeLinks{}
 	var pending RouteEvent
@@ -85,7 +85,7 @@ type notice struct {
 
 func lostNotice() notice { return notice{RouteEvent: RouteEvent{Lost: true, What: "lost events"}} }
 
-// linkState is the part of a link's state that matters for routes. For a link that is down, and for a link that routes cannot use, the
+// linkState is the part of a link's state that affects routes. For a link that is down, and for a link that routes cannot use, the
 // linkState is the zero value.
 type linkState struct {
 	flags uint32
@@ -178,8 +178,8 @@ const (
 )
 
 // routeFilter returns a socket filter that the kernel runs for each datagram. The filter drops messages about irrelevant routes of other
-// programs before they reach this process. It reads only the first message of a datagram. The first message is enough, because the kernel
-// sends one message per datagram.
+// programs before these messages reach this process. routeFilter reads only the first message of a datagram. The first message is enough,
+// because the kernel sends one message per datagram.
 func routeFilter(protocol int) []unix.SockFilter {
 	p := newProgram()
 	p.loadBytes(atType, 2)

@@ -29,7 +29,8 @@ func routeSocket(t testing.TB, n *NS) (socket *os.File) {
 	return socket
 }
 
-// collectNotices subscribes to the notices of a namespace. The returned function returns the relevant notices since its previous call.
+// collectNotices subscribes to the notices of a namespace. Each call of the returned function returns the relevant notices since the
+// previous call.
 func collectNotices(t *testing.T, n *NS) (since func() []string) {
 	t.Helper()
 	socket := routeSocket(t, n)
@@ -223,8 +224,8 @@ func TestRouteEventsMerge(t *testing.T) {
 	}
 }
 
-// TestRouteEventsLost checks that an overflow of the socket sends an event whose field Lost is true. It also checks that isRelevant clears
-// the stored link states after this event.
+// TestRouteEventsLost checks that an overflow of the socket sends an event whose field Lost is true. The test also checks that isRelevant
+// clears the stored link states after this event.
 func TestRouteEventsLost(t *testing.T) {
 	known := routeLinks{}
 	up := notice{link: 3, state: linkState{unix.IFF_UP, 1500}}

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Bucket is a token bucket (tc-tbf(8)). Shape installs a token bucket; Shaped and Buckets read it. Packets wait for tokens in one queue, or
-// in one queue per flow if Fair is set.
+// Bucket is a token bucket (tc-tbf(8)). Shape installs a token bucket. Shaped and Buckets read token buckets from the kernel. Packets wait
+// for tokens in one queue, or in one queue per flow if Fair is set.
 type Bucket struct {
 	Rate     uint64    `json:"rate"`  // bits per second
 	Burst    uint32    `json:"burst"` // bytes that may be sent at once after an idle period
@@ -57,7 +57,7 @@ const (
 	fairQueue   = "fq_codel"
 )
 
-// Shape limits the rate at which a link sends. It replaces an existing token bucket in place.
+// Shape limits the rate at which a link sends. If the link already has a token bucket, Shape() changes this bucket and does not remove it.
 func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
 		_, err := b.tbfRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
@@ -83,8 +83,8 @@ func (n *NS) hasOtherRoot(link Link) bool {
 }
 
 // tbfRequest returns the request that installs a token bucket. The request contains the burst both as a time and in bytes (TCA_TBF_BURST).
-// Without the burst in bytes, the kernel computes the burst from the time, and drops every packet whose transmission takes longer than 2^32
-// ns (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s the kernel would then drop every full frame.
+// Without the burst in bytes, the kernel computes the burst from the time, and drops every packet whose transmission takes longer than
+// 2^32 ns (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s, the transmission of every full frame takes longer than this.
 func (b Bucket) tbfRequest(n *NS, link Link) *nl.NetlinkRequest {
 	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
@@ -163,7 +163,7 @@ func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 }
 
 // Shaped returns the token bucket of a link. The second result is false if the root qdisc of the link has another kind. The kernel rounds
-// the burst to ticks. It rounds the times of a fair queue to 1.024 µs.
+// the burst to ticks. Shaped() rounds the times of a fair queue to 1.024 µs.
 func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {
@@ -200,7 +200,7 @@ func bucketsIn(list []qdisc) map[int]Bucket {
 	return found
 }
 
-// Unshape removes the token bucket of a link. It is a no-op if the link has no token bucket.
+// Unshape removes the token bucket of a link. Unshape() is a no-op if the link has no token bucket.
 func (n *NS) Unshape(link Link) error {
 	return fault.Change("qdisc del dev "+link.Name+" root tbf", func() error {
 		req := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_DELQDISC, 0)
@@ -212,8 +212,8 @@ func (n *NS) Unshape(link Link) error {
 // loopbackIndex is the loopback device's ifindex in every namespace (the kernel's LOOPBACK_IFINDEX).
 const loopbackIndex = 1
 
-// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. It sends a request that always fails. The error shows
-// whether the kernel knows fq_codel.
+// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. HasFairQueue sends a request that always fails. The
+// error shows whether the kernel knows fq_codel.
 func (n *NS) HasFairQueue() (bool, error) {
 	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)

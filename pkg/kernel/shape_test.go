@@ -23,7 +23,8 @@ func testedRates() []uint64 {
 		34_359_738_360, 34_359_738_368, 34_359_738_376, 100_000_000_000}
 }
 
-// TestShape checks that Shaped returns the values that Shape set. The burst may differ a little, because the kernel rounds it to ticks.
+// TestShape checks that Shaped returns the values that Shape set. The burst may differ a little, because the kernel rounds the burst to
+// ticks.
 func TestShape(t *testing.T) {
 	w := newWire(t)
 	for _, rate := range testedRates() {
@@ -72,8 +73,8 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestShapeOther checks that Shaped does not report a root qdisc of another kind as a token bucket. It also checks that Shape replaces the
-// other root qdisc.
+// TestShapeOther checks that Shaped does not report a root qdisc of another kind as a token bucket. The test also checks that Shape
+// replaces the other root qdisc.
 func TestShapeOther(t *testing.T) {
 	for _, major := range []uint16{7, 1} {
 		w := newWire(t)
@@ -118,7 +119,7 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestFairQueue checks that Shape sets and changes a fair queue. It also checks the settings that Shaped returns, and the drops that
+// TestFairQueue checks that Shape sets and changes a fair queue. The test also checks the settings that Shaped returns, and the drops that
 // Buckets counts. HasFairQueue changes no qdisc.
 func TestFairQueue(t *testing.T) {
 	w := newWire(t)
@@ -280,7 +281,7 @@ func filterPriorities(t *testing.T, w wire) (list []uint16) {
 	return list
 }
 
-// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc. It also checks that DelRedirect keeps the
+// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc. The test also checks that DelRedirect keeps the
 // existing qdisc and other programs' filters.
 func TestRedirectBesideOthers(t *testing.T) {
 	for _, kind := range []string{"clsact", "ingress"} {
@@ -310,8 +311,8 @@ func TestRedirectBesideOthers(t *testing.T) {
 	}
 }
 
-// TestDelRedirectKeepsEmptyClsact checks that DelRedirect keeps a clsact qdisc of another program even if it has no filters. The other
-// program may add filters later.
+// TestDelRedirectKeepsEmptyClsact checks that DelRedirect keeps a clsact qdisc of another program even if this qdisc has no filters. The
+// other program may add filters later.
 func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)

@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsBound reports whether a socket uses the address and port, or the port on all addresses. It tries to bind a socket to the address for a
-// moment, without listening. A port counts as free if the node does not have the address or the kernel lacks the address family.
+// IsBound reports whether any socket uses the port, either on this address or on all addresses. IsBound tries to bind a socket to the
+// address for a moment, without listening. A port counts as free if the node does not have the address or the kernel lacks the address
+// family.
 func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	err := bindSocket(protocol, at)
 	switch {
@@ -24,8 +25,8 @@ func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	return false, err
 }
 
-// bindSocket binds a socket and closes it. It returns unix.EADDRINUSE if another socket uses the port. SO_REUSEADDR makes TCP ignore
-// connections in state TIME_WAIT.
+// bindSocket binds a socket and closes the socket. bindSocket returns unix.EADDRINUSE if another socket uses the port. SO_REUSEADDR makes
+// TCP ignore connections in state TIME_WAIT.
 func bindSocket(protocol byte, at netip.AddrPort) error {
 	kind := unix.SOCK_STREAM
 	if protocol == unix.IPPROTO_UDP {
@@ -74,8 +75,8 @@ const (
 	diagRequest = 56
 )
 
-// ReadSockets returns the ports on which sockets of a protocol listen. It queries both families, since an IPv6 socket may also use the IPv4
-// port. It does not read /proc/net/tcp, because the kernel would walk the table of all connections of the node.
+// ReadSockets returns the ports on which sockets of a protocol listen. ReadSockets queries both families, since an IPv6 socket may also
+// use the IPv4 port. ReadSockets does not read /proc/net/tcp, because the kernel would walk the table of all connections of the node.
 func ReadSockets(protocol byte) Sockets {
 	s := Sockets{}
 	state := stateListen

@@ -27,8 +27,8 @@ func (s Subnet) String() string {
 	return fmt.Sprintf("%s dev %s", s.Prefix, s.Link)
 }
 
-// Subnets returns the subnets of the namespace's addresses and the destinations of the unicast routes in the main table. It leaves out
-// default routes, and loopback, link-local and multicast subnets. It reads all links, addresses and routes.
+// Subnets returns the subnets of the namespace's addresses and the destinations of the unicast routes in the main table. Subnets leaves
+// out default routes, loopback subnets, link-local subnets and multicast subnets. Subnets() reads all links, addresses and routes.
 func (n *NS) Subnets() (list []Subnet, err error) {
 	var links []netlink.Link
 	var addresses []netlink.Addr
@@ -74,7 +74,8 @@ func (n *NS) Subnets() (list []Subnet, err error) {
 	}), nil
 }
 
-// AddressSubnets returns the subnets of the addresses of all links, except loopback and link-local subnets. It sends one request.
+// AddressSubnets returns the subnets of the addresses of all links, except loopback and link-local subnets. AddressSubnets sends one
+// request.
 func (n *NS) AddressSubnets() (list []netip.Prefix, err error) {
 	var addresses []netlink.Addr
 	err = retryInterrupted(func() (err error) {

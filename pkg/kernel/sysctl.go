@@ -26,8 +26,8 @@ type Sysctl struct {
 
 const sysctlRoot = "/proc/sys/net"
 
-// Set writes each setting whose value differs. It skips settings that the kernel does not have, such as IPv6 settings on a kernel without
-// IPv6.
+// Set writes each setting whose value differs. Set() skips settings that the kernel does not have, such as IPv6 settings on a kernel
+// without IPv6.
 func (n *NS) Set(settings ...Sysctl) error {
 	return n.inNamespace(func() error {
 		for _, s := range settings {
@@ -39,7 +39,7 @@ func (n *NS) Set(settings ...Sysctl) error {
 	})
 }
 
-// Get returns the value of a setting. It returns fs.ErrNotExist if the kernel does not have the setting.
+// Get returns the value of a setting. Get() returns fs.ErrNotExist if the kernel does not have the setting.
 func (n *NS) Get(path string) (value string, err error) {
 	err = n.inNamespace(func() error {
 		f, err := n.openSysctl(path, os.O_RDONLY)

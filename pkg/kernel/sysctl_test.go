@@ -23,7 +23,7 @@ func TestSysctl(t *testing.T) {
 	}
 }
 
-// TestSysctlMissing checks that Set ignores a missing setting. It also checks that Get returns fs.ErrNotExist for a missing setting.
+// TestSysctlMissing checks that Set ignores a missing setting. The test also checks that Get returns fs.ErrNotExist for a missing setting.
 func TestSysctlMissing(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// TunnelPeer is another node behind a VXLAN device. The field MAC is the MAC of the VXLAN device on the other node. This node's VXLAN
-// device sends frames for this MAC to the address in Remote. The neighbour entries of the gateways in Hops contain this MAC.
+// TunnelPeer is another node behind a VXLAN device. The field MAC contains the MAC of the VXLAN device on the other node. This node's
+// VXLAN device sends frames for this MAC to the address in Remote. The neighbour entries of the gateways in Hops contain this MAC.
 type TunnelPeer struct {
 	MAC    net.HardwareAddr
 	Remote netip.Addr
@@ -42,7 +42,7 @@ func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]s
 	return macs, nil
 }
 
-// SetNeighbour adds a permanent neighbour entry with a protocol. It replaces an existing entry of the address.
+// SetNeighbour adds a permanent neighbour entry with a protocol. SetNeighbour replaces an existing entry of the address.
 func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, protocol int) error {
 	return fault.Change(fmt.Sprintf("neigh replace %s lladdr %s dev %s", addr, mac, link.Name), func() error {
 		return n.sendChange(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE,
@@ -52,7 +52,7 @@ func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, prot
 	})
 }
 
-// DelNeighbour deletes a neighbour entry. It is a no-op if the entry is missing.
+// DelNeighbour deletes a neighbour entry. DelNeighbour is a no-op if the entry is missing.
 func (n *NS) DelNeighbour(link Link, addr netip.Addr) error {
 	return fault.Change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
 		err := n.sendChange(unix.RTM_DELNEIGH, 0, &netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index)},
@@ -77,7 +77,8 @@ func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) 
 	return remotes, nil
 }
 
-// SetForwarding makes a VXLAN device send frames for a MAC to one remote address. It replaces existing forwarding entries of the MAC.
+// SetForwarding makes a VXLAN device send frames for a MAC to one remote address. SetForwarding replaces existing forwarding entries of
+// the MAC.
 func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) error {
 	return fault.Change(fmt.Sprintf("fdb replace %s dst %s dev %s", mac, remote, link.Name), func() error {
 		return n.sendChange(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, forwardingHeader(link),
@@ -85,7 +86,7 @@ func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) e
 	})
 }
 
-// DelForwarding deletes the forwarding entry of a MAC. It is a no-op if the entry is missing.
+// DelForwarding deletes the forwarding entry of a MAC. DelForwarding is a no-op if the entry is missing.
 func (n *NS) DelForwarding(link Link, mac net.HardwareAddr) error {
 	return fault.Change(fmt.Sprintf("fdb del %s dev %s", mac, link.Name), func() error {
 		err := n.sendChange(unix.RTM_DELNEIGH, 0, forwardingHeader(link), nl.NewRtAttr(unix.NDA_LLADDR, mac))

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VF holds a PF's settings for one of its VFs. The fields and values are named as in ip-link(8).
+// VF holds the settings that a PF has for one VF. The names of the fields and values are the same as in ip-link(8).
 type VF struct {
 	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
@@ -25,7 +25,7 @@ type VF struct {
 	// Proto is "802.1q" or "802.1ad"; an empty value means "802.1q". LinkState is "auto", "enable" or "disable"; an empty value means "auto".
 	Proto     string `json:"proto,omitempty"`
 	LinkState string `json:"linkState,omitempty"`
-	// SpoofCheck and Trust are nil if the driver does not report them.
+	// The fields SpoofCheck and Trust are nil if the driver does not report these settings.
 	SpoofCheck *bool `json:"spoofCheck,omitempty"`
 	Trust      *bool `json:"trust,omitempty"`
 	MinRate    int   `json:"minRate,omitempty"` // Mbit/s, 0 for no limit
@@ -91,7 +91,7 @@ func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	return stats, nil
 }
 
-// vfsIn iterates over the VFs in a message about a PF and yields the index and the attributes of each VF. It skips VFs about which the
+// vfsIn iterates over the VFs in a message about a PF and yields the index and the attributes of each VF. vfsIn skips VFs about which the
 // driver reports nothing.
 func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	return func(yield func(int, []byte) bool) {
@@ -125,7 +125,8 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	return vf, nil
 }
 
-// optionalSetting returns a setting, or nil if the driver does not report it. For an unreported setting, the kernel sends no value or -1.
+// optionalSetting returns a setting, or nil if the driver does not report this setting. For an unreported setting, the kernel sends no
+// value or -1.
 func optionalSetting(value []byte) *bool {
 	words := uint32s(value)
 	if len(words) < 2 || words[1] == ^uint32(0) {
@@ -155,13 +156,15 @@ func uint32s(value []byte) (words []uint32) {
 }
 
 // SetVF changes the PF's settings for a VF. The third argument contains the current settings. The last argument contains the wanted
-// settings. SetVF does not change a setting if the wanted value is nil. It sends one request for each setting that differs. It does not
-// send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues. It
-// joins the errors, and each error names its setting. To undo SetVF after an error, first read the current settings with VF.
+// settings. SetVF does not change a setting if the wanted value is nil. SetVF sends one request for each setting that differs. SetVF does
+// not send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues.
+// SetVF returns all errors as one joined error. Each error contains the setting that failed. To undo SetVF after an error, first read the
+// current settings with VF.
 //
 // Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such
-// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect the next time the VF's driver binds.
-// After that, only a trusted VF may change its MAC. A zero MAC removes this restriction and the MAC on the PF.
+// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect when the VF's driver binds the next
+// time. From then on, only a trusted VF may change its MAC. A zero MAC removes both this restriction and the MAC that the PF stores for
+// the VF.
 func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	var errs []error
 	former := have.settingList(index)

@@ -47,8 +47,8 @@ func pfMessage(vfs map[int]VF, mute bool) []byte {
 	return append(append(message, nl.NewRtAttr(unix.IFLA_ADDRESS, make([]byte, 6)).Serialize()...), list.Serialize()...)
 }
 
-// TestParseVF checks that all settings of a VF are parsed. It also checks that vfsIn yields the index from the attributes and not the
-// position in the list.
+// TestParseVF checks that all settings of a VF are parsed. The test also checks that vfsIn yields the index from the attributes and not
+// the position in the list.
 func TestParseVF(t *testing.T) {
 	yes, no := true, false
 	for _, mute := range []bool{false, true} {

@@ -26,7 +26,7 @@ type VLAN struct {
 // VLANs are the VLANs of one port, sorted by ID.
 type VLANs []VLAN
 
-// Without returns a copy of the list that lacks the VLAN with this ID.
+// Without returns a copy of the list from which the VLAN with this ID is removed.
 func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }
@@ -36,8 +36,8 @@ func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// vlanRanges yields the list as ranges of consecutive VLAN IDs with the same flags. A VLAN with PVID is a range of its own, because the
-// kernel accepts no PVID in a longer range.
+// vlanRanges splits the list into ranges of consecutive VLAN IDs with the same flags. A VLAN with the flag PVID forms a separate range,
+// because the kernel accepts no PVID in a longer range.
 func (v VLANs) vlanRanges() iter.Seq2[VLAN, uint16] {
 	return func(yield func(first VLAN, last uint16) bool) {
 		for i := 0; i < len(v); {
@@ -75,10 +75,10 @@ func (v VLANs) String() string {
 	return strings.Join(words, ", ")
 }
 
-// HasVLANFiltering reports whether this kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). Its probe requests a bridge
-// that the kernel cannot create. The requested VLAN protocol is invalid, and the requested name or namespace is also invalid. A kernel with
-// VLAN filtering reports the invalid protocol first. Kernels before 6.13 check the protocol only if the bridge module is loaded. The
-// request with the invalid namespace makes these kernels load the module.
+// HasVLANFiltering reports whether this kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). HasVLANFiltering requests
+// a bridge that the kernel cannot create. The requested VLAN protocol is invalid, and the requested name or namespace is also invalid. A
+// kernel with VLAN filtering reports the invalid protocol first. Kernels before 6.13 check the protocol only if the bridge module is
+// loaded. The request with the invalid namespace makes these kernels load the module.
 func (n *Node) HasVLANFiltering() (bool, error) {
 	var err error
 	for _, impossible := range []*nl.RtAttr{
@@ -141,7 +141,8 @@ func (n *Node) PortVLANs(port Link) (VLANs, error) {
 	return out, nil
 }
 
-// vlanMessage is an ifindex. It serializes to a struct br_vlan_msg (include/uapi/linux/if_bridge.h) about the link with this ifindex.
+// vlanMessage is an ifindex. The type serializes this ifindex to a struct br_vlan_msg (include/uapi/linux/if_bridge.h) about the link with
+// this ifindex.
 type vlanMessage uint32
 
 func (m vlanMessage) Len() int { return 8 }

@@ -94,7 +94,7 @@ func TestChangeVLANs(t *testing.T) {
 	}
 }
 
-// shownVLANs returns the VLANs of a port, as the snapshot of the host shows them.
+// shownVLANs returns the VLANs of a port from the snapshot of the host.
 func shownVLANs(t *testing.T, port string) string {
 	t.Helper()
 	var v VLANs

@@ -80,14 +80,15 @@ func parseVXLAN(link Link, message []byte) FoundVXLAN {
 	return v
 }
 
-// sameImmutable reports whether the device has the wanted values for all properties that cannot be changed in place.
+// sameImmutable reports whether the device has the wanted values for all properties that the kernel cannot change on an existing device.
 func (f FoundVXLAN) sameImmutable(v VXLAN) bool {
 	return !f.Other && f.VXLAN.VNI == v.VNI && f.VXLAN.Port == v.Port && f.VXLAN.Local == v.Local
 }
 
-// EnsureVXLAN ensures that the VXLAN device exists, is up, and is in the device group that marks our device. It returns the device and the
-// number of changes. It first deletes devices of the group that have another name, VNI, port or local address. The kernel also deletes the
-// nexthop objects that use these devices. The error is a *ForeignLink if another program has a conflicting device.
+// EnsureVXLAN ensures that the VXLAN device exists, is up, and is in the device group that marks our device. EnsureVXLAN returns the
+// device and the number of changes that were made. EnsureVXLAN first deletes devices of the group that have another name, VNI, port or
+// local address. The kernel also deletes the nexthop objects that use these devices. The error is a *ForeignLink if another program has a
+// conflicting device.
 func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err error) {
 	own, err := n.ownVXLAN(v, group)
 	if err != nil {
@@ -115,8 +116,8 @@ func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err err
 	return link, changes + 1, err
 }
 
-// ownVXLAN returns the VXLAN devices of the group. It returns a *ForeignLink if a device of another program has the same name, or the same
-// VNI and port.
+// ownVXLAN returns the VXLAN devices of the group. ownVXLAN returns a *ForeignLink if a device of another program has the same name, or
+// the same VNI and port.
 func (n *NS) ownVXLAN(v VXLAN, group uint32) (own []FoundVXLAN, err error) {
 	all, err := n.VXLANs()
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// ErrAffinity is the error if the Topology Manager refuses a pod. A kubelet reports this error as TopologyAffinityError. It reports every
-// other error as UnexpectedAdmissionError.
+// ErrAffinity is the error if the Topology Manager refuses a pod. A kubelet reports this error as TopologyAffinityError. A kubelet reports
+// every other error as UnexpectedAdmissionError.
 var ErrAffinity = errors.New("resources cannot be allocated with topology locality")
 
 // Node emulates a kubelet.
@@ -23,15 +23,15 @@ type Node struct {
 	trace trace
 }
 
-// A trace holds two functions that tests set. Admit calls the first function with the hints of all resources. It calls the second function
-// with the index of each admitted container.
+// A trace holds two functions that tests set. Admit calls the first function with the hints of all resources. Admit calls the second
+// function with the index of each admitted container.
 type trace struct {
 	lists     func([][]Hint)
 	container func(int)
 }
 
-// Request is the number of VFs and CPUs that a container requests. Only containers of guaranteed pods request CPUs. Init containers never
-// request CPUs in this package.
+// Request is the number of VFs and CPUs that a container requests. Only containers of guaranteed pods request CPUs. In this package, init
+// containers never request CPUs.
 type Request struct{ VFs, CPUs int }
 
 // Pod holds the init containers and the containers of a pod. The init containers run one after the other, before the containers start.
@@ -104,7 +104,8 @@ func (n *Node) allocate(r Request, hint Hint, reusable []int) (vfs, cpus []int, 
 	return vfs, cpus, err
 }
 
-// mergedHint merges the hints of all resource managers for a request. It reports whether the Topology Manager admits the request.
+// mergedHint merges the hints that all resource managers return for a request. mergedHint reports whether the Topology Manager admits the
+// request.
 func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
 	if n.Policy == None {
 		return Hint{}, true
@@ -122,8 +123,8 @@ func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
 	return Merge(n.Policy, n.VFs.Machine, lists)
 }
 
-// podRequest returns the request of the whole pod. It is the sum of the requests of all containers. If one init container requests more VFs
-// than this sum, the result is the request of the largest init container.
+// podRequest returns the request of the whole pod. The result is the sum of the requests of all containers. If one init container requests
+// more VFs than this sum, the result is the request of the largest init container.
 func (p Pod) podRequest() Request {
 	var sum Request
 	for _, r := range p.Containers {

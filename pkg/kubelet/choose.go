@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// Prefer is the GetPreferredAllocation of a device plugin. It returns n of the available devices. The result must include all devices in
-// the second argument.
+// Prefer stands for the call GetPreferredAllocation of a device plugin. Prefer returns n of the available devices. The result must include
+// all devices in the second argument.
 type Prefer func(available, must []int, n int) []int
 
-// Pick returns n of the given devices. It replaces the kubelet's arbitrary choice between equally good devices.
+// Pick returns n of the given devices. Pick replaces the kubelet's arbitrary choice between equally good devices.
 type Pick func(from []int, n int) []int
 
-// Choose allocates n devices near a hint and marks them as used. Like the kubelet, it asks the plugin only if there is a choice. The last
-// argument is nil for a plugin without GetPreferredAllocation.
+// Choose allocates n devices near a hint and marks these devices as used. Like the kubelet, Choose asks the plugin only if several choices
+// are possible. The last argument is nil for a plugin without GetPreferredAllocation.
 func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
 	if !slices.Contains(d.Healthy, true) {
 		return nil, fmt.Errorf("no healthy device")
@@ -77,8 +77,8 @@ type choice struct {
 	pick  Pick
 }
 
-// addDevices adds devices of a list to the choice until the choice is complete or the list is used up. It reports whether the choice is
-// complete.
+// addDevices adds devices of a list to the choice until the choice is complete or the list is used up. addDevices reports whether the
+// choice is complete.
 func (c *choice) addDevices(from []int) bool {
 	from = slices.DeleteFunc(slices.Clone(from), func(i int) bool { return slices.Contains(c.taken, i) })
 	if len(from) > c.need {

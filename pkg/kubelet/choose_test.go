@@ -12,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// pickLast returns the last n devices of the list, so that its choice differs from the plugin's preference.
+// pickLast returns the last n devices of the list, so that the devices differ from the devices that the plugin prefers.
 func pickLast(from []int, n int) []int { return from[len(from)-n:] }
 
-// A recordingPlugin prefers the first devices and records the requests that it received.
+// A recordingPlugin prefers the first devices and records all requests to the plugin.
 type recordingPlugin struct{ asked []string }
 
 func (p *recordingPlugin) prefer(available, must []int, n int) []int {
@@ -127,7 +127,8 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestNothingTwice checks that two pods never have the same VF or CPU. It also checks that all VFs and CPUs are free after the last Remove.
+// TestNothingTwice checks that two pods never have the same VF or CPU. The test also checks that all VFs and CPUs are free after the last
+// Remove.
 func TestNothingTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(from []int, n int) []int {

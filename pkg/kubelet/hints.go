@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. It contains no code of Kubernetes. It
-// covers the hints of the device manager, the decision of the Topology Manager, and the choice of devices. It also covers the CPU manager's
-// static policy for CPUs without hyperthreads. The results are the same as the kubelet's results, except for arbitrary choices. Where the
-// kubelet chooses devices in the random order of a Go map, the caller of this package chooses them with a function of type Pick.
+// Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. The package contains no code of
+// Kubernetes. The package covers the hints of the device manager, the decision of the Topology Manager, and the choice of devices. The
+// package also covers the CPU manager's static policy for CPUs without hyperthreads. The results are the same as the kubelet's results,
+// except for arbitrary choices. Where the kubelet chooses devices in the random order of a Go map, the caller of this package passes a
+// function of type Pick that chooses the devices.
 //
 // The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or restarts of the
 // kubelet.
@@ -27,8 +28,8 @@ func (m Mask) Nodes() (nodes []int) {
 	return nodes
 }
 
-// isNarrower reports whether the set comes before another set in the kubelet's order. The kubelet orders sets by their number of nodes. It
-// orders sets of equal size by the numeric value of the mask.
+// isNarrower reports whether the set comes before another set in the kubelet's order. The kubelet orders sets by their number of nodes.
+// The kubelet orders sets of equal size by the numeric value of their masks.
 func (m Mask) isNarrower(than Mask) bool {
 	if a, b := m.Count(), than.Count(); a != b {
 		return a < b
@@ -54,14 +55,14 @@ func (m Mask) forEachSubset(f func(Mask)) {
 	}
 }
 
-// Hint is a set of NUMA nodes whose devices can serve a request. A hint is preferred if no smaller set of nodes of this machine could ever
-// serve the request.
+// Hint is a set of NUMA nodes whose devices can serve a request. A hint is preferred if no smaller set of nodes can serve the request,
+// even when all devices are free.
 type Hint struct {
 	Nodes     Mask
 	Preferred bool
 }
 
-// Devices is a resource. Its devices are identified by their index.
+// Devices is a resource. The index of a device identifies the device.
 type Devices struct {
 	Near    []Mask // NUMA nodes of each device, as the plugin reported
 	Healthy []bool
@@ -115,7 +116,7 @@ func (d *Devices) Hints(n int, reusable []int) []Hint {
 	}
 	fewest := nodes.Count()
 	nodes.forEachSubset(func(mask Mask) {
-		// A hint is preferred if it has as few nodes as the request would need with all devices free.
+		// A hint is preferred if its number of nodes is the minimum that the request needs when all devices are free.
 		if near(mask, d.Near) >= n {
 			fewest = min(fewest, mask.Count())
 		}

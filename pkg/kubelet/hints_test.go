@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// newDevices creates a resource from one word for each device. A word consists of the NUMA nodes of the device, or "-" if they are unknown.
-// It ends with "!" if the device is unhealthy, and with "x" if the device is in use.
+// newDevices creates a resource from one word for each device. A word contains the NUMA nodes of the device, or "-" if these nodes are
+// unknown. The word ends with "!" if the device is unhealthy, and with "x" if the device is in use.
 func newDevices(machine Mask, words string) *Devices {
 	d := NewDevices(machine, make([]Mask, len(strings.Fields(words))))
 	for i, word := range strings.Fields(words) {
@@ -31,7 +31,8 @@ func newDevices(machine Mask, words string) *Devices {
 	return d
 }
 
-// formatHints formats hints, for example as "0 01 1* any". Each digit is a node, * marks a preferred hint, and "any" is the empty set.
+// formatHints formats hints, for example as "0 01 1* any". Each digit stands for a node, * marks a preferred hint, and "any" stands for
+// the empty set.
 func formatHints(hints ...Hint) string {
 	var out []string
 	for _, h := range hints {
@@ -98,7 +99,7 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// parseHints parses lists of hints in the format of formatHints. "|" separates the lists of different resources.
+// parseHints parses lists of hints in the format of formatHints. The character "|" separates the lists of different resources.
 func parseHints(words string) [][]Hint {
 	var lists [][]Hint
 	for _, list := range strings.Split(words, "|") {

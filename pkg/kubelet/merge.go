@@ -13,8 +13,8 @@ const (
 	SingleNUMA Policy = "single-numa-node"
 )
 
-// Merge merges the hints of several resources. It receives one list of hints for each resource, and selects the best combination with one
-// hint from each list. Merge returns the merged hint, and reports whether the policy admits the pod.
+// Merge merges the hints of several resources. Merge receives one list of hints for each resource, and selects the best combination with
+// one hint from each list. Merge returns the merged hint, and reports whether the policy admits the pod.
 func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	if p == None {
 		return Hint{}, true
@@ -35,8 +35,8 @@ func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	return best, p == BestEffort || best.Preferred
 }
 
-// acceptableHints replaces a nil or empty list by one hint for any node. For single-numa-node it drops the hints that this policy never
-// accepts.
+// acceptableHints replaces a nil or empty list by one hint for any node. For the policy single-numa-node, acceptableHints drops the hints
+// that this policy never accepts.
 func acceptableHints(p Policy, hints []Hint) []Hint {
 	switch {
 	case hints == nil:
@@ -79,7 +79,7 @@ type merger struct {
 }
 
 // mergeFrom combines an already merged hint with each combination of hints from list i and the later lists. A combination of hints with
-// different nodes is not preferred, even if every hint in it is preferred.
+// different nodes is not preferred, even if every hint in the combination is preferred.
 func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	if i == len(m.lists) {
 		if merged.Nodes != 0 && m.isBetter(merged) {
@@ -101,8 +101,8 @@ func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	}
 }
 
-// isBetter reports whether a merged hint is better than the best hint so far. Among hints that are not preferred, the best has exactly as
-// many nodes as the most demanding resource needs.
+// isBetter reports whether a merged hint is better than the best hint so far. Among hints that are not preferred, the best hint has
+// exactly as many nodes as the most demanding resource needs.
 func (m *merger) isBetter(h Hint) bool {
 	if m.best == nil || h.Preferred != m.best.Preferred {
 		return m.best == nil || h.Preferred

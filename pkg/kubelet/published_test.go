@@ -4,8 +4,8 @@ package kubelet
 
 import "testing"
 
-// TestMergePublished checks Merge with the test cases of Kubernetes 1.37 for its policies (pkg/kubelet/cm/topologymanager/policy_test.go).
-// The cases are in the notation of formatHints.
+// TestMergePublished checks Merge with the test cases that Kubernetes 1.37 contains for the Topology Manager's policies
+// (pkg/kubelet/cm/topologymanager/policy_test.go). The cases are in the notation of formatHints.
 func TestMergePublished(t *testing.T) {
 	const four = Mask(15)
 	both := []Policy{BestEffort, Restricted}
@@ -68,7 +68,7 @@ func TestMergePublished(t *testing.T) {
 }
 
 // TestCompareHintsPublished checks isBetter with the cases of TestCompareHintsNarrowest in Kubernetes 1.37. A case states how many nodes
-// the most demanding resource needs. It also contains the current hint, the candidate, and the better one of these two hints.
+// the most demanding resource needs. The case also contains the current hint, the candidate, and the better one of these two hints.
 func TestCompareHintsPublished(t *testing.T) {
 	for _, c := range []struct {
 		enough                   int

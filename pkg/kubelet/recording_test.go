@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// The file testdata/recording.json.gz contains results of the code of Kubernetes v1.37.0: Topology Manager, device manager and static CPU
-// policy. The program integration/sim/oracle in commit 79b40d7 recorded these results for 500 random sets of hints, and for random pods on
-// 64 random nodes.
+// The file testdata/recording.json.gz contains results of the code of Kubernetes v1.37.0: the Topology Manager, the device manager and the
+// static CPU policy. The program integration/sim/oracle in commit 79b40d7 recorded these results for 500 random sets of hints, and for
+// random pods on 64 random nodes.
 type (
 	recording struct {
 		Kubernetes string
@@ -101,8 +101,8 @@ func readRecording(t *testing.T) recording {
 	return r
 }
 
-// TestRecording checks that this package returns the recorded results of Kubernetes: hints, merged hints, requests to the plugin, reasons
-// and devices. Where Kubernetes takes arbitrary devices, Pick returns the recorded devices.
+// TestRecording checks that this package returns the results that were recorded from Kubernetes: hints, merged hints, requests to the
+// plugin, reasons and devices. If Kubernetes chose devices in random order, Pick returns the recorded devices.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)
 	for i, m := range r.Merges {
@@ -197,13 +197,13 @@ func (r *replay) runStep(number int) string {
 	copy(r.got.VFs, g.VFs)
 	copy(r.got.Taken, g.CPUs)
 	r.got.Gone, r.got.Healthy, r.got.Init, r.got.Containers = r.want.Gone, r.want.Healthy, r.want.Init, r.want.Containers
-	// In the field Lists, a nil list differs from an empty list, because the recording distinguishes them.
+	// In the field Lists, a nil list differs from an empty list, because the recording distinguishes nil lists from empty lists.
 	return cmp.Diff(r.want.Lists, r.got.Lists) + cmp.Diff(r.want, r.got, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(recordedStep{}, "Lists"))
 }
 
 func (r *replay) lists(lists [][]Hint) { r.got.Lists = append(r.got.Lists, recordLists(lists)) }
 
-// pickRecorded returns the recorded devices.
+// pickRecorded returns the devices in the recording.
 func (r *replay) pickRecorded(from []int, n int) []int {
 	var out []int
 	for _, i := range from {
@@ -218,7 +218,7 @@ func (r *replay) pickRecorded(from []int, n int) []int {
 	return out
 }
 
-// preferRecorded records a request to the plugin, and returns the same devices as the plugin that was used for the recording.
+// preferRecorded records a request to the plugin. The result is the list of devices that the plugin returned during the recording.
 func (r *replay) preferRecorded(available, must []int, n int) []int {
 	q := recordedQuestion{slices.Sorted(slices.Values(available)), slices.Sorted(slices.Values(must)), n}
 	r.got.Asked = append(r.got.Asked, q)

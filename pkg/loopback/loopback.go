@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loopback is the CNI plugin that brings up the interface lo of a pod. It has no configuration. It ignores CNI_IFNAME and always
-// configures "lo".
+// Package loopback is the CNI plugin that brings up the interface lo of a pod. The plugin has no configuration. The plugin ignores
+// CNI_IFNAME and always configures "lo".
 package loopback
 
 import (
@@ -59,8 +59,8 @@ func open(r *plugin.Request) (*kernel.NS, kernel.Link, error) {
 	return pod, link, nil
 }
 
-// loopbackResult returns a result with the interface lo and with its addresses that are in loopbackAddresses. A pod without IPv6 has no
-// ::1.
+// loopbackResult returns a result with the interface lo. The result contains those addresses of lo that are in loopbackAddresses. A pod
+// without IPv6 does not have the address ::1.
 func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Result, error) {
 	has, err := pod.Addresses(link)
 	if err != nil {
@@ -83,7 +83,7 @@ func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types
 	return res, nil
 }
 
-// setLoDown sets lo down. It is a no-op if the namespace was deleted.
+// setLoDown sets lo down. setLoDown is a no-op if the namespace was deleted.
 func setLoDown(r *plugin.Request) error {
 	if r.Netns == nil {
 		return nil

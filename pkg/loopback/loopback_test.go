@@ -88,7 +88,8 @@ func isUp(t *testing.T, pod *sandbox.Pod) (up bool) {
 	return up
 }
 
-// TestVersions checks that ADD returns a result in the format of the configuration's CNI version. It also checks that DEL sets lo down.
+// TestVersions checks that ADD returns a result in the format of the configuration's CNI version. The test also checks that DEL sets lo
+// down.
 func TestVersions(t *testing.T) {
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		pod := kerneltest.NewPod(t)
@@ -121,8 +122,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestPrevResult checks that the loopback plugin returns prevResult unchanged. The plugin receives a prevResult if it follows a main plugin
-// in a chain.
+// TestPrevResult checks that the loopback plugin returns prevResult unchanged. The plugin receives a prevResult if the plugin follows a
+// main plugin in a chain.
 func TestPrevResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.1.0.5/24","interface":0}]}`

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival states how many bytes had arrived at a certain time, including headers. The field At is the time since the first byte.
+// An Arrival states how many bytes, including headers, had arrived at a certain time. The field At is the time since the first byte.
 type Arrival struct {
 	At   time.Duration `json:"at"`
 	Wire float64       `json:"wire"`
 }
 
-// Arrivals lists the arrivals at the end of each [Interval]; the times are approximate. For TCP it counts the bytes that the kernel
-// received, including duplicates and segments behind a gap. The bytes that an application reads would be misleading: after a gap, the
-// application reads many bytes at once, as if the traffic exceeded a rate limit.
+// Arrivals lists the arrivals at the end of each [Interval]; the times are approximate. For TCP, Arrivals counts the bytes that the kernel
+// received, including duplicates and segments behind a gap. A count of the bytes that an application reads would be misleading. After a
+// gap, the application reads many bytes at once, as if the traffic exceeded a rate limit.
 type Arrivals []Arrival
 
 // Rate returns the mean rate in bit/s between two times.
@@ -33,7 +33,7 @@ func (a Arrivals) Rate(from, to time.Duration) float64 {
 	return 8 * (a.bytesAt(to) - a.bytesAt(from)) / (to - from).Seconds()
 }
 
-// bytesAt returns the number of bytes that had arrived at a time. It interpolates between two arrivals.
+// bytesAt returns the number of bytes that had arrived at the given time. bytesAt interpolates between two arrivals.
 func (a Arrivals) bytesAt(at time.Duration) float64 {
 	var last Arrival
 	for _, next := range a {
@@ -55,14 +55,14 @@ func (a Arrivals) Peak() (peak float64) {
 	return peak
 }
 
-// A segmentCount is the number of TCP segments that had been received at a time.
+// A segmentCount is the number of TCP segments that the kernel had received at a certain time.
 type segmentCount struct {
 	at       time.Duration
 	received uint64
 }
 
-// sampleSegments reads the kernel's counter of received segments at the end of each Interval until the window ends. It waits for the first
-// segment, or until ctx ends.
+// sampleSegments reads the kernel's counter of received segments at the end of each Interval until the window ends. sampleSegments waits
+// for the first segment, or until ctx ends.
 func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segmentCount) {
 	select {
 	case <-ctx.Done():

@@ -4,7 +4,7 @@
 //
 // A [Flow] goes from a sender to a receiver. The sender is a [Place], and the receiver is a [Place]. A [Place] opens sockets inside its
 // network namespace. The sockets belong to that namespace, so any goroutine can use them. The measurement starts with the first byte that
-// the receiver reads. The first second therefore does not include the time to connect.
+// the receiver reads. The measured time therefore does not include the time to connect.
 //
 // Each rate has two values. Payload counts the bytes that an application sees. Wire also counts Ethernet, IP and transport headers, like a
 // shaper. Wire is an estimate.
@@ -37,7 +37,7 @@ var ErrSilent = errors.New("nothing arrived")
 // A Place runs a function inside a network namespace. The sockets that the function opens belong to that namespace for their whole life.
 type Place func(func() error) error
 
-// Here (a Place) stands for the network namespace of the process.
+// Here is the Place of the network namespace of the process.
 func Here(f func() error) error { return f() }
 
 // A Flow is the configuration of one measurement.
@@ -76,8 +76,8 @@ type Result struct {
 	Mean        Rate          `json:"mean"`
 }
 
-// Run measures a flow. It returns when the duration of the flow is over or ctx is done. It returns ErrSilent if no byte arrived. On return,
-// all its sockets are closed and all its goroutines have ended.
+// Run measures a flow. Run() returns when the duration of the flow is over or ctx is done. Run() returns ErrSilent if no byte arrived.
+// When Run returns, all sockets of Run are closed and all goroutines of Run have ended.
 func Run(ctx context.Context, flow Flow) (Result, error) {
 	flow, err := flow.complete()
 	if err != nil {
@@ -127,7 +127,7 @@ const pauseFactor = 3
 
 // Range returns the lowest and highest possible rate of the link for a rate that the meter measured between two times. The range is wider
 // after pauses of the machine, which delay packets and reads. Traffic exceeds a limit only if the whole range exceeds the limit. If the
-// first time is 0, pauses do not change the lowest rate, because no earlier bytes can arrive late.
+// first time is 0, pauses do not change the lowest rate, because no bytes were sent before this time.
 func (r Result) Range(rate float64, from, to time.Duration) (low, high float64) {
 	window, late, lost := to-from, r.Lead, r.Lead+pauseFactor*r.Paused
 	if from > 0 {

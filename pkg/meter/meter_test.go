@@ -41,8 +41,8 @@ func loopback(is4 bool) netip.AddrPort {
 	return netip.MustParseAddrPort("[::1]:0")
 }
 
-// maxSeconds is a timeout that is long enough for a slow machine. Some flows last a minute. The timeout is far shorter, because the tests
-// must not wait for the end of these flows.
+// maxSeconds is a timeout that is long enough for a slow machine. Some flows last a minute. The timeout is far shorter than a minute,
+// because the tests must not wait for the end of these flows.
 const maxSeconds = 30
 
 func within(t *testing.T, what string, got, low, high float64) {
@@ -60,8 +60,8 @@ func (r Result) expectRate(t *testing.T, what string, rate float64, from, to tim
 	}
 }
 
-// TestRange checks that a late first byte and pauses widen the result of Range. Pauses do not lower the lower bound of a range that begins
-// with the first byte.
+// TestRange checks that a late first byte and pauses widen the result of Range. For a range that begins with the first byte, pauses do not
+// change the lowest rate.
 func TestRange(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {

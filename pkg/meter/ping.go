@@ -29,7 +29,7 @@ const (
 	echo6, reply6 = 128, 129
 )
 
-// RoundTrips is the result of a [Ping]. In the percentiles, a request without a reply counts with the timeout as its round-trip time.
+// RoundTrips is the result of a [Ping]. For the percentiles, the round-trip time of a request without a reply is the timeout.
 type RoundTrips struct {
 	Samples       []time.Duration // of answered requests, in the order of sending
 	Sent, Lost    int
@@ -37,8 +37,8 @@ type RoundTrips struct {
 }
 
 // Ping sends an ICMP echo request every [PingInterval] from the sender's namespace to the receiver's address. Ping uses only the fields
-// From, Listen (without the port), Duration and Patience of the flow. It needs CAP_NET_RAW in the sender's namespace for a raw socket. A
-// reply that takes longer than Patience counts as lost. Ping returns no error if all replies are lost.
+// From, Listen (without the port), Duration and Patience of the flow. Ping() needs CAP_NET_RAW in the sender's namespace for a raw socket.
+// A reply that takes longer than Patience counts as lost. Ping returns no error if all replies are lost.
 func Ping(ctx context.Context, flow Flow) (RoundTrips, error) {
 	flow.Protocol = UDP // unused, but a flow needs one
 	flow, err := flow.complete()
@@ -103,7 +103,8 @@ func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (Roun
 	return seen, err
 }
 
-// pings is the state of one Ping. Only the receiving goroutine uses the field samples. Each request contains its time of sending.
+// pings is the state of one Ping. Only the receiving goroutine uses the field samples. Each request contains the time at which the request
+// was sent.
 type pings struct {
 	is4      bool
 	mark     uint64
@@ -125,7 +126,7 @@ func (p *pings) sendRequests(ctx context.Context, conn *net.IPConn) {
 	}
 }
 
-// echoRequest returns echo request number i. The kernel fills in the checksum of ICMPv6.
+// echoRequest returns the echo request with the number i. The kernel fills in the checksum of ICMPv6.
 func (p *pings) echoRequest(i int) []byte {
 	message := make([]byte, pingSize)
 	message[0] = echo6
@@ -165,7 +166,8 @@ func (p *pings) isReply(message []byte) bool {
 	return len(message) >= pingHeader && message[0] == want && binary.BigEndian.Uint64(message[icmpHeader:]) == p.mark
 }
 
-// receiveReplies reads replies until every request has a reply or has timed out. It ignores network errors, such as an unreachable host.
+// receiveReplies reads replies until every request has a reply or has timed out. receiveReplies ignores network errors, such as an
+// unreachable host.
 func (p *pings) receiveReplies(conn *net.IPConn) {
 	buffer := make([]byte, maxDatagram)
 	_ = conn.SetReadDeadline(p.start.Add(time.Duration(len(p.samples))*PingInterval + p.patience))

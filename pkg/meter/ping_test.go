@@ -33,8 +33,8 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// answerPings answers echo requests in place of the kernel until the test ends. For each request it calls `handle()`. The last argument of
-// this call is a function that sends a reply.
+// answerPings answers echo requests in place of the kernel until the test ends. For each request, answerPings calls `handle()`. The last
+// argument of this call is a function that sends a reply.
 func answerPings(t *testing.T, handle func(i int, request []byte, reply func([]byte))) {
 	t.Helper()
 	const ignore = "/proc/sys/net/ipv4/icmp_echo_ignore_all"

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Header lengths in bytes. The Ethernet header is included because a shaper on a veth counts it. The TCP header includes the timestamp
-// option.
+// Header lengths in bytes. The Ethernet header is included, because a shaper on a veth also counts this header. The TCP header includes
+// the timestamp option.
 const (
 	ethernetHeader = 14
 	ipv4Header     = 20
@@ -41,8 +41,8 @@ func newTally(window time.Duration) *tally {
 	return &tally{window: window, opened: time.Now(), begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
 }
 
-// addBytes counts bytes that were read at the given time, and returns the end of the window. It ignores bytes after the end of the window,
-// and then returns false as the second result.
+// addBytes counts bytes that were read at the given time, and returns the end of the window. addBytes ignores bytes after the end of the
+// window. For these bytes, the second result is false.
 func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,14 +76,14 @@ func (t *tally) sumBetween(from, to time.Duration) (bytes, packets uint64, took 
 // wireBytes converts the number of payload bytes and packets to the number of bytes on the link.
 type wireBytes func(bytes, packets uint64) float64
 
-// perPacket adds one header per packet. It is for UDP, where each read returns one packet.
+// perPacket adds one header per packet. perPacket is for UDP, where each read returns one packet.
 func perPacket(header int) wireBytes {
 	return func(bytes, packets uint64) float64 {
 		return float64(bytes) + float64(packets)*float64(header)
 	}
 }
 
-// perSegment adds one header per segment of mss bytes. It is for TCP, where reads do not show the number of packets.
+// perSegment adds one header per segment of mss bytes. perSegment is for TCP, where reads do not show the number of packets.
 func perSegment(mss, header int) wireBytes {
 	return func(bytes, _ uint64) float64 {
 		return float64(bytes) * float64(mss+header) / float64(mss)

@@ -204,8 +204,8 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// networkName returns a network name for package net with the family, such as "tcp4". Without the family, package net would check only once
-// whether IPv6 works, and reuse the result in all namespaces.
+// networkName returns a network name for package net. The name contains the address family, for example "tcp4". Without the family,
+// package net would check only once whether IPv6 works, and reuse the result in all namespaces.
 func networkName(p Protocol, addr netip.AddrPort) string {
 	if addr.Addr().Unmap().Is4() {
 		return string(p) + "4"

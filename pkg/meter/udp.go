@@ -72,8 +72,8 @@ func dialUDP(flow Flow, target netip.AddrPort) (conn *net.UDPConn, err error) {
 	return conn, err
 }
 
-// sendUDP sends datagrams at the rate of the flow until ctx is done. It ignores send errors, because the result is the number of received
-// datagrams.
+// sendUDP sends datagrams at the rate of the flow until ctx is done. sendUDP ignores send errors, because the result is the number of
+// received datagrams.
 func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sent *atomic.Uint64) {
 	packet := make([]byte, flow.Size)
 	binary.BigEndian.PutUint64(packet, mark)
@@ -94,8 +94,8 @@ func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sen
 	}
 }
 
-// receiveUDP counts the received datagrams that contain the mark of this flow. It ignores datagrams of earlier flows, which have another
-// mark.
+// receiveUDP counts the received datagrams that contain the mark of this flow. receiveUDP ignores datagrams of earlier flows, which have
+// another mark.
 func receiveUDP(conn *net.UDPConn, counts *tally, mark uint64, patience time.Duration) {
 	buffer := make([]byte, maxDatagram)
 	deadline := time.Now().Add(patience)

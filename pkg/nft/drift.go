@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A layout is the expected state of one chain: the chain and its rules as the build function creates them.
+// A layout is the expected state of one chain: the chain and the rules that the build function creates.
 type layout struct {
 	chain Chain
 	rules []string // shapes of the rules
@@ -36,9 +36,9 @@ func (l *layout) append(family byte, exprs []expr.Any) {
 	l.rules = append(l.rules, shape)
 }
 
-// Drift compares the table's chains with the chains that build creates. It returns the first difference as the end of a sentence that
-// begins with "the rules of table X", such as "are missing". It returns "" if there is no difference. Drift reads only the rules of these
-// chains. The number of these rules does not depend on the number of pods.
+// Drift compares the table's chains with the chains that build creates. The result is the end of a sentence that begins with "the rules of
+// table X", for example "are missing". This sentence describes the first difference. The result is "" if there is no difference. Drift
+// reads only the rules of these chains. The number of these rules does not depend on the number of pods.
 func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // never sent
 	if err := build(r); err != nil {
@@ -77,7 +77,7 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf makes the same comparison as Drift for a table that has a schema version. It also detects a wrong schema version, and chains that
+// DriftOf does the same as Drift for a table that has a schema version. DriftOf also detects a wrong schema version, and chains that
 // another program added.
 func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
 	drift, err := t.Drift(build)
@@ -106,9 +106,9 @@ func (t *Handle) isDormant() (is bool, err error) {
 	return is, err
 }
 
-// Install writes the chains and rules of a registered table in one transaction. It deletes old chains first, because the kernel cannot
-// change the hook or priority of a chain. If the caller passes names, Install deletes only the chains with these names. If the caller
-// passes no names, Install deletes all chains of the table, including chains that other programs added. Sets keep their elements.
+// Install writes the chains and rules of a registered table in one transaction. Install() deletes the old chains first, because the kernel
+// cannot change the hook or priority of a chain. If the caller passes names, Install deletes only the chains with these names. If the
+// caller passes no names, Install deletes all chains of the table, including chains that other programs added. Sets keep their elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {
 	t, err := Open(table)
 	if err != nil {
@@ -140,8 +140,8 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 	return err
 }
 
-// clearDormant enables the chains of a dormant table. It is a no-op if the table is not dormant or is missing. It needs a separate
-// transaction, because the kernel refuses new base chains in the transaction that enables the table.
+// clearDormant enables the chains of a dormant table. clearDormant is a no-op if the table is not dormant or is missing. clearDormant
+// needs a separate transaction, because the kernel refuses new base chains in the transaction that enables the table.
 func (t *Handle) clearDormant() error {
 	if dormant, err := t.isDormant(); err != nil || !dormant {
 		return err
@@ -152,8 +152,8 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// existingChains returns the given names for which the table has a chain. If no names are given, it returns all chains of the table. In
-// this case it reads all chains of the family.
+// existingChains returns the given names for which the table has a chain. If no names are given, existingChains returns all chains of the
+// table. In this case, existingChains reads all chains of the family.
 func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {
@@ -187,8 +187,8 @@ func (t *Handle) existingChains(names []string) (found []string, err error) {
 }
 
 // shapeOf encodes a rule's expression so that two expressions with the same effect compare equal. The result contains the name of the
-// expression and the attributes that every kernel returns unchanged. It does not contain registers, because a kernel may return a different
-// register number than the request contained. A missing attribute equals an attribute with value zero.
+// expression and the attributes that every kernel returns unchanged. The result does not contain registers, because a kernel may return a
+// register number that differs from the number in the request. A missing attribute equals an attribute with value zero.
 func shapeOf(data []byte) string {
 	var name string
 	attributes := map[uint16][]byte{}

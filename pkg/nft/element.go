@@ -14,7 +14,7 @@ const nftaKeyEnd = 10
 // MaxComment is the maximum length of a comment that nft(8) shows, including the terminating zero.
 const MaxComment = 128
 
-// Element is an element of an nftables set or map. The comment of an element names the owner of the element.
+// Element is an element of an nftables set or map. The comment of an element contains the owner of the element.
 type Element struct {
 	Set     string
 	Key     []byte
@@ -24,7 +24,8 @@ type Element struct {
 	Comment string
 }
 
-// Key returns the key of a set with concatenated fields. nf_tables pads each field to a multiple of four bytes.
+// Key returns the key of a set with concatenated fields. In a key, each field is padded to a multiple of four bytes, as nf_tables
+// requires.
 func Key(fields ...[]byte) []byte {
 	var out []byte
 	for _, f := range fields {
@@ -43,7 +44,7 @@ func IfName(name string) []byte {
 	return b
 }
 
-// Digit returns "4" or "6". The names of the sets and chains of a family end with this digit.
+// Digit returns "4" for IPv4 and "6" for IPv6. The names of the sets and chains of a family end with this digit.
 func Digit(is4 bool) string {
 	if is4 {
 		return "4"

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// FuzzElement checks that parsing an encoded element returns the same element. It also checks that no message causes a panic in
+// FuzzElement checks that parsing an encoded element returns the same element. The test also checks that no message causes a panic in
 // parseElements.
 func FuzzElement(f *testing.F) {
 	f.Add([]byte("key0"), []byte("value000"), "aaaa shop/web-0", []byte{})

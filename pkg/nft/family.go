@@ -19,7 +19,7 @@ type Family struct {
 	Second, Third       uint32 // registers after an address in register 1
 }
 
-// FamilyOf returns the Family of IPv4 if is4 is true. Otherwise it returns the Family of IPv6.
+// FamilyOf returns the Family of IPv4 if is4 is true. Otherwise, FamilyOf returns the Family of IPv6.
 func FamilyOf(is4 bool) Family {
 	if is4 {
 		return Family{"4", unix.NFPROTO_IPV4, 12, 16, 4, nftables.TypeIPAddr, 9, 10}
@@ -30,7 +30,7 @@ func FamilyOf(is4 bool) Family {
 // Families returns the Family of IPv4 and the Family of IPv6.
 func Families() [2]Family { return [...]Family{FamilyOf(true), FamilyOf(false)} }
 
-// Only returns the expressions that limit a rule to packets of the family.
+// Only (a method) returns the expressions that limit a rule to packets of the family.
 func (f Family) Only() []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, Equal([]byte{f.Proto})}
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// DroppingChain is a base chain of another program at the forward hook with the policy drop: it drops every forwarded packet that no rule
-// accepts.
+// DroppingChain is a base chain of another program at the forward hook. The chain drops every forwarded packet that no rule accepts.
 type DroppingChain struct {
 	Family string // as in nft(8)
 	Table  string
@@ -38,9 +37,10 @@ func (d DroppingChain) Mentions(link string) bool {
 	})
 }
 
-// DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets: by their policy, or by a last
-// rule without conditions. It lists all chains, and reads the rules of other programs' base chains at the forward hook. If such a chain
-// drops unmatched packets, it also reads the rules of the chains without a hook in the same table.
+// DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets. Such a chain has the policy
+// drop, or its last rule drops packets without a condition. DroppingChains lists all chains, and reads the rules of other programs' base
+// chains at the forward hook. If such a chain drops unmatched packets, DroppingChains also reads the rules of the chains without a hook in
+// the same table.
 func DroppingChains() (found []DroppingChain, err error) {
 	c, err := New()
 	if err != nil {
@@ -68,8 +68,8 @@ func DroppingChains() (found []DroppingChain, err error) {
 	return found, nil
 }
 
-// The method read reads the rules of the chain and sets d.Reason if the chain drops unmatched packets. If it sets d.Reason, it also reads
-// the rules of the table's chains without a hook.
+// The method read reads the rules of the chain and sets d.Reason if the chain drops unmatched packets. In this case, the method also reads
+// the rules of those chains in the table that have no hook.
 func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*nftables.Chain) (err error) {
 	if d.rules, err = c.GetRules(chain.Table, chain); err != nil {
 		return err

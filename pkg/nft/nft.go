@@ -27,8 +27,8 @@ func noFamily(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Available reports whether the kernel has nf_tables. It requests the generation ID of the ruleset. A kernel without nf_tables replies with
-// EINVAL. Available returns true if it cannot send the request.
+// Available reports whether the kernel has nf_tables. Available() requests the generation ID of the ruleset. A kernel without nf_tables
+// replies with EINVAL. Available() returns true if the request cannot be sent.
 func Available() bool {
 	t, err := Open("")
 	if err == nil {
@@ -41,8 +41,8 @@ func Available() bool {
 	return !noFamily(err) && !errors.Is(err, unix.EINVAL)
 }
 
-// IgnoreUnsupported returns nil if err means that the kernel has no nf_tables. It returns any other error unchanged. Cleanup code uses
-// IgnoreUnsupported, because a kernel without nf_tables has no tables to clean up.
+// IgnoreUnsupported returns nil if err means that the kernel has no nf_tables. IgnoreUnsupported returns any other error unchanged.
+// Cleanup code uses IgnoreUnsupported, because a kernel without nf_tables has no tables to clean up.
 func IgnoreUnsupported(err error) error {
 	if Unsupported(err) {
 		return nil
@@ -53,10 +53,10 @@ func IgnoreUnsupported(err error) error {
 // replyTimeout is the timeout for one reply of the kernel. Transactions take microseconds.
 const replyTimeout = 10 * time.Second
 
-// Conn is a connection to nf_tables that is opened on first use. The zero value is ready to use.
+// Conn is a connection to nf_tables, which is opened at the first request. The zero value is ready to use.
 type Conn struct {
 	sock *mdl.Conn
-	// needsReopen is true if unread replies may remain after an error. The next request would treat these replies as its own replies.
+	// needsReopen is true if unread replies may remain after an error. The next request would then read these replies by mistake.
 	needsReopen bool
 }
 
@@ -102,7 +102,7 @@ func (c *Conn) beginRequest() {
 	_ = c.sock.SetDeadline(time.Now().Add(replyTimeout))
 }
 
-// Handle accesses the elements of one table. It supports two operations that google/nftables lacks: exclusive adds, and lookup of an
+// Handle accesses the elements of one table. Handle supports two operations that google/nftables lacks: exclusive adds, and lookup of an
 // element by its key. Static tables, chains and rules are written with google/nftables.
 type Handle struct {
 	*Conn
@@ -143,7 +143,7 @@ func (t *Handle) Find(elements []Element) ([]*Element, error) {
 			return nil, fmt.Errorf("nft get elements of %s: %w", t.Table, err)
 		}
 		for _, e := range chunk {
-			replies, err := t.sock.Receive() // one answer or error per element
+			replies, err := t.sock.Receive() // one reply or error per element
 			if err := fault.Ignore(err, unix.ENOENT); err != nil {
 				return nil, fmt.Errorf("nft get element %s %s: %w", t.Table, e.Set, err)
 			}
@@ -177,8 +177,8 @@ func (t *Handle) List(set string) ([]Element, error) {
 	return all, err
 }
 
-// dump() sends a dump request, and calls a function with the body of every reply. It repeats the request if the ruleset changed during the
-// dump.
+// dump() sends a dump request, and calls a function with the body of every reply. dump() repeats the request if the ruleset changed during
+// the dump.
 func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
 	err := fault.Retry(func() (err error) {
@@ -222,7 +222,7 @@ func (t *Handle) Add(elements []Element) error {
 		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Existing looks up elements. It returns the elements that exist, with the values and comments that the kernel has.
+// Existing looks up elements. The result contains the elements that exist, with the values and comments from the kernel.
 func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	all, err := t.Find(elements)
 	for _, e := range all {
@@ -291,13 +291,13 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// sendBatch sends a transaction. It reads one acknowledgement for each message except the first message and the last message. These two
-// messages mark the start and the end of the transaction.
+// sendBatch sends a transaction. sendBatch reads one acknowledgement for each message, except for the first and the last message. These
+// two messages mark the start and the end of the transaction.
 func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()
 	if len(batch) > 6 {
 		_ = t.sock.SetWriteBuffer(len(batch) << 17)          // a transaction is one datagram
-		_ = t.sock.SetReadBuffer(max(len(batch)<<11, 1<<18)) // each message has an answer
+		_ = t.sock.SetReadBuffer(max(len(batch)<<11, 1<<18)) // the kernel replies to each message
 		_ = t.sock.SetOption(mdl.CapAcknowledge, true)       // otherwise errors repeat the message and overflow the socket
 	}
 	if _, err := t.sock.SendMessages(batch); err != nil {
@@ -358,7 +358,7 @@ func (t *Handle) message(kind int, flags mdl.HeaderFlags, set string, elements [
 	}, nil
 }
 
-// Build calls a function that adds tables, chains, sets and rules, and sends all of them in one transaction. It returns no error for
+// Build calls a function that adds tables, chains, sets and rules, and sends all of them in one transaction. Build() returns no error for
 // objects that already exist.
 func Build(op string, build func(*nftables.Conn) error) error {
 	conn, err := New(nftables.AsLasting())

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Place identifies a chain of nf_tables. If Chain is empty, it stands for all chains of the table.
+// Place identifies a chain of nf_tables. If the field Chain is empty, Place stands for all chains of the table.
 type Place struct {
 	Family       byte
 	Table, Chain string
@@ -33,7 +33,7 @@ type Rule struct {
 	shape  string   // its expressions, as shapeOf encodes them
 }
 
-// newRequest returns a request about chains or rules. The caller's function adds the attributes.
+// newRequest returns a request about chains or rules. The function in the last argument adds the attributes.
 func (p Place) newRequest(kind int, flags mdl.HeaderFlags, fill func(*mdl.AttributeEncoder)) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.ByteOrder = binary.BigEndian
@@ -53,15 +53,15 @@ func (p Place) asChain(kind int, flags mdl.HeaderFlags) (mdl.Message, error) {
 	})
 }
 
-// HasChain reports whether a chain exists. It sends one request.
+// HasChain reports whether a chain exists. HasChain sends one request.
 func (t *Handle) HasChain(p Place) (bool, error) {
 	_, ok, err := t.Chain(p)
 	return ok, err
 }
 
-// Chain is the kernel's description of a chain. Base is true for chains with a hook. Only chains with a hook have a policy (such as
-// unix.NF_DROP) and a priority. Uses is the number of rules in the chain. For chains without a hook, Uses also counts the rules that jump
-// to the chain.
+// Chain is the kernel's description of a chain. The field Base is true for chains with a hook. Only chains with a hook have a policy (such
+// as unix.NF_DROP) and a priority. The field Uses is the number of rules in the chain. For chains without a hook, the field Uses also
+// counts the rules that jump to the chain.
 type Chain struct {
 	Base     bool
 	Policy   uint32
@@ -147,7 +147,7 @@ func (t *Handle) Rules(p Place) ([]Rule, error) {
 	return found, nil
 }
 
-// ListRules returns the same as Rules, on a new connection.
+// ListRules opens a new connection and returns the result of Rules.
 func ListRules(p Place) ([]Rule, error) {
 	t, err := Open("")
 	if err != nil {
@@ -185,8 +185,8 @@ func parseRule(data []byte) (r Rule) {
 	return r
 }
 
-// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The attribute with the data has one
-// number in "cmp" expressions and another number in "immediate" expressions.
+// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The attribute that contains the
+// data has different attribute numbers in "cmp" and "immediate" expressions.
 func (r *Rule) parseExpression(data []byte) {
 	var name string
 	walk(data, func(kind uint16, v []byte) {
@@ -245,7 +245,7 @@ type Jump struct {
 	Chain  string
 }
 
-// Match selects rules of a chain or a table: the rules for which Want returns true.
+// Match selects the rules of a chain or a table for which the function Want returns true.
 type Match struct {
 	In   Place
 	Want func(Rule) bool
@@ -290,8 +290,8 @@ func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
 	return out, nil
 }
 
-// deleteChainMessages returns the messages that delete a chain, its rules, and the rules that jump to it. It first checks with one request
-// whether the chain exists. If the chain is missing, the list is empty.
+// deleteChainMessages returns the messages that delete a chain, its rules, and the rules that jump to the chain. deleteChainMessages first
+// checks with one request whether the chain exists. If the chain is missing, the list is empty.
 func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	of := Place{j.Parent.Family, j.Parent.Table, j.Chain}
 	ok, err := t.HasChain(of)
@@ -310,8 +310,8 @@ func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 // the same time.
 const maxRaces = 30
 
-// Remove deletes the objects of a removal in one transaction. It retries if, in the meantime, another program deleted one of the objects or
-// added a rule that uses an object. It is a no-op if none of the objects exists.
+// Remove deletes the objects of a removal in one transaction. Remove() retries if, in the meantime, another program deleted one of the
+// objects or added a rule that uses an object. Remove() is a no-op if none of the objects exists.
 func Remove(op string, removal Removal) error {
 	t, err := Open("")
 	if err != nil {

@@ -42,7 +42,7 @@ func (r Ruleset) Mark(version uint16) error {
 	return r.C.SetAddElements(mark, []nftables.SetElement{{Key: BigEndian(version), Comment: markText(rules)}})
 }
 
-// Unmark removes the schema version: it empties schemaSet.
+// Unmark removes the schema version from schemaSet.
 func (r Ruleset) Unmark() (*nftables.Set, error) {
 	mark := &nftables.Set{Table: r.Table, Name: schemaSet, KeyType: nftables.TypeInetService}
 	if err := r.C.AddSet(mark, nil); err != nil {
@@ -97,7 +97,7 @@ func (r Ruleset) Commented(chain *nftables.Chain, comment string, exprs []expr.A
 	r.add(chain, userdata.AppendString(nil, userdata.TypeComment, comment), exprs)
 }
 
-// Set adds a set. It adds a map if value is not nil.
+// Set adds an nftables set to the table. Set() adds a map if value is not nil.
 func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {
@@ -116,7 +116,7 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 	return s, r.C.AddSet(s, nil)
 }
 
-// Intervals does the same as Set, but the last field of the key is an interval.
+// Intervals adds a set or map like Set, but the last field of each key is an interval.
 func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {

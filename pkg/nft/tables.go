@@ -50,14 +50,14 @@ func Tables() []Table {
 		{nftables.TableFamilyINet, HostportTable},
 		{nftables.TableFamilyINet, VLANTable},
 		{nftables.TableFamilyBridge, GuardTable},
-		// LoopbackTable protects 127.0.0.0/8. It is the last entry in this list, because a rollback must delete it after all tables that need its
-		// protection.
+		// LoopbackTable protects 127.0.0.0/8. This table is the last entry in the list, because a rollback must delete this table after all
+		// tables that need its protection.
 		{nftables.TableFamilyINet, LoopbackTable},
 	}
 }
 
-// TableOf returns the registered table with this name. It panics if no table with this name is registered, because this is a bug in the
-// caller.
+// TableOf returns the registered table with this name. TableOf panics if no table with this name is registered, because this is a bug in
+// the caller.
 func TableOf(name string) Table {
 	tables := Tables()
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
@@ -92,7 +92,7 @@ func HasTable(name string) (bool, error) {
 	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == own.Name }), IgnoreUnsupported(err)
 }
 
-// DelTable deletes a table with all its chains, sets and rules. It is a no-op if the table is missing.
+// DelTable deletes a table with all its chains, sets and rules. DelTable is a no-op if the table is missing.
 func DelTable(t Table) error {
 	err := Build("nft delete table "+t.String(), func(c *nftables.Conn) error {
 		c.DelTable(t.Netlink())

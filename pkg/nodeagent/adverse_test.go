@@ -28,7 +28,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// panicEnv is an environment variable with the options of an agent. This agent panics when it logs a given message.
+// panicEnv is the name of an environment variable that contains the options of an agent. This agent panics when it logs a given message.
 const panicEnv = "PODLACE_TEST_PANIC"
 
 type panicOptions struct {
@@ -101,7 +101,8 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// refuseWith makes the fake API server reply to every request with this HTTP status. Status 0 restores normal replies.
+// refuseWith makes the fake API server reply to every request with this HTTP status. After a call with status 0, the server replies
+// normally again.
 func (f *fakeAPI) refuseWith(status int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -167,8 +168,8 @@ func (l *lab) quietAgent() *agent {
 	return a
 }
 
-// TestLook checks that the agent restores plugins, conflist and node.json within a minute even without an event. The log and a metric
-// report each repair.
+// TestLook checks that the agent restores the plugins, the conflist and node.json within a minute, even without an event. The log and a
+// metric report each repair.
 func TestLook(t *testing.T) {
 	if usualTimes().poll > time.Minute {
 		t.Errorf("files are looked at each %v", usualTimes().poll)
@@ -210,8 +211,8 @@ func counterValue(t *testing.T, a *agent, name, kind, cause string) float64 {
 	return 0
 }
 
-// TestRetry checks that the agent retries a failed step until it succeeds, first after 1 s, and then with growing delays up to 5 minutes.
-// Events do not postpone the retry.
+// TestRetry checks that the agent retries a failed step until it succeeds, first after 1 s, and later with growing delays of at most 5
+// minutes. Events do not postpone the retry.
 func TestRetry(t *testing.T) {
 	l := newLab(t)
 	free := l.blockNexthop("n2")
@@ -237,9 +238,9 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestNoWallClock checks that no decision of the agent depends on the wall clock, which can jump. The agent compares its times by the
-// monotonic clock. It must therefore not call methods that remove the monotonic clock from a time. It compares creation times of nodes only
-// with one another.
+// TestNoWallClock checks that no decision of the agent depends on the wall clock, which can jump. The agent uses the monotonic clock to
+// compare its own times. The agent must therefore not call methods that remove the monotonic clock from a time. The agent compares the
+// creation time of a node only with the creation times of other nodes.
 func TestNoWallClock(t *testing.T) {
 	strips := []string{"Unix", "UnixMilli", "UnixMicro", "UnixNano", "Round", "Truncate", "Local", "In", "AddDate", "Date", "Parse", "UTC"}
 	calls := 0
@@ -278,8 +279,8 @@ func TestNoWallClock(t *testing.T) {
 	}
 }
 
-// TestWrongClocks checks nodes and files whose times are far in the past or future. These times affect only the decision which node is
-// older.
+// TestWrongClocks checks nodes and files whose times are far in the past or future. The agent uses these times only to decide which node
+// is older.
 func TestWrongClocks(t *testing.T) {
 	l := newLab(t)
 	for i, created := range map[int]time.Time{2: time.Unix(-1e9, 0), 3: time.Date(2262, 1, 1, 0, 0, 0, 0, time.UTC), 4: {}} {

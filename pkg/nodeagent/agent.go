@@ -53,7 +53,7 @@ type options struct {
 	times times
 }
 
-// agent keeps the routes and files of one node in the wanted state.
+// This struct keeps the routes and files of one node in the wanted state.
 type agent struct {
 	options
 	log      *slog.Logger
@@ -92,7 +92,7 @@ type agent struct {
 	ready          bool
 }
 
-// run() maintains the node until ctx is done. The routes and files stay in place when it returns.
+// run() maintains the node until ctx is done. When run() returns, the routes and files stay in place.
 func run(ctx context.Context, o options, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -191,8 +191,8 @@ func (a *agent) loop(ctx context.Context) {
 	}
 }
 
-// step() brings the node into the wanted state. It returns the time at which it must run again if no event comes earlier. It is the only
-// function that changes the node.
+// step() brings the node into the wanted state. step() returns the time at which the caller must call step() again if no event comes
+// earlier. No other function changes the node.
 func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	a.problems, a.stepFailed = nil, false
 	why := mainCause(causes)
@@ -249,7 +249,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// addProblem records a problem. It does not request a retry of the step.
+// addProblem records a problem. addProblem does not cause a retry of the step.
 func (a *agent) addProblem(what string, err error, do string, blocking bool) {
 	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }
@@ -281,7 +281,7 @@ func (a *agent) install(why cause) bool {
 	return err == nil
 }
 
-// writeNodeFile writes node.json for the plugins. If routes failed, it delays the first node.json, but only for a limited time.
+// writeNodeFile writes node.json for the plugins. If routes failed, writeNodeFile delays the first node.json, but only for a limited time.
 func (a *agent) writeNodeFile(why cause) {
 	if len(a.node.PodCIDRs) == 0 {
 		return
@@ -360,7 +360,7 @@ func (a *agent) writeConflist(why cause) {
 	}
 }
 
-// publish updates the status file and the metrics, and returns the time at which the caller must call it again.
+// publish updates the status file and the metrics, and returns the time at which the caller must call publish again.
 func (a *agent) publish() (again time.Time) {
 	heard, failure := a.nodes.watched()
 	if failure != "" {

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent must become ready, although it reports the
-// node behind the router as refused.
+// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent must become ready, although the agent
+// reports that it refuses routes to the node behind the router.
 func TestStart(t *testing.T) {
 	l := newLab(t).ready()
 	if got := l.routes(); !slices.Equal(got, full(2, 3)) {
@@ -43,7 +43,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestLife checks the routes after nodes are added or deleted, or change their address or podCIDR.
+// TestLife checks the routes after a node is added, is deleted, or gets another address or podCIDR.
 func TestLife(t *testing.T) {
 	l := newLab(t).ready()
 	l.api.put(l.peer(4))
@@ -67,8 +67,8 @@ func TestLife(t *testing.T) {
 	l.has([]string{"10.244.55.0/24", "10.244.77.0/24 192.0.2.254", "fd00:10:244:2::/64 2001:db8::2"})
 }
 
-// TestOwnNode checks that the agent changes nothing while its own Node object has no podCIDR, and reports the reason. It also changes
-// nothing if its own Node object is deleted.
+// TestOwnNode checks that the agent changes nothing while its own Node object has no podCIDR. The agent must report the reason. The agent
+// also changes nothing if its own Node object is deleted.
 func TestOwnNode(t *testing.T) {
 	l := newLab(t)
 	own := l.peer(1)
@@ -96,8 +96,8 @@ func TestOwnNode(t *testing.T) {
 	l.await("no problem of the own node", func() bool { return !l.says("own node") })
 }
 
-// TestSuspiciousList checks that the agent deletes more than half of its routes only if the list of nodes stays the same for a while. After
-// a restart, the agent compares the list with the routes in the kernel.
+// TestSuspiciousList checks that the agent deletes more than half of its routes only if the list of nodes stays unchanged for a while.
+// After a restart, the agent compares the list with the routes in the kernel.
 func TestSuspiciousList(t *testing.T) {
 	l := newLab(t)
 	for i := 4; i <= 8; i++ {
@@ -138,8 +138,8 @@ func TestEmptyList(t *testing.T) {
 	}
 }
 
-// TestAPIAway checks that an agent changes nothing while the API server is unreachable at the start, and reports this problem. It applies
-// the changes of the cluster when the API server is back.
+// TestAPIAway checks that an agent changes nothing while the API server is unreachable at the start. The agent must report this problem.
+// The agent applies the changes of the cluster when the API server is reachable again.
 func TestAPIAway(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -210,7 +210,7 @@ func TestBadNodes(t *testing.T) {
 	if l.state(good.Name) != "direct" {
 		t.Errorf("%s: %q", good.Name, l.state(good.Name))
 	}
-	// The log contains lines only for some of the nodes, because too many lines are not helpful.
+	// The log contains lines for only some of the nodes, to limit the length of the log.
 	if l.log.count("a node is not reached") != mostLogged || l.log.count(fmt.Sprintf("nodes=%d", len(bad)+1-mostLogged)) != 1 {
 		t.Error("want ten lines about nodes, and one about the others")
 	}
@@ -272,8 +272,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig changes a key that needs a restart. It checks that the agent logs the needed restart once, and that the status reports it
-// until the restart. All other keys take effect immediately.
+// TestLaterConfig changes a key that needs a restart. The test checks that the agent logs once that a restart is needed, and that the
+// status contains this advice until the restart. All other keys take effect immediately.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()

@@ -25,14 +25,14 @@ const (
 	mostCoalescing = 500 * time.Millisecond
 )
 
-// collectWindow returns the time for which the agent collects causes before the next comparison. This is four times the duration of the
-// last comparison, so that repeated comparisons use at most a fifth of a core. The delay is noticeable only in clusters with thousands of
-// nodes.
+// collectWindow returns the time for which the agent collects causes before the next comparison. The result is four times the duration of
+// the last comparison, so that repeated comparisons use at most a fifth of a core. This time is noticeable only in clusters with thousands
+// of nodes.
 func collectWindow(comparison time.Duration) time.Duration {
 	return min(max(coalescing, 4*comparison), mostCoalescing)
 }
 
-// An alarm collects causes until the agent's loop handles them.
+// An alarm collects causes until the agent's loop handles these causes.
 type alarm struct {
 	mu     sync.Mutex
 	causes map[cause]bool
@@ -41,7 +41,7 @@ type alarm struct {
 
 func newAlarm() *alarm { return &alarm{causes: map[cause]bool{}, wakeup: make(chan struct{}, 1)} }
 
-// wake() adds a cause. It never blocks.
+// wake() adds a cause. wake() never blocks.
 func (a *alarm) wake(why cause) {
 	a.mu.Lock()
 	a.causes[why] = true
@@ -52,8 +52,9 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// wait() waits for a cause until the deadline. It then collects further causes for the first duration, and returns all causes. If changes
-// of other programs are the only causes, it collects causes for the longer of the two durations. It returns immediately when ctx is done.
+// wait() waits for a cause until the deadline. After the first cause, wait() collects further causes for the first duration, and returns
+// all causes. If changes of other programs are the only causes, wait() collects causes for the longer of the two durations. wait() returns
+// immediately when ctx is done.
 func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():
@@ -82,7 +83,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	return causes
 }
 
-// isContested reports whether the only causes are changes of the kernel or of files. Another program may have made these changes.
+// isContested reports whether all causes are changes in the kernel or changes of files. Another program may have made these changes.
 func (a *alarm) isContested() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -94,7 +95,8 @@ func (a *alarm) isContested() bool {
 	return len(a.causes) > 0
 }
 
-// A contest limits the rate of repairs if another program repeatedly undoes them. The lowest rate is one repair every 30 seconds.
+// A contest limits the rate of the agent's repairs if another program repeatedly undoes these repairs. The lowest rate is one repair every
+// 30 seconds.
 type contest struct {
 	last  time.Time
 	count int
@@ -124,7 +126,7 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// noteRepair records a repair. noteRepair reports whether the next repair is the first repair with a delay.
+// noteRepair records a repair. The result is true if the next repair is the first repair that the agent delays.
 func (c *contest) noteRepair(now time.Time) (began bool) {
 	c.wait(now)
 	c.last = now
@@ -136,7 +138,7 @@ func (c *contest) noteRepair(now time.Time) (began bool) {
 	return began
 }
 
-// wait() returns the delay before the next repair. It returns zero if there was no repair for a while.
+// wait() returns the delay before the next repair. The delay is zero if the last repair was long ago.
 func (c *contest) wait(now time.Time) time.Duration {
 	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
 		c.count, c.pause = 0, 0

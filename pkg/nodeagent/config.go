@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. It watches the Node objects of
-// Kubernetes and maintains the node's routes to the other nodes. It writes node.json for the plugins, and installs the plugins and their
-// conflist. The agent writes nothing to Kubernetes and stores no state: one function (step) compares the kernel and the files of the node
-// with the wanted state.
+// Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. The agent watches the Node
+// objects of Kubernetes and maintains this node's routes to the pods on other nodes. The agent also writes node.json for the plugins, and
+// installs the plugins and their conflist. The agent writes nothing to Kubernetes and stores no state. The function step() compares the
+// kernel and the files of the node with the wanted state.
 package nodeagent
 
 import (
@@ -29,7 +29,8 @@ import (
 // conflistName is the file name of the conflist in the folder of the agent's configuration and in the folder of the container runtime.
 const conflistName = "10-podlace.conflist"
 
-// A config is the content of the configuration file, which is the same for all nodes. The JSON names are the keys of the file.
+// A config is the content of the configuration file, which is the same for all nodes. The JSON names of the fields are the keys in the
+// file.
 type config struct {
 	ClusterCIDRs []netip.Prefix     `json:"clusterCIDRs"`
 	Routes       bool               `json:"routes"` // false: another program connects the nodes, and the agent changes nothing in the kernel
@@ -68,7 +69,8 @@ func defaults() config {
 		BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"}
 }
 
-// readConfig reads the configuration file and the conflist in the same folder. Its error contains the file, line and key of each mistake.
+// readConfig reads the configuration file and the conflist in the same folder. The error of readConfig contains the file, line and key of
+// each mistake.
 func readConfig(file string) (c config, err error) {
 	data, err := store.ReadFile(file)
 	if err != nil {
@@ -94,7 +96,7 @@ func readConfig(file string) (c config, err error) {
 	return c, nil
 }
 
-// reload() reads the configuration again, and reports whether the agent must apply changes. It reports an invalid configuration as a
+// reload() reads the configuration again, and reports whether the agent must apply changes. reload() reports an invalid configuration as a
 // problem and keeps the previous configuration.
 func (a *agent) reload() (changed bool) {
 	defer func() {
@@ -190,7 +192,7 @@ func lineAt(data []byte, offset int) int {
 type keyParsers map[string]func(offset int, raw json.RawMessage) error
 
 // readObject parses the object at an offset. The third argument is an example of a valid object for error messages. Unknown and duplicate
-// keys are errors, because they are probably misspelt.
+// keys are errors, because such keys are probably misspelt.
 func (o *objectReader) readObject(offset int, path, example string, known keyParsers) {
 	dec := json.NewDecoder(bytes.NewReader(o.data[offset:]))
 	at := func() int { return offset + int(dec.InputOffset()) }
@@ -250,7 +252,7 @@ func explainSyntax(err error) error {
 	return fmt.Errorf("no JSON: %w; put commas between keys but not after the last, and quotes around keys and strings", err)
 }
 
-// parseInto returns a function that parses a value, checks it, and stores it in *to.
+// parseInto returns a function that parses a value, checks the value, and stores the value in *to.
 func parseInto[T any](to *T, check func(T) error) func(int, json.RawMessage) error {
 	return func(_ int, raw json.RawMessage) error {
 		var v T
@@ -265,8 +267,8 @@ func parseInto[T any](to *T, check func(T) error) func(int, json.RawMessage) err
 	}
 }
 
-// acceptedValues describes the values that a check accepts. If the error of the check contains a description, acceptedValues returns this
-// description.
+// acceptedValues describes the values that a check accepts. If the error of the check contains a description of these values,
+// acceptedValues returns this description.
 func acceptedValues[T any](check func(T) error) string {
 	var v T
 	if err := check(v); err != nil {
@@ -321,8 +323,8 @@ func checkCIDRs(list []netip.Prefix) error {
 	return nil
 }
 
-// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. Connections to these addresses need masquerading, and the
-// key useClusterCidr would exempt them from masquerading.
+// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. Connections to these addresses need masquerading, but the
+// key useClusterCidr would exempt these connections from masquerading.
 func checkPodCIDRs(list []netip.Prefix) error {
 	for _, p := range list {
 		if r, ok := noderoutes.ForPods(p); !ok && p.IsValid() && p.Bits() > 0 {
@@ -348,8 +350,8 @@ func checkURL(text string) error {
 	return nil
 }
 
-// parseProtocols returns the numbers of routing protocols. It returns an error for the protocols of the kernel and of Podlace, because the
-// agent must never take over their routes.
+// parseProtocols returns the numbers of routing protocols. parseProtocols returns an error for the protocols of the kernel and of Podlace,
+// because the agent must never take over routes of these protocols.
 func parseProtocols(names []string) (list []int, err error) {
 	known := map[string]int{"boot": 3, "static": 4} // /etc/iproute2/rt_protos
 	for _, name := range names {
@@ -392,5 +394,5 @@ func pluginTypes(conflist []byte) (types []string, err error) {
 	return types, nil
 }
 
-// errNoConflist is the error for an invalid conflist. It contains an example of a valid conflist.
+// errNoConflist is the error for an invalid conflist. errNoConflist contains an example of a valid conflist.
 var errNoConflist = errors.New(`want a CNI configuration such as {"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}]}`)

@@ -11,7 +11,7 @@ import (
 )
 
 // A value of type connections tracks the connections to the API server. If the node loses the source address of a connection, HTTP/2
-// detects this only after 45 s. During this time the agent would not learn about the node's new address.
+// detects the broken connection only after 45 s. During this time the agent would not learn about the node's new address.
 type connections struct {
 	dialer net.Dialer
 
@@ -55,8 +55,8 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// keep() runs a watch until ctx is done. When prune() has closed a connection, keep() immediately starts another watch, because a new watch
-// begins without a retry delay.
+// keep() runs a watch until ctx is done. If prune() closes the connection of the watch, keep() immediately starts a new watch, because a
+// new watch begins without a retry delay.
 func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	for ctx.Err() == nil {
 		inner, stop := context.WithCancel(ctx)
@@ -68,7 +68,7 @@ func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	}
 }
 
-// prune() closes the connections whose source address the node no longer has. It returns the number of closed connections.
+// prune() closes the connections whose source address the node no longer has. prune() returns the number of closed connections.
 func (c *connections) prune() (closed int) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {

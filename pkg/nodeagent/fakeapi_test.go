@@ -26,8 +26,8 @@ import (
 	kwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// fakeAPI is a fake API server that serves Node objects. Like a real API server, it supports lists, streamed lists and watches over HTTP/2
-// in protobuf.
+// fakeAPI is a fake API server that serves Node objects. Like a real API server, fakeAPI supports lists, streamed lists and watches over
+// HTTP/2 in protobuf.
 type fakeAPI struct {
 	t      testing.TB
 	server *httptest.Server
@@ -94,8 +94,8 @@ func (f *fakeAPI) put(n *corev1.Node) {
 	f.send(kwatch.Event{Type: kind, Object: n.DeepCopy()})
 }
 
-// remove() deletes a node. If the last argument is true, it sends no event, as if the node were deleted during an interruption of the
-// watch.
+// remove() deletes a node. If the last argument is true, the server sends no event, as if the node were deleted during an interruption of
+// the watch.
 func (f *fakeAPI) remove(name string, quiet bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -233,7 +233,7 @@ func (f *fakeAPI) sortedNames() (names []string) {
 	return names
 }
 
-// watch() streams events. If the client requests initial events, it first sends all nodes and a bookmark.
+// watch() streams events. If the client requests initial events, the server first sends all nodes and a bookmark.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -304,7 +304,7 @@ func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	return kwatch.Event{Type: kwatch.Bookmark, Object: b}
 }
 
-// await() waits until a condition is true. It fails the test after a minute. This is long enough for a busy machine.
+// await() waits until a condition is true. await() fails the test after a minute. A minute is long enough for a busy machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

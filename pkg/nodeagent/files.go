@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// A program is a plugin binary that the agent installs. On the nodes of a cluster the binaries have names with the prefix podlace-.
-// Distributions and other networks install files with the names of the reference plugins, and overwrite these files at updates.
+// A program is a plugin binary that the agent installs. On the nodes of a cluster the binaries have names with the prefix podlace-. Linux
+// distributions and other networks install files with the names of the reference plugins, and overwrite these files during updates.
 type program struct {
 	from, to string
 	missing  bool // installed only if no file has its name
@@ -40,8 +40,8 @@ func programs() []program {
 // binaryMode is the file mode of every installed program.
 const binaryMode = 0o755
 
-// A value of type binaries installs programs from one folder into another folder. It caches which files were equal, so that it reads their
-// content again only after a change.
+// A value of type binaries installs programs from one folder into another folder. The value also remembers which files were equal. The
+// agent therefore reads the content of these files again only after a change.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo
@@ -51,7 +51,8 @@ func newBinaries(from, to string) binaries {
 	return binaries{from: from, to: to, equal: map[string][2]fs.FileInfo{}}
 }
 
-// install() installs missing programs and replaces different programs by an atomic rename. It returns the paths of the installed programs.
+// install() installs missing programs, and atomically replaces installed programs that differ from their source. install() returns the
+// paths of the installed programs.
 func (b *binaries) install() (replaced []string, err error) {
 	target, err := store.Make(b.to, binaryMode)
 	if err != nil {
@@ -143,7 +144,7 @@ func missingPlugins(conflist []byte, dir string) (missing []string) {
 	return missing
 }
 
-// removePrograms deletes the installed programs. It does not delete loopback, because another program may have installed it.
+// removePrograms deletes the installed programs. removePrograms does not delete loopback, because another program may have installed it.
 func removePrograms(dir string) (done []string, err error) {
 	d, err := store.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -182,15 +183,15 @@ func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 	return true, d.Rename(newName, conflistName)
 }
 
-// newName is the temporary name of a conflist while it is written. The name does not end in .conflist, because runtimes read every file
-// with this ending, even hidden or incomplete files.
+// newName is the temporary file name that a conflist has while the agent writes the conflist. The name does not end in .conflist, because
+// runtimes read every file with this ending, even hidden or incomplete files.
 const newName = conflistName + ".podlace-new"
 
 // takeOver adds this suffix to the name of a configuration.
 const backup = ".podlace-bak"
 
-// shadowing() returns the configurations that a runtime uses instead of the agent's conflist. A runtime uses the configuration whose name
-// sorts first.
+// shadowing() returns the configurations that a runtime uses instead of the agent's conflist. A runtime uses the configuration whose file
+// name is the first in sorted order.
 func shadowing(dir string) (names []string, err error) {
 	all, err := os.ReadDir(dir) // sorted
 	for _, file := range all {
@@ -215,9 +216,9 @@ func takeOver(dir string, names []string) error {
 	return err
 }
 
-// undoTakeOver restores the configurations that takeOver renamed. It does not restore a configuration if a file with the original name
-// exists again. It also does not restore a configuration whose plugins are missing, because without its plugins the runtime cannot delete
-// pods.
+// undoTakeOver restores the configurations that takeOver renamed. undoTakeOver does not restore a configuration if a file with the
+// original name exists again. undoTakeOver also does not restore a configuration whose plugins are missing, because without its plugins
+// the runtime cannot delete pods.
 func undoTakeOver(dir, binDir string) (done []string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -254,8 +255,8 @@ func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	return d, names, nil
 }
 
-// nextConfig returns the name of the configuration that a runtime uses when our conflist is removed. It returns "" if there is no
-// configuration of another pod network.
+// nextConfig returns the name of the configuration that a runtime uses when our conflist is removed. nextConfig returns "" if no other pod
+// network has a configuration.
 func nextConfig(dir string) (name string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -282,7 +283,7 @@ func nextConfig(dir string) (name string, err error) {
 	return "", nil
 }
 
-// removeConflist removes our conflist and its temporary file. It reports whether the conflist existed.
+// removeConflist removes our conflist and its temporary file. removeConflist reports whether the conflist existed.
 func removeConflist(dir string) (removed bool, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

@@ -69,7 +69,8 @@ func TestKernelEvents(t *testing.T) {
 	}
 }
 
-// TestForeignDaemon checks that the agent repairs less often if another program repeatedly undoes its repairs. It logs this once.
+// TestForeignDaemon checks that the agent makes repairs less often if another program repeatedly undoes these repairs. The agent logs the
+// repeated repairs once.
 func TestForeignDaemon(t *testing.T) {
 	l := newLab(t).ready()
 	remove := func() {
@@ -103,8 +104,8 @@ func TestForeignDaemon(t *testing.T) {
 	}
 }
 
-// TestForeignRoute checks that the agent reports and keeps a route of another program. The agent replaces the route when the key "adopt" of
-// the configuration contains the route's protocol.
+// TestForeignRoute checks that the agent keeps a conflicting route of another program and reports this route. The agent replaces the route
+// when the key "adopt" of the configuration contains the route's protocol.
 func TestForeignRoute(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -160,7 +161,7 @@ func (l *lab) monitor(folders ...string) func() []string {
 	return changes
 }
 
-// TestFileEvents checks that the agent restores plugins, conflist and node.json after another program removed or changed them.
+// TestFileEvents checks that the agent restores plugins, conflist and node.json after another program removed or changed these files.
 func TestFileEvents(t *testing.T) {
 	l := newLab(t).ready()
 	bridge, conflist, node := filepath.Join(l.dir, "bin/podlace-bridge"), filepath.Join(l.dir, "net.d", conflistName), store.Root+"/node.json"

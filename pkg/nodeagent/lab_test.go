@@ -29,7 +29,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// agentEnv is an environment variable that makes the test binary run as podlace-node.
+// agentEnv is the name of an environment variable. If this variable is set, the test binary runs as podlace-node.
 const agentEnv = "PODLACE_TEST_AGENT"
 
 func TestMain(m *testing.M) {
@@ -90,7 +90,7 @@ func newLab(t *testing.T, extra ...string) *lab {
 	return l
 }
 
-// peer() returns the Node object of node number i on the link of the lab.
+// peer() returns the Node object of the node with the number i, which is on the link of the lab.
 func (l *lab) peer(i int) *corev1.Node {
 	return nodeObject(fmt.Sprint("n", i), []string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%x::/64", i)},
 		[]string{fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8::%x", i)})
@@ -102,8 +102,8 @@ func (l *lab) wire() {
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
 	defer host.Close()
-	// With duplicate address detection, link-local addresses would be tentative for a second, and the state would change after the test has
-	// read it.
+	// With duplicate address detection, link-local addresses would be tentative for a second. The state could then change after the test
+	// has read the state.
 	kerneltest.Must(l, host.Set(kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	peer, err := os.Open(l.lan.Path)
 	kerneltest.Must(l, err)
@@ -147,7 +147,7 @@ func (l *lab) read(name string) string {
 	return string(data)
 }
 
-// start() runs the agent in this process until the test calls stop.
+// start() runs the agent in this process until the test calls the function in the field stop.
 func (l *lab) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -191,7 +191,7 @@ func (l *lab) state(name string) string {
 	return ""
 }
 
-// says() reports whether the status has a problem that contains all the given texts.
+// says() reports whether the status file has a problem that contains all the given texts.
 func (l *lab) says(parts ...string) bool {
 	return slices.ContainsFunc(l.status().Problems, func(p Problem) bool {
 		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(p.What+" "+p.Why+" "+p.Do, part) })
@@ -220,7 +220,8 @@ func (l *lab) routes() (list []string) {
 	return list
 }
 
-// full() returns the expected routes of a lab: the routes of n1 itself, and direct routes to the nodes with the given numbers.
+// full() returns the expected routes of node n1: the routes for the node's own pods, and direct routes to the nodes with the given
+// numbers.
 func full(ids ...int) (list []string) {
 	list = append(list, "10.244.1.0/24", "fd00:10:244:1::/64")
 	for _, id := range ids {

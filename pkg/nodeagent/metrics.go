@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// A value of type metrics contains the metrics for Prometheus. No metric has a label with the name of a peer, because the agents of a
-// cluster with 5,000 nodes would then have 25 million series.
+// A value of type metrics contains the metrics for Prometheus. No metric has a label with the name of a peer, because with such a label,
+// the agents of a cluster with 5,000 nodes would have 25 million series in total.
 type metrics struct {
 	registry *prometheus.Registry
 	sync     prometheus.Histogram
@@ -33,7 +33,7 @@ type metrics struct {
 	stale  bool         // the configuration in the file is rejected
 }
 
-// newMetrics returns the metrics of the agent. It registers the metrics of pods in the same registry.
+// newMetrics returns the metrics of the agent. The function registers the metrics of pods in the same registry.
 func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	buckets := []float64{.01, .025, .05, .1, .2, .3, .5, 1, 2, 5, 10, 30}
 	m := &metrics{
@@ -127,9 +127,9 @@ func (m *metrics) noteSync(began, since time.Time) {
 	}
 }
 
-// ready() returns an error with the reasons why no pod can start on this node, or nil. A problem of a single peer does not make the agent
-// unready. After the first comparison, an unreachable API server does not make the agent unready either. Otherwise all agents would become
-// unready at the same time, and a rolling update would replace all of them at once.
+// ready() returns nil if pods can start on this node. Otherwise, the error contains the reasons. A problem of a single peer does not make
+// the agent unready. After the first comparison, an unreachable API server does not make the agent unready either. Otherwise, all agents
+// would become unready at the same time, and a rolling update would replace all agents at once.
 func (m *metrics) ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -71,7 +71,7 @@ func (l *lab) awaitMetrics(when string, want map[string]float64) {
 	l.Fatalf("%s: %s", when, strings.Join(differs, "; "))
 }
 
-// TestMetrics checks the value of each metric after events that change it.
+// TestMetrics checks the value of each metric after events that change this value.
 func TestMetrics(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"
@@ -100,7 +100,7 @@ func TestMetrics(t *testing.T) {
 	l.api.put(l.peer(2))
 	l.await("an event ends it", func() bool { return age() < old })
 
-	// The cause of the repair is the removal of the route, or an event of the API server just before the removal.
+	// The cause of the repair is either the removal of the route, or an event of the API server just before the removal.
 	repairs := func() (n float64) {
 		_, series := l.scrape()
 		for _, cause := range []string{"kernel", "api", "start"} {
@@ -137,8 +137,8 @@ func TestMetrics(t *testing.T) {
 // shippedConflist is the conflist of a cluster, with all plugins that have metrics.
 const shippedConflist = "../../conf/cluster/base/" + conflistName
 
-// TestMetricsNamed checks that docs/MONITORING.md and the list in integration/monitoring contain exactly the metrics and labels that the
-// agent serves. The names must follow the rules of Prometheus.
+// TestMetricsNamed checks that docs/MONITORING.md and the list in integration/monitoring contain the same metrics and labels as the
+// agent's metrics endpoint. The names must follow the rules of Prometheus.
 func TestMetricsNamed(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"

@@ -31,8 +31,9 @@ func without(t *testing.T, capability uintptr, cmd *exec.Cmd) {
 	kerneltest.Must(t, <-started)
 }
 
-// TestWithoutRoutes runs an agent with "routes": false and without CAP_NET_ADMIN. The agent must become ready without a problem. It must
-// write node.json, the plugins and the conflist, update them after a change of the cluster, and not change any route.
+// TestWithoutRoutes runs an agent with "routes": false and without CAP_NET_ADMIN. The agent must become ready without a problem. The agent
+// must write node.json, the plugins and the conflist, and update node.json after a change of the cluster. The agent must not change any
+// route.
 func TestWithoutRoutes(t *testing.T) {
 	l := newLab(t, `"routes": false`)
 	cmd := l.agentCommand()

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// steps() returns an agent whose steps the test calls. The returned function gives the agent a complete list of nodes.
+// steps() returns an agent whose steps the test calls. The returned function passes a complete list of nodes to the agent.
 func (l *lab) steps() (a *agent, list func(ids ...int)) {
 	l.Helper()
 	c, err := readConfig(l.Config)
@@ -37,8 +37,9 @@ func (l *lab) steps() (a *agent, list func(ids ...int)) {
 
 func because(why cause) map[cause]bool { return map[cause]bool{why: true} }
 
-// mustWait calls steps until a step returns a later time for the next step. The test fails if every step requests an immediate next step,
-// because this loop would use a full core. The method checks only a lower limit for the pause, because the machine may be slow.
+// mustWait calls steps until a step returns a later time for the next step. The test fails if every step requests that the next step
+// follows immediately, because such a loop would fully use a core. The method checks only a lower limit for the pause, because the machine
+// may be slow.
 func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Helper()
 	for range 20 {
@@ -54,9 +55,9 @@ func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Errorf("%s: 20 steps without a pause", what)
 }
 
-// TestHeldDeletions checks that the agent deletes nothing while its own Node object is missing, and does not repeat comparisons without a
-// pause. When the object is back, the agent still delays the deletion of more than half of the routes. After a restore of etcd, nodes may
-// return one by one.
+// TestHeldDeletions checks that the agent deletes nothing while its own Node object is missing. Meanwhile, the agent must pause between
+// comparisons. When the object is back, the agent still delays the deletion of more than half of the routes. After a restore of etcd,
+// nodes may return one by one.
 func TestHeldDeletions(t *testing.T) {
 	l := newLab(t)
 	l.times.trustDelay = 200 * time.Millisecond
@@ -83,8 +84,8 @@ func TestHeldDeletions(t *testing.T) {
 	}
 }
 
-// TestSuspicionStands checks that the agent does not trust a list without the old nodes, even if it contains many new nodes. The list could
-// be from another cluster.
+// TestSuspicionStands checks that the agent does not trust a list without the old nodes, even if the list contains many new nodes. The
+// list could be from another cluster.
 func TestSuspicionStands(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -104,8 +105,8 @@ func TestSuspicionStands(t *testing.T) {
 }
 
 // TestHeldExceptions checks node.json while the agent keeps the routes to old nodes because of a suspicious list. During this time,
-// node.json must keep the clusterCIDRs of the old nodes. The agent adds the CIDRs of new nodes. The same applies if the agent starts with a
-// suspicious list.
+// node.json must keep the clusterCIDRs of the old nodes. The agent adds the CIDRs of new nodes. The agent must also keep these CIDRs if
+// the first list after its start is suspicious.
 func TestHeldExceptions(t *testing.T) {
 	l := newLab(t)
 	const configured = `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `
@@ -213,7 +214,7 @@ func TestContestEnds(t *testing.T) {
 	}
 }
 
-// TestPluginsFirst checks that the agent writes the conflist only after it has installed the plugins. Older plugins, and other files with
+// TestPluginsFirst checks that the agent installs the plugins before the agent writes the conflist. Older plugins, and other files with
 // the names of plugins, do not count as installed.
 func TestPluginsFirst(t *testing.T) {
 	l := newLab(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestProblemsLogged checks that the agent logs each problem once if the problem prevents the node from becoming ready. This includes
-// problems at the start. The log contains the remedy and the end of each problem.
+// TestProblemsLogged checks that the agent logs each problem that prevents the node from becoming ready. The agent must log each of these
+// problems only once. The agent must also log problems at the start. The log contains the remedy and the end of each problem.
 func TestProblemsLogged(t *testing.T) {
 	l := newLab(t, `"addressCIDRs": ["198.51.100.0/24"]`)
 	l.start()
@@ -58,7 +58,8 @@ func TestSmallMTU(t *testing.T) {
 	}
 }
 
-// TestYounger checks that a node whose podCIDR belongs to an older node gets no pods. The reported problem says how to get another podCIDR.
+// TestYounger checks a node whose podCIDR also belongs to an older node. No pods may start on the younger node. The reported problem says
+// how to get another podCIDR.
 func TestYounger(t *testing.T) {
 	l := newLab(t)
 	young := l.peer(1)
@@ -76,8 +77,8 @@ func TestYounger(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPartOfPodCIDR checks that the agent reports another program's route to a part of a peer's podCIDR until the route is deleted. It must
-// also report the route if the API server is unreachable at the start.
+// TestPartOfPodCIDR checks that the agent reports another program's route to a part of a peer's podCIDR until the route is deleted. The
+// agent must also report the route if the API server is unreachable at the start.
 func TestPartOfPodCIDR(t *testing.T) {
 	l := newLab(t)
 	l.times.conflictPause = 50 * time.Millisecond

@@ -28,9 +28,10 @@ const (
 	removePoll = 2 * time.Second  // between checks of the remaining pods
 )
 
-// A removal removes the changes of the agent and the plugins from this node. It first prevents new pods from using Podlace: another network
-// takes over, or ADD fails because node.json is removed. The conflist, the routes and the plugins stay while a pod needs them for its
-// packets and its DEL. After the last pod is deleted, the removal also deletes these objects.
+// A removal removes the changes of the agent and the plugins from this node. The removal first prevents new pods from using Podlace.
+// Either another network takes over, or ADD fails because node.json is removed. The removal keeps the conflist, the routes and the plugins
+// while a pod needs these objects for its packets and its DEL. After the last pod is deleted, the removal also deletes the conflist, the
+// routes and the plugins.
 type removal struct {
 	binDir, confDir string // empty: the agent did not write there
 	config          string // the agent's configuration; the conflist is beside it
@@ -84,7 +85,7 @@ func (r *removal) run(ctx context.Context) error {
 	return nil
 }
 
-// awaitPods prevents new pods from using Podlace, and waits until no pod needs Podlace. If r.wait is false, it checks only once.
+// awaitPods prevents new pods from using Podlace, and waits until no pod needs Podlace. If r.wait is false, awaitPods checks only once.
 func (r *removal) awaitPods(ctx context.Context) error {
 	for {
 		err := r.blockNewPods()
@@ -114,8 +115,8 @@ func (r *removal) awaitPods(ctx context.Context) error {
 	}
 }
 
-// blockNewPods prevents new pods from using Podlace. It removes the conflist only if another network has a configuration, because a runtime
-// without any configuration cannot delete pods.
+// blockNewPods prevents new pods from using Podlace. blockNewPods removes the conflist only if another network has a configuration,
+// because a runtime without any configuration cannot delete pods.
 func (r *removal) blockNewPods() error {
 	var errs []error
 	if r.confDir != "" {
@@ -138,7 +139,7 @@ func (r *removal) dropConflist(why string) error {
 	return err
 }
 
-// removeRest removes the state that was still needed while pods used Podlace.
+// removeRest removes the state that the last pods of Podlace still needed.
 func (r *removal) removeRest() error {
 	var errs []error
 	networks := r.knownNetworks()
@@ -172,7 +173,7 @@ func (r *removal) setState(err error) {
 	r.state = err
 }
 
-// serveReady starts the HTTP server for the readiness probe of the container. The probe succeeds after the removal.
+// serveReady starts the HTTP server for the readiness probe of the container. The probe succeeds as soon as the removal is complete.
 func (r *removal) serveReady(ctx context.Context) (*sync.WaitGroup, error) {
 	serving := &sync.WaitGroup{}
 	if r.http == "" || !r.wait {
@@ -195,7 +196,7 @@ func removeRoutes() (changes int, err error) {
 	return noderoutes.Remove(&host.NS)
 }
 
-// If a file exists at the path, removeFile calls the given function to remove it, and prints the path.
+// If a file exists at the path, removeFile calls the given function, which must remove the file. removeFile then prints the path.
 func (r *removal) removeFile(path string, remove func() error) error {
 	if _, err := store.ReadFile(path); err != nil {
 		return nil

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// remainingPods returns the pods that still need Podlace, each as namespace/name. It first removes the attachments whose network namespace
-// is gone, because a runtime that now uses another network does not call DEL of our plugins.
+// remainingPods returns the pods that still need Podlace, each as namespace/name. remainingPods first removes the attachments whose
+// network namespace is gone, because a runtime that now uses another network does not call DEL of our plugins.
 func (r *removal) remainingPods() (pods, notes []string, err error) {
 	if r.binDir == "" {
 		return nil, nil, nil
@@ -60,8 +60,8 @@ func collectDead(networks []reconcile.Network, binDir string) (notes []string, e
 	return notes, errors.Join(errs...)
 }
 
-// knownNetworks returns the networks of Podlace. It reads the networks from the runtime's folder, from the agent's conflist, and from
-// records. It also returns the networks that earlier calls found.
+// knownNetworks returns the networks of Podlace. knownNetworks reads the networks from the runtime's folder, from the agent's conflist,
+// and from records. knownNetworks also returns the networks that earlier calls found.
 func (r *removal) knownNetworks() []reconcile.Network {
 	for _, dir := range []string{r.confDir, filepath.Dir(r.config)} {
 		found, _, _ := reconcile.Networks(dir) // without a configuration, records and leases suffice
@@ -108,7 +108,8 @@ func configuration(networks []reconcile.Network, name string) reconcile.Network 
 	return reconcile.Network{Name: name}
 }
 
-// isPodlaces reports whether an attachment belongs to Podlace: it has a record of a plugin, or is in a network of Podlace.
+// isPodlaces reports whether an attachment belongs to Podlace. Such an attachment has a record of one of our plugins, or is in a network
+// of Podlace.
 func isPodlaces(a *reconcile.Attachment, networks []reconcile.Network) bool {
 	return hasRecord(a) || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network })
 }
@@ -129,7 +130,7 @@ func describePod(a *reconcile.Attachment) string {
 	return "the pod of the record " + a.Damaged[0].Record + ", which cannot be read"
 }
 
-// removeLeftovers removes the part of the plugins' state that does not belong to a pod.
+// removeLeftovers removes the state of the plugins that does not belong to any pod.
 func (r *removal) removeLeftovers(networks []reconcile.Network) error {
 	var others []reconcile.Network
 	if r.confDir != "" {

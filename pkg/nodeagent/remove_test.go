@@ -48,7 +48,7 @@ func (l *lab) agentCommand(flags ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestRemove checks that "podlace-node remove" restores the state that the node had before the first start of the agent. The command
+// TestRemove checks that after "podlace-node remove" the node is in the same state as before the first start of the agent. The command
 // returns an error while the agent is running.
 func TestRemove(t *testing.T) {
 	l := newLab(t, `"takeOver": true`)
@@ -82,7 +82,7 @@ func TestRemove(t *testing.T) {
 
 const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "other"}]}`
 
-// writeRecord writes the bridge record of a pod with the given path of its network namespace.
+// writeRecord writes a record of the bridge plugin for a pod. The record contains the given path of the pod's network namespace.
 func (l *lab) writeRecord(id, pod, netns string) {
 	l.Helper()
 	kerneltest.Must(l, os.MkdirAll(store.Root+"/podlace", 0o700), os.WriteFile(store.Root+"/podlace/bridge-"+attachment.Key{Network: "podlace",
@@ -90,8 +90,8 @@ func (l *lab) writeRecord(id, pod, netns string) {
 		"pod": %q, "netns": %q}`, id, pod, netns), 0o600))
 }
 
-// TestRemoveWithPods checks "podlace-node remove" while pods are running and there is no other network. The command removes node.json, so
-// that no new pod starts. It keeps the state that the running pods need for packets and DEL, and lists these pods.
+// TestRemoveWithPods checks "podlace-node remove" on a node that has running pods and no other network. The command removes node.json, so
+// that no new pod starts. The command keeps the state that the running pods need for packets and DEL, and lists these pods.
 func TestRemoveWithPods(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -145,8 +145,8 @@ func TestRemoveFails(t *testing.T) {
 	}
 }
 
-// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if its folders differ from the folders of the agent. This happens,
-// for example, if the manifest of the removal lacks the component k3s.
+// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if the folders in the flags of the command differ from the folders
+// of the agent. The folders differ, for example, if the manifest of the removal lacks the component k3s.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -156,8 +156,8 @@ func TestRemoveElsewhere(t *testing.T) {
 	}
 }
 
-// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods once. It also checks that the readiness probe of the
-// command succeeds after the removal.
+// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods once. The test also checks that the readiness probe
+// of the command succeeds after the removal.
 func TestRemoveWaits(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -183,7 +183,7 @@ func TestRemoveWaits(t *testing.T) {
 }
 
 // TestShadowed checks that the node is not ready if the folder of the runtime has a configuration whose name sorts before the agent's
-// conflist. The agent reports this configuration and does not change it.
+// conflist. The agent reports this configuration, but does not change the configuration.
 func TestShadowed(t *testing.T) {
 	l := newLab(t)
 	for _, name := range []string{"05-other.conflist", ".hidden.conf", "05-old.conflist.bak", "10-podlace.conflist.d.txt"} {
@@ -269,8 +269,8 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// TestWrongStart checks that podlace-node returns an error for invalid flags before it makes a change. The error contains the invalid flag
-// or value.
+// TestWrongStart checks that podlace-node returns an error for invalid flags and makes no change. The error contains the invalid flag or
+// value.
 func TestWrongStart(t *testing.T) {
 	l := newLab(t)
 	for says, args := range map[string][]string{

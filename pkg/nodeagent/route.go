@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// route() compares the routes in the kernel with the wanted routes to the nodes of the cluster. It changes nothing before the first
+// route() compares the routes in the kernel with the wanted routes to the nodes of the cluster. route() changes nothing before the first
 // complete list of nodes that contains this node.
 func (a *agent) route(why cause) {
 	list, since, complete := a.nodes.list()
@@ -99,9 +99,9 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	return nil
 }
 
-// change() writes the wanted routes into the kernel. It deletes all other routes of the agent if the list of nodes can be trusted. It reads
-// the routes of other programs in the first comparison and in periodic comparisons. While routes of other programs are known to be in the
-// way, it reads these routes in each comparison.
+// change() writes the wanted routes into the kernel. change() deletes all other routes of the agent if the list of nodes can be trusted.
+// change() reads the routes of other programs in the first comparison and in periodic comparisons. If routes of other programs conflict
+// with the wanted routes, change() reads the routes of other programs in each comparison.
 func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
 	inside := a.moreSpecific == nil || why == onStart || why == onPeriod || len(a.moreSpecific) > 0
 	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
@@ -134,7 +134,7 @@ func (a *agent) setNode(node nodefile.Node, hold bool) {
 	a.node = node
 }
 
-// adviseSelf adds the problems of this node's own object.
+// adviseSelf adds the problems of this node's own Node object.
 func (a *agent) adviseSelf(err error) {
 	do := ""
 	if wrong := (*noderoutes.SelfError)(nil); errors.As(err, &wrong) {
@@ -143,7 +143,7 @@ func (a *agent) adviseSelf(err error) {
 	a.advise("own node", err, do, a.node.PodCIDRs == nil)
 }
 
-// The constant retries is the advice that the agent reports for errors of the kernel.
+// This constant is the advice that the agent reports for errors of the kernel.
 const retries = "nothing, if it ends within minutes: the agent tries again"
 
 // adviseInside reports routes of other programs to a part of a peer's podCIDR.
@@ -178,7 +178,7 @@ func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
 		VXLAN: c.VXLAN, Connected: connected}, err
 }
 
-// gateways() returns the addresses whose current routes Plan needs: the addresses of the peers and of this node.
+// gateways() returns the addresses of the peers and of this node. Plan needs the current routes to these addresses.
 func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	list := slices.Clone(self.Addresses)
 	for _, p := range peers {
@@ -191,9 +191,9 @@ func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	return list
 }
 
-// deletionsTrusted reports whether routes may be deleted. A list of nodes that lacks this node comes from the wrong cluster or from an old
-// backup, or this node was deleted and will return. If the lists would remove more than half of the routes, deletions are allowed only
-// after this state has lasted for a minute.
+// deletionsTrusted reports whether routes may be deleted. A list of nodes without this node may come from the wrong cluster or from an old
+// backup. It is also possible that this node was deleted and will return. If the lists lack the nodes of more than half of the routes,
+// deletions are allowed only after this state has lasted for a minute.
 func (a *agent) deletionsTrusted(r noderoutes.Result, selfGone bool) bool {
 	now := time.Now()
 	until := "the list has persisted for a minute"
@@ -223,10 +223,10 @@ func (a *agent) deletionsTrusted(r noderoutes.Result, selfGone bool) bool {
 	return false
 }
 
-// mostLogged is the maximum number of peers that one step names in the log.
+// mostLogged is the maximum number of peers that one step writes to the log.
 const mostLogged = 10
 
-// setPeers stores how the peers are reached, and logs changes.
+// setPeers stores the state of the routes to the peers, and logs changes.
 func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 	type key struct {
 		name string

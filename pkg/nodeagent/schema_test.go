@@ -47,7 +47,7 @@ func TestSchemaKeys(t *testing.T) {
 	}
 }
 
-// TestSchemaAgrees checks that the agent and the schema accept the same configurations and reject the same configurations.
+// TestSchemaAgrees checks that the schema accepts a configuration if and only if the agent accepts this configuration.
 func TestSchemaAgrees(t *testing.T) {
 	var printed bytes.Buffer
 	Main([]string{"schema"}, &printed, os.Stderr)

@@ -29,7 +29,7 @@ const (
 	lockName   = ".node.lock"
 )
 
-// Status is the content of the status file. It contains no timestamps, so that an unchanged status need not be written again.
+// Status is the content of the status file. Status contains no timestamps, so that an unchanged status need not be written again.
 type Status struct {
 	Node         string         `json:"node"`
 	Ready        bool           `json:"ready"`
@@ -81,14 +81,14 @@ func peerProblems(peers []PeerStatus) (list []Problem) {
 	return list
 }
 
-// statusFile writes the status file. It writes at most once per second, and only if the status has changed.
+// statusFile writes the status file. statusFile writes at most once per second, and only if the status has changed.
 type statusFile struct {
 	written time.Time
 	text    []byte
 }
 
-// write() writes the status if the last write was long enough ago. It returns the time at which the caller must call write() again, or zero
-// if the file is up to date.
+// write() writes the status if the last write was long enough ago. write() returns the time at which the caller must call write() again,
+// or zero if the file is up to date.
 func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error) {
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -230,13 +230,14 @@ func blocked(problems []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
 }
 
-// logProblems logs new problems and ended problems of this node. It does not log problems of peers, because setPeers already logs them.
+// logProblems logs new problems and ended problems of this node. logProblems does not log problems of peers, because setPeers already logs
+// them.
 func (a *agent) logProblems() {
 	has := func(list []Problem, p Problem) bool {
 		return slices.ContainsFunc(list, func(q Problem) bool { return q.What == p.What && q.Why == p.Why })
 	}
 	for _, p := range a.problems {
-		// The following problems are already logged where they are detected.
+		// The agent already logs the following problems when it detects them.
 		elsewhere := p.What == "configuration" || p.What == "API server" || p.What == "nodes" && a.deletionsHeld
 		if !elsewhere && !has(a.logged, p) {
 			a.log.Warn("a problem of this node", "what", p.What, "why", p.Why, "do", p.Do, "podsCanStart", !p.blocking)

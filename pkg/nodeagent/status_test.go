@@ -81,7 +81,7 @@ func TestStatusFile(t *testing.T) {
 	}
 }
 
-// TestAlarm checks that wait() merges simultaneous causes. It must delay causes from other programs, unless the cluster also changes.
+// TestAlarm checks that wait() merges simultaneous causes. wait() must delay causes from other programs, unless the cluster also changes.
 func TestAlarm(t *testing.T) {
 	a := newAlarm()
 	a.wake(onKernel)

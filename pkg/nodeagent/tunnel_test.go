@@ -62,8 +62,8 @@ func (l *lab) awaitTunnel(when string, want ...string) {
 	})
 }
 
-// TestTunnel checks that the agent with offLink vxlan creates a tunnel to the node behind the router. It updates the tunnel if the address
-// of either node changes, recreates a deleted tunnel, and removes the tunnel when no node needs it.
+// TestTunnel checks that the agent with offLink vxlan creates a tunnel to the node behind the router. The agent updates the tunnel if the
+// address of either node changes, recreates a deleted tunnel, and removes a tunnel that no node needs.
 func TestTunnel(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	const own = "podlace.vx vni 142 port 8472 local 192.0.2.1 mac 0e:50:c0:00:02:01 mtu 1450"
@@ -159,8 +159,8 @@ func (l *lab) routeUses(cidr, link string) bool {
 	return err == nil && by.Attrs().Name == link
 }
 
-// TestTunnelRemoved checks that "podlace-node remove" deletes the tunnel. The agent reports a link of another program with the tunnel's
-// name, and does not delete it.
+// TestTunnelRemoved checks that "podlace-node remove" deletes the tunnel. If a link of another program has the tunnel's name, the agent
+// reports this link and does not delete the link.
 func TestTunnelRemoved(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	l.stop()

@@ -33,19 +33,19 @@ import (
 // about 14 kB.
 const pageSize = 500
 
-// firstRetry and lastRetry are the shortest and the longest delay before a watch is retried; jitter can double each delay. The longest
-// delay of client-go is a minute. A minute is too long, because new nodes have no routes until the watch works again.
+// firstRetry is the shortest delay before a retry of a watch, and lastRetry is the longest delay. Jitter can double each delay. The
+// longest delay of client-go is a minute. A minute is too long, because new nodes have no routes until the watch works again.
 const (
 	firstRetry = 800 * time.Millisecond
 	lastRetry  = 15 * time.Second
 )
 
-// watchTimeout is the time without any message from the API server after which the watch counts as lost. The API server normally sends a
-// bookmark each minute.
+// If the API server sends no message for the duration watchTimeout, the watch counts as lost. The API server normally sends a bookmark
+// each minute.
 const watchTimeout = 10 * time.Minute
 
-// A value of type nodes is the store of a reflector. It stores only the fields that affect routes, and calls changed() only if such a field
-// changes. Other fields change often, because each kubelet updates its Node object every few minutes.
+// A value of type nodes is the store of a reflector. The store contains only the fields that affect routes. The store calls changed() only
+// if such a field changes. Other fields change often, because each kubelet updates its Node object every few minutes.
 type nodes struct {
 	changed func()
 	log     *slog.Logger
@@ -96,8 +96,8 @@ func (n *nodes) watched() (heard time.Time, failure string) {
 	return n.lastEvent, n.failure
 }
 
-// changeNodes calls the given function, which changes the nodes and reports whether a field that affects routes changed. It also records
-// that the watch works.
+// changeNodes calls the given function, which changes the nodes and reports whether a field that affects routes changed. changeNodes also
+// records that the watch works.
 func (n *nodes) changeNodes(change func() bool) {
 	n.mu.Lock()
 	recovered := n.failure != ""
@@ -115,7 +115,7 @@ func (n *nodes) changeNodes(change func() bool) {
 	}
 }
 
-// failed() records the reason why no events arrive. It logs the reason if the watch worked before.
+// failed() records the reason why the API server sends no events. failed() logs the reason if the watch worked before.
 func (n *nodes) failed(err error) {
 	n.mu.Lock()
 	news := n.failure == ""
@@ -198,12 +198,13 @@ func (n *nodes) Bookmark(string) error {
 // nodes.
 func (n *nodes) Resync() error { return nil }
 
-// Transformer implements cache.TransformingStore. It reduces streamed objects to the stored fields.
+// Transformer implements cache.TransformingStore. The function reduces streamed objects to the stored fields.
 func (n *nodes) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return readNode(object) }
 }
 
-// readNode returns the fields of a Node object that affect routes. It returns a noderoutes.Node unchanged.
+// readNode returns the fields of a Node object that affect routes. If the object is already a noderoutes.Node, readNode returns this
+// object unchanged.
 func readNode(object any) (noderoutes.Node, error) {
 	switch o := object.(type) {
 	case noderoutes.Node:
@@ -223,7 +224,7 @@ func readNode(object any) (noderoutes.Node, error) {
 	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
 }
 
-// client() returns a client for the API server. It uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
+// client() returns a client for the API server. client() uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
 func client(kubeconfig, server string, connections *connections) (*rest.RESTClient, error) {
 	c, err := rest.InClusterConfig()
 	if kubeconfig != "" {
@@ -252,8 +253,8 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 	return r, nil
 }
 
-// watchNodes watches the Node objects and updates n until ctx is done. It reads the first list as a stream if the API server supports
-// streams (WatchList). Otherwise it reads the list in pages.
+// watchNodes watches the Node objects and updates n until ctx is done. watchNodes reads the first list as a stream if the API server
+// supports streams (WatchList). Otherwise, watchNodes reads the list in pages.
 func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{

@@ -48,7 +48,7 @@ type testWatch struct {
 	changes atomic.Int64
 }
 
-// newWatching returns a watch of a fake API server with three nodes. The method start starts the watch.
+// newWatching returns a watch of a fake API server with three nodes. The method start() starts the watch.
 func newWatching(t *testing.T) *testWatch {
 	w := &testWatch{fakeAPI: newFakeAPI(t), log: &lines{}}
 	w.nodes = newNodes(func() { w.changes.Add(1) }, slog.New(slog.NewTextHandler(w.log, nil)))
@@ -150,7 +150,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestTruncated checks that truncated lists are discarded, even if this happens several times.
+// TestTruncated checks that the watch discards truncated lists, even if several lists in a row are truncated.
 func TestTruncated(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -171,8 +171,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestGone checks that the store follows the next complete list after the end of a watch, with and without status 410. Nodes that are not
-// in the list are deleted. Outdated events change nothing.
+// TestGone checks that after the end of a watch, with or without status 410, the store contains the nodes of the next complete list. The
+// store deletes nodes that are not in the list. Outdated events change nothing.
 func TestGone(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -322,7 +322,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestClient checks the errors of client() outside a cluster. One call has no kubeconfig path, and one call has the path of a missing file.
+// TestClient checks the errors of client() outside a cluster. The first call has no kubeconfig path, and the second call has the path of a
+// missing file.
 func TestClient(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if _, err := client("", "", newConnections()); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// queuedAddresses is the number of queued addresses per CPU. The kernel needs some microseconds for each address.
+// queuedAddresses is the number of addresses that wait in the work queue of each CPU. The kernel needs some microseconds for each address.
 const queuedAddresses = 300
 
 // DelayAddresses returns a function that fills the kernel's work queue for IPv6 addresses on each CPU, as on a busy node. The function adds

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flow is a connection tracking entry. It consists of the protocol (17 for UDP, 6 for TCP) and three addresses in the form address:port.
-// These are the addresses of the client, the original destination, and the translated destination. Replies come from the translated
-// destination.
+// Flow is a connection tracking entry. A Flow consists of the protocol (17 for UDP, 6 for TCP) and three addresses in the form
+// address:port. The three addresses are the client, the original destination, and the translated destination. Replies come from the
+// translated destination.
 type Flow [4]string
 
 func (f Flow) entry() *netlink.ConntrackFlow {
@@ -35,8 +35,8 @@ func (f Flow) entry() *netlink.ConntrackFlow {
 	return entry
 }
 
-// Tracked lists the connection tracking entries as "protocol from to". It leaves out IGMP entries, which the kernel creates for links of
-// other tests.
+// Tracked lists the connection tracking entries as "protocol from to". The list does not contain IGMP entries, which the kernel creates
+// for links of other tests.
 func Tracked(t testing.TB) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {

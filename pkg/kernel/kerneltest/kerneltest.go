@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kerneltest supports tests that change the kernel. It runs a package's tests in a sandbox, creates pods for them, and checks for
-// leaks.
+// Package kerneltest supports tests that change the kernel. The package runs tests in a sandbox, creates pods for the tests, and checks
+// for leaks.
 package kerneltest
 
 import (
@@ -57,7 +57,7 @@ func Main(m *testing.M) {
 func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
 // Feature returns its second argument. This argument must be true if the kernel has the feature, and false otherwise. If the kernel lacks
-// the feature, Feature logs the name of the feature. With KERNELTEST=full, Feature then fails the test.
+// the feature, Feature logs the name of the feature. With KERNELTEST=full, Feature also fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
 	if !has && requireFeatures() {
@@ -85,7 +85,7 @@ func reportUnavailable(w io.Writer, err error, required bool) int {
 }
 
 // Random returns a random number generator with a fixed seed, so that every run of a test draws the same numbers. PODLACE_SEED selects
-// another seed. The log of a failed test names the seed.
+// another seed. The log of a failed test contains the seed.
 func Random(t testing.TB) *mathrand.Rand {
 	t.Helper()
 	seed := uint64(1)
@@ -102,7 +102,7 @@ func Random(t testing.TB) *mathrand.Rand {
 	return mathrand.New(mathrand.NewPCG(seed, 0))
 }
 
-// NewPod creates a pod with a unique name, and closes it when the test ends.
+// NewPod creates a pod with a unique name, and deletes the pod when the test ends.
 func NewPod(t testing.TB) *sandbox.Pod {
 	t.Helper()
 	pod, err := sandbox.NewPod(podName(t.Name()))
@@ -145,7 +145,7 @@ func leftOnPurpose() *regexp.Regexp {
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
 // Age sets the modification time of recent files in the folders to one minute ago. GC keeps attachments whose files are less than one
-// second old. A test that calls Age need not wait for one second before it calls GC.
+// second old. After a call of Age, a test need not wait for one second before the test calls GC.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {
@@ -168,8 +168,8 @@ func Age(dirs ...string) error {
 	return nil
 }
 
-// NoLeak takes a snapshot with opt and reports each difference from the earlier snapshot as an error. It repeats the snapshot for up to ten
-// seconds while there are differences, because the kernel deletes namespaces asynchronously.
+// NoLeak takes a snapshot with opt and reports each difference from the earlier snapshot as an error. NoLeak repeats the snapshot for up
+// to ten seconds while there are differences, because the kernel deletes namespaces asynchronously.
 func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	t.Helper()
 	var diff []string
@@ -208,13 +208,13 @@ func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	return err
 }
 
-// Flood sends frames of 1,134 bytes on a link of the caller's namespace. It ignores dropped frames.
+// Flood sends frames of 1,134 bytes on a link of the caller's namespace. Flood() ignores dropped frames.
 func Flood(name string, frames int) error {
 	// Ethernet type 0x88b5 is reserved for local experiments (IEEE 802).
 	return Send(name, append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...), frames)
 }
 
-// Send sends copies of a frame on a link of the caller's namespace. It does not report frames that a full queue drops.
+// Send sends copies of a frame on a link of the caller's namespace. Send() does not report frames that a full queue drops.
 func Send(name string, frame []byte, copies int) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {

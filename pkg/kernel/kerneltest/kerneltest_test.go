@@ -30,7 +30,7 @@ func rerun(env []string, args ...string) (out string, code int) {
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-// TestTimeout checks that a child process whose test blocks ends after -test.timeout, and that it prints one panic.
+// TestTimeout checks a child process whose test blocks. The child process must print one panic and end after -test.timeout.
 func TestTimeout(t *testing.T) {
 	if os.Getenv("KERNELTEST_HELPER") != "" {
 		time.Sleep(10 * time.Second)
@@ -69,8 +69,8 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestWithoutSandbox checks the result of Main when the sandbox cannot start. In this test the sandbox refuses to start because it would
-// hide TMPDIR.
+// TestWithoutSandbox checks the result of Main when the sandbox cannot start. In this test, the sandbox cannot start, because the sandbox
+// would hide TMPDIR.
 func TestWithoutSandbox(t *testing.T) {
 	for _, c := range []struct {
 		require, verdict string
@@ -95,7 +95,8 @@ func TestPodName(t *testing.T) {
 	}
 }
 
-// TestRandom checks that two runs with one seed draw the same numbers. It also checks that a run with another seed draws different numbers.
+// TestRandom checks that two runs with one seed draw the same numbers. The test also checks that a run with another seed draws different
+// numbers.
 func TestRandom(t *testing.T) {
 	t.Setenv("PODLACE_SEED", "")
 	a, b := Random(t).Uint64(), Random(t).Uint64()

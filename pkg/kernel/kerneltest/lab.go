@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Lab holds a plugin, its configuration and a pod. Tests use it to call the plugin for the pod's interface eth0.
+// Lab holds a plugin, its configuration and a pod. Tests use a Lab to call the plugin for the pod's interface eth0.
 type Lab struct {
 	*testing.T
 	Plugin func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) (exit int)
@@ -69,7 +69,7 @@ func (l Lab) Send(env map[string]string, stdin []byte) Outcome {
 	return l.Outcome(env["CNI_COMMAND"], exit, stdout.Bytes(), log.String())
 }
 
-// Outcome parses the output of a plugin. It fails the test if the error of a DEL contains a text that go-cni treats as success.
+// Outcome parses the output of a plugin. Outcome() fails the test if the error of a DEL contains a text that go-cni treats as success.
 func (l Lab) Outcome(verb string, exit int, stdout []byte, log string) Outcome {
 	l.Helper()
 	o := Outcome{Exit: exit, Stdout: stdout, Log: log}

@@ -15,7 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// NIC is a network card whose VFs are down and in the test's namespace. It is a real card, or a bridge with veths in place of VFs.
+// NIC is a network card. The VFs of the card are down, and are in the test's namespace. The card is either a real card or a bridge with
+// veths in place of VFs.
 type NIC struct {
 	PF  string // its interface; "" for veths
 	VFs []Function
@@ -30,8 +31,8 @@ type Function struct {
 // nicTimeout is the timeout for the network card of an emulated machine, which is slow.
 const nicTimeout = 30 * time.Second
 
-// FakeNIC returns a network card that consists of veths and a bridge. It has no PF. Its VFs reach one another like the VFs of a real card.
-// FakeNIC deletes the links when the test ends.
+// FakeNIC returns a network card that consists of veths and a bridge. The card has no PF. The veths can reach one another like the VFs of
+// a real card. FakeNIC deletes the links when the test ends.
 func FakeNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	add := func(link netlink.Link) {
@@ -58,7 +59,7 @@ func FakeNIC(t testing.TB, vfs int) NIC {
 	return nic
 }
 
-// RealPF returns the PCI address of a PF that is free for tests. It skips the test if the machine has no PF.
+// RealPF returns the PCI address of a PF that is free for tests. RealPF skips the test if the machine has no PF.
 func RealPF(t testing.TB) string {
 	t.Helper()
 	if !onMachine() {
@@ -68,14 +69,15 @@ func RealPF(t testing.TB) string {
 }
 
 // onMachine reports whether the tests run in the virtual machine of "make vm" with a network card. These tests run in the initial network
-// namespace, because new VFs appear in it. The kernel also returns the VFs of deleted namespaces to the initial namespace.
+// namespace, because new VFs appear in the initial network namespace. The kernel also returns the VFs of deleted namespaces to the initial
+// namespace.
 func onMachine() bool {
 	cmdline, _ := os.ReadFile("/proc/cmdline")
 	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")
 }
 
-// RealNIC prepares the network card of RealPF with the given number of VFs. It waits until VFs have returned from the pods of earlier
-// tests, and restores the names of the VFs. It sets the PF up and waits for its carrier.
+// RealNIC prepares the network card of RealPF with the given number of VFs. RealNIC waits until VFs have returned from the pods of earlier
+// tests, and restores the names of the VFs. RealNIC sets the PF up and waits for its carrier.
 func RealNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	device := RealPF(t)
@@ -136,7 +138,7 @@ func Interface(t testing.TB, device string) (name string) {
 	return name
 }
 
-// Await waits until a condition is true. It fails the test after nicTimeout.
+// Await waits until a condition is true. Await() fails the test after nicTimeout.
 func Await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(nicTimeout); !so(); time.Sleep(10 * time.Millisecond) {

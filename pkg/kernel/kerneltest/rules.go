@@ -41,8 +41,8 @@ func EmptyNFT(t testing.TB) {
 	t.Cleanup(func() { Must(t, FlushNFT()) })
 }
 
-// Records takes a snapshot of the host and returns the lines that contain all the given texts. It removes the prefix "host: " from these
-// lines.
+// Records takes a snapshot of the host and returns the lines that contain all the given texts. Records() removes the prefix "host: " from
+// these lines.
 func Records(t testing.TB, parts ...string) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})
