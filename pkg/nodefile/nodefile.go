@@ -71,7 +71,7 @@ func Read() (file string, node Node, err error) {
 	return "", Node{}, fmt.Errorf("neither %s nor %s exists", Path, FlannelPath)
 }
 
-// Of returns the result of Read for a request. It calls Read only once for each request of the runtime. A request that the plugin derives
+// Of returns the result of Read for a request. Of calls Read only once for each request of the runtime. A request that the plugin derives
 // for a built-in IPAM plugin uses the same result. All steps of one ADD, DEL or CHECK therefore use the same content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
 	type content struct {
@@ -86,8 +86,8 @@ func Of(r *plugin.Request) (file string, node Node, err error) {
 	return c.file, c.node, c.err
 }
 
-// Write replaces node.json by an atomic rename. It reports whether the content of the file changed. Write returns an error for content that
-// Read would refuse.
+// Write replaces node.json by an atomic rename. Write reports whether the content of the file changed. Write returns an error for content
+// that Read would refuse.
 func Write(node Node) (changed bool, err error) {
 	data, err := json.Marshal(node)
 	if err == nil {
@@ -113,7 +113,7 @@ func Write(node Node) (changed bool, err error) {
 	return true, dir.Write(name, data, 0o600)
 }
 
-// Remove deletes node.json. It is a no-op if the file does not exist.
+// Remove deletes node.json. Remove is a no-op if the file does not exist.
 func Remove() error {
 	dir, err := store.Open(store.Root)
 	if errors.Is(err, fs.ErrNotExist) {

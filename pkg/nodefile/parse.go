@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Parse parses node.json. It ignores unknown keys, because a newer podlace-node may write them.
+// Parse parses node.json. Parse ignores unknown keys, because a newer podlace-node may write them.
 func Parse(data []byte) (node Node, err error) {
 	var raw struct {
 		PodCIDRs     []string        `json:"podCIDRs"`

@@ -57,7 +57,7 @@ func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	return Way{Link: link, OnLink: m.OnLink}
 }
 
-// Apply changes the kernel state to the wanted state. It first adds missing objects and replaces objects that differ. It then deletes
+// Apply changes the kernel state to the wanted state. Apply first adds missing objects and replaces objects that differ. Apply then deletes
 // unwanted objects whose protocol number is Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel
 // refuses a change, Apply continues with the other changes, and Result contains the refused change. If Apply cannot read the kernel state,
 // it deletes nothing and returns an error.
@@ -73,7 +73,7 @@ func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	return second.Result, err
 }
 
-// Remove deletes the tunnel. It also deletes all routes, nexthop objects and neighbours whose protocol number is Protocol.
+// Remove deletes the tunnel. Remove also deletes all routes, nexthop objects and neighbours whose protocol number is Protocol.
 func Remove(n *kernel.NS) (changes int, err error) {
 	r, err := Apply(n, Wanted{}, Options{})
 	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
@@ -132,7 +132,7 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	return p, nil
 }
 
-// noteChange increments Changes if err is nil. It returns err.
+// noteChange increments Changes if err is nil. noteChange returns err.
 func (p *pass) noteChange(err error) error {
 	if err == nil {
 		p.Changes++
@@ -153,7 +153,7 @@ func (p *pass) deleteUnwanted(del func() error) {
 	p.deleted++
 }
 
-// applyNexthops adds and replaces the wanted nexthop objects. It returns their IDs.
+// applyNexthops adds and replaces the wanted nexthop objects. applyNexthops returns their IDs.
 func (p *pass) applyNexthops(want Wanted, list []kernel.FoundNexthop) map[uint32]bool {
 	have, wanted := make(map[uint32]kernel.FoundNexthop, len(list)), make(map[uint32]bool, len(want.Nexthops))
 	for _, h := range list {
@@ -201,8 +201,8 @@ func routeKeyOf(r kernel.ProtocolRoute) routeKey {
 	return routeKey{r.Dst, r.Metric}
 }
 
-// applyRoutes adds and replaces the wanted routes. It returns the IDs of old nexthop objects that must stay, because the kernel refused to
-// change a route that uses them.
+// applyRoutes adds and replaces the wanted routes. applyRoutes returns the IDs of old nexthop objects that must stay, because the kernel
+// refused to change a route that uses them.
 func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	have := make(map[routeKey]found, len(p.existing))
 	for _, r := range p.existing {
@@ -275,7 +275,7 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	return p.takeOver(adopted, r, ours)
 }
 
-// takeOver deletes the adopted routes after our route was added. It skips the adopted route that our route has replaced.
+// takeOver deletes the adopted routes after our route was added. takeOver skips the adopted route that our route has replaced.
 func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) error {
 	replaced := ours
 	for _, f := range adopted {
@@ -290,8 +290,8 @@ func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) erro
 	return nil
 }
 
-// readForeign reads the routes of other programs once per pass. It is called only when a route must be added or replaced, because the call
-// is slow if many routes exist.
+// readForeign reads the routes of other programs once per pass. readForeign is called only when a route must be added or replaced, because
+// the call is slow if many routes exist.
 func (p *pass) readForeign() error {
 	if p.foreign != nil {
 		return nil

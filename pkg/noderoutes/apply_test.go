@@ -59,8 +59,8 @@ func isDynamicNeighbour(message []byte) bool {
 	return (kind == unix.RTM_NEWNEIGH || kind == unix.RTM_DELNEIGH) && binary.NativeEndian.Uint16(body[8:])&unix.NUD_PERMANENT == 0
 }
 
-// TestApply checks that Apply creates the wanted state. It also checks that packets arrive. A second Apply changes nothing. Apply deletes
-// unwanted objects, and Remove restores the initial state.
+// TestApply checks that Apply creates the wanted state. The test also checks that packets arrive. A second Apply changes nothing. Apply
+// deletes unwanted objects, and Remove restores the initial state.
 func TestApply(t *testing.T) {
 	l := newLAN(t, 2)
 	a, b := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)

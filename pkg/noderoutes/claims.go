@@ -56,8 +56,8 @@ func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	return c
 }
 
-// addCovers adds prefixes to the map c.covers: each prefix that contains an address of the node. It skips a prefix in which an older node
-// already has an address.
+// addCovers adds prefixes to the map c.covers: each prefix that contains an address of the node. addCovers skips a prefix in which an older
+// node already has an address.
 func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	for _, a := range addresses {
 		for _, bits := range c.lengths[a.Is4()] {
@@ -134,8 +134,8 @@ func (c *claims) conflictingAddress(p netip.Prefix, n nodeObject, age int) (a ad
 	return address{}, false
 }
 
-// setGateway sets the addresses Gateway and Underlay of a peer. It prefers a gateway of the same family as the podCIDR. An IPv4 podCIDR can
-// also use an IPv6 gateway. An IPv6 podCIDR can use an IPv4 gateway only through the tunnel.
+// setGateway sets the addresses Gateway and Underlay of a peer. setGateway prefers a gateway of the same family as the podCIDR. An IPv4
+// podCIDR can also use an IPv6 gateway. An IPv6 podCIDR can use an IPv4 gateway only through the tunnel.
 func (c *claims) setGateway(p *Peer, n nodeObject) {
 	is4 := p.PodCIDR.Addr().Is4()
 	tunnel := c.cfg.OffLink == OffLinkVXLAN

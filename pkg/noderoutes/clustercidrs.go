@@ -32,8 +32,8 @@ func MergeCIDRs(a, b []netip.Prefix) []netip.Prefix {
 	return all[:min(len(all), nodefile.MaxClusterCIDRs)]
 }
 
-// mergeCIDRs returns the shortest sorted list of CIDRs with exactly the same addresses. It drops CIDRs that another CIDR contains, and
-// replaces the two halves of a larger CIDR by this CIDR.
+// mergeCIDRs returns the shortest sorted list of CIDRs with exactly the same addresses. mergeCIDRs drops CIDRs that another CIDR contains,
+// and replaces the two halves of a larger CIDR by this CIDR.
 func mergeCIDRs(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	cidrs = slices.Clone(cidrs)
 	slices.SortFunc(cidrs, netip.Prefix.Compare)

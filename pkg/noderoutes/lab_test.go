@@ -173,7 +173,7 @@ func (n labNode) linkOf(name string) kernel.Link {
 	return l
 }
 
-// mustApply calls Apply and fails the test if a change failed. It also compares Result.Has with the routes in the kernel.
+// mustApply calls Apply and fails the test if a change failed. mustApply also compares Result.Has with the routes in the kernel.
 func (n labNode) mustApply(want Wanted, opt Options) Result {
 	n.Helper()
 	r, err := Apply(n.ns, want, opt)

@@ -75,7 +75,7 @@ type Peer struct {
 	Name    string
 	PodCIDR netip.Prefix
 	Gateway netip.Addr // address of the peer, of the podCIDR's family if it has one
-	// Underlay is the address of the peer in the address family of the tunnel. It is set only with OffLinkVXLAN.
+	// Underlay is the address of the peer in the address family of the tunnel. Underlay is set only with OffLinkVXLAN.
 	Underlay netip.Addr
 	Age      int   // index of its node among all, oldest first
 	State    State // empty until Plan sets it

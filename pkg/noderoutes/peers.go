@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Peers validates the Node objects of all nodes, including this node. It returns one Peer for each podCIDR of the other nodes, sorted by
+// Peers validates the Node objects of all nodes, including this node. Peers returns one Peer for each podCIDR of the other nodes, sorted by
 // name and podCIDR. A Peer that cannot be used has a State and a Reason. The order of nodes does not matter. Peers returns an error if the
 // object of this node is missing or invalid.
 //
@@ -169,8 +169,8 @@ type SelfError struct{ Why, Do string }
 // Error returns the reason.
 func (e *SelfError) Error() string { return e.Why }
 
-// asSelf returns the content of this node's own object. It returns an error if any part of the object is invalid, because node.json needs
-// all podCIDRs.
+// asSelf returns the content of this node's own object. asSelf returns an error if any part of the object is invalid, because node.json
+// needs all podCIDRs.
 func (c nodeObject) asSelf() (s Self, err *SelfError) {
 	if len(c.faults) > 0 {
 		return Self{}, &SelfError{c.faults[0], "kube-controller-manager gives podCIDRs with --allocate-node-cidrs and --cluster-cidr; " +
@@ -206,8 +206,8 @@ func notForPods() [8]netip.Prefix {
 		v6(0, 0, 96), v6(0xfe, 0x80, 10), v6(0xff, 0, 8)} // loopback, link-local, multicast
 }
 
-// parsePodCIDR parses a podCIDR. It returns an error for prefixes whose addresses pods cannot use, because a route to such a prefix would
-// divert other traffic.
+// parsePodCIDR parses a podCIDR. parsePodCIDR returns an error for prefixes whose addresses pods cannot use, because a route to such a
+// prefix would divert other traffic.
 func parsePodCIDR(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	switch {

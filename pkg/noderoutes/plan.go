@@ -69,7 +69,7 @@ func oldestFirst(peers []Peer) (list []*Peer) {
 	return list
 }
 
-// minMTU returns the smaller of two MTUs: the first argument and the MTU of the link in the second argument. It ignores an MTU of 0.
+// minMTU returns the smaller of two MTUs: the first argument and the MTU of the link in the second argument. minMTU ignores an MTU of 0.
 func minMTU(mtu int, way Way) int {
 	if way.MTU == 0 || way.Name == "lo" || mtu != 0 && mtu < way.MTU {
 		return mtu

@@ -68,8 +68,8 @@ func (n labNode) repliesReceived() (count int) {
 	return count
 }
 
-// measureLoss repeatedly calls the given function, which changes the node, while the node sends 1,000 ping requests per second. It returns
-// the number of requests, the number of missing replies, and the number of calls.
+// measureLoss repeatedly calls the given function, which changes the node, while the node sends 1,000 ping requests per second. measureLoss
+// returns the number of requests, the number of missing replies, and the number of calls.
 func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
@@ -169,8 +169,8 @@ func TestAdopt(t *testing.T) {
 			if r := a.mustApply(a.directRoutes(l, 2), Options{Adopt: []int{flannel}}); (r.Changes != 0) != (round == 0) {
 				t.Errorf("metric %d, round %d: %+v", metric, round, r)
 			}
-			// Apply adds two nexthop objects and two routes. It deletes the two adopted routes only if their metric differs from the metric of the
-			// new routes.
+			// Apply adds two nexthop objects and two routes. Apply deletes the two adopted routes only if their metric differs from the metric of
+			// the new routes.
 			if seen := changed(); round == 0 && seen != map[bool]int{true: 4, false: 6}[metric == 0] {
 				t.Errorf("metric %d: the kernel told of %d changes", metric, seen)
 			}

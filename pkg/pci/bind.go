@@ -26,9 +26,9 @@ const (
 var errNoEffect = errors.New("the kernel accepted the write, but it had no effect")
 
 // Bind unbinds a VF from its current driver and binds it to the given driver, which must be loaded. Bind uses driver_override, so that no
-// other matching driver can bind the VF. It is a no-op if the VF already has the driver. After a failure Bind rebinds the previous driver,
-// and the error states whether this succeeded. Bind stops when ctx ends, or after 30 s. The rebinding can take another 30 s. The caller
-// must ensure that the VF is not in use.
+// other matching driver can bind the VF. Bind is a no-op if the VF already has the driver. After a failure Bind rebinds the previous
+// driver, and the error states whether this succeeded. Bind stops when ctx ends, or after 30 s. The rebinding can take another 30 s. The
+// caller must ensure that the VF is not in use.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
 		if err := c.checkLoaded(driver); err != nil {
@@ -38,7 +38,7 @@ func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	})
 }
 
-// Unbind unbinds a VF from its driver. It is a no-op if the VF has no driver. It stops when ctx ends, or after 30 s.
+// Unbind unbinds a VF from its driver. Unbind is a no-op if the VF has no driver. Unbind stops when ctx ends, or after 30 s.
 func Unbind(ctx context.Context, sysfs string, a Address) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.unbindCurrent(ctx) })
 }
@@ -65,8 +65,8 @@ func withControl(ctx context.Context, sysfs string, a Address, limit time.Durati
 	return f(ctx, c)
 }
 
-// withVFControl does the same as withControl, but only for a VF. It returns an error for any other PCI function, because unbinding a PF
-// would delete its VFs and could disconnect the node.
+// withVFControl does the same as withControl, but only for a VF. withVFControl returns an error for any other PCI function, because
+// unbinding a PF would delete its VFs and could disconnect the node.
 func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
 	return withControl(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
 		target, err := readLink(c.root, c.folder+"/physfn", "")
@@ -229,7 +229,7 @@ func (c control) awaitDriver(ctx context.Context, driver string) error {
 	return err
 }
 
-// waitUntil calls a function repeatedly until it returns true or an error. It returns errNoEffect after settleTime.
+// waitUntil calls a function repeatedly until it returns true or an error. waitUntil returns errNoEffect after settleTime.
 func waitUntil(ctx context.Context, so func() (bool, error)) error {
 	for end := time.Now().Add(settleTime); ; {
 		if ok, err := so(); ok || err != nil {

@@ -149,8 +149,8 @@ func TestBindInUse(t *testing.T) {
 	}
 }
 
-// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written. It also checks that the function keeps
-// its driver.
+// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written. The test also checks that the function
+// keeps its driver.
 func TestBindNoWrite(t *testing.T) {
 	for _, file := range []string{"bus/pci/drivers/iavf/unbind", "bus/pci/devices/" + byKernel + "/driver_override"} {
 		sysfs := withFakeKernel(t, pcitest.Kernel{})

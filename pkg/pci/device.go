@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pci reads the network cards of a machine from sysfs: physical functions (PF) and virtual functions (VF) with their NUMA nodes,
-// drivers and other properties. It identifies each function by its PCI address. It does not identify functions by their interfaces, because
-// an interface may be in a pod.
+// drivers and other properties. The package identifies each function by its PCI address. The package does not identify functions by their
+// interfaces, because an interface may be in a pod.
 package pci
 
 import (
@@ -57,8 +57,8 @@ type Device struct {
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 
-	// Unreadable contains the name of an existing file that could not be read, and the reason. It is "" if all files could be read. A device
-	// with an unreadable file must not be used.
+	// Unreadable contains the name of an existing file that could not be read, and the reason. Unreadable is "" if all files could be read. A
+	// device with an unreadable file must not be used.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 

@@ -61,7 +61,7 @@ type featureSocket struct {
 	names  []string // by feature number, "" for one that this kernel does not have
 }
 
-// openFeatures opens a featureSocket for an interface. It returns syscall.EOPNOTSUPP if the kernel does not report features.
+// openFeatures opens a featureSocket for an interface. openFeatures returns syscall.EOPNOTSUPP if the kernel does not report features.
 func openFeatures(ifname string) (*featureSocket, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -125,8 +125,8 @@ func (s *featureSocket) enabled() ([]string, error) {
 	return on, nil
 }
 
-// switchFeatures enables or disables the named features. It enables a feature if the given function returns true for this feature. It
-// disables the feature if the function returns false.
+// switchFeatures enables or disables the named features. switchFeatures enables a feature if the given function returns true for this
+// feature. switchFeatures disables the feature if the function returns false.
 func (s *featureSocket) switchFeatures(names []string, on func(name string) bool) error {
 	want := wantedFeatures{command: setFeatures, blocks: uint32(len(s.names)+31) / 32}
 	for i, name := range s.names {

@@ -55,7 +55,7 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. It checks only ADD and CHECK.
+// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. refuseArgs checks only ADD and CHECK.
 func (r *Request) refuseArgs(getenv func(string) string) error {
 	if r.Verb != "ADD" && r.Verb != "CHECK" {
 		return nil
@@ -93,9 +93,9 @@ func isAlnum(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
 }
 
-// ValidIfName returns an error for an invalid interface name. It rejects names that the kernel rejects (net/core/dev.c dev_valid_name), and
-// names with "%", which the kernel would replace. It also rejects "all" and "default", because these are special folders below
-// /proc/sys/net/ipv4/conf.
+// ValidIfName returns an error for an invalid interface name. ValidIfName rejects names that the kernel rejects (net/core/dev.c
+// dev_valid_name), and names with "%", which the kernel would replace. ValidIfName also rejects "all" and "default", because these are
+// special folders below /proc/sys/net/ipv4/conf.
 func ValidIfName(s string) error {
 	switch {
 	case s == "":
@@ -117,7 +117,7 @@ func ValidIfName(s string) error {
 	return nil
 }
 
-// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. The function ignores malformed arguments, because they must not make DEL
+// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. parseArgs ignores malformed arguments, because they must not make DEL
 // fail. Only checkArgs reports them.
 func parseArgs(s string) map[string]string {
 	args := map[string]string{}

@@ -26,8 +26,8 @@ func describeDecodeError(err error, t reflect.Type) error {
 	return fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wantedKind(wrong.Type))
 }
 
-// resolvePath follows the dotted path of a decode error, starting from type t. It returns the path as it is in the document, without the
-// names of embedded structs. It also returns the type at the end of the path, or nil if it is unknown.
+// resolvePath follows the dotted path of a decode error, starting from type t. resolvePath returns the path as it is in the document,
+// without the names of embedded structs. resolvePath also returns the type at the end of the path, or nil if it is unknown.
 func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	var keys []string
 	for name := range strings.SplitSeq(path, ".") {

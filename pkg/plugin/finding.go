@@ -59,8 +59,8 @@ func UnknownKeys(config []byte, within string, raw any) []Finding {
 	return nil
 }
 
-// unknownKeys returns a finding for each key of a JSON object if the struct type has no field for the key. It does not check the objects
-// "args" and "runtimeConfig", because other plugins use them too.
+// unknownKeys returns a finding for each key of a JSON object if the struct type has no field for the key. unknownKeys does not check the
+// objects "args" and "runtimeConfig", because other plugins use them too.
 func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(data, &object) != nil {
@@ -172,9 +172,9 @@ var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
-// Capabilities returns a finding for each capability that looks misspelt. It also returns a finding if the plugin needs a capability and
-// the configuration does not request it. The second argument is the needed capability, or "". The last argument describes the effect of a
-// missing capability.
+// Capabilities returns a finding for each capability that looks misspelt. Capabilities also returns a finding if the plugin needs a
+// capability and the configuration does not request it. The second argument is the needed capability, or "". The last argument describes
+// the effect of a missing capability.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`

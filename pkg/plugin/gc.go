@@ -21,8 +21,8 @@ const (
 	// that were created later. The list of a runtime is complete, as SPEC.md requires.
 	DeadKey = "podlace/dead-attachments"
 
-	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. It protects attachments whose ADD is still
-	// running: an ADD runs several plugins, and no lock is held between two plugins.
+	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. graceTime protects attachments whose ADD is
+	// still running: an ADD runs several plugins, and no lock is held between two plugins.
 	graceTime = time.Second
 )
 
@@ -130,7 +130,7 @@ func (r *Request) ConfigForDel() []byte {
 	return config
 }
 
-// NetnsGone reports whether the path of a namespace certainly does not exist. It returns false for "", which is an unknown path.
+// NetnsGone reports whether the path of a namespace certainly does not exist. NetnsGone returns false for "", which is an unknown path.
 func NetnsGone(path string) bool {
 	if path == "" {
 		return false
@@ -141,7 +141,7 @@ func NetnsGone(path string) bool {
 
 // NetnsVisible reports whether this process can see the folder of a namespace's path. In a container the folder may not be mounted. In this
 // case a missing path does not prove that the namespace is gone. For paths below /proc it returns true, because the folder of a process
-// disappears with the process. It returns true for "", which is an unknown path.
+// disappears with the process. NetnsVisible returns true for "", which is an unknown path.
 func NetnsVisible(path string) bool {
 	folder := filepath.Dir(path)
 	info, err := os.Stat(folder)

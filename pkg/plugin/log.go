@@ -90,7 +90,7 @@ func (r *Request) openLog() error {
 	return nil
 }
 
-// logToFile redirects the log to a file. It creates a missing file.
+// logToFile redirects the log to a file. logToFile creates a missing file.
 func (r *Request) logToFile(path string) error {
 	// With O_NONBLOCK, opening a FIFO does not block. Only regular files are allowed. The path could be /dev/stdout, and stdout must contain
 	// only the result.

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openNetns opens the namespace in CNI_NETNS before the verb runs. It returns an error if the path is not a network namespace, or is the
-// plugin's own namespace. For DEL it never returns an error: DEL treats a namespace that cannot be opened as missing, and still removes the
-// other state of the attachment.
+// openNetns opens the namespace in CNI_NETNS before the verb runs. openNetns returns an error if the path is not a network namespace, or is
+// the plugin's own namespace. For DEL it never returns an error: DEL treats a namespace that cannot be opened as missing, and still removes
+// the other state of the attachment.
 func (r *Request) openNetns(getenv func(string) string) error {
 	f, err := openNetns(r.NetnsPath)
 	if err == nil && isOwn(f) && !override(getenv("CNI_NETNS_OVERRIDE")) {
@@ -46,8 +46,8 @@ const (
 	ownNetns  = noNetns("is the namespace of the plugin itself")
 )
 
-// OpenNetns opens a network namespace by path. It returns an error for the plugin's own namespace. The error is fs.ErrNotExist if the path
-// is certainly not the path of a pod's namespace.
+// OpenNetns opens a network namespace by path. OpenNetns returns an error for the plugin's own namespace. The error is fs.ErrNotExist if
+// the path is certainly not the path of a pod's namespace.
 func OpenNetns(path string) (ns.NetNS, error) {
 	f, err := openNetns(path)
 	if err == nil && isOwn(f) {

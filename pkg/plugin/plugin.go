@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin is the framework of all CNI plugins. It reads the environment and stdin, rejects invalid input before any change, and
-// calls the verb with a validated Request. It encodes the result in the cniVersion of the configuration. It encodes an error as an error
-// document of the CNI specification. The error document contains the name of the pod.
+// Package plugin is the framework of all CNI plugins. The package reads the environment and stdin, rejects invalid input before any change,
+// and calls the verb with a validated Request. The package encodes the result in the cniVersion of the configuration. The package encodes
+// an error as an error document of the CNI specification. The error document contains the name of the pod.
 //
 // A plugin is a value of type Plugin. Its main function only calls Main.
 package plugin
@@ -45,7 +45,7 @@ type Plugin struct {
 // Version is the version of this build. Release builds set it with -ldflags -X.
 var Version = ""
 
-// Main runs the plugin in a process that a container runtime has started. It uses the environment, stdin and stdout of this process. It
+// Main runs the plugin in a process that a container runtime has started. Main uses the environment, stdin and stdout of this process. Main
 // returns the exit status, 0 or 1.
 func (p Plugin) Main() int {
 	// The process is short-lived, so garbage collection would only slow it down.
@@ -64,7 +64,7 @@ func growStack() byte {
 	return frame[len(os.Args)]
 }
 
-// Run runs the plugin with the given environment and streams, and returns the exit status. It writes the whole output to stdout with one
+// Run runs the plugin with the given environment and streams, and returns the exit status. Run writes the whole output to stdout with one
 // write at the end.
 func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 	verb := getenv("CNI_COMMAND")
@@ -187,8 +187,8 @@ func (p Plugin) call(r *Request) ([]byte, error) {
 	return nil, verb(r)
 }
 
-// runAdd runs ADD and encodes the result. It undoes the ADD if the result cannot be expressed in the version of the configuration, or if a
-// signal requested the end of the process.
+// runAdd runs ADD and encodes the result. runAdd undoes the ADD if the result cannot be expressed in the version of the configuration, or
+// if a signal requested the end of the process.
 func (p Plugin) runAdd(r *Request) ([]byte, error) {
 	result, err := p.Add(r)
 	if err != nil {

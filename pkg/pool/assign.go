@@ -135,7 +135,7 @@ func (n *node) singleNode() int {
 }
 
 // needsSuffix reports whether a resource has devices with a known NUMA node and devices with an unknown NUMA node, and needs separate pools
-// for them. It returns false if the name of the resource is too long for the suffix.
+// for them. needsSuffix returns false if the name of the resource is too long for the suffix.
 func (r *Resource) needsSuffix(n *node, devices []Device) bool {
 	if !r.maySplit(noNUMA) || !n.multiNUMA() || len(r.Name)+len(noNUMA) > maxName {
 		return false

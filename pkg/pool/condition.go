@@ -23,8 +23,8 @@ func (t textTest) found(d subject) string { return t.get(d) }
 func (t textTest) met(d subject) bool     { return slices.Contains(t.values, t.get(d)) }
 func (t textTest) missing(*node) []string { return nil }
 
-// driverTest is met if the driver of the device is in the list. It is also met if the device has the driver to which the resource binds its
-// devices. Without this rule a device would leave its pool when it is bound.
+// driverTest is met if the driver of the device is in the list. driverTest is also met if the device has the driver to which the resource
+// binds its devices. Without this rule a device would leave its pool when it is bound.
 type driverTest []string
 
 func (t driverTest) want() string           { return strings.Join(t, ", ") }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pool assigns the network devices of a machine to the resources in a configuration. It explains the assignment of each device, and
-// chooses devices of a pool for a container. The package does no I/O. The same input always gives the same result.
+// Package pool assigns the network devices of a machine to the resources in a configuration. The package explains the assignment of each
+// device, and chooses devices of a pool for a container. The package does no I/O. The same input always gives the same result.
 //
 // The configuration extends the config.json of the SR-IOV network device plugin. Parse returns an error with all malformed entries. It is
 // no error if a node does not have a configured device, because one configuration serves many nodes. Findings reports the missing devices.
@@ -155,7 +155,7 @@ func Parse(src Source, data []byte) (*Config, error) {
 	return c, nil
 }
 
-// readConfig reads the whole configuration. It validates entries for other hosts too, but does not add them to the result.
+// readConfig reads the whole configuration. readConfig validates entries for other hosts too, but does not add them to the result.
 func (r *reader) readConfig(root value, src Source) *Config {
 	c := &Config{Taints: Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}}
 	cdi := CDIAuto

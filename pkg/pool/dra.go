@@ -120,8 +120,8 @@ func (v value) asAny() any {
 	return nil
 }
 
-// excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. It returns 0 if the device is not a PF that is
-// offered as a whole.
+// excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. excludedVFs returns 0 if the device is not a PF
+// that is offered as a whole.
 func (c *Config) excludedVFs(d subject) int {
 	i := c.entryOf(d)
 	if i < 0 || !c.PFs[i].Whole {

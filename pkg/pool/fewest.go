@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// fewestPFs first uses PFs that already have chosen devices. It adds as few other PFs as possible. If several sets of PFs are equally
-// small, it uses the set that leaves the fewest devices unused.
+// fewestPFs first uses PFs that already have chosen devices. fewestPFs adds as few other PFs as possible. If several sets of PFs are
+// equally small, it uses the set that leaves the fewest devices unused.
 func (q *query) fewestPFs(in nodeSet) []int {
 	plan := make([]int, len(q.pfs))
 	var others []int
@@ -30,7 +30,7 @@ func (q *query) fewestPFs(in nodeSet) []int {
 	return dropSurplus(plan, q.need)
 }
 
-// dropSurplus reduces a plan to size devices. It removes devices of the last PFs first.
+// dropSurplus reduces a plan to size devices. dropSurplus removes devices of the last PFs first.
 func dropSurplus(plan []int, size int) []int {
 	for pf, n := range plan {
 		plan[pf] = min(n, size)
@@ -98,8 +98,8 @@ func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	return chosen
 }
 
-// largestFirst is a heuristic for hundreds of PFs. It chooses the largest PFs first. As the last PF, it chooses the smallest PF with enough
-// devices.
+// largestFirst is a heuristic for hundreds of PFs. largestFirst chooses the largest PFs first. As the last PF, it chooses the smallest PF
+// with enough devices.
 func (q *query) largestFirst(pfs []int, count, need int) []int {
 	bySize := slices.Clone(pfs)
 	slices.SortStableFunc(bySize, func(a, b int) int { return len(q.free[b]) - len(q.free[a]) })
@@ -121,8 +121,8 @@ type bitSet []uint64
 func (b bitSet) set(n int)      { b[n/64] |= 1 << (n % 64) }
 func (b bitSet) has(n int) bool { return b[n/64]>>(n%64)&1 == 1 }
 
-// addShifted adds the numbers of another set to the set. It first adds the second argument to each of these numbers. It drops numbers that
-// exceed the size of the set.
+// addShifted adds the numbers of another set to the set. addShifted first adds the second argument to each of these numbers. addShifted
+// drops numbers that exceed the size of the set.
 func (b bitSet) addShifted(other bitSet, by int) {
 	words, rest := by/64, by%64
 	for i := len(b) - 1; i >= words; i-- {

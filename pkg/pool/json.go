@@ -171,7 +171,7 @@ func (t *treeReader) object(v value, depth int) (value, bool) {
 	return v, err == nil
 }
 
-// quoteKey returns a key for messages. It quotes and truncates a key that is long or contains special characters.
+// quoteKey returns a key for messages. quoteKey quotes and truncates a key that is long or contains special characters.
 func quoteKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted

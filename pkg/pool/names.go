@@ -63,7 +63,7 @@ func driverName(s string) (string, error) {
 	return s, nil
 }
 
-// interfaceName checks the name of an interface. It also accepts alternative names, which may have more than 15 bytes.
+// interfaceName checks the name of an interface. interfaceName also accepts alternative names, which may have more than 15 bytes.
 func interfaceName(s string) (string, error) {
 	if s == "" || s == "." || s == ".." || len(s) > 127 ||
 		strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("/#:", c) }) {

@@ -123,7 +123,7 @@ func (s *search) try() {
 	}
 }
 
-// growSet is a heuristic for an exhausted budget. It adds the node with the most free devices until the set has enough devices.
+// growSet is a heuristic for an exhausted budget. growSet adds the node with the most free devices until the set has enough devices.
 func (s *search) growSet() []int {
 	free := make([]int, len(s.in))
 	for pf, g := range s.pfs {

@@ -73,7 +73,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return nil, nil
 }
 
-// wantedState returns the state that the configuration asks for; without ports, that state is empty. The function returns an error, before
+// wantedState returns the state that the configuration asks for; without ports, that state is empty. wantedState returns an error, before
 // any change, for a configuration that cannot work on any node.
 func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portState, err error) {
 	if len(pod) == 0 {
@@ -97,7 +97,7 @@ func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portStat
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// endPrevious removes the state of an earlier ADD with the same key, even if that ADD has no record. The function returns the ports in the
+// endPrevious removes the state of an earlier ADD with the same key, even if that ADD has no record. endPrevious returns the ports in the
 // record.
 func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old portState
@@ -169,7 +169,7 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// programNode makes all changes on the node. The function returns the ports that it took from other pods. The function protects the node's
+// programNode makes all changes on the node. programNode returns the ports that it took from other pods. programNode protects the node's
 // loopback from the pods before it makes the loopback reachable.
 func programNode(
 	r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState,

@@ -118,8 +118,7 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables reports whether conditions use the syntax of iptables. The function looks at the first character, as the reference plugin
-// does.
+// isIPTables reports whether conditions use the syntax of iptables. isIPTables looks at the first character, as the reference plugin does.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
 }
@@ -295,8 +294,8 @@ func checkHostIP(addr netip.Addr) error {
 	return nil
 }
 
-// hostPorts sets the target of each port to the pod's address of the same family. The function skips ports of a family in which the pod has
-// no address.
+// hostPorts sets the target of each port to the pod's address of the same family. hostPorts skips ports of a family in which the pod has no
+// address.
 func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	var out []ports.Port
 	seen := map[ports.Port]bool{}
@@ -318,7 +317,7 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses addresses that have no
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. podAddresses also uses addresses that have no
 // interface in prevResult.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}

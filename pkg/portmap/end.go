@@ -66,7 +66,7 @@ func collectUnrecorded(host *kernel.Node) error {
 	return errors.Join(errs...)
 }
 
-// removePorts ends the forwarding, regardless of the current configuration. The function marks the record as ended before all other steps
+// removePorts ends the forwarding, regardless of the current configuration. removePorts marks the record as ended before all other steps
 // and deletes the record after all other steps. A concurrent restore of all ports therefore does not restore these ports.
 func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) error {
 	if err := endForwarding(host, att.Key, st, att); err != nil {
@@ -76,8 +76,8 @@ func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) er
 	return att.Remove()
 }
 
-// endForwarding ends the forwarding of an attachment. The function first gives the shared ports to the other attachment. If att is not nil,
-// endForwarding then marks the record as ended.
+// endForwarding ends the forwarding of an attachment. endForwarding first gives the shared ports to the other attachment. If att is not
+// nil, endForwarding then marks the record as ended.
 func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
@@ -122,8 +122,8 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	return delReference(r, lost)
 }
 
-// endUnrecorded removes the hostPorts of an attachment that has no record. The function finds the hostPorts by the hash of the attachment's
-// key. The first result is true if the function found hostPorts.
+// endUnrecorded removes the hostPorts of an attachment that has no record. endUnrecorded finds the hostPorts by the hash of the
+// attachment's key. The first result is true if the function found hostPorts.
 func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err

@@ -21,7 +21,7 @@ type droppingChain struct {
 	fix  []string // commands that accept the pod's subnet in both directions
 }
 
-// warnForward warns about chains that may drop packets from other machines and pods to the ports. The function only warns and never fails,
+// warnForward warns about chains that may drop packets from other machines and pods to the ports. warnForward only warns and never fails,
 // because a rule of the firewall may still accept the packets.
 func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
 	list, err := droppingChains(host, pod)
@@ -141,9 +141,9 @@ func filterChain(is4 bool, name string) chainName {
 	return chainName{"ip6", "filter", name}
 }
 
-// forwardDrops returns the chains that drop forwarded packets by policy. The function reads the chain FORWARD of iptables and ip6tables,
-// because Docker and ufw change its policy. The function also reads the chain forward of table inet filter, which the nftables.conf of
-// distributions creates. The function sends one request for each chain, regardless of the number of rules.
+// forwardDrops returns the chains that drop forwarded packets by policy. forwardDrops reads the chain FORWARD of iptables and ip6tables,
+// because Docker and ufw change its policy. forwardDrops also reads the chain forward of table inet filter, which the nftables.conf of
+// distributions creates. forwardDrops sends one request for each chain, regardless of the number of rules.
 func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
 	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
 		state, _, err := chain(host, c)

@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// runAdmin runs the commands of an admin. The function skips the test if the program of a command is not installed.
+// runAdmin runs the commands of an admin. runAdmin skips the test if the program of a command is not installed.
 func runAdmin(t *testing.T, commands ...string) {
 	t.Helper()
 	for _, c := range commands {

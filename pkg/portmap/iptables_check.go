@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether the shared rules exist for each address family that attachments use. The function starts no program. The
+// iptablesIntact reports whether the shared rules exist for each address family that attachments use. iptablesIntact starts no program. The
 // rules of iptables-legacy are therefore not visible. If the function cannot read some rules, it assumes that these rules are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()

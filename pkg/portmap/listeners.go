@@ -34,7 +34,7 @@ func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", list), "%s", hint)
 }
 
-// checkHostIPs returns an error if a hostIP is the broadcast address of one of the node's networks. The function logs a warning if the node
+// checkHostIPs returns an error if a hostIP is the broadcast address of one of the node's networks. checkHostIPs logs a warning if the node
 // does not have the address. The node may get the address later, for example from keepalived.
 func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) error {
 	asked := map[netip.Addr]bool{}
@@ -59,7 +59,7 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 const manyPorts = 32
 
 // listeningPorts returns the ports on which a process of the node listens with TCP or UDP. If these ports are forwarded, packets to the
-// ports no longer reach that process. The function does not check SCTP.
+// ports no longer reach that process. listeningPorts does not check SCTP.
 func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 	tables := map[string]kernel.Sockets{}
 	listens := func(p ports.Port) bool {

@@ -66,7 +66,7 @@ func loopbackProtected(host *kernel.Node) (bool, error) {
 	return marked(host, nft.LoopbackTable, loopbackSchema)
 }
 
-// loopbackUsed reports whether loopbackUsers contains any attachment. The function reads one folder.
+// loopbackUsed reports whether loopbackUsers contains any attachment. loopbackUsed reads one folder.
 func loopbackUsed() bool {
 	users, err := readNames(loopbackUsers, 1)
 	return err != nil || len(users) > 0
@@ -146,7 +146,7 @@ func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	return host.Set(routeLocalnet(link, "1"))
 }
 
-// openedLinks returns the links on which Podlace enabled route_localnet. The function reads all links of the node.
+// openedLinks returns the links on which Podlace enabled route_localnet. openedLinks reads all links of the node.
 func openedLinks(host *kernel.Node) (links []string, err error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -169,7 +169,7 @@ func openedUnknown(host *kernel.Node) (bool, error) {
 	return false, err
 }
 
-// routeLocalnets returns the value of route_localnet for each link of the node. The function skips the entries "all" and "default".
+// routeLocalnets returns the value of route_localnet for each link of the node. routeLocalnets skips the entries "all" and "default".
 func routeLocalnets(host *kernel.Node) (map[string]string, error) {
 	links, err := host.List("ipv4/conf")
 	values := map[string]string{}
@@ -187,7 +187,7 @@ func LoopbackOpen(host *kernel.Node) (bool, error) {
 	return len(links) > 0, err
 }
 
-// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. The function reads one file.
+// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. loopbackOpenedOn reads one file.
 func loopbackOpenedOn(link string) bool {
 	if link != filepath.Base(link) {
 		return false
@@ -241,7 +241,7 @@ func mendLoopback(host *kernel.Node, users []string) error {
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
-// forgetUsers removes the files of attachments that are not in users. The function also removes empty folders.
+// forgetUsers removes the files of attachments that are not in users. forgetUsers also removes empty folders.
 func forgetUsers(users []string) error {
 	keep := map[string]bool{}
 	for _, owner := range users {
@@ -313,7 +313,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 	return users, last, err
 }
 
-// forgetUser removes the files of an owner for the given links. The function also removes empty folders.
+// forgetUser removes the files of an owner for the given links. forgetUser also removes empty folders.
 func forgetUser(owner string, links []string) error {
 	var errs []error
 	for _, link := range links {

@@ -116,7 +116,7 @@ func planFor(host *kernel.Node, want portClaim) (claimPlan, error) {
 	return makePlan(have, want)
 }
 
-// readConflicts reads the elements and attachments that conflict with a claim. The function looks up the keys of the claim and reads the
+// readConflicts reads the elements and attachments that conflict with a claim. readConflicts looks up the keys of the claim and reads the
 // records of the owners.
 func readConflicts(host *kernel.Node, want portClaim) (have portConflicts, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)

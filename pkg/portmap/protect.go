@@ -26,7 +26,7 @@ func protect(r *plugin.Request, forwards bool) {
 	}
 }
 
-// protectFlushed restores the protection if it is missing. The function does not wait for the lock.
+// protectFlushed restores the protection if it is missing. protectFlushed does not wait for the lock.
 func protectFlushed(log *slog.Logger) error {
 	host, err := kernel.Host()
 	if err != nil {

@@ -35,7 +35,7 @@ type otherOwner struct {
 	shares bool
 }
 
-// lookUp reads the record of an owner. The function reads each record only once.
+// lookUp reads the record of an owner. lookUp reads each record only once.
 func (o otherOwners) lookUp(owner string) otherOwner {
 	a, ok := o.known[owner]
 	if !ok {
@@ -96,7 +96,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts moves ports from their owner to the attachments that ask for these ports, in one transaction. The function does not change
+// passHostPorts moves ports from their owner to the attachments that ask for these ports, in one transaction. passHostPorts does not change
 // ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller holds
 // portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
@@ -129,8 +129,8 @@ func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	return t.Replace(uniqueElements(passed), missing)
 }
 
-// sharedExcept reports whether two attachments ask for the same port. The function ignores the attachment whose key has the given hash. The
-// function also considers unfinished ADDs.
+// sharedExcept reports whether two attachments ask for the same port. sharedExcept ignores the attachment whose key has the given hash.
+// sharedExcept also considers unfinished ADDs.
 func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index

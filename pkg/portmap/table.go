@@ -68,7 +68,7 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 	return uniqueElements(append(found, clashes...)), err
 }
 
-// restoreTable rewrites the rules if they are missing or changed. The function also adds the missing ports of all attachments. The first
+// restoreTable rewrites the rules if they are missing or changed. restoreTable also adds the missing ports of all attachments. The first
 // result is true if anything was missing. If a port belongs to another attachment now, that attachment keeps it. On a kernel without
 // nftables, the first result is false. The caller holds portsLock.
 func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
@@ -133,8 +133,8 @@ func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	return endOwned(host, ownerHash(h.Owner), h.Localhost, own)
 }
 
-// delOwnedHostPorts ends the forwarding of all ports whose owner has the given hash, and returns these ports. The function reads all ports
-// of the node.
+// delOwnedHostPorts ends the forwarding of all ports whose owner has the given hash, and returns these ports. delOwnedHostPorts reads all
+// ports of the node.
 func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err error) {
 	own, err := elementsOfHash(host, hash)
 	if err := nft.IgnoreUnsupported(err); err != nil {
@@ -169,7 +169,7 @@ func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err erro
 	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != hash }), nil
 }
 
-// endOwned deletes the elements of an owner. The function also deletes the protection of 127.0.0.0/8 if no attachment needs it anymore.
+// endOwned deletes the elements of an owner. endOwned also deletes the protection of 127.0.0.0/8 if no attachment needs it anymore.
 func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	users, last, err := closeLoopback(host, hash, link)
 	if err != nil {

@@ -58,8 +58,8 @@ func statSocket(info fs.FileInfo) (id SocketID, ok bool) {
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replaceSocket creates a socket and its folder. The function replaces a socket of another instance. After the replacement, this instance
-// gets the requests. The function does not replace a file that is not a socket.
+// replaceSocket creates a socket and its folder. replaceSocket replaces a socket of another instance. After the replacement, this instance
+// gets the requests. replaceSocket does not replace a file that is not a socket.
 func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, SocketID{}, err

@@ -64,7 +64,7 @@ func (p *Plan) add(pl Plugin) error {
 	return err
 }
 
-// addHolder adds a plugin that no configuration names. The function uses the name under which the plugin is installed.
+// addHolder adds a plugin that no configuration names. addHolder uses the name under which the plugin is installed.
 func (p *Plan) addHolder(kind string) error {
 	raw := json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)
 	if p.add(Plugin{Type: plugin.ClusterPrefix + kind, raw: raw}) == nil {
@@ -79,16 +79,16 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// The method covers() reports whether the plan already includes a plugin. The function looks for the plugin itself and for an IPAM plugin,
-// both in the plan and in the network's configuration.
+// The method covers() reports whether the plan already includes a plugin. covers() looks for the plugin itself and for an IPAM plugin, both
+// in the plan and in the network's configuration.
 func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
 }
 
-// Collect calls GC of the plugins, so that they remove the dead attachments of the network. The function continues after errors. Collect
-// cannot remove an attachment that is missing from the list. The plugins get a list of valid attachments and a list of dead attachments,
-// and remove only the attachments in the second list.
+// Collect calls GC of the plugins, so that they remove the dead attachments of the network. Collect continues after errors. Collect cannot
+// remove an attachment that is missing from the list. The plugins get a list of valid attachments and a list of dead attachments, and
+// remove only the attachments in the second list.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {
@@ -130,7 +130,7 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 	return valid, dead
 }
 
-// The function gc() calls GC as libcni does. The function passes the list of valid attachments under both keys that are in use.
+// The function gc() calls GC as libcni does. gc() passes the list of valid attachments under both keys that are in use.
 func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
 	config, err := inject(pl.raw, map[string]any{"name": p.Network.Name, "cniVersion": p.Network.gcVersion(),
 		"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid, plugin.DeadKey: dead})

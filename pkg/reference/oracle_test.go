@@ -50,7 +50,7 @@ func TestSpoofCheckOfTheReference(t *testing.T) {
 	}
 }
 
-// writtenObjects runs a function and returns the tables, chains and rules that the kernel lists afterwards. The function leaves out the
+// writtenObjects runs a function and returns the tables, chains and rules that the kernel lists afterwards. writtenObjects leaves out the
 // comments that the reference plugin sets on tables and chains.
 func writtenObjects(t *testing.T, write func() error) (records []string) {
 	t.Helper()

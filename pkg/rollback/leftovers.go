@@ -70,7 +70,7 @@ func (l *leftovers) report(text string, err error) {
 	}
 }
 
-// delBridge deletes the bridge of a network. The function keeps the bridge if the bridge has ports or if another network may use it.
+// delBridge deletes the bridge of a network. delBridge keeps the bridge if the bridge has ports or if another network may use it.
 func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) error {
 	conf := n.Plugin("bridge")
 	if conf == nil {
@@ -102,8 +102,8 @@ func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) e
 // bridgeName returns the name of the bridge in a configuration of the bridge plugin.
 func bridgeName(conf []byte) string { return plugin.Plain(bridge.NameIn(conf), reconcile.MaxName) }
 
-// delTables deletes the nftables tables of Podlace. The function keeps the protection of 127.0.0.0/8 if route_localnet cannot be disabled,
-// for example in a container.
+// delTables deletes the nftables tables of Podlace. delTables keeps the protection of 127.0.0.0/8 if route_localnet cannot be disabled, for
+// example in a container.
 func (l *leftovers) delTables() {
 	open, err := portmap.LoopbackOpen(l.host)
 	if err == nil && open {

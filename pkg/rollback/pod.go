@@ -153,7 +153,7 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 	return addresses, nil
 }
 
-// removeResidue returns the step that removes the rules and devices of a pod whose interface is gone. The function does not release the
+// removeResidue returns the step that removes the rules and devices of a pod whose interface is gone. removeResidue does not release the
 // addresses of the pod. DEL releases the addresses later, whether Podlace or the reference plugin runs it.
 func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {

@@ -225,7 +225,7 @@ func (j *job) do(steps []attachment.Step) error {
 	return nil
 }
 
-// cleanNode removes the state that all pods share. The function removes the records last.
+// cleanNode removes the state that all pods share. cleanNode removes the records last.
 func (j *job) cleanNode() error {
 	vfs, err := attachment.Journaled()
 	if err == nil && len(vfs) > 0 {

@@ -23,7 +23,7 @@ const (
 	natBits                                   = 1<<4 | 1<<5 // IPS_SRC_NAT, IPS_DST_NAT
 )
 
-// collectConntrack collects those parts of an entry that affect packets. The function does not collect the age of an entry.
+// collectConntrack collects those parts of an entry that affect packets. collectConntrack does not collect the age of an entry.
 func (c *collector) collectConntrack(s *socket) error {
 	messages, err := s.dump("connection tracking", unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, make([]byte, sizeofNfGenMsg))
 	if err != nil {

@@ -65,7 +65,7 @@ func enterInside(parent string) (bool, int, error) {
 	return true, 0, nil
 }
 
-// reexec() runs the program again in new namespaces. The function returns the exit code of that process.
+// reexec() runs the program again in new namespaces. reexec() returns the exit code of that process.
 func reexec(env []string) (int, error) {
 	// The kernel sends Pdeathsig when the thread that started the process ends, not when the parent process ends.
 	runtime.LockOSThread()

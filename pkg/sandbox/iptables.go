@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// collectIptables collects the legacy tables. Tables of iptables-nft are collected as a part of nftables. The function reads only tables
+// collectIptables collects the legacy tables. Tables of iptables-nft are collected as a part of nftables. collectIptables reads only tables
 // that the kernel has already loaded, because reading a table would load the table.
 func (c *collector) collectIptables() error {
 	for _, tool := range []struct{ names, save string }{

@@ -109,7 +109,7 @@ func orUnknown(s string) string {
 	return s
 }
 
-// nexthopsText formats the nexthops of one route. The function leaves out properties that change with the carrier.
+// nexthopsText formats the nexthops of one route. nexthopsText leaves out properties that change with the carrier.
 func nexthopsText(c *collector, b []byte) string {
 	var hops []string
 	for len(b) >= sizeofRtNexthop {

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// connectedPods creates two pods, one in the role of the node and one in the role of a container. The function connects the pods with a
-// bridge and a veth. The connection uses both address families, a firewall and traffic shaping. The function waits for nothing.
+// connectedPods creates two pods, one in the role of the node and one in the role of a container. connectedPods connects the pods with a
+// bridge and a veth. The connection uses both address families, a firewall and traffic shaping. connectedPods waits for nothing.
 func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	node, pod = unconnected(t)
 	connect(t, pod)

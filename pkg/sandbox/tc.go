@@ -200,7 +200,7 @@ func (c *collector) actionsText(b []byte) string {
 	return joinFields(out)
 }
 
-// actionOptions removes the times of use from the parameters of an action. The function also removes the index and the numbers of
+// actionOptions removes the times of use from the parameters of an action. actionOptions also removes the index and the numbers of
 // references and bindings.
 func actionOptions(kind string) func(*collector, []byte) string {
 	times, parms := uint16(1), uint16(2)

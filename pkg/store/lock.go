@@ -117,9 +117,9 @@ func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(er
 
 var errLockTimeout = errors.New("held by another process")
 
-// takeWithDeadline takes the lock. The function waits in the kernel, which wakes waiting processes one after the other. A hundred processes
-// that poll would keep a CPU busy even if the lock is free. After errLockTimeout, the file stays open until the kernel has completed the
-// lock request.
+// takeWithDeadline takes the lock. takeWithDeadline waits in the kernel, which wakes waiting processes one after the other. A hundred
+// processes that poll would keep a CPU busy even if the lock is free. After errLockTimeout, the file stays open until the kernel has
+// completed the lock request.
 func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how lockAction) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)

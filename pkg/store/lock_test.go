@@ -74,7 +74,7 @@ func startHolder(t *testing.T, dir, which string, files ...*os.File) (release fu
 	return func() { stdin.Close(); _ = cmd.Wait() }
 }
 
-// mustWait reports whether taking a lock has to wait. The function then calls release() and takes the lock.
+// mustWait reports whether taking a lock has to wait. mustWait then calls release() and takes the lock.
 func mustWait(t *testing.T, d *Dir, which string, release func()) bool {
 	t.Helper()
 	got := make(chan error, 1)

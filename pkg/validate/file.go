@@ -218,8 +218,8 @@ func (t part) placeOnLine(key string, line int) plugin.Place {
 
 var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
-// The method mentioned() searches a message for a key of the part. The method returns the first key that it finds, with the line and column
-// of the key. The key is among the first words of each message.
+// The method mentioned() searches a message for a key of the part. mentioned() returns the first key that it finds, with the line and
+// column of the key. The key is among the first words of each message.
 func (t part) mentioned(message string) (key string, place plugin.Place) {
 	for _, name := range word.FindAllString(message, -1) {
 		for path, at := range t.places {

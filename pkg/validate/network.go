@@ -169,7 +169,7 @@ func parse(r *plugin.Request, kind string) (err error) {
 	return err
 }
 
-// The method within() searches a message for a key of the configuration below a path. The method returns the full key, and its line and
+// The method within() searches a message for a key of the configuration below a path. within() returns the full key, and its line and
 // column in the file.
 func (n *network) within(path string, config []byte, message string) (key string, at plugin.Place) {
 	inner, _ := part{places: plugin.KeyPlaces(config)}.mentioned(message)

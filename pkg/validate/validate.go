@@ -36,7 +36,7 @@ func ThisNode() (node Node, err error) {
 	return node, err
 }
 
-// Config returns the findings for a list of plugins, or for the configuration of one plugin. The function does no I/O.
+// Config returns the findings for a list of plugins, or for the configuration of one plugin. Config does no I/O.
 func Config(data []byte, node Node) []plugin.Finding {
 	var list struct {
 		Type    string            `json:"type"`

@@ -45,8 +45,8 @@ func Keys() []string {
 		"rebind", "ifName", "ips"}
 }
 
-// fieldOf returns a pointer to the field of a key. The type of the pointer is **int, *string, **bool or *[]string. The function returns nil
-// for an unknown key.
+// fieldOf returns a pointer to the field of a key. The type of the pointer is **int, *string, **bool or *[]string. fieldOf returns nil for
+// an unknown key.
 func (c *Config) fieldOf(key string) any {
 	switch key {
 	case "vlan":
@@ -199,7 +199,7 @@ func (c *Config) Put(key string, value any) error {
 	return nil
 }
 
-// putValue sets a setting if the value has the right type. The function does not check the value.
+// putValue sets a setting if the value has the right type. putValue does not check the value.
 func (c *Config) putValue(key string, value any) error {
 	switch f := c.fieldOf(key).(type) {
 	case **int:
