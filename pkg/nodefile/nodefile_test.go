@@ -92,8 +92,8 @@ func TestReadFlannel(t *testing.T) {
 	}
 }
 
-// TestWrite checks that Read returns the content that Write wrote. Write does not write unchanged content again. Only root can read the
-// file.
+// TestWrite checks that Read returns the content that Write wrote. Write does not write unchanged content again. TestWrite also checks that
+// only root can read the file.
 func TestWrite(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(filepath.Dir(Path)) })
 	if err := os.RemoveAll(filepath.Dir(Path)); err != nil {

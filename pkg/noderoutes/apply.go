@@ -22,8 +22,8 @@ type Options struct {
 	Inside bool
 }
 
-// Ways returns the current route of this node to each gateway. For an address of this node, the result contains the link of the address,
-// and a Reason why the address cannot be a gateway.
+// Ways returns the current route of this node to each gateway. If an address belongs to this node, the result contains its link and the
+// Reason why the address cannot be a gateway.
 func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	ways, links := make(map[netip.Addr]Way, len(gateways)), map[int]kernel.Link{}
 	for _, gateway := range gateways {
@@ -34,7 +34,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// wayTo requests the route to a gateway from the kernel. The last argument is a cache of the links that were already read.
+// wayTo requests the route to a gateway from the kernel. The last argument caches the links that wayTo has already read.
 func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -58,7 +58,7 @@ func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 }
 
 // Apply changes the kernel state to the wanted state. Apply first adds missing objects and replaces objects that differ. Apply then deletes
-// unwanted objects whose protocol number is Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel
+// unwanted objects whose protocol number is Protocol. If the route to a peer does not change, no packet to this peer is lost. If the kernel
 // refuses a change, Apply continues with the other changes, and Result contains the refused change. If Apply cannot read the kernel state,
 // it deletes nothing and returns an error.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
@@ -153,7 +153,7 @@ func (p *pass) deleteUnwanted(del func() error) {
 	p.deleted++
 }
 
-// applyNexthops adds and replaces the wanted nexthop objects. applyNexthops returns their IDs.
+// applyNexthops adds and replaces the wanted nexthop objects, and returns their IDs.
 func (p *pass) applyNexthops(want Wanted, list []kernel.FoundNexthop) map[uint32]bool {
 	have, wanted := make(map[uint32]kernel.FoundNexthop, len(list)), make(map[uint32]bool, len(want.Nexthops))
 	for _, h := range list {
@@ -232,10 +232,10 @@ func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	return staying, nil
 }
 
-// errUnread is the error if the routes of other programs cannot be read.
+// errUnread means that the routes of other programs cannot be read.
 var errUnread = errors.New("routes of other programs could not be read")
 
-// applyRoute adds a route. If our old route or an adopted route of another program exists, applyRoute replaces this route.
+// applyRoute adds a route. If an old route of the agent or an adopted route of another program exists, applyRoute replaces this route.
 func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if err := p.readForeign(); err != nil {
 		return err
@@ -309,8 +309,8 @@ func (p *pass) readForeign() error {
 	return nil
 }
 
-// findInside fills Result.Inside: the routes of other programs to a part of a peer's podCIDR. These routes are more specific than the
-// agent's routes and divert packets.
+// findInside stores in Result.Inside each route of another program that leads to a part of a peer's podCIDR. These routes are more specific
+// than the agent's routes and divert packets.
 func (p *pass) findInside(want Wanted) error {
 	if err := p.readForeign(); err != nil {
 		return err

@@ -50,7 +50,7 @@ func TestFaultRoutes(t *testing.T) {
 	}
 }
 
-// injectFaults injects the fault at each change between two states.
+// injectFaults repeats the change from one state to another, and injects the fault at a different system change each time.
 func (n labNode) injectFaults(from, to Wanted, injected string) {
 	n.mustApply(Wanted{}, Options{})
 	n.mustApply(from, Options{})
@@ -74,7 +74,8 @@ func (n labNode) injectFaults(from, to Wanted, injected string) {
 	}
 }
 
-// applyWith runs Apply in a child process with an injected fault. applyWith returns the changes that the process reached before the fault.
+// applyWith runs Apply in a child process with an injected fault. applyWith returns the system changes that the process reached before the
+// fault.
 func (n labNode) applyWith(injected string, want Wanted) (moments []string) {
 	n.Helper()
 	text, err := json.Marshal(want)

@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// applierEnv is an environment variable with the path of a network namespace. A child process with this variable reads a Wanted from stdin
-// and applies it in that namespace.
+// applierEnv is an environment variable with the path of a network namespace. If a child process has this variable, it reads a Wanted from
+// stdin and applies it in that namespace.
 const applierEnv = "NODEROUTES_APPLY_IN"
 
 func applier(path string) (exit int) {

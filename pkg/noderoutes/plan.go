@@ -59,8 +59,8 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	return p.want, peers, node
 }
 
-// oldestFirst returns the peers in the order in which they get IDs and next hops. The order is from the oldest to the newest node. If the
-// names of two nodes have the same hash, the older node therefore keeps its ID when the newer node joins.
+// oldestFirst returns the peers in the order in which Plan assigns IDs and next hops to them. The order is from the oldest to the newest
+// node. If the names of two nodes have the same hash, the older node therefore keeps its ID when the newer node joins.
 func oldestFirst(peers []Peer) (list []*Peer) {
 	for i := range peers {
 		list = append(list, &peers[i])
@@ -85,7 +85,7 @@ type planner struct {
 	want   Wanted
 }
 
-// addPeer sets the state of a peer. If this node can reach the peer, addPeer also adds the route to the peer's podCIDR.
+// addPeer stores the state of a peer. If this node can reach the peer, addPeer also adds the route to the peer's podCIDR.
 func (p *planner) addPeer(peer *Peer) {
 	way, known := p.ways[peer.Gateway]
 	mixed := peer.PodCIDR.Addr().Is6() && peer.Gateway.Is4() // only the tunnel carries IPv6 over IPv4

@@ -134,7 +134,7 @@ func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self)
 	}
 }
 
-// mustCover checks that the cluster CIDRs contain exactly the addresses of the accepted podCIDRs.
+// mustCover checks that the cluster CIDRs contain all addresses of the accepted podCIDRs, and no other addresses.
 func mustCover(t *testing.T, want Wanted, accepted []Peer, file nodefile.Node) {
 	t.Helper()
 	sum := func(cidrs []netip.Prefix) *big.Int {

@@ -33,7 +33,7 @@ func (n labNode) mustReach(to netip.Addr, want bool) {
 	}
 }
 
-// The constant pingers is the number of parallel pings that together send 1,000 requests per second.
+// The constant pingers is the number of parallel ping processes. Together, these processes send 1,000 requests per second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
 // repliesReceived returns the number of echo replies that the node's kernel received. This counter includes replies that were dropped
@@ -109,8 +109,8 @@ func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(r
 	}
 }
 
-// TestNothingLost checks that no packet to a peer is lost during these changes: the nexthop ID of the peer changes, other peers join, leave
-// and change their addresses, and Apply repeats the same state.
+// TestNothingLost checks that no packet to a peer is lost while Plan changes the nexthop ID of the peer. It also checks this while other
+// peers join, leave or change their addresses, and while Apply repeats the same state.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -148,8 +148,8 @@ func TestNothingLost(t *testing.T) {
 	}
 }
 
-// TestAdopt checks that Apply with Options.Adopt replaces routes of another program without losing a packet. The test repeats this for
-// routes with different metrics.
+// TestAdopt checks that Apply with Options.Adopt replaces routes of another program without losing a packet. TestAdopt replaces routes with
+// the same metric and routes with different metrics.
 func TestAdopt(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Timeouts for writes to sysfs. Such writes may hang: for example, VFIO waits until the process that uses the function has closed the
-// function's file.
+// Timeouts for writes to sysfs. A write to sysfs may hang: for example, VFIO waits until the process that uses the function has closed the
+// file of the function.
 const (
 	bindTimeout   = 30 * time.Second
 	resizeTimeout = 2 * time.Minute // a VF takes a fraction of a second
@@ -28,7 +28,7 @@ var errNoEffect = errors.New("the kernel accepted the write, but it had no effec
 // Bind unbinds a VF from its current driver and binds it to the given driver, which must be loaded. Bind uses driver_override, so that no
 // other matching driver can bind the VF. Bind is a no-op if the VF already has the driver. After a failure Bind rebinds the previous
 // driver, and the error states whether this succeeded. Bind stops when ctx ends, or after 30 s. The rebinding can take another 30 s. The
-// caller must ensure that the VF is not in use.
+// caller must ensure that no program uses the VF.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
 		if err := c.checkLoaded(driver); err != nil {
@@ -111,7 +111,7 @@ func (c control) bind(ctx context.Context, driver string) error {
 		}
 		return nil
 	}
-	// The undo needs its own context, because ctx may have ended.
+	// The undo steps need their own context, because ctx may have ended.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), bindTimeout)
 	defer cancel()
 	if back := c.restoreFormer(undo, former, override); back != nil {
@@ -139,8 +139,8 @@ func orNone(driver string) string {
 	return driver
 }
 
-// changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. The change also works if
-// sriov_drivers_autoprobe is 0. With this value, a write to the driver's bind file would fail.
+// changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. This method also works if
+// sriov_drivers_autoprobe is 0. With the value 0, a write to the file "bind" of the driver would fail.
 func (c control) changeDriver(ctx context.Context, driver string) error {
 	if err := c.setOverride(ctx, driver); err != nil {
 		return err

@@ -8,7 +8,8 @@ import (
 	"github.com/safchain/ethtool"
 )
 
-// A value of type channels reads the number of queue pairs of interfaces with ethtool requests, because sysfs does not contain this number.
+// A value of type channels sends ethtool requests to read the number of queue pairs of an interface, because sysfs does not contain this
+// number.
 type channels struct{ *ethtool.Ethtool }
 
 func openChannels() (channels, error) {

@@ -46,8 +46,8 @@ type Device struct {
 	TotalVFs int `json:"totalVFs,omitempty"` // maximum number of VFs
 	NumVFs   int `json:"numVFs,omitempty"`   // number of existing VFs, even if sriov_numvfs does not count them yet
 
-	// The following fields are set only if the function has an interface in this network namespace. For a VF in another namespace, use the
-	// fields of its PF.
+	// The following fields are set only if the function has an interface in this network namespace. If the interface of a VF is in another
+	// namespace, use the fields of the PF.
 	Carrier  bool   `json:"carrier,omitempty"`
 	Speed    int    `json:"speed,omitempty"`    // in Mbit/s, 0 if unknown
 	Channels int    `json:"channels,omitempty"` // pairs of queues in use, 0 if unknown

@@ -54,7 +54,7 @@ type (
 	}
 )
 
-// featureSocket reads and changes the features of one interface.
+// A featureSocket reads and changes the features of one interface.
 type featureSocket struct {
 	fd     int
 	ifname string
@@ -125,8 +125,8 @@ func (s *featureSocket) enabled() ([]string, error) {
 	return on, nil
 }
 
-// switchFeatures enables or disables the named features. switchFeatures enables a feature if the given function returns true for this
-// feature. switchFeatures disables the feature if the function returns false.
+// switchFeatures enables or disables features of the interface. If the given function returns true for a feature, switchFeatures enables
+// the feature, and otherwise disables it.
 func (s *featureSocket) switchFeatures(names []string, on func(name string) bool) error {
 	want := wantedFeatures{command: setFeatures, blocks: uint32(len(s.names)+31) / 32}
 	for i, name := range s.names {
@@ -158,8 +158,8 @@ func Features(ifname string) (on []string, err error) {
 	return on, nil
 }
 
-// SetFeatures enables exactly the given features of an interface and disables all others. Features that the driver cannot switch stay
-// unchanged; this is no error.
+// SetFeatures enables exactly the given features of an interface and disables all others. A feature that the driver cannot switch stays
+// unchanged and causes no error.
 func SetFeatures(ifname string, on []string) error {
 	s, err := openFeatures(ifname)
 	if err != nil {

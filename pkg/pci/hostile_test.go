@@ -89,7 +89,8 @@ func TestScanGarbage(t *testing.T) {
 	}
 }
 
-// TestScanOddFiles checks that Scan rejects attributes that are not regular files. These files must not block Scan or lead out of the tree.
+// TestScanOddFiles checks that Scan rejects an attribute that is not a regular file. Such a file must not block Scan, and Scan must not
+// follow a link out of the tree.
 func TestScanOddFiles(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(outside, []byte("0x8086\n"), 0o600))

@@ -82,7 +82,7 @@ func (s *scanner) addFunction(a Address) {
 	s.readSRIOV(&d, f)
 	s.addInterfaces(&d, f)
 	if f.left {
-		// A file has disappeared. Either the whole device was removed, or only its interface moved, for example into a pod.
+		// A file has disappeared. Either the whole device was removed, or only the interface of the device was moved, for example to a pod.
 		if _, err := s.root.Stat(at + "/vendor"); err != nil {
 			return
 		}

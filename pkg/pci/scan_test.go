@@ -68,7 +68,7 @@ func TestScanNoTree(t *testing.T) {
 	}
 }
 
-// TestScanMany checks the scan of a PF with 127 VFs. The VFs have every second address and are on two buses.
+// TestScanMany checks the scan of a PF with 127 VFs. The VFs use every second address on two buses.
 func TestScanMany(t *testing.T) {
 	s := mustScan(t, pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 127, Stride: 2, InPods: true}))
 	pf, ok := s.Device(address(t, "0000:15:00.0"))

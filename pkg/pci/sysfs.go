@@ -30,7 +30,7 @@ const (
 // maxAttribute is the maximum size of a sysfs attribute in bytes, which is one page.
 const maxAttribute = 4096
 
-// Errors for unexpected files and links. A real sysfs contains none of them.
+// These errors report unexpected files and links. A real sysfs contains none of them.
 var (
 	errNoFile = errors.New("is no regular file")
 	errLong   = fmt.Errorf("is longer than %d bytes", maxAttribute)
@@ -112,7 +112,7 @@ func readLink(dir *os.Root, name, folder string) (string, error) {
 	return last, nil
 }
 
-// A folder is the open sysfs folder of one function or interface. It stores the first read error.
+// A folder is the open sysfs folder of one function or interface. A folder stores the first read error.
 type folder struct {
 	*os.Root
 	names []string // names in the folder, sorted

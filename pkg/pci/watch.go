@@ -13,7 +13,7 @@ import (
 )
 
 // A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans when no event has arrived for the first
-// duration. During a continuous stream of events, it scans after the second duration.
+// duration. During a continuous stream of events, Watch scans after the second duration.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second
@@ -21,7 +21,7 @@ const (
 
 // Watch scans immediately, after events of the kernel, and at the interval that the caller passes. Watch sends each snapshot that differs
 // from the previous snapshot. Watch closes the channel when ctx ends. Watch returns an error only if the first scan fails, and logs later
-// errors. If the interval is 0, Watch scans only after kernel events. In a user namespace the kernel does not send events for all devices.
+// errors. If the interval is 0, Watch scans only after kernel events. In a user namespace, the kernel sends events for only some devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)

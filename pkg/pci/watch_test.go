@@ -133,7 +133,8 @@ func TestWatchNoPoll(t *testing.T) {
 	runWatch(t, 0, func(*fakeMachine) { time.Sleep(24 * time.Hour) }).check(t, 0)
 }
 
-// TestWatchFails checks that Watch sends nothing after a failed scan. It compares the next successful scan with the last successful scan.
+// TestWatchFails checks that Watch sends nothing after a failed scan. Watch compares the next successful scan with the last successful
+// scan.
 func TestWatchFails(t *testing.T) {
 	m := runWatch(t, time.Minute, func(m *fakeMachine) {
 		m.setScan(0, fs.ErrPermission)

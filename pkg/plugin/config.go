@@ -13,7 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// envelope holds the keys of a network configuration that package plugin itself reads.
+// The type envelope contains the keys of a network configuration that package plugin itself reads.
 type envelope struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
@@ -77,7 +77,8 @@ func (p Plugin) supports(v string) bool {
 	return false
 }
 
-// checkVersion returns an error if the plugin does not support the version, or if the version does not define the verb.
+// checkVersion returns an error if the plugin does not support the version, or if this version of the CNI specification does not define the
+// verb.
 func (p Plugin) checkVersion(verb, v string) error {
 	if !p.supports(v) {
 		return Errorf(CodeVersion, "cniVersion %s is not supported; supported are %s", quote(v), join(p.versions().SupportedVersions()))

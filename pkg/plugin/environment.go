@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// maxID is the maximum length of container IDs and network names in bytes. These names become parts of file names, and a file name has at
-// most 255 bytes.
+// maxID is the maximum length of container IDs and network names in bytes. The limit exists because these IDs and names are parts of file
+// names, and a file name has at most 255 bytes.
 const maxID = 255
 
 // requiredVariables returns the environment variables that a verb requires (SPEC.md section 2 "CNI operations"). ADD, CHECK and DEL do not
@@ -148,7 +148,7 @@ func checkArgs(s string, args map[string]string) error {
 	return nil
 }
 
-// quote returns an external string in quotes for logs. It escapes special characters and truncates long strings.
+// quote() formats an external string for logs: it adds quotation marks, escapes special characters and truncates long strings.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {

@@ -17,8 +17,8 @@ func newQuiet(verb string) *Request {
 	return r
 }
 
-// FuzzConfig checks that an accepted configuration has a name and a version. For a rejected configuration the output is exactly one error
-// document.
+// FuzzConfig checks that each configuration which the plugin accepts has a name and a version. For each configuration that the plugin
+// rejects, the output is exactly one error document.
 func FuzzConfig(f *testing.F) {
 	for _, seed := range []string{"", "{}", "[]", "null", config(""), config(`"prevResult":{}`), config(`"cni.dev/valid-attachments":[]`),
 		`{"cniVersion":"0.4.0","name":"a"}`, `{"cniVersion":7}`, `{"name":"../x"}`, config(`"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}`)} {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// journalSocket is the socket of journald (systemd, "Native Journal Protocol"). Each log message is one datagram, with one line NAME=value
-// for each field.
+// journalSocket is the socket of journald (systemd, "Native Journal Protocol"). Each log message is one datagram. The datagram has one line
+// NAME=value for each field.
 const journalSocket = "/run/systemd/journal/socket"
 
 // maxField is the maximum size of a field in bytes, so that a message fits into a datagram.

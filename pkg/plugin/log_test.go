@@ -53,8 +53,8 @@ func TestLogToFile(t *testing.T) {
 	}
 }
 
-// TestWrongLogKeys checks that invalid values are an error before the verb runs and before a log file is created. DEL and GC ignore invalid
-// values.
+// TestWrongLogKeys checks that an invalid value of logLevel or logFile causes an error before the verb runs and before a log file is
+// created. DEL and GC ignore invalid values.
 func TestWrongLogKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "x.log")
 	for _, c := range []struct {

@@ -53,8 +53,8 @@ func (p plainWriter) Write(text []byte) (int, error) {
 	return len(text), err
 }
 
-// PlainJSON writes some characters of a JSON document as escape sequences. These are the characters that PlainRune would replace. The
-// values in the document do not change.
+// PlainJSON writes some characters of a JSON document as escape sequences. PlainJSON escapes the characters that PlainRune would replace.
+// The values in the document do not change.
 func PlainJSON(document []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(document) {

@@ -27,8 +27,8 @@ type Plugin struct {
 	Name       string // the "type" in a configuration
 	MinVersion string // oldest supported cniVersion; "" for 0.1.0
 	Chained    bool   // ADD and CHECK require a prevResult
-	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. For such a plugin, malformed and unknown arguments are no
-	// error. The reference plugin with the same name also ignores such arguments.
+	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. Malformed and unknown arguments then cause no error. The
+	// reference plugin with the same name also ignores such arguments.
 	ForeignArgs  bool
 	NoNetns      bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
 	CallsPatient bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
@@ -42,7 +42,7 @@ type Plugin struct {
 	listen func() <-chan os.Signal // from then on signals only request the end; nil if the process is not the plugin's own
 }
 
-// Version is the version of this build. Release builds set it with -ldflags -X.
+// Version is the version of this build. Release builds define Version with -ldflags -X.
 var Version = ""
 
 // Main runs the plugin in a process that a container runtime has started. Main uses the environment, stdin and stdout of this process. Main
@@ -55,8 +55,8 @@ func (p Plugin) Main() int {
 	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 }
 
-// growStack grows the goroutine's stack once to the size that a verb needs. Without growStack, the runtime would double the stack several
-// times from 8 KiB, and copy all frames each time.
+// growStack grows the goroutine's stack once to the size that a verb needs. Without growStack, the Go runtime would double the stack
+// several times from 8 KiB, and copy all frames each time.
 //
 //go:noinline
 func growStack() byte {

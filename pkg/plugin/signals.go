@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// Patient prevents signals other than SIGKILL from ending the process before the verb ends. After a signal, DEL continues to its end. ADD
-// also continues to its end, because it takes only milliseconds. The plugin then undoes the ADD. A plugin with the field CallsPatient calls
-// Patient only before its first change, because Patient starts two threads.
+// Patient lets the verb finish after a signal: only SIGKILL ends the process before the verb ends. After a signal, DEL continues to its
+// end. ADD also continues to its end, because an ADD lasts only milliseconds. After the end of this ADD, the plugin undoes the ADD. A
+// plugin with the field CallsPatient calls Patient only before its first change, because Patient starts two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()
 	if r.listening != nil {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// fewestPFs first uses PFs that already have chosen devices. fewestPFs adds as few other PFs as possible. If several sets of PFs are
-// equally small, it uses the set that leaves the fewest devices unused.
+// fewestPFs first uses the PFs of which some devices are already chosen. If these PFs do not have enough devices, fewestPFs adds as few
+// other PFs as possible. If several sets of PFs are equally small, it uses the set that leaves the fewest devices unused.
 func (q *query) fewestPFs(in nodeSet) []int {
 	plan := make([]int, len(q.pfs))
 	var others []int
@@ -39,7 +39,7 @@ func dropSurplus(plan []int, size int) []int {
 	return plan
 }
 
-// maxTable is the maximum number of bit sets in the table of subsetSum. Typical tables have only a few bit sets.
+// maxTable is the maximum number of bit sets in the table of subsetSum. A typical table has only a few bit sets.
 const maxTable = 4096
 
 // smallestCover returns the smallest set of PFs with enough devices. Of several smallest sets it returns the set with the smallest surplus,
@@ -65,8 +65,8 @@ func (q *query) smallestCover(pfs []int, need int) []int {
 	return subsetSum(pfs, sizes, count, need, sum)
 }
 
-// subsetSum solves the subset-sum problem by dynamic programming. The table entry sums[i][n] is a set of sums. It contains the sum for each
-// choice of n PFs with index i or higher.
+// subsetSum solves the subset-sum problem by dynamic programming. The table entry sums[i][n] is a set of sums: one sum for each choice of n
+// PFs with index i or higher.
 func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	sums, words := make([][]bitSet, len(pfs)+1), most/64+1
 	table := make(bitSet, (len(pfs)+1)*(count+1)*words)

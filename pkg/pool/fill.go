@@ -25,12 +25,12 @@ func (q *query) fillSpread(in nodeSet) []int {
 	})
 }
 
-// countBits is the number of bits for a count of devices. Several counts are packed into one number for comparison.
+// countBits is the number of bits for a count of devices. Several counts are packed into one number, so that one comparison is enough.
 const countBits = 16
 
 // fillOneByOne takes one device after another, each from the PF with the lowest rank. The rank consists of three parts: the result of the
-// first function, the number of free devices (the highest number first), and the address. The rank of a PF never decreases. The head of the
-// queue is therefore the minimum if its own rank is up to date.
+// function argument, the number of free devices, and the address. A PF with more free devices has a lower rank. The rank of a PF never
+// decreases. If the rank of the PF at the head of the queue is current, this PF therefore has the lowest rank.
 func (q *query) fillOneByOne(in nodeSet, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
 	rank := func(pf int) int { return order(pf)<<countBits - len(q.free[pf]) + plan[pf] }
@@ -70,7 +70,7 @@ func (l queue) Less(i, j int) bool {
 }
 func (l queue) Swap(i, j int) { l[i], l[j] = l[j], l[i] }
 
-// Push implements heap.Interface. This package never calls Push.
+// Push implements heap.Interface. Push is only needed for heap.Interface: this package never calls Push.
 func (l *queue) Push(v any) { *l = append(*l, v.(turn)) }
 
 // Pop removes the last item.
@@ -96,7 +96,7 @@ func (q *query) countChosen(plan []int) (roots, cards, pfs []int) {
 	return roots, cards, pfs
 }
 
-// perPF returns the number of chosen devices of each PF, in descending order.
+// The numbers that perPF returns are the chosen devices of each PF, in descending order.
 func (q *query) perPF(_ nodeSet, plan []int) []int {
 	_, _, pfs := q.countChosen(plan)
 	return descending(pfs)

@@ -26,7 +26,7 @@ func (p Place) child(line int, below string) Place {
 	return Place{p.File, line, p.Key + below}
 }
 
-// Problem is an error or a warning with its place in a configuration.
+// Problem is an error or a warning with its position in a configuration.
 type Problem struct {
 	Place
 	Text string `json:"text"`
@@ -58,7 +58,7 @@ const (
 	object  kind = "an object"
 )
 
-// A value is a JSON value with its place in the file. encoding/json does not provide the place.
+// A value is a JSON value with its position in the file. encoding/json does not provide this position.
 type value struct {
 	Place
 	kind    kind

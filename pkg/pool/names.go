@@ -18,8 +18,8 @@ var (
 	splitForm  = regexp.MustCompile(`^(.+)(_numa[0-9]+|_nonuma)$`)
 )
 
-// Limits for the names of extended resources. A Kubernetes quota refers to a resource by its name with the prefix "requests.". The name
-// with this prefix must also be valid.
+// These limits apply to the names of extended resources. A Kubernetes quota refers to a resource by its name with the prefix "requests.".
+// The name with this prefix must also be valid.
 const (
 	maxName   = 63
 	maxPrefix = 253 - len("requests.")

@@ -14,7 +14,7 @@ type Env struct {
 	// DefaultRoute lists the names of the interfaces with a default route.
 	DefaultRoute []string
 	// Last contains the attributes that each device had while its interface was on the node. Selectors use these attributes while the
-	// interface of the device is in a pod. A change of the driver makes these attributes invalid.
+	// interface of the device is in a pod. If the driver of a device changes, these attributes are no longer valid.
 	Last map[pci.Address]pci.Device
 }
 

@@ -11,7 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferIsOptimal checks that Prefer returns the best of all possible subsets. The test has its own simple implementation of the costs.
+// TestPreferIsOptimal checks that Prefer returns the best of all possible subsets. The test computes the costs with its own simple
+// implementation.
 func TestPreferIsOptimal(t *testing.T) {
 	for _, policy := range []Policy{NUMABestFit, Pack, Balance, DistinctPF} {
 		for seed := range uint64(2000) {

@@ -20,8 +20,8 @@ import (
 //
 // The distance is the sum of the distances of all pairs of nodes. Among equally good devices, Prefer chooses the device with the lowest
 // address. Inside a PF it chooses the device with the lowest VF index. The result therefore does not depend on the order of the arguments.
-// The result is optimal unless the search over all sets of NUMA nodes exceeds its budget. The search can exceed its budget on machines with
-// ten or more nodes or hundreds of devices. In this case a better result with fewer nodes may exist.
+// The result is optimal unless the search over all sets of NUMA nodes exceeds its budget. On machines with ten or more nodes or hundreds of
+// devices, the search can exceed its budget. If the search exceeds its budget, a better result with fewer nodes may exist.
 //
 // Prefer returns no error, because an error would make the pod fail. Prefer uses unknown IDs only if the known devices do not suffice. If
 // too few devices are available, it returns all of them.

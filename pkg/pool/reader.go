@@ -57,9 +57,9 @@ type field struct {
 	read func(value)
 }
 
-// readObject reads an object. For each member of the object, it calls the function of the field with this key. readObject returns the place
-// of each key. Like encoding/json, it ignores null values and the case of keys, because files for the SR-IOV network device plugin may rely
-// on this. The last arguments are keys of other programs. readObject accepts these keys, but does not suggest them in errors.
+// readObject reads an object. For each member of the object, it calls the function of the field with this key. readObject returns the
+// position of each key. Like encoding/json, it ignores null values and the case of keys, because files for the SR-IOV network device plugin
+// may rely on this. The last arguments are keys of other programs. readObject accepts these keys, but does not suggest them in errors.
 func (r *reader) readObject(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.hasKind(v, object) {
@@ -151,7 +151,7 @@ func (r *reader) readInteger(v value, least, most int) (int, bool) {
 	return n, true
 }
 
-// oneOf returns a function that reads a string, which must be one of the choices.
+// oneOf returns a function that reads a string and reports a problem if the string is not one of the choices.
 func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, text) {

@@ -25,7 +25,7 @@ type pfGroup struct {
 	node, root, card int // indexes
 }
 
-// This is the distance between two NUMA nodes if the firmware reports no distance for them (ACPI SLIT).
+// If the firmware reports no distance between two NUMA nodes, this default distance applies (ACPI SLIT).
 const unreachable = 255
 
 // NewTopology returns the topology of the devices of a pool. The IDs of the devices are their PCI addresses.
