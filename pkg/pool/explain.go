@@ -143,8 +143,8 @@ func quoteEmpty(s string) string {
 	return s
 }
 
-// The result of whyNotOffered is the reason why a resource does not offer a device, or "" if the resource offers the device. If the device
-// does not match the resource, the last argument is the reason.
+// whyNotOffered returns the reason why a resource does not offer a device, or "" if the resource offers the device. If the device does not
+// match the resource, the last argument is the reason.
 func (v *verdict) whyNotOffered(c *Config, why string) string {
 	switch {
 	case why != "":

@@ -98,8 +98,8 @@ func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	return chosen
 }
 
-// largestFirst is a heuristic for hundreds of PFs. largestFirst chooses the largest PFs first. As the last PF, it chooses the smallest PF
-// with enough devices.
+// largestFirst is a heuristic for hundreds of PFs. largestFirst chooses the largest PFs first. The last PF that largestFirst chooses is the
+// smallest PF with enough devices for the rest.
 func (q *query) largestFirst(pfs []int, count, need int) []int {
 	bySize := slices.Clone(pfs)
 	slices.SortStableFunc(bySize, func(a, b int) int { return len(q.free[b]) - len(q.free[a]) })

@@ -96,7 +96,7 @@ func (q *query) countChosen(plan []int) (roots, cards, pfs []int) {
 	return roots, cards, pfs
 }
 
-// The numbers that perPF returns are the chosen devices of each PF, in descending order.
+// perPF returns how many devices of each PF are chosen, in descending order.
 func (q *query) perPF(_ nodeSet, plan []int) []int {
 	_, _, pfs := q.countChosen(plan)
 	return descending(pfs)

@@ -79,8 +79,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend reads the key "backend". If this key is missing and another key works only with iptables, the backend is iptables. In all
-// other cases, the backend is nftables if the kernel supports nftables.
+// parseBackend reads the key "backend". If the key "backend" is missing and another key works only with iptables, the backend is iptables.
+// In all other cases, the backend is nftables if the kernel supports nftables.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {
@@ -118,7 +118,8 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables reports whether conditions use the syntax of iptables. isIPTables looks at the first character, as the reference plugin does.
+// isIPTables reports whether the conditions are in the syntax of iptables. isIPTables looks at the first character, as the reference plugin
+// does.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
 }
@@ -177,8 +178,8 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// isMatch rejects words that are not part of a match in the syntax of iptables(8). Words outside of a match could change the meaning of the
-// rule, or run a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
+// isMatch rejects words that are not part of a match in the syntax of iptables(8). Other words could change the meaning of the rule, or run
+// a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
 func isMatch(word string) bool {
 	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {
 		return false
@@ -199,7 +200,7 @@ func isMatch(word string) bool {
 			func(o string) bool { return strings.HasPrefix(o, long) }) // an abbreviated option
 }
 
-// iptablesCommands are the long options of iptables(8) that are commands or that control the output.
+// iptablesCommands contains two kinds of long options of iptables(8): commands, and options that control the output.
 var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero",
 	"new-chain", "delete-chain", "rename-chain", "policy", "verbose", "wait", "wait-interval", "exact", "line-numbers",
 	"set-counters", "ipv4", "ipv6"}

@@ -67,7 +67,7 @@ func collectUnrecorded(host *kernel.Node) error {
 }
 
 // removePorts ends the forwarding, regardless of the current configuration. removePorts marks the record as ended before all other steps
-// and deletes the record after all other steps. A concurrent restore of all ports therefore does not restore these ports.
+// and deletes the record after all other steps. A process that restores all ports at the same time therefore does not restore these ports.
 func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) error {
 	if err := endForwarding(host, att.Key, st, att); err != nil {
 		return err
@@ -100,7 +100,8 @@ func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *att
 }
 
 func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPorts) error {
-	// The steps run in the reverse order of ADD. The protection of 127.0.0.1 is removed last, and only then can other pods take the ports.
+	// The steps run in the reverse order of ADD. The last step removes the protection of 127.0.0.1. Other pods can take the ports only after
+	// this step.
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
@@ -109,7 +110,8 @@ func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPo
 	return delHostPorts(host, ports)
 }
 
-// delUnrecorded removes the state of an attachment without a record. The record is lost, or the reference plugin made the attachment.
+// delUnrecorded removes the state of an attachment without a record. Either the record is lost, or the reference plugin created the
+// attachment.
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
 	if err == nil && !lost && passesPorts(r) {

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// droppingChain is a chain that drops forwarded packets to and from a pod unless a rule accepts them. No plugin adds an accepting rule,
-// because the admin of a firewall with policy drop decides which packets pass.
+// droppingChain is a chain that drops forwarded packets to and from a pod unless a rule accepts them. No plugin adds a rule that accepts
+// packets, because the admin of a firewall with policy drop decides which packets pass.
 type droppingChain struct {
 	text string
 	fix  []string // commands that accept the pod's subnet in both directions
@@ -98,8 +98,8 @@ func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
 		"fix", "use backend nftables, whose hostPorts come after Services")
 }
 
-// warnHairpin warns about a pod that does not reach its own hostPorts through its interface. If br_netfilter is on, the bridge forwards the
-// translated packet itself. Only in hairpin mode does the bridge send a packet back through the same bridge port.
+// warnHairpin logs a warning if a pod cannot reach its own hostPorts through its interface. If br_netfilter is on, the bridge forwards the
+// translated packet itself. The bridge sends a packet back through the same bridge port only if this port is in hairpin mode.
 func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 	every, err := host.Get("bridge/bridge-nf-call-iptables")
 	if err != nil {

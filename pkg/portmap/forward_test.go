@@ -103,8 +103,8 @@ func canConnect(t *testing.T, from *sandbox.Pod, address string, limit time.Dura
 	return err == nil
 }
 
-// TestForwardPolicy: a firewall with policy drop causes a warning that names this firewall. The commands in the warning let connections
-// pass.
+// TestForwardPolicy: a firewall with policy drop causes a warning that contains the name of the firewall. The commands in the warning let
+// connections pass.
 func TestForwardPolicy(t *testing.T) {
 	lan := newMachine(t, "ptf0", []string{"10.74.0.1/24", "fd00:74::1/64"}, []string{"10.74.0.2/24", "fd00:74::2/64"})
 	pod := newMachine(t, "ptf1", []string{"10.75.0.1/24", "fd00:75::1/64"}, []string{"10.75.0.2/24", "fd00:75::2/64"})
@@ -115,7 +115,8 @@ func TestForwardPolicy(t *testing.T) {
 		}
 	}
 	var server net.Listener
-	// Package net checks the available address families only once. In a pod whose lo is down, package net would find no address family.
+	// Package net checks the available address families only once. If the link lo of a pod is down, package net finds no address family in
+	// this pod.
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		l.Close()
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The chains and rules have the same names and text as those of the reference plugin. After a rollback, the reference plugin can therefore
-// remove the chains and rules.
+// The chains and rules have the same names and text as the chains and rules of the reference plugin. After a rollback, the reference plugin
+// can therefore remove the chains and rules.
 const (
 	dnatChain = reference.HostportChain
 	markChain = "CNI-HOSTPORT-SETMARK"
@@ -82,8 +82,8 @@ func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Lo
 	return lost, err
 }
 
-// nameConditions adds the conditions to the error if iptables refuses the rules. Only the conditions can cause the refusal, because all
-// other parts of the rules are the same for every pod.
+// If iptables refuses the rules, nameConditions adds the conditions to the error. Only the conditions can be invalid, because all other
+// parts of the rules are the same for every pod.
 func (of iptablesRules) nameConditions(err error, is4 bool) error {
 	key, words := of.conditionsOf(is4)
 	if len(words) == 0 || !iptables.Refused(err) {

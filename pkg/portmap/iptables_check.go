@@ -78,7 +78,7 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 }
 
 // checkAhead returns an error if packets do not reach our rules because of a rule of another program. In the hostPort chains, any rule that
-// ends the chain causes the error. In PREROUTING and OUTPUT, only a rule that matches every packet causes the error. Podlace does not
+// ends the chain causes this error. In PREROUTING and OUTPUT, only a rule that matches every packet causes this error. Podlace does not
 // remove the rule of another program, because other programs share the nat table.
 func checkAhead(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{

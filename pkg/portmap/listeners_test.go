@@ -139,8 +139,8 @@ func TestConntrackWalks(t *testing.T) {
 	})
 }
 
-// TestHostIPOfNode (S-09): ADD refuses a broadcast address of the node before any change. ADD accepts an address that the node does not
-// have yet.
+// TestHostIPOfNode (S-09): ADD refuses a broadcast address of the node before any change. ADD accepts a hostIP that the node does not have
+// yet.
 func TestHostIPOfNode(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		var log bytes.Buffer

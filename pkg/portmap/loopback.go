@@ -27,7 +27,7 @@ const loopbackSchema = 1
 const protectPriority = -300
 
 // loopbackUsers contains a folder for each link with route_localnet. Each of these folders contains a file for each attachment that needs
-// the link. The folder may be lost. An empty folder therefore does not prove that no attachment is left.
+// the link. Because these files may be lost, an empty folder does not prove that no attachment is left.
 var loopbackUsers = filepath.Join(store.Root, ".localhost")
 
 // foreignPrefix is the start of a folder's name if another program enabled route_localnet for the link. The name of a link cannot contain a
@@ -42,7 +42,7 @@ func buildLoopback(r nft.Ruleset) error {
 	ipv4 := nft.FamilyOf(true)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.IfName("lo")}}
 	for _, offset := range []uint32{ipv4.Source, ipv4.Destination} {
-		// All packets pass through this rule. The match that fails for most packets therefore comes first.
+		// All packets pass through this rule. The first match is therefore the match that fails for most packets.
 		r.Rule(chain, slices.Concat(ipv4.Only(), matchLoopback(offset), notLo, nft.Drop())...)
 	}
 	return r.Mark(loopbackSchema)
@@ -92,8 +92,8 @@ func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	return true, installLoopback()
 }
 
-// openedByUs is the value of route_localnet that Podlace writes. The kernel treats every value except 0 as on, and other programs write 1.
-// The value therefore shows which links Podlace opened, even if records and rules are lost.
+// openedByUs is the value of route_localnet that Podlace writes. For the kernel, every value except 0 means "on". Other programs write 1.
+// This value therefore shows which links Podlace opened, even if records and rules are lost.
 const openedByUs = "2"
 
 func routeLocalnet(link, value string) kernel.Sysctl {
@@ -158,7 +158,8 @@ func openedLinks(host *kernel.Node) (links []string, err error) {
 }
 
 // openedUnknown reports whether any link has route_localnet although no file says which program enabled it. Earlier versions of Podlace
-// wrote the value 1, like other programs. If records are lost, another program may have enabled route_localnet on the link.
+// wrote the value 1, like other programs. If records are lost, Podlace cannot know whether another program enabled route_localnet on the
+// link.
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -262,11 +263,11 @@ func forgetUsers(users []string) error {
 	return err
 }
 
-// anyLink means every link. A caller uses anyLink if it does not know which link was opened.
+// anyLink means every link. If a caller does not know which link was opened, the caller passes anyLink.
 const anyLink = "*"
 
 // closeLoopback undoes OpenLoopback for an owner on a link. If link is "", there is nothing to undo. If the link has no other user,
-// closeLoopback disables its route_localnet. The second result is true if no link of Podlace has route_localnet anymore. The caller may
+// closeLoopback disables its route_localnet. The second result is true if Podlace keeps route_localnet enabled on no link. The caller may
 // then remove the protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
@@ -330,7 +331,7 @@ func forgetUser(owner string, links []string) error {
 }
 
 // closeUnused asks the kernel for other owners of hostPorts, because the records can be lost. If no other owner exists, closeUnused
-// disables route_localnet. While another attachment has hostPorts, the links remain open and protected.
+// disables route_localnet. As long as another attachment has hostPorts, the links remain open and protected.
 func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	links, err := openedLinks(host)
 	if err != nil || len(links) == 0 {

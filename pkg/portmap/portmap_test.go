@@ -120,7 +120,7 @@ func TestDelKeepsOthers(t *testing.T) {
 	})
 }
 
-// TestConflict: with nftables a port can have only one pod, and the error of the second ADD names the first pod.
+// TestConflict: with nftables, only one pod can have a port. The error of the second ADD contains the name of the first pod.
 func TestConflict(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

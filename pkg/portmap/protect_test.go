@@ -78,7 +78,7 @@ func TestProtectedThroughout(t *testing.T) {
 }
 
 // TestNotOnUplink: a pod behind the link of the default route does not open 127.0.0.1 to the network of that link. A pod behind a bridge
-// may open 127.0.0.1.
+// may make 127.0.0.1 of the node reachable.
 func TestNotOnUplink(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pt1"}, PeerName: "pt2"}

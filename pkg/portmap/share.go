@@ -15,15 +15,15 @@ import (
 )
 
 // sharedPorts is the name of a file in a state folder of the node. The file says whether any attachments share hostPorts. If no ports are
-// shared, DEL reads no records of other pods. If the file is missing, DEL reads the records of other pods, because earlier versions did not
-// write the file.
+// shared, DEL reads no records of other pods. If the file is missing, DEL reads the records of other pods, because an earlier version of
+// Podlace did not write the file.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"
 	noneShared  = "none"
 )
 
-// otherOwners caches what is known about other attachments. The key is the comment of an element.
+// otherOwners caches the descriptions of other attachments. The key is the comment of an element.
 type otherOwners struct {
 	container string
 	known     map[string]otherOwner

@@ -69,8 +69,8 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 }
 
 // restoreTable rewrites the rules if they are missing or changed. restoreTable also adds the missing ports of all attachments. The first
-// result is true if anything was missing. If a port belongs to another attachment now, that attachment keeps it. On a kernel without
-// nftables, the first result is false. The caller holds portsLock.
+// result is true if any rule or port was missing. If a port belongs to another attachment now, the other attachment keeps the port. On a
+// kernel without nftables, the first result is false. The caller holds portsLock.
 func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
 	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
 	if err != nil {
@@ -321,8 +321,8 @@ func stateDiffers(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// lostPorts returns the error for the first missing element. A port is not missing if another attachment shares it and has an element that
-// covers it.
+// lostPorts returns the error for the first missing element. If another attachment shares the port and has an element that covers the port,
+// the port is not missing.
 func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwners) error {
 	if len(missing) == 0 {
 		return nil

@@ -21,7 +21,7 @@ import (
 // MaxSocketPath is the maximum length of a socket's path. According to unix(7), sun_path has 108 bytes, including a terminating zero.
 const MaxSocketPath = 107
 
-// lookEvery is the time between two checks of a socket. The checks are needed because another program may remove the socket file.
+// lookEvery is the time between two checks of the socket file. The checks are needed because another program may remove the socket file.
 const lookEvery = time.Second
 
 // RandomHex returns eight random hexadecimal digits.
@@ -94,8 +94,8 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 	return nil
 }
 
-// awaitLost waits until this instance no longer serves the path. Then awaitLost creates the socket again and returns the new listener. When
-// ctx is done, the socket is removed and the result is nil.
+// awaitLost waits until this instance no longer serves the path. When the path is lost, awaitLost creates the socket again and returns the
+// new listener. When ctx is done, the socket is removed and the result is nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
 	lastError := ""
 	for {

@@ -15,7 +15,7 @@ type addressFamily struct{ nft.Family }
 
 func familyOf(is4 bool) addressFamily { return addressFamily{nft.FamilyOf(is4)} }
 
-// isAddress matches packets that have the given address at the header offset.
+// isAddress matches a packet if its header contains the given address at the offset.
 func (f addressFamily) isAddress(offset uint32, a netip.Addr) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, f.Length), nft.Equal(a.AsSlice())}
 }

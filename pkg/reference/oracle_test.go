@@ -18,7 +18,7 @@ import (
 )
 
 // TestMasqueradeOfTheReference compares the rules of a rollback with the rules that a function of the reference plugin writes. In the
-// second case, the comment of the rules is truncated.
+// second test case, the comment of the rules is truncated.
 func TestMasqueradeOfTheReference(t *testing.T) {
 	backend := "nftables"
 	var addresses []netip.Prefix
