@@ -21,7 +21,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// An address with UnixPrefix is the path of a unix socket. An address without this prefix is host:port. Only root can use this socket.
+// UnixPrefix is the prefix of an address that contains the path of a unix socket. Only root can use this socket. An address without this
+// prefix is host:port.
 const UnixPrefix = "unix:"
 
 // Server answers health probes and scrapes of Prometheus.

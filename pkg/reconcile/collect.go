@@ -88,8 +88,8 @@ func (p *Plan) covers(kind string) bool {
 }
 
 // Collect calls GC of the plugins, so that they remove the dead attachments of the network. If one plugin fails, Collect continues with the
-// other plugins. An attachment that is missing from the list of dead attachments always stays. The plugins get a list of valid attachments
-// and a list of dead attachments, and remove only the attachments in the second list.
+// other plugins. Collect never removes an attachment that is missing from its argument. The plugins get a list of valid attachments and a
+// list of dead attachments, and remove only the attachments in the second list.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {

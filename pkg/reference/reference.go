@@ -29,8 +29,8 @@ import (
 // plugins write for the attachment.
 type Attachment struct {
 	attachment.Key
-	// Hashes are the hashes from which chain names are derived. The first hash is the hash of KeyOf. If the reference plugins use another
-	// hash, the list has a second element with that hash.
+	// Hashes are the hashes from which chain names are derived. The first hash is the hash of the attachment's key. If the reference plugins
+	// use another hash, the list has a second element with that hash.
 	Hashes []string
 	// Addresses distinguish the attachments of one container if the reference plugins give the same name to several attachments. If Addresses
 	// is empty, the operations apply to the rules of all attachments of the container.

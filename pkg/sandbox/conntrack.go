@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These are attributes of connection tracking. An entry has two tuples, and a tuple has addresses and a part for the protocol.
+// These constants are attributes of connection tracking. An entry has two tuples, and a tuple has addresses and a part for the protocol.
 const (
 	ctGet                                     = 1
 	ctaTupleOrig, ctaTupleReply               = 1, 2

@@ -11,7 +11,7 @@ import (
 )
 
 // collectIptables collects the legacy tables. Tables of iptables-nft are collected as a part of nftables. collectIptables reads only tables
-// that the kernel has already loaded, because reading a table would load the table.
+// that the kernel has already loaded, because the kernel loads a table when a program reads the table.
 func (c *collector) collectIptables() error {
 	for _, tool := range []struct{ names, save string }{
 		{"ip_tables_names", "iptables-legacy-save"},
@@ -36,7 +36,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 		c.add(fmt.Sprintf("note: table %s is loaded but not compared, for want of %s", table, save))
 		return nil
 	}
-	// The thread is locked, so a process that it starts has the same network namespace.
+	// The thread is locked, so the new process has the network namespace of this thread.
 	out, err := exec.Command(path, "-t", table).Output()
 	if err != nil {
 		return fmt.Errorf("%s -t %s: %w", save, table, err)

@@ -16,7 +16,7 @@ type link struct {
 	kind string
 }
 
-// These attributes of RTM_NEWLINK have no name in some versions of x/sys/unix.
+// Some versions of x/sys/unix have no names for these attributes of RTM_NEWLINK.
 const (
 	iflaInfoKind      = 1
 	iflaInfoData      = 2

@@ -11,7 +11,7 @@ import (
 
 const sizeofNfGenMsg = 4
 
-// These attributes have no name in x/sys/unix.
+// The package x/sys/unix has no names for these attributes.
 const (
 	nftaTableHandle, nftaTablePad, nftaTableUserdata, nftaTableOwner = 4, 5, 6, 7
 	nftaChainFlags, nftaChainID, nftaChainUserdata                   = 10, 11, 12

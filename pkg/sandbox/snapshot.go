@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// Options selects the objects that a snapshot contains. The network namespace of the caller is always included; it is called the host here.
+// Options selects the objects that a snapshot contains. A snapshot always contains the network namespace of the caller, which is called the
+// host here.
 type Options struct {
 	// Pods are included too. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
 	Pods []*Pod
@@ -19,7 +20,7 @@ type Options struct {
 	// Conntrack includes the entries of connection tracking. The entries of connection tracking change with traffic. Only tests about
 	// connection tracking should set Conntrack.
 	Conntrack bool
-	// Ignore excludes all records whose line matches this expression. An example of a line is "host: link cni0".
+	// Ignore excludes all records whose line matches this expression. Such a line is, for example, "host: link cni0".
 	Ignore *regexp.Regexp
 }
 

@@ -19,7 +19,8 @@ import (
 )
 
 // connectedPods creates two pods, one in the role of the node and one in the role of a container. connectedPods connects the pods with a
-// bridge and a veth. The connection uses both address families, a firewall and traffic shaping. connectedPods waits for nothing.
+// bridge and a veth. The connection uses both address families, a firewall and traffic shaping. connectedPods returns at once, and does not
+// wait until the links are ready.
 func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	node, pod = unconnected(t)
 	connect(t, pod)
@@ -77,8 +78,8 @@ func takeAll(t *testing.T, pods ...*sandbox.Pod) *sandbox.Snapshot {
 	return s
 }
 
-// TestStableWhileTheKernelSettles takes snapshots from the first moment on and compares them. The carrier, duplicate address detection,
-// link-local addresses and multicast groups change later, although no program changes them.
+// TestStableWhileTheKernelSettles takes snapshots from the first moment on and compares them. After the first moment, the kernel still
+// changes the carrier, link-local addresses, multicast groups and the state of duplicate address detection.
 func TestStableWhileTheKernelSettles(t *testing.T) {
 	node, pod := unconnected(t)
 	first := takeAll(t, node)
@@ -124,7 +125,7 @@ func TestStableUnderTraffic(t *testing.T) {
 	}
 }
 
-// send() sends datagrams, whether a process listens or not.
+// send() sends datagrams even if no process listens.
 func send(to string, n int) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {

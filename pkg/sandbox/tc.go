@@ -116,7 +116,7 @@ func filterParents(q tcObject) []uint32 {
 	return []uint32{q.handle}
 }
 
-// qdiscOptions hides the counter that htb has among its settings. No other queueing discipline has a counter among its settings.
+// qdiscOptions leaves out the counter that the queueing discipline htb has among its settings. Only htb has a counter among its settings.
 func qdiscOptions(kind string) func(*collector, []byte) string {
 	if kind != "htb" {
 		return treeColumn
