@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ErrIrregular is the error if a FIFO, a socket, a device or a symbolic link is in place of a file. If a folder is in place of the file,
-// the error is unix.EISDIR.
+// ErrIrregular means that a FIFO, a socket, a device or a symbolic link is in place of a file. If a folder is in place of the file, the
+// error is unix.EISDIR.
 var ErrIrregular = errors.New("not a regular file")
 
 // irregularHint adds a hint to an error that is caused by a folder, a FIFO or another non-regular file in place of the expected file.

@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Node contains the facts about a node that are compared with a configuration. The zero value means that nothing is known about the node.
+// Node contains the facts about a node that are compared with a configuration. The zero value means that all facts about the node are
+// unknown.
 type Node struct {
 	Subnets  []kernel.Subnet // subnets behind its links
 	PodCIDRs []netip.Prefix

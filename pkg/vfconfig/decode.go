@@ -82,7 +82,8 @@ func Decode(data []byte, path string) (Entry, error) {
 	return e, nil
 }
 
-// checkHead checks the API version and the kind of the parameters. checkHead also requires that the name of a resource has a prefix.
+// checkHead checks the API version and the kind of the parameters. If the parameters contain the name of a resource, checkHead requires
+// that this name has a prefix.
 func checkHead(head map[string]string) error {
 	for _, k := range []struct{ key, want string }{{"apiVersion", APIVersion}, {"kind", Kind}} {
 		if s, ok := head[k.key]; !ok {
@@ -115,7 +116,7 @@ func shownKey(key string) string {
 	return key
 }
 
-// errNoKey returns the error for an unknown key. The error contains the most similar known key.
+// errNoKey returns the error for an unknown key. The text of this error contains the known key that is most similar.
 func errNoKey(key string) error {
 	if near := plugin.Nearest(key, append(Keys(), "apiVersion", "kind", "resource")); near != "" {
 		return fmt.Errorf("no such key; did you mean %s?", near)
