@@ -44,7 +44,8 @@ type Node struct {
 // of this size.
 const MaxClusterCIDRs = 256
 
-// maxFile is the maximum size in bytes of node.json and of the file that flannel writes. Both files usually contain a few hundred bytes.
+// maxFile is the maximum size in bytes of node.json and of the file that flannel writes. Each of these files usually contains a few hundred
+// bytes.
 const maxFile = 64 << 10
 
 // minMTU and maxMTU are the smallest and largest MTU that Linux accepts (ETH_MIN_MTU, IP_MAX_MTU).

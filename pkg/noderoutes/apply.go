@@ -275,7 +275,8 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	return p.takeOver(adopted, r, ours)
 }
 
-// takeOver deletes the adopted routes after our route was added. takeOver skips the adopted route that our route has replaced.
+// takeOver deletes the adopted routes after the agent's route was added. takeOver skips the adopted route that the agent's route has
+// replaced.
 func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) error {
 	replaced := ours
 	for _, f := range adopted {
@@ -309,8 +310,8 @@ func (p *pass) readForeign() error {
 	return nil
 }
 
-// findInside stores in Result.Inside each route of another program that leads to a part of a peer's podCIDR. These routes are more specific
-// than the agent's routes and divert packets.
+// findInside stores in Result.Inside each route of another program that leads to a part of a peer's podCIDR. Because such a route is more
+// specific than the agent's route, it diverts packets.
 func (p *pass) findInside(want Wanted) error {
 	if err := p.readForeign(); err != nil {
 		return err

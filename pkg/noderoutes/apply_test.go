@@ -157,8 +157,8 @@ func TestConflicts(t *testing.T) {
 	a.mustBeUnchanged(before)
 }
 
-// TestInside checks that Apply with Options.Inside reports another program's route to a part of a peer's podCIDR, but not routes to pods of
-// this node.
+// TestInside checks that Apply with Options.Inside reports a route of another program that leads to a part of a peer's podCIDR. Apply must
+// not report routes that lead to pods of this node.
 func TestInside(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

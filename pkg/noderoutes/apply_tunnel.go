@@ -115,7 +115,7 @@ func (p *pass) sweepEntries(tunnel Tunnel, neighbours map[netip.Addr]string, rem
 	}
 }
 
-// sweepTunnels returns a function that deletes our tunnel devices. applyTunnel uses it if no tunnel is wanted.
+// sweepTunnels returns a function that deletes the agent's tunnel devices. If no tunnel is wanted, applyTunnel uses this function.
 func (p *pass) sweepTunnels() (sweep func(), err error) {
 	all, err := p.n.VXLANs()
 	if err != nil {

@@ -147,7 +147,7 @@ func cidrOf(id int, v6 bool) netip.Prefix {
 // podAddress returns an address in the podCIDR of the node with this number.
 func podAddress(id int, v6 bool) netip.Addr { return cidrOf(id, v6).Addr().Next() }
 
-// withPods adds one address of each podCIDR to the loopback device of the node. These addresses replace pods.
+// withPods adds one address of each podCIDR to the loopback device of the node. The test uses these addresses in place of pods.
 func (n labNode) withPods(id int) labNode {
 	n.runInside(func() error {
 		return errors.Join(addAddress("lo", fmt.Sprint(podAddress(id, false), "/32")), addAddress("lo", fmt.Sprint(podAddress(id, true), "/128")))

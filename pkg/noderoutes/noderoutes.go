@@ -75,7 +75,7 @@ type Peer struct {
 	Name    string
 	PodCIDR netip.Prefix
 	Gateway netip.Addr // address of the peer, of the podCIDR's family if it has one
-	// Underlay is the address of the peer in the address family of the tunnel. Underlay is set only with OffLinkVXLAN.
+	// Underlay is the address of the peer in the address family of the tunnel. Without OffLinkVXLAN, Underlay is empty.
 	Underlay netip.Addr
 	Age      int   // index of its node among all, oldest first
 	State    State // empty until Plan sets it
@@ -93,8 +93,8 @@ type Self struct {
 	Addresses []netip.Addr   // at most one of each family
 }
 
-// Underlay returns this node's address for the tunnel. This is the node's IPv4 address if the node has an IPv4 address. All nodes of a
-// cluster must use the same family for the tunnel.
+// Underlay returns this node's address for the tunnel. If the node has an IPv4 address, the result is this address. All nodes of a cluster
+// must use the same family for the tunnel.
 func (s Self) Underlay() netip.Addr {
 	for _, a := range s.Addresses {
 		return a

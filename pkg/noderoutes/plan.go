@@ -60,7 +60,7 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 }
 
 // oldestFirst returns the peers in the order in which Plan assigns IDs and next hops to them. The order is from the oldest to the newest
-// node. If the names of two nodes have the same hash, the older node therefore keeps its ID when the newer node joins.
+// node. With this order, an older node keeps its ID when a newer node joins, even if the names of both nodes have the same hash.
 func oldestFirst(peers []Peer) (list []*Peer) {
 	for i := range peers {
 		list = append(list, &peers[i])

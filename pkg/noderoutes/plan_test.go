@@ -276,7 +276,7 @@ func TestCollisions(t *testing.T) {
 }
 
 // TestJoinMovesNothing checks that a new node never gets the nexthop ID or next hop of an existing node, even if both names have the same
-// hash. If a new node got the ID of an existing node, packets to the existing node would reach the new node for a moment.
+// hash. Otherwise, the new node would for a moment receive packets for the existing node.
 func TestJoinMovesNothing(t *testing.T) {
 	for what, values := range map[string]uint32{"nexthop ID": nexthops, "next hop": hops4} {
 		byHash := map[uint32]string{}

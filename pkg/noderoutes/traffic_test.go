@@ -68,8 +68,8 @@ func (n labNode) repliesReceived() (count int) {
 	return count
 }
 
-// measureLoss repeatedly calls the given function, which changes the node, while the node sends 1,000 ping requests per second. measureLoss
-// returns the number of requests, the number of missing replies, and the number of calls.
+// The node sends 1,000 ping requests per second. In the meantime, measureLoss repeatedly calls the given function, which changes the node.
+// measureLoss returns the number of requests, the number of missing replies, and the number of calls.
 func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
@@ -148,7 +148,7 @@ func TestNothingLost(t *testing.T) {
 	}
 }
 
-// TestAdopt checks that Apply with Options.Adopt replaces routes of another program without losing a packet. TestAdopt replaces routes with
+// TestAdopt checks that no packet is lost while Apply with Options.Adopt replaces routes of another program. TestAdopt replaces routes with
 // the same metric and routes with different metrics.
 func TestAdopt(t *testing.T) {
 	l := newLAN(t, 2)

@@ -110,7 +110,7 @@ func (s *featureSocket) readNames() error {
 	return nil
 }
 
-// enabled returns the names of the enabled features.
+// enabled() returns the names of the enabled features.
 func (s *featureSocket) enabled() ([]string, error) {
 	had := hadFeatures{command: getFeatures, blocks: maxBlocks}
 	if err := s.call(unsafe.Pointer(&had)); err != nil {

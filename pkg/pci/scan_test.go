@@ -86,7 +86,7 @@ func TestScanMany(t *testing.T) {
 	}
 }
 
-// TestScanVanishes checks that Scan skips removed functions and the VFs of a removed PF, without an error.
+// TestScanVanishes checks that Scan skips removed functions and the VFs of a removed PF, and returns no error.
 func TestScanVanishes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	before := mustScan(t, sysfs)

@@ -12,9 +12,9 @@ import (
 // maxConfig is the maximum size of stdin in bytes. A configuration that libcni passes has a few kilobytes, including prevResult.
 const maxConfig = 16 << 20
 
-// Decode decodes the configuration into raw, which is a pointer to a struct that mirrors the JSON. Decode logs each unknown key together
-// with the most similar known key. An unknown key is valid, because another plugin may read it. An unknown key is logged, because it is
-// often a misspelt key.
+// Decode decodes the configuration into the argument raw, a pointer to a struct that mirrors the JSON. Decode logs each unknown key
+// together with the most similar known key. An unknown key is valid, because another plugin may read it. An unknown key is logged, because
+// it is often a misspelt key.
 func (r *Request) Decode(raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err

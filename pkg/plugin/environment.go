@@ -118,7 +118,7 @@ func ValidIfName(s string) error {
 }
 
 // parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. parseArgs ignores malformed arguments, because they must not make DEL
-// fail. Only checkArgs reports them.
+// fail. The function checkArgs reports malformed arguments.
 func parseArgs(s string) map[string]string {
 	args := map[string]string{}
 	for pair := range strings.SplitSeq(s, ";") {

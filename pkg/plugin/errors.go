@@ -95,7 +95,7 @@ func Hint(err error) string {
 	return strings.Join(hints, "; ")
 }
 
-// Undo collects the steps that undo the changes of a verb. Use it with a named error result:
+// Undo collects the steps that undo the changes of a verb. Use Undo with a named error result:
 //
 //	var undo plugin.Undo
 //	defer undo.OnError(&err)

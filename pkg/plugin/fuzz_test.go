@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// newQuiet returns a Request without input that discards its log.
+// newQuiet returns a Request that has no input and discards its log.
 func newQuiet(verb string) *Request {
 	r := &Request{Plugin: "fuzz", Verb: verb, CNIVersion: "1.1.0"}
 	r.log = io.Discard

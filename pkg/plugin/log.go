@@ -92,8 +92,8 @@ func (r *Request) openLog() error {
 
 // logToFile redirects the log to a file. logToFile creates a missing file.
 func (r *Request) logToFile(path string) error {
-	// With O_NONBLOCK, a call that opens a FIFO does not block. Only regular files are allowed. The path could be /dev/stdout, and stdout must
-	// contain only the result.
+	// With O_NONBLOCK, a call that opens a FIFO does not block. The log file must be a regular file. The path could be /dev/stdout, and stdout
+	// must contain only the result.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err

@@ -87,7 +87,7 @@ func TestWrongLogKeys(t *testing.T) {
 	}
 }
 
-// TestLogOnStderr checks that a plugin opens no log without logLevel and logFile.
+// TestLogOnStderr checks that a plugin logs to stderr if the keys logLevel and logFile are missing.
 func TestLogOnStderr(t *testing.T) {
 	opened := true
 	p := Plugin{Name: "x", Del: func(r *Request) error { opened = r.logTo != nil || r.journal != nil; return nil }}

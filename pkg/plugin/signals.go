@@ -18,7 +18,7 @@ func (r *Request) Patient() {
 	}
 }
 
-// PatientSoon installs the signal handlers of Patient in the background, because the installation takes some hundred microseconds.
+// PatientSoon installs the signal handlers of Patient in the background, because the installation lasts some hundred microseconds.
 func (r *Request) PatientSoon() {
 	if r.listen != nil && r.listening == nil {
 		r.listening = make(chan struct{})

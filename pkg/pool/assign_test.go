@@ -167,7 +167,8 @@ func TestSplitOrder(t *testing.T) {
 	}
 }
 
-// TestNodeOffline checks that the NUMA node of a device counts as unknown if this node is not online. The kubelet behaves in the same way.
+// TestNodeOffline checks that the NUMA node of a device counts as unknown if this node is not online. The kubelet also treats such a NUMA
+// node as unknown.
 func TestNodeOffline(t *testing.T) {
 	s := workerMachine()
 	for i := range s.Devices {

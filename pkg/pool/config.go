@@ -139,7 +139,7 @@ type Source struct {
 	Strict bool   // an unsupported entry is an error
 }
 
-// Parse parses and validates a configuration. Its error joins all Problems; each Problem is one line.
+// Parse parses and validates a configuration. The error of Parse joins all Problems. Each Problem is one line.
 func Parse(src Source, data []byte) (*Config, error) {
 	r := &reader{file: src.File}
 	if _, err := resourcePrefix(src.Prefix); err != nil {

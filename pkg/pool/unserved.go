@@ -32,7 +32,7 @@ func (r *reader) readUnsupported(v value, key string) {
 	}
 }
 
-// readNull reads a key whose only valid value is null. This key is written by other programs.
+// readNull reads a key whose only valid value is null. Other programs write such a key with the value null.
 func (r *reader) readNull(v value) {
 	r.fail(v.Place, "want null, as the SR-IOV network operator writes it")
 }

@@ -134,7 +134,8 @@ func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, p
 	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
 		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
 	}) {
-		// After a flush of the rules, route_localnet alone would open the node's 127.0.0.1 to the uplink's whole network.
+		// After a flush of the rules, every machine in the network of the uplink could reach the node's 127.0.0.1 if only route_localnet
+		// remained.
 		if link.Kind != "bridge" && host.IsUplink(link) {
 			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
 		} else {

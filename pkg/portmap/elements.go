@@ -122,7 +122,7 @@ func isForward(e nft.Element) bool {
 }
 
 // portOf parses the node port from the key of a forwarding element. The key consists of the address, the protocol and the first port. The
-// target address is the value of the element. If the element has no value, the function takes the address family from the name of the set.
+// target address is the value of the element. If the element has no value, the name of the set determines the address family.
 func portOf(e nft.Element) ports.Port {
 	to, size := netip.IPv6Unspecified(), 16
 	if strings.HasSuffix(e.Set, "4") {

@@ -126,7 +126,7 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 	}
 }
 
-// manyFlows is larger than the number of entries that package kernel lists without a filter.
+// If a table has manyFlows entries, package kernel does not list the table without a filter.
 const manyFlows = 3500
 
 // TestDelFlowsOfMany: delFlows does not read all connections of a node with many connections, even if the pod has both address families.

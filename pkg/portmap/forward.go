@@ -121,7 +121,8 @@ func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 // policyDrop is NF_DROP: the chain drops each packet that no rule accepts.
 const policyDrop = 0
 
-// chainName is the name of a chain in nf_tables. Chains in nf_tables include the chains of iptables-nft, but not those of iptables-legacy.
+// chainName is the name of a chain in nf_tables. The chains in nf_tables include the chains of iptables-nft. They do not include the chains
+// of iptables-legacy.
 type chainName struct{ Family, Table, Name string }
 
 // String returns the name in the form that 'nft list chain' expects.

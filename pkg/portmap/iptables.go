@@ -278,7 +278,7 @@ func namedFirst(list []ports.Port) []ports.Port {
 }
 
 // entryLines returns the lines that jump to the pod's chain. The lines of ports with a hostIP come before the lines of all ports without a
-// hostIP, including those of other pods. The lines also remove the pod's stale entries.
+// hostIP, including the lines of other pods. The lines also remove the pod's stale entries.
 func entryLines(nat iptables.NAT, key attachment.Key, of iptablesRules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)

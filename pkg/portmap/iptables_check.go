@@ -77,9 +77,9 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkAhead returns an error if packets do not reach our rules because of a rule of another program. In the hostPort chains, any rule that
-// ends the chain causes this error. In PREROUTING and OUTPUT, only a rule that matches every packet causes this error. Podlace does not
-// remove the rule of another program, because other programs share the nat table.
+// checkAhead returns an error if a rule of another program keeps packets from Podlace's rules. In the hostPort chains, any rule that ends
+// the chain causes this error. In PREROUTING and OUTPUT, only a rule that matches every packet causes this error. Podlace does not remove
+// the rule of another program, because other programs share the nat table.
 func checkAhead(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestListeners (F-40, S-27): if a process of the node listens on a port, the warning or the error names this port.
+// TestListeners (F-40, S-27): if a process of the node listens on a port, the warning or the error contains this port.
 func TestListeners(t *testing.T) {
 	newLab(t)
 	tcp, err := net.Listen("tcp", ":7180")

@@ -68,7 +68,7 @@ func inUse(host *kernel.Node) (bool, error) {
 	return LoopbackOpen(host)
 }
 
-// restorePorts does the work of repairPorts for a caller that already holds the lock, such as an ADD that found the rules missing. If one
+// restorePorts is the part of repairPorts for a caller that already holds the lock, such as an ADD that found the rules missing. If one
 // attachment cannot be restored, restorePorts continues with the others.
 func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
@@ -107,9 +107,10 @@ func ignoreNoNFT(err error) error {
 // allRecorded returns all attachments with ports. The newest attachment is first.
 func allRecorded() ([]recordedPorts, error) { return recordedExcept("", "") }
 
-// recordedExcept is like allRecorded, but it skips the attachment whose key has the given hash. If two pods ask for one port, the newer pod
-// has this port. If several attachments of one container ask for a port, all of them keep the port in the result. In the result, the
-// attachments of dead pods have no ports. The pod of the given container is an exception. A pod whose ADD has not finished has no ports.
+// recordedExcept is like allRecorded, but it skips the attachment whose key has the given hash. If two pods request the same port, the
+// newer pod has this port in the result. If several attachments of one container request a port, all these attachments have the port in the
+// result. In the result, the attachments of dead pods have no ports. The pod of the given container is an exception. A pod whose ADD has
+// not finished has no ports.
 func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })

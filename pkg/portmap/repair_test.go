@@ -117,8 +117,8 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "next"))
 }
 
-// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses these ports when another pod asks for them, or at the next
-// GC.
+// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses these ports when another pod requests the ports, or at the
+// next GC.
 func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {
@@ -331,7 +331,7 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 	})
 }
 
-// TestSharedPort: a container asks for the same ports in two networks, with one or two backends. The attachment of the first network keeps
+// TestSharedPort: a container requests the same ports in two networks, with one or two backends. The attachment of the first network keeps
 // the ports, and CHECK passes in both networks.
 func TestSharedPort(t *testing.T) {
 	eachBackend(t, func(l testLab) {

@@ -29,7 +29,8 @@ type otherOwners struct {
 	known     map[string]otherOwner
 }
 
-// otherOwner describes another attachment. The attachment shares its ports with our attachment if both belong to the same container.
+// otherOwner describes another attachment. If both attachments belong to the same container, the other attachment shares its ports with
+// this attachment.
 type otherOwner struct {
 	name   string
 	shares bool
@@ -65,7 +66,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
-	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that asks for the port then also removes
+	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that requests the port then also removes
 	// the rules of this attachment.
 	own, _, _ := attachment.ByHash("portmap", hash) // recordedExcept reports the same error
 	all, err := recordedExcept(hash, own.ContainerID)
@@ -129,7 +130,7 @@ func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	return t.Replace(uniqueElements(passed), missing)
 }
 
-// sharedExcept reports whether two attachments ask for the same port. sharedExcept ignores the attachment whose key has the given hash.
+// sharedExcept reports whether two attachments request the same port. sharedExcept ignores the attachment whose key has the given hash.
 // sharedExcept also considers unfinished ADDs.
 func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")

@@ -103,8 +103,8 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 	return true, err
 }
 
-// ensureHairpin masquerades connections that enter and leave through the same link. Without masquerade, the replies would bypass the node,
-// but only the node can translate them.
+// ensureHairpin masquerades connections that enter and leave through the same link. Only the node can translate the replies of these
+// connections. Without masquerade, the replies would bypass the node.
 func ensureHairpin(t *nft.Handle, link string) error {
 	e := hairpin(link)
 	_, ok, err := t.Get(e)
@@ -169,7 +169,8 @@ func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err erro
 	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != hash }), nil
 }
 
-// endOwned deletes the elements of an owner. endOwned also deletes the protection of 127.0.0.0/8 if no attachment needs it anymore.
+// endOwned deletes the elements of an owner. If no attachment needs the protection of 127.0.0.0/8 anymore, endOwned also deletes this
+// protection.
 func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	users, last, err := closeLoopback(host, hash, link)
 	if err != nil {
@@ -193,7 +194,7 @@ func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	return forgetUser(hash, users)
 }
 
-// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, the function finds no
+// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, findOwner finds no
 // attachment.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
@@ -352,8 +353,7 @@ func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwner
 	return nil
 }
 
-// checkShadows returns an error if another backend forwards a port elsewhere, because the rules of that backend see the packets before our
-// rules.
+// checkShadows returns an error if the rules of another backend forward a port to another pod and run before the rules of this backend.
 func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	var ask []nft.Element
 	for _, p := range ports.Singles(h.Ports) {

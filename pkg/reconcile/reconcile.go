@@ -7,8 +7,8 @@
 // the node has rebooted since the ADD.
 //
 // The namespace is unknown if another program wrote the lease, or if the path no longer leads to a namespace. An attachment with an unknown
-// namespace is dead only under three conditions. These conditions are: a runtime answered, neither the runtime nor the cache of libcni
-// contains the container, and the lease is older than the longest ADD.
+// namespace is dead only under three conditions: a runtime answered, neither the runtime nor the cache of libcni contains the container,
+// and the lease is older than the longest ADD.
 package reconcile
 
 import (

@@ -35,7 +35,7 @@ func taskFolders() []string {
 // container runs or not.
 const storageFolder = "/run/containers/storage/overlay-containers"
 
-// crictlTimeout is the timeout of crictl. It is long enough for a runtime that is just starting.
+// crictlTimeout is the timeout of crictl. The timeout is long enough for a runtime that is just starting.
 const crictlTimeout = 20 * time.Second
 
 // AskRuntimes asks all sources on this node that list running containers. A container is running if at least one source lists it as

@@ -72,7 +72,7 @@ func addressText(c *collector, list []attr) string {
 }
 
 // madeByKernel reports whether the kernel itself added an address. The kernel adds a link-local address some time after a link is up.
-// Kernels before 5.18 do not report which program added an address. On these kernels, the function compares the address with the addresses
+// Kernels before 5.18 do not report which program added an address. On these kernels, madeByKernel compares the address with the addresses
 // that the kernel would generate.
 func madeByKernel(list []attr, flags uint32, hardware string) bool {
 	addr, ok := netip.AddrFromSlice(findAttr(list, unix.IFA_ADDRESS))
@@ -94,7 +94,7 @@ func eui64(hardware string) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
 }
 
-// The result of lifetimeText only says whether an address expires.
+// lifetimeText returns a text that only says whether an address expires.
 func lifetimeText(_ *collector, b []byte) string {
 	const forever = ^uint32(0)
 	if len(b) >= 8 && native.Uint32(b) == forever && native.Uint32(b[4:]) == forever {

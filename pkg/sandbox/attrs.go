@@ -140,10 +140,10 @@ func linkIndex(c *collector, b []byte) string {
 	return c.linkName(native.Uint32(b))
 }
 
-// treeColumn formats an attribute with treeText. The function can be used as a column.
+// treeColumn formats an attribute with treeText, and can be used as a column.
 func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
-// schemaColumn returns a function that formats nested attributes with a schema. A column can use this function.
+// schemaColumn returns a function that formats nested attributes with a schema. The returned function can be used as a column.
 func schemaColumn(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {
 		list, _ := parseAttrs(b)

@@ -105,8 +105,8 @@ func exitStatus(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// start() starts the second process. Root does not need a user namespace. If user namespaces are disabled, root uses only the other
-// namespaces.
+// start() starts the second process. If user namespaces are disabled, root uses only the other namespaces, because root does not need a
+// user namespace.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()
 	if err != nil {

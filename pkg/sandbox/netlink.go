@@ -124,7 +124,7 @@ func (s *socket) send(typ uint16, body []byte) error {
 	return err
 }
 
-// split() takes one datagram and appends the body of each message in it to a list.
+// split() appends the body of each message in a datagram to a list.
 func (s *socket) split(b []byte, bodies *[][]byte) (done, torn bool, err error) {
 	for len(b) >= unix.NLMSG_HDRLEN {
 		size := int(native.Uint32(b))

@@ -230,7 +230,7 @@ func (c *collector) collectFlowtables(s *socket) error {
 	return err
 }
 
-// quotaText formats the limit of a quota, but not the amount that is used.
+// quotaText formats the limit of a quota and leaves out the amount that is already used.
 func quotaText(b []byte) string {
 	const size, flags = 1, 2
 	list, _ := parseAttrs(b)

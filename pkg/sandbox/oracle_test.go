@@ -34,7 +34,7 @@ type namespace struct {
 func newNamespaces(t *testing.T) []namespace {
 	host, pod := kerneltest.NewPod(t), kerneltest.NewPod(t)
 	return []namespace{
-		// A second pod is used as the host. In this way, no test case sees the state of another test case.
+		// A second pod is used as the host. The second pod separates the state of the test cases.
 		{"host", host.Do, sandbox.Options{}},
 		{"pod " + pod.Name, pod.Do, sandbox.Options{Pods: []*sandbox.Pod{pod}}},
 	}

@@ -102,7 +102,7 @@ func setns(path string) error {
 }
 
 // onThread calls f() on a separate thread of the operating system. The goroutine ends without unlocking its thread. The Go runtime
-// therefore ends the thread, which is in the wrong namespace.
+// therefore ends this thread, and no other goroutine can use the wrong namespace.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

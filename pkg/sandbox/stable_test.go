@@ -78,8 +78,8 @@ func takeAll(t *testing.T, pods ...*sandbox.Pod) *sandbox.Snapshot {
 	return s
 }
 
-// TestStableWhileTheKernelSettles takes snapshots from the first moment on and compares them. After the first moment, the kernel still
-// changes the carrier, link-local addresses, multicast groups and the state of duplicate address detection.
+// TestStableWhileTheKernelSettles takes snapshots directly after a change and later, and compares these snapshots. After the first moment,
+// the kernel still changes the carrier, link-local addresses, multicast groups and the state of duplicate address detection.
 func TestStableWhileTheKernelSettles(t *testing.T) {
 	node, pod := unconnected(t)
 	first := takeAll(t, node)
@@ -94,7 +94,7 @@ func TestStableWhileTheKernelSettles(t *testing.T) {
 	}
 }
 
-// TestStableWithoutCarrier takes away the carrier of the node's only bridge port by setting the port's peer down.
+// TestStableWithoutCarrier sets the peer of the node's only bridge port down, so that the port loses its carrier.
 func TestStableWithoutCarrier(t *testing.T) {
 	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// hangTimeout is much longer than any operation takes. The timeout ends a test that hangs.
+// hangTimeout is much longer than the time of any operation. The timeout ends a test that hangs.
 const hangTimeout = 20 * time.Second
 
 // irregularFiles returns a list of functions. Each function creates one kind of object in place of a regular file.

@@ -243,8 +243,8 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	})
 }
 
-// replaceFile creates a temporary file and calls fill() to write its content. Then the temporary file replaces the file with the given
-// name.
+// replaceFile creates a temporary file and calls fill() to write its content. After this call, the temporary file replaces the file with
+// the given name.
 func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -317,7 +317,7 @@ func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// createNamed does the work of Create on file systems without O_TMPFILE.
+// createNamed is the implementation of Create for file systems without O_TMPFILE.
 func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	var random [8]byte
 	_, _ = rand.Read(random[:])

@@ -185,7 +185,7 @@ func (c *checker) annotation(t part, key, value *yaml.Node) {
 	}
 }
 
-// unitHint returns a hint about the suffix m, which users of tc(8) expect to mean mega.
+// unitHint returns a hint about the suffix m. Users of tc(8) expect that m means mega.
 func unitHint(rate string) string {
 	if strings.HasSuffix(rate, "m") {
 		return fmt.Sprintf("; m means a thousandth: did you mean %sM?", strings.TrimSuffix(rate, "m"))

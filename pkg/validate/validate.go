@@ -25,7 +25,7 @@ type Node struct {
 	PodCIDRs []netip.Prefix
 }
 
-// ThisNode reads the facts about the node on which the program runs. A node without podCIDRs is not an error.
+// ThisNode reads the facts about the node on which the program runs. If the node has no podCIDRs, ThisNode returns no error.
 func ThisNode() (node Node, err error) {
 	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
 	host, err := kernel.Host()
