@@ -130,8 +130,8 @@ const TunnelLink = 0
 // Tunnel is the wanted VXLAN device. The device learns no addresses, because its entries for the peers are static.
 type Tunnel struct {
 	kernel.VXLAN
-	// Addresses contains the tunnel device's addresses, which are in the node's own podCIDRs. The kernel uses them as source addresses of the
-	// node's own packets through the tunnel, so that the replies also use the tunnel.
+	// Addresses contains the tunnel device's addresses, which are in the node's own podCIDRs. The kernel uses these addresses as source
+	// addresses of the node's own packets through the tunnel, so that the replies also use the tunnel.
 	Addresses []netip.Addr
 	Peers     []kernel.TunnelPeer
 }

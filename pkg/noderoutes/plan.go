@@ -136,9 +136,9 @@ func hash(name string, is4 bool) uint32 {
 	return h.Sum32()
 }
 
-// podMTU returns the MTU of pods, or 0 if it is unknown. If no MTU is configured, the result is the MTU of the uplink minus the overhead of
-// the tunnel. The overhead is subtracted if a tunnel is configured, even if no peer needs the tunnel now, because running pods keep their
-// MTU.
+// podMTU returns the MTU of pods, or 0 if this MTU is unknown. If no MTU is configured, the result is the MTU of the uplink minus the
+// overhead of the tunnel. The overhead is subtracted if a tunnel is configured, even if no peer needs the tunnel now, because running pods
+// keep their MTU.
 func (c Config) podMTU(self Self, uplink int) int {
 	if c.MTU != 0 {
 		return c.MTU

@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// fillEvenly chooses one device after another. Each time, it uses the PF with the most free devices.
+// fillEvenly chooses one device after another. For each device, fillEvenly uses the PF with the most free devices.
 func (q *query) fillEvenly(in nodeSet) []int {
 	return q.fillOneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// fillSpread chooses one device after another. Each time, it uses the PF with the fewest chosen devices. Among PFs with equally few chosen
-// devices, it prefers a PF whose PCI root has the fewest chosen devices. Among PFs that are still equal, it prefers a PF whose card has the
-// fewest chosen devices.
+// fillSpread chooses one device after another. For each device, fillSpread uses the PF with the fewest chosen devices. Among PFs with
+// equally few chosen devices, it prefers a PF whose PCI root has the fewest chosen devices. Among PFs that are still equal, it prefers a PF
+// whose card has the fewest chosen devices.
 func (q *query) fillSpread(in nodeSet) []int {
 	roots, cards, pfs := q.countChosen(nil)
 	order := func(pf int) int { return (pfs[pf]<<countBits+roots[q.pfs[pf].root])<<countBits + cards[q.pfs[pf].card] }
@@ -28,9 +28,9 @@ func (q *query) fillSpread(in nodeSet) []int {
 // countBits is the number of bits for a count of devices. Several counts are packed into one number, so that one comparison is enough.
 const countBits = 16
 
-// fillOneByOne chooses one device after another. Each time, it uses the PF with the lowest rank. The rank consists of three parts: the
-// result of the function argument, the number of free devices, and the address. A PF with more free devices has a lower rank. The rank of a
-// PF never decreases. If the rank of the PF at the head of the queue is current, this PF therefore has the lowest rank.
+// fillOneByOne chooses one device after another. For each device, fillOneByOne uses the PF with the lowest rank. The rank consists of three
+// parts: the result of the function argument, the number of free devices, and the address. A PF with more free devices has a lower rank.
+// The rank of a PF never decreases. If the rank of the PF at the head of the queue is current, this PF therefore has the lowest rank.
 func (q *query) fillOneByOne(in nodeSet, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
 	rank := func(pf int) int { return order(pf)<<countBits - len(q.free[pf]) + plan[pf] }
@@ -70,7 +70,7 @@ func (l queue) Less(i, j int) bool {
 }
 func (l queue) Swap(i, j int) { l[i], l[j] = l[j], l[i] }
 
-// Push implements heap.Interface. Push is only needed for heap.Interface: this package never calls Push.
+// Push implements heap.Interface. This package never calls Push.
 func (l *queue) Push(v any) { *l = append(*l, v.(turn)) }
 
 // Pop removes the last item.

@@ -223,7 +223,7 @@ func TestSharedByOlderVersion(t *testing.T) {
 }
 
 // TestSharedWithTheDead: two networks of a dead container share a hostPort. After one network has ended, the rules of the other network do
-// not block the next pod that asks for the port.
+// not block the next pod that requests the port.
 func TestSharedWithTheDead(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		second := inOther(l.Conf["backend"].(string), port(8080, 80, "tcp"))

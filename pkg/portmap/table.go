@@ -353,7 +353,8 @@ func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwner
 	return nil
 }
 
-// checkShadows returns an error if the rules of another backend forward a port to another pod and run before the rules of this backend.
+// checkShadows returns an error if another backend forwards a port to another pod. The rules of the other backend run before the nftables
+// rules.
 func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	var ask []nft.Element
 	for _, p := range ports.Singles(h.Ports) {

@@ -85,7 +85,7 @@ func checkLegible(records map[string]attachment.Record) error {
 	return nil
 }
 
-// explain() adds a folder to an error about a missing configuration: the folder in which the configuration was searched.
+// If a configuration is missing, explain() adds the path of the searched folder to the error.
 func (j *job) explain(err error, conf json.RawMessage) error {
 	if conf != nil {
 		return err

@@ -45,7 +45,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 	return nil
 }
 
-// legacyRules removes comments, counters, and built-in chains that accept every packet. After its first use, a table stays loaded forever.
+// legacyRules removes comments, counters, and built-in chains that accept every packet. A table stays loaded forever after its first use.
 // An empty table has no effect.
 func legacyRules(save string) []string {
 	counters := regexp.MustCompile(` ?\[\d+:\d+\] ?`)

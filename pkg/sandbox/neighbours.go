@@ -26,7 +26,7 @@ func neighbourSchema() schema {
 }
 
 // collectNeighbours collects the entries that a program added: permanent entries, noarp entries and proxy entries. collectNeighbours
-// ignores noarp entries for multicast, broadcast and loopback, because the kernel adds them itself.
+// ignores noarp entries for multicast, broadcast and loopback, because the kernel itself adds these entries.
 func (c *collector) collectNeighbours(s *socket) error {
 	for _, flags := range []byte{0, unix.NTF_PROXY} {
 		body := make([]byte, sizeofNdMsg)

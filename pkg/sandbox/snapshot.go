@@ -13,7 +13,7 @@ import (
 // Options selects the objects that a snapshot contains. A snapshot always contains the network namespace of the caller, which is called the
 // host here.
 type Options struct {
-	// Pods are included too. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
+	// A snapshot also contains the pods in this list. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
 	Pods []*Pod
 	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in these folders.
 	Dirs []string

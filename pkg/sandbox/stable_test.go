@@ -78,8 +78,8 @@ func takeAll(t *testing.T, pods ...*sandbox.Pod) *sandbox.Snapshot {
 	return s
 }
 
-// TestStableWhileTheKernelSettles takes snapshots directly after a change and later, and compares these snapshots. After the first moment,
-// the kernel still changes the carrier, link-local addresses, multicast groups and the state of duplicate address detection.
+// TestStableWhileTheKernelSettles takes snapshots directly after a change and later, and compares these snapshots. In the meantime, the
+// kernel still changes the carrier, link-local addresses, multicast groups and the state of duplicate address detection.
 func TestStableWhileTheKernelSettles(t *testing.T) {
 	node, pod := unconnected(t)
 	first := takeAll(t, node)

@@ -164,7 +164,7 @@ func TestFolderForFile(t *testing.T) {
 	}
 }
 
-// TestWriteIsAtomic reads a file while it is written. The content is complete in every read.
+// TestWriteIsAtomic reads a file while a writer replaces the file. The content is complete in every read.
 func TestWriteIsAtomic(t *testing.T) {
 	d := open(t, t.TempDir())
 	contents := []string{strings.Repeat("a", 8192), strings.Repeat("b", 16)}
