@@ -26,9 +26,9 @@ const (
 var errNoEffect = errors.New("the kernel accepted the write, but it had no effect")
 
 // Bind unbinds a VF from its current driver and binds it to the given driver, which must be loaded. Bind uses driver_override, so that no
-// other matching driver can bind the VF. Bind is a no-op if the VF already has the driver. After a failure Bind rebinds the previous
-// driver, and the error states whether this succeeded. Bind stops when ctx ends, or after 30 s. The rebinding can take another 30 s. The
-// caller must ensure that no program uses the VF.
+// other matching driver can bind the VF. Bind is a no-op if the VF already has the driver. After a failure, Bind rebinds the previous
+// driver. The error says whether this rebinding succeeded. Bind stops when ctx ends, or after 30 s. The rebinding can take another 30 s.
+// The caller must ensure that no program uses the VF.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
 		if err := c.checkLoaded(driver); err != nil {
@@ -166,7 +166,7 @@ func (c control) unbindCurrent(ctx context.Context) error {
 	return c.awaitDriver(ctx, "")
 }
 
-// currentDriver returns the driver to which the function is bound, or "".
+// currentDriver returns the driver to which the function is bound, or "" if the function has no driver.
 func (c control) currentDriver() (string, error) {
 	name, err := readLink(c.root, c.folder+"/driver", "drivers")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -216,7 +216,8 @@ func (c control) writeFile(ctx context.Context, file, value string) error {
 	})
 }
 
-// awaitDriver waits until the function is bound to the driver. If the last argument is "", it waits until the function has no driver.
+// awaitDriver waits until the function is bound to the driver. If the last argument is "", awaitDriver waits until the function has no
+// driver.
 func (c control) awaitDriver(ctx context.Context, driver string) error {
 	now := ""
 	err := waitUntil(ctx, func() (ok bool, err error) {

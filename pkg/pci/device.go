@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// Unknown is the value of NUMANode, IOMMUGroup and VFIndex if the kernel does not report them.
+// Unknown is the value of NUMANode, IOMMUGroup or VFIndex if the kernel does not report this property.
 const Unknown = -1
 
 // Link types, from the hardware type of an interface (ARPHRD_*).

@@ -10,8 +10,8 @@ import (
 )
 
 // SetNumVFs changes the number of VFs of a PF to n. SetNumVFs first removes all existing VFs, as the kernel requires. The caller must
-// ensure that no VF is in use. SetNumVFs is a no-op if the PF already has n VFs. SetNumVFs returns an error if sriov_numvfs is n but the PF
-// has more VFs. SetNumVFs stops when ctx ends, or after two minutes.
+// ensure that no program uses a VF. SetNumVFs is a no-op if the PF already has n VFs. SetNumVFs returns an error if sriov_numvfs is n but
+// the PF has more VFs. SetNumVFs stops when ctx ends, or after two minutes.
 func SetNumVFs(ctx context.Context, sysfs string, pf Address, n int) error {
 	return withControl(ctx, sysfs, pf, resizeTimeout, func(ctx context.Context, c control) error {
 		if err := c.resize(ctx, n); err != nil {

@@ -105,7 +105,7 @@ func TestScanVanishes(t *testing.T) {
 func TestScanGoesMeanwhile(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	for _, a := range []string{"0000:3b:10.0", "0000:3b:10.2"} {
-		// The dangling link simulates an interface that disappears: the folder lists it, but it cannot be opened.
+		// The dangling link simulates an interface that disappears: the folder contains its name, but the interface cannot be opened.
 		pcitest.Set(t, sysfs, a, "net/gone", "-> nowhere")
 	}
 	must(t, os.Remove(filepath.Join(pcitest.Folder(t, sysfs, "0000:3b:10.2"), "vendor")))

@@ -66,8 +66,8 @@ func TestVersionRefused(t *testing.T) {
 	}
 }
 
-// TestDelOfOtherVersion checks that DEL works with any version in the configuration, so that it can delete attachments after an upgrade or
-// a downgrade of the plugins.
+// TestDelOfOtherVersion checks that DEL works with any version in the configuration. DEL must delete attachments even after an upgrade or a
+// downgrade of the plugins.
 func TestDelOfOtherVersion(t *testing.T) {
 	for _, v := range append(allVersions(), "9.9.9", "x", "") {
 		rec := &recorder{}

@@ -15,7 +15,7 @@ import (
 const maxID = 255
 
 // requiredVariables returns the environment variables that a verb requires (SPEC.md section 2 "CNI operations"). ADD, CHECK and DEL do not
-// require CNI_PATH, because only plugins with a delegate need it.
+// require CNI_PATH, because only plugins that call another plugin need CNI_PATH.
 func requiredVariables(verb string) []string {
 	switch verb {
 	case "ADD", "CHECK":
@@ -55,7 +55,8 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. refuseArgs checks only ADD and CHECK.
+// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. refuseArgs returns no error for verbs other than ADD and
+// CHECK.
 func (r *Request) refuseArgs(getenv func(string) string) error {
 	if r.Verb != "ADD" && r.Verb != "CHECK" {
 		return nil

@@ -64,7 +64,7 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 	return set, nil
 }
 
-// Candidate reports whether an attachment may be stale, so that GC must examine it further (Stale).
+// Candidate reports whether an attachment may be stale. GC then calls Stale to examine this attachment further.
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
 // Stale reports whether GC may collect an attachment. The second argument is the path of the attachment's namespace, or "" if the path is

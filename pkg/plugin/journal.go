@@ -69,7 +69,7 @@ type journalHandler struct {
 // Enabled reports whether messages of a level are logged.
 func (h journalHandler) Enabled(_ context.Context, level slog.Level) bool { return level >= h.level }
 
-// Handle sends a message. Handle adds the attributes to the fields and to the text, because journalctl shows only the text by default.
+// Handle sends a message. Handle adds the attributes both to the fields and to the text, because journalctl shows only the text by default.
 func (h journalHandler) Handle(_ context.Context, record slog.Record) error {
 	record.Attrs(func(a slog.Attr) bool {
 		h.addAttribute(a)

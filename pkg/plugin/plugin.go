@@ -4,7 +4,7 @@
 // and calls the verb with a validated Request. The package encodes the result in the cniVersion of the configuration. The package encodes
 // an error as an error document of the CNI specification. The error document contains the name of the pod.
 //
-// A plugin is a value of type Plugin. Its main function only calls Main.
+// A plugin is a value of type Plugin. The main function of a plugin only calls Main.
 package plugin
 
 import (

@@ -16,7 +16,7 @@ import (
 // Pod is the identity of a pod, which Kubernetes runtimes pass in CNI_ARGS. All fields may be empty.
 type Pod struct{ Namespace, Name, UID string }
 
-// String returns namespace/name, or "" if the runtime passed no pod.
+// String returns the pod as namespace/name, or "" if the runtime passed no pod.
 func (p Pod) String() string {
 	if p.Name == "" {
 		return ""

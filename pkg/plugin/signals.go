@@ -30,7 +30,7 @@ func (r *Request) PatientSoon() {
 }
 
 // listenSignals installs signal handlers and returns a channel of the signals that request the end of the process. Child processes do not
-// inherit the handlers, so that signals end them as usual.
+// inherit the handlers, so that signals end child processes as usual.
 func listenSignals() <-chan os.Signal {
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)

@@ -19,7 +19,7 @@ import (
 // defaultMarkBit is 13, as in the reference plugin. kube-proxy and the kubelet use the bits 14 and 15.
 const defaultMarkBit = 13
 
-// With the default of maxHostPorts, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
+// If maxHostPorts has its default value, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
 // maxHostPorts keeps the record within the size limit of the state folder.
 const (
 	defaultHostPorts  = 1024

@@ -115,7 +115,7 @@ func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPo
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
 	if err == nil && !lost && passesPorts(r) {
-		// The record and the rules may both be lost while 127.0.0.1 is still open for this pod.
+		// Even if both the record and the rules are lost, 127.0.0.1 may still be open for this pod.
 		err = mendLoopbackLocked(host)
 	}
 	if err != nil {

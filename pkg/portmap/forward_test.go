@@ -90,7 +90,8 @@ func newMachine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod 
 	return pod
 }
 
-// canConnect reports whether a machine reaches the pod's server on port 80. The first packet may get lost and need one retransmission.
+// canConnect reports whether a machine reaches the pod's server on port 80. The first packet may be lost, and the client then sends the
+// packet again.
 func canConnect(t *testing.T, from *sandbox.Pod, address string, limit time.Duration) bool {
 	t.Helper()
 	err := from.Do(func() error {

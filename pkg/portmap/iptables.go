@@ -232,7 +232,8 @@ func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
 	return append(chains, rules...)
 }
 
-// podLines returns the lines of the pod's own chain. For each port, the lines that mark packets for masquerade come before the translation.
+// podLines returns the lines of the pod's own chain. For each port, the lines that mark packets for masquerade come before the line that
+// translates the address.
 func podLines(key attachment.Key, of iptablesRules, list []ports.Port, pod netip.Prefix) []string {
 	chain := podChain(key)
 	lines := []string{":" + chain + " - [0:0]"}

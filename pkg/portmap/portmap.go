@@ -41,7 +41,7 @@ func (c Config) rules(pod []netip.Prefix) *iptablesRules {
 	return &iptablesRules{pod, c.MarkBit, c.MarkChain, c.Conditions[true], c.Conditions[false]}
 }
 
-// portsLock is the name of the lock that protects the state shared by the pods of all networks.
+// portsLock is the name of the lock for the state that the pods of all networks share.
 const portsLock = "hostports"
 
 // hostPorts returns the attachment's entry in the hostPort table. The argument owner becomes the comment of the elements.

@@ -22,9 +22,8 @@ const hostportPriority = -99
 // hostports builds the table.
 type hostports struct{ nft.Ruleset }
 
-// BuildTable writes the hostPort table without its mark. The caller adds the mark later, together with the ports of all pods. The node has
-// one set of chains and rules; the ports of pods are elements of maps. The cost of a packet therefore does not depend on the number of
-// pods.
+// BuildTable writes the hostPort table without its mark. The caller adds the mark later, together with the ports of all pods. All pods
+// share the chains and rules. The ports of pods are elements of maps. The cost of a packet therefore does not depend on the number of pods.
 func BuildTable() error {
 	return nft.Install("nft add table "+nft.HostportTable, nft.HostportTable, buildHostports)
 }

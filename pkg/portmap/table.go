@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// ownedBy returns those elements of an attachment that exist in the kernel and still belong to the attachment.
+// ownedBy returns the elements that exist in the kernel and still belong to the attachment.
 func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 	found, err := t.Existing(h.elements())
 	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
