@@ -30,8 +30,8 @@ type added struct {
 	version      string                     // cniVersion of the result
 }
 
-// CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. After the budget has passed, the
-// function starts no more CHECKs. CheckAll also returns the number of attachments for which CHECK ran, and the number of attachments that
+// CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. After the budget has passed,
+// CheckAll starts no more CHECKs. CheckAll also returns the number of attachments for which CHECK ran, and the number of attachments that
 // were left out.
 func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked, left int, failed []FailedCheck) {
 	ours := map[string]bool{}
