@@ -46,7 +46,7 @@ func (r *Request) LogFindings(findings []Finding) {
 }
 
 // UnknownKeys returns a finding for each unknown key of a configuration. The last argument is a struct with one field for each known key.
-// If the second argument is not empty, it is the key of an object, and UnknownKeys checks only the keys inside this object.
+// The second argument is the key of an object, or "". If the second argument is a key, UnknownKeys checks only the keys inside this object.
 func UnknownKeys(config []byte, within string, raw any) []Finding {
 	t := reflect.TypeOf(raw)
 	if within == "" {

@@ -105,7 +105,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	return 0
 }
 
-// BuildVersion returns Version. If Version is empty, it returns the version that the Go tool recorded in the binary.
+// BuildVersion returns Version. If Version is empty, BuildVersion returns the version that the Go tool recorded in the binary.
 func BuildVersion() string {
 	if Version != "" {
 		return Version

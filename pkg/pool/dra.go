@@ -68,7 +68,7 @@ func (r *reader) readClaimMay(v value) vfconfig.Allowance {
 	return a
 }
 
-// checkAPI reports an error for each key that has no effect with the API of the resource, so that no key is ignored silently.
+// checkAPI reports an error for each key that has no effect with the API of the resource.
 func (r *reader) checkAPI(v value, res *Resource) {
 	if res.API == DRA && res.ClaimMay == nil {
 		res.ClaimMay = vfconfig.DefaultAllowance()

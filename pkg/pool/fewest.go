@@ -7,7 +7,7 @@ import (
 )
 
 // fewestPFs first uses the PFs of which some devices are already chosen. If these PFs do not have enough devices, fewestPFs adds as few
-// other PFs as possible. If several sets of PFs are equally small, it uses the set that leaves the fewest devices unused.
+// other PFs as possible. If several sets of PFs are equally small, fewestPFs uses the set that leaves the fewest devices unused.
 func (q *query) fewestPFs(in nodeSet) []int {
 	plan := make([]int, len(q.pfs))
 	var others []int
@@ -42,8 +42,8 @@ func dropSurplus(plan []int, size int) []int {
 // maxTable is the maximum number of bit sets in the table of subsetSum. A typical table has only a few bit sets.
 const maxTable = 4096
 
-// smallestCover returns the smallest set of PFs with enough devices. Of several smallest sets it returns the set with the smallest surplus,
-// and then the set with the lowest addresses.
+// smallestCover returns the smallest set of PFs with enough devices. Among equally small sets, smallestCover prefers the set with the
+// smallest surplus, and then the set with the lowest addresses.
 func (q *query) smallestCover(pfs []int, need int) []int {
 	sizes := make([]int, len(pfs))
 	for i, pf := range pfs {

@@ -13,8 +13,8 @@ func (q *query) fillEvenly(in nodeSet) []int {
 }
 
 // fillSpread chooses one device after another. For each device, fillSpread uses the PF with the fewest chosen devices. Among PFs with
-// equally few chosen devices, it prefers a PF whose PCI root has the fewest chosen devices. Among PFs that are still equal, it prefers a PF
-// whose card has the fewest chosen devices.
+// equally few chosen devices, fillSpread prefers a PF whose PCI root has the fewest chosen devices. Among PFs that are still equal,
+// fillSpread prefers a PF whose card has the fewest chosen devices.
 func (q *query) fillSpread(in nodeSet) []int {
 	roots, cards, pfs := q.countChosen(nil)
 	order := func(pf int) int { return (pfs[pf]<<countBits+roots[q.pfs[pf].root])<<countBits + cards[q.pfs[pf].card] }

@@ -80,7 +80,7 @@ type treeReader struct {
 	reader  *reader
 }
 
-// parseJSON parses a file and returns it as one value. If the JSON is invalid, it reports only the first syntax error.
+// parseJSON parses a file and returns it as one value. If the JSON is invalid, parseJSON reports only the first syntax error.
 func parseJSON(r *reader, data []byte) (value, bool) {
 	root := Place{File: r.file, Line: 1}
 	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {

@@ -102,8 +102,8 @@ func (c *Config) whyBusy(n *node, i int) string {
 }
 
 // whyReserved returns the reason why a function that is not a VF must stay with the node, or "" if a pod may have it. A PF is offered only
-// if offerWhole is set, or if offerPf is set and the PF has no VFs. A pod with a PF could control all VFs of the PF, and a PF with the
-// driver vfio-pci cannot have VFs. A function with an unreadable file is not offered, because it may be a PF.
+// if offerWhole is set, or if offerPf is set and the PF has no VFs. The reason is that a pod with a PF could control all VFs of the PF. A
+// PF with the driver vfio-pci cannot have VFs. A function with an unreadable file is not offered, because it may be a PF.
 func (c *Config) whyReserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {

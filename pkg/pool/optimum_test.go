@@ -124,8 +124,8 @@ func (c randomQuery) allIDs() []string {
 	return slices.Compact(all)
 }
 
-// bestSubset tries all subsets and returns the subset with the lowest cost. If several subsets have the lowest cost, it returns the first
-// subset in the order of addresses.
+// bestSubset tries all subsets and returns the subset with the lowest cost. If several subsets have the lowest cost, bestSubset returns the
+// first subset in the order of addresses.
 func (c randomQuery) bestSubset(policy Policy) []string {
 	all := c.allIDs()
 	var best []string

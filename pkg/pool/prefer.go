@@ -24,7 +24,7 @@ import (
 // devices, the search can exceed its budget. If the search exceeds its budget, a better result with fewer nodes may exist.
 //
 // Prefer returns no error, because an error would make the pod fail. Prefer uses unknown IDs only if the known devices do not suffice. If
-// too few devices are available, it returns all of them.
+// too few devices are available, Prefer returns all available devices.
 func Prefer(policy Policy, t *Topology, available, must []string, size int) []string {
 	q := newQuery(t, available, must)
 	switch q.need = size - len(q.must) - len(q.mustUnknown); {

@@ -57,9 +57,10 @@ type field struct {
 	read func(value)
 }
 
-// readObject reads an object. For each member of the object, it calls the function of the field with this key. readObject returns the
-// position of each key. Like encoding/json, it ignores null values and the case of keys, because files for the SR-IOV network device plugin
-// may rely on this. The last arguments are keys of other programs. readObject accepts these keys, but does not suggest them in errors.
+// readObject reads an object. For each member of the object, readObject calls the function of the field with this key. readObject returns
+// the position of each key. Like encoding/json, readObject ignores null values and the case of keys. Some files for the SR-IOV network
+// device plugin may rely on this behaviour. The last arguments are keys of other programs. readObject accepts these keys, but does not
+// suggest them in errors.
 func (r *reader) readObject(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.hasKind(v, object) {

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// conntrackWalks returns a function that reads the debug log. Each call of the returned function lists the dumps of the connection tracking
-// table since the previous call. The text of a dump is "family" or "family filtered".
+// conntrackWalks returns a function that reads the debug log. Each call of the returned function returns the dumps of the connection
+// tracking table since the previous call. The text of a dump is "family" or "family filtered".
 func conntrackWalks(t *testing.T) func() []string {
 	t.Helper()
 	var seen bytes.Buffer

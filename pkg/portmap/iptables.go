@@ -126,7 +126,7 @@ func (rec recordedPorts) byIPTables(is4 bool) bool {
 }
 
 // restoreIPTables restores the missing rules of attachments. The first result is true if any rule was missing. If another process holds the
-// lock and wait is false, the function returns a busy error.
+// lock and the argument wait is false, restoreIPTables returns a busy error.
 func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {

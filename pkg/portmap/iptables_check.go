@@ -16,7 +16,7 @@ import (
 )
 
 // iptablesIntact reports whether the shared rules exist for each address family that attachments use. iptablesIntact starts no program. The
-// rules of iptables-legacy are therefore not visible. If the function cannot read some rules, it assumes that these rules are intact.
+// rules of iptables-legacy are therefore not visible. If iptablesIntact cannot read some rules, it assumes that these rules are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {

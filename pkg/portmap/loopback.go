@@ -207,7 +207,7 @@ func CloseLoopback(host *kernel.Node) error {
 }
 
 // mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. If there are no records and no hostPorts
-// in the kernel, the function disables route_localnet on all links. The second argument contains the hashes of the recorded attachments.
+// in the kernel, mendLoopback disables route_localnet on all links. The second argument contains the hashes of the recorded attachments.
 // The caller holds portsLock.
 func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()

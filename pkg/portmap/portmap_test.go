@@ -87,7 +87,8 @@ func TestAddCheckDel(t *testing.T) {
 	})
 }
 
-// TestAddAgainChanged: a second ADD with the same key replaces the ports of the first ADD, even if the second ADD uses another backend.
+// TestAddAgainChanged: a second ADD of the same attachment replaces the ports of the first ADD, even if the second ADD uses another
+// backend.
 func TestAddAgainChanged(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))

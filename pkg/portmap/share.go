@@ -97,7 +97,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts moves ports from their owner to the attachments that ask for these ports, in one transaction. passHostPorts does not change
+// passHostPorts moves ports from their owner to the attachments that request these ports, in one transaction. passHostPorts does not change
 // ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller holds
 // portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {

@@ -253,8 +253,8 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 	return loopbackProtected(host)
 }
 
-// checkHostPorts returns nil if each port is forwarded to the pod and belongs to the owner or to an attachment that shares it. If a port is
-// wrong, the result is an error with plugin.CodeStateDiffers. The last argument caches the names of other owners.
+// checkHostPorts returns nil if each port is forwarded to the pod, and if each port belongs to the owner or to an attachment that shares
+// the port. If a port is wrong, the result is an error with plugin.CodeStateDiffers. The last argument caches the names of other owners.
 func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {

@@ -73,9 +73,9 @@ func (rt *Runtimes) readContainers(folder, level string, runs func(path string) 
 }
 
 // mayRun reports whether a container with a folder in storageFolder may be running. If crictl lists the pod, the result is the state that
-// crictl reports. If crictl does not list the pod, the function checks whether the process of the container exists. A sandbox of CRI-O may
-// have no pidfile. A sandbox without a pidfile is treated as running unless crictl answered. If the pidfile cannot be read, the container
-// may be running.
+// crictl reports. If crictl does not list the pod, mayRun checks whether the process of the container exists. A sandbox of CRI-O may have
+// no pidfile. A sandbox without a pidfile is treated as running unless crictl answered. If the pidfile cannot be read, the container may be
+// running.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]

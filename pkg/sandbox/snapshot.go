@@ -27,7 +27,7 @@ type Options struct {
 // Snapshot is the state of the host, the pods and the folders that a CNI plugin may change. Snapshot contains links, addresses, routes,
 // rules, nexthops, neighbours, forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files.
 // Snapshots are normalised, so that two snapshots of the same state are equal. Snapshots contain no indexes, handles, counters or timers,
-// and nothing that the kernel changes by itself.
+// and no other value that the kernel changes by itself.
 type Snapshot struct {
 	scopes  map[string]bool
 	records map[string]record

@@ -182,7 +182,7 @@ func FuzzFiles(f *testing.F) {
 	})
 }
 
-// TestDividedSubnet: networks of one bridge may divide a subnet by rangeStart and rangeEnd, because no address belongs to two of them.
+// TestDividedSubnet: networks of one bridge may divide a subnet with rangeStart and rangeEnd, because no address belongs to two networks.
 func TestDividedSubnet(t *testing.T) {
 	file := func(name, first, last string) File {
 		return File{name, []byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "bridge", "bridge": "lan0", "ipam": {
