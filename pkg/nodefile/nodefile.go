@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodefile reads and writes /run/podlace/node.json. The plugins read this file to get the podCIDRs of their node, the CIDRs of all
-// pods, and the MTU of pods. podlace-node or an administrator writes the file. The file is on tmpfs, so that pods cannot start with old
-// values after a reboot: they wait until the file is written again.
+// pods, and the MTU of pods. podlace-node or an administrator writes the file. The file is on tmpfs, and a reboot deletes it. Pods
+// therefore cannot start with old values, and wait until the file is written again.
 package nodefile
 
 import (
@@ -24,7 +24,7 @@ const Path = store.Root + "/" + name
 
 const name = "node.json"
 
-// StatusName is the name of the status file of podlace-node. It is in the same folder as Path.
+// StatusName is the name of the status file of podlace-node. The status file and node.json are in the same folder.
 const StatusName = "node-status.json"
 
 // FlannelPath is the file in which flannel stores the podCIDRs of the node. Read uses this file if Path does not exist.
@@ -33,7 +33,8 @@ const FlannelPath = "/run/flannel/subnet.env"
 // Node is the content of node.json.
 type Node struct {
 	PodCIDRs []netip.Prefix `json:"podCIDRs"`
-	// ClusterCIDRs are the CIDRs of the pods of all nodes, at most MaxClusterCIDRs. Plugins use them in place of the keyword useClusterCidr.
+	// ClusterCIDRs are the CIDRs of the pods of all nodes, at most MaxClusterCIDRs. Plugins replace the keyword useClusterCidr with these
+	// CIDRs.
 	ClusterCIDRs []netip.Prefix `json:"clusterCIDRs,omitempty"`
 	// MTU is the MTU of the pods' interfaces in bytes. 0 means the MTU of the uplink.
 	MTU int `json:"mtu,omitempty"`
@@ -43,7 +44,8 @@ type Node struct {
 // of this size.
 const MaxClusterCIDRs = 256
 
-// maxFile is the maximum size of node.json and of flannel's file in bytes. Both files usually have a few hundred bytes.
+// maxFile is the maximum size in bytes of node.json and of the file that flannel writes. Each of these files usually contains a few hundred
+// bytes.
 const maxFile = 64 << 10
 
 // minMTU and maxMTU are the smallest and largest MTU that Linux accepts (ETH_MIN_MTU, IP_MAX_MTU).
@@ -71,8 +73,8 @@ func Read() (file string, node Node, err error) {
 	return "", Node{}, fmt.Errorf("neither %s nor %s exists", Path, FlannelPath)
 }
 
-// Of returns the result of Read for a request. It calls Read only once for each request of the runtime. A request that the plugin derives
-// for a built-in IPAM plugin uses the same result. All steps of one ADD, DEL or CHECK therefore use the same content.
+// Of returns the result of Read for a request. Of calls Read only once for each request of the runtime. If the plugin calls a built-in IPAM
+// plugin, the IPAM plugin uses the same result. All steps of one ADD, DEL or CHECK therefore use the same content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
 	type content struct {
 		file string
@@ -86,8 +88,8 @@ func Of(r *plugin.Request) (file string, node Node, err error) {
 	return c.file, c.node, c.err
 }
 
-// Write replaces node.json by an atomic rename. It reports whether the content of the file changed. Write returns an error for content that
-// Read would refuse.
+// Write replaces node.json by an atomic rename. Write reports whether the content of the file changed. Write returns an error for content
+// that Read would refuse.
 func Write(node Node) (changed bool, err error) {
 	data, err := json.Marshal(node)
 	if err == nil {
@@ -113,7 +115,7 @@ func Write(node Node) (changed bool, err error) {
 	return true, dir.Write(name, data, 0o600)
 }
 
-// Remove deletes node.json. It is a no-op if the file does not exist.
+// Remove deletes node.json. Remove is a no-op if the file does not exist.
 func Remove() error {
 	dir, err := store.Open(store.Root)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -92,8 +92,8 @@ func TestReadFlannel(t *testing.T) {
 	}
 }
 
-// TestWrite checks that Read returns the content that Write wrote. Write does not write unchanged content again. Only root can read the
-// file.
+// TestWrite checks that Read returns the content that Write wrote. Write does not write unchanged content again. TestWrite also checks that
+// only root can read the file.
 func TestWrite(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(filepath.Dir(Path)) })
 	if err := os.RemoveAll(filepath.Dir(Path)); err != nil {
@@ -175,8 +175,8 @@ func TestWriteRefuses(t *testing.T) {
 	_ = Remove()
 }
 
-// FuzzParse checks that Parse and parseFlannel return podCIDRs or an error for any content. It also checks that Read returns a parsed
-// node.json unchanged after Write.
+// FuzzParse checks that Parse and parseFlannel return podCIDRs or an error for any content. FuzzParse also checks that Read returns a
+// parsed node.json unchanged after Write.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", `{"podCIDRs":["10.1.2.0/24","fd00::/64"]}`, `{"podCIDRs":}`, `{"podCIDRs":[null]}`, "FLANNEL_SUBNET=",
 		`{"podCIDRs":["10.1.2.0/24"],"clusterCIDRs":["10.0.0.0/8"],"mtu":1450}`, `{"podCIDRs":["::/0"],"clusterCIDRs":[null],"mtu":1e9}`,

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Parse parses node.json. It ignores unknown keys, because a newer podlace-node may write them.
+// Parse parses node.json. Parse ignores unknown keys, because a newer podlace-node may write them.
 func Parse(data []byte) (node Node, err error) {
 	var raw struct {
 		PodCIDRs     []string        `json:"podCIDRs"`
@@ -52,8 +52,8 @@ func parseCIDRs(key string, texts []string) (cidrs []netip.Prefix, err error) {
 	return cidrs, nil
 }
 
-// parseFlannel parses flannel's file, which consists of shell variables. FLANNEL_SUBNET and FLANNEL_IPV6_SUBNET hold the address of
-// flannel's bridge with the prefix length of the podCIDR.
+// parseFlannel parses the file that flannel writes. This file consists of shell variables. FLANNEL_SUBNET and FLANNEL_IPV6_SUBNET hold the
+// address of flannel's bridge with the prefix length of the podCIDR.
 func parseFlannel(data []byte) (node Node, err error) {
 	for line := range strings.Lines(string(data)) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")

@@ -12,7 +12,7 @@ import (
 // minMTU6 is the minimum MTU of a link with IPv6 (RFC 8200).
 const minMTU6 = 1280
 
-// adviseSelf reports older nodes whose podCIDR overlaps a podCIDR of this node.
+// adviseSelf reports each node that is older than this node and whose podCIDR overlaps a podCIDR of this node.
 func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
 	for _, p := range peers {
 		if !p.Elder {

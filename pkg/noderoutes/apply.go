@@ -22,8 +22,8 @@ type Options struct {
 	Inside bool
 }
 
-// Ways returns the current route of this node to each gateway. For an address of this node, the result contains the link of the address,
-// and a Reason why the address cannot be a gateway.
+// Ways returns the current route of this node to each gateway. If an address belongs to this node, the result contains its link and the
+// Reason why the address cannot be a gateway.
 func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	ways, links := make(map[netip.Addr]Way, len(gateways)), map[int]kernel.Link{}
 	for _, gateway := range gateways {
@@ -34,7 +34,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// wayTo requests the route to a gateway from the kernel. The last argument is a cache of the links that were already read.
+// wayTo requests the route to a gateway from the kernel. The last argument caches the links that wayTo has already read.
 func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -57,8 +57,8 @@ func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	return Way{Link: link, OnLink: m.OnLink}
 }
 
-// Apply changes the kernel state to the wanted state. It first adds missing objects and replaces objects that differ. It then deletes
-// unwanted objects whose protocol number is Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel
+// Apply changes the kernel state to the wanted state. Apply first adds missing objects and replaces objects that differ. Apply then deletes
+// unwanted objects whose protocol number is Protocol. If the route to a peer does not change, no packet to this peer is lost. If the kernel
 // refuses a change, Apply continues with the other changes, and Result contains the refused change. If Apply cannot read the kernel state,
 // it deletes nothing and returns an error.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
@@ -73,7 +73,7 @@ func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	return second.Result, err
 }
 
-// Remove deletes the tunnel. It also deletes all routes, nexthop objects and neighbours whose protocol number is Protocol.
+// Remove deletes the tunnel. Remove also deletes all routes, nexthop objects and neighbours whose protocol number is Protocol.
 func Remove(n *kernel.NS) (changes int, err error) {
 	r, err := Apply(n, Wanted{}, Options{})
 	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
@@ -132,7 +132,7 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	return p, nil
 }
 
-// noteChange increments Changes if err is nil. It returns err.
+// noteChange increments Changes if err is nil. noteChange returns err.
 func (p *pass) noteChange(err error) error {
 	if err == nil {
 		p.Changes++
@@ -153,7 +153,7 @@ func (p *pass) deleteUnwanted(del func() error) {
 	p.deleted++
 }
 
-// applyNexthops adds and replaces the wanted nexthop objects. It returns their IDs.
+// applyNexthops adds and replaces the wanted nexthop objects, and returns their IDs.
 func (p *pass) applyNexthops(want Wanted, list []kernel.FoundNexthop) map[uint32]bool {
 	have, wanted := make(map[uint32]kernel.FoundNexthop, len(list)), make(map[uint32]bool, len(want.Nexthops))
 	for _, h := range list {
@@ -201,8 +201,8 @@ func routeKeyOf(r kernel.ProtocolRoute) routeKey {
 	return routeKey{r.Dst, r.Metric}
 }
 
-// applyRoutes adds and replaces the wanted routes. It returns the IDs of old nexthop objects that must stay, because the kernel refused to
-// change a route that uses them.
+// applyRoutes adds and replaces the wanted routes. applyRoutes returns the IDs of old nexthop objects that must stay, because the kernel
+// refused to change a route that uses them.
 func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	have := make(map[routeKey]found, len(p.existing))
 	for _, r := range p.existing {
@@ -232,10 +232,10 @@ func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	return staying, nil
 }
 
-// errUnread is the error if the routes of other programs cannot be read.
+// errUnread means that the routes of other programs cannot be read.
 var errUnread = errors.New("routes of other programs could not be read")
 
-// applyRoute adds a route. If our old route or an adopted route of another program exists, applyRoute replaces this route.
+// applyRoute adds a route. If an old route of the agent or an adopted route of another program exists, applyRoute replaces this route.
 func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if err := p.readForeign(); err != nil {
 		return err
@@ -275,7 +275,8 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	return p.takeOver(adopted, r, ours)
 }
 
-// takeOver deletes the adopted routes after our route was added. It skips the adopted route that our route has replaced.
+// takeOver deletes the adopted routes after the agent's route was added. takeOver skips the adopted route that the agent's route has
+// replaced.
 func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) error {
 	replaced := ours
 	for _, f := range adopted {
@@ -290,8 +291,8 @@ func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) erro
 	return nil
 }
 
-// readForeign reads the routes of other programs once per pass. It is called only when a route must be added or replaced, because the call
-// is slow if many routes exist.
+// readForeign reads the routes of other programs once per pass. readForeign is called only when a route must be added or replaced, because
+// the call is slow if many routes exist.
 func (p *pass) readForeign() error {
 	if p.foreign != nil {
 		return nil
@@ -309,8 +310,8 @@ func (p *pass) readForeign() error {
 	return nil
 }
 
-// findInside fills Result.Inside: the routes of other programs to a part of a peer's podCIDR. These routes are more specific than the
-// agent's routes and divert packets.
+// findInside stores in Result.Inside each route of another program that leads to a part of a peer's podCIDR. Because such a route is more
+// specific than the agent's route, it diverts packets.
 func (p *pass) findInside(want Wanted) error {
 	if err := p.readForeign(); err != nil {
 		return err

@@ -59,8 +59,8 @@ func isDynamicNeighbour(message []byte) bool {
 	return (kind == unix.RTM_NEWNEIGH || kind == unix.RTM_DELNEIGH) && binary.NativeEndian.Uint16(body[8:])&unix.NUD_PERMANENT == 0
 }
 
-// TestApply checks that Apply creates the wanted state. It also checks that packets arrive. A second Apply changes nothing. Apply deletes
-// unwanted objects, and Remove restores the initial state.
+// TestApply checks that Apply creates the wanted state. The test also checks that packets arrive. A second Apply changes nothing. Apply
+// deletes unwanted objects, and Remove restores the initial state.
 func TestApply(t *testing.T) {
 	l := newLAN(t, 2)
 	a, b := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)
@@ -125,8 +125,8 @@ func (n labNode) addForeign() {
 
 func holds(s *sandbox.Snapshot, part string) bool { return strings.Contains(s.String(), part) }
 
-// TestConflicts checks that Apply keeps routes of other programs to a podCIDR, and reports them in the format of ip-route(8). Apply must
-// add all routes that have no conflict.
+// TestConflicts checks that Apply keeps the routes of other programs that lead to a podCIDR, and reports these routes in the format of
+// ip-route(8). Apply must add all routes that have no conflict.
 func TestConflicts(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -157,8 +157,8 @@ func TestConflicts(t *testing.T) {
 	a.mustBeUnchanged(before)
 }
 
-// TestInside checks that Apply with Options.Inside reports another program's route to a part of a peer's podCIDR, but not routes to pods of
-// this node.
+// TestInside checks that Apply with Options.Inside reports a route of another program that leads to a part of a peer's podCIDR. Apply must
+// not report routes that lead to pods of this node.
 func TestInside(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -176,8 +176,8 @@ func TestInside(t *testing.T) {
 	kerneltest.Must(t, err)
 }
 
-// TestForeignNexthop checks that Apply keeps another program's nexthop object that has one of our IDs. Only the routes that need this ID
-// fail.
+// TestForeignNexthop checks that Apply keeps a nexthop object of another program that uses an ID of the agent. Only the routes that need
+// this ID fail.
 func TestForeignNexthop(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -247,7 +247,7 @@ func TestFamilyOfGateway(t *testing.T) {
 	}
 }
 
-// TestLinkDown checks that one Apply restores the routes and nexthop objects that the kernel removed with the link.
+// TestLinkDown checks that one Apply restores the routes and nexthop objects that the kernel removed when the link went down.
 func TestLinkDown(t *testing.T) {
 	l := newLAN(t, 2)
 	a, _ := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)

@@ -47,8 +47,8 @@ func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	return func() { p.sweepEntries(*want.Tunnel, neighbours, remotes) }, nil
 }
 
-// applyTunnelAddresses sets the addresses of the tunnel device. It deletes unwanted addresses first, because the kernel prefers the oldest
-// address as the source address.
+// applyTunnelAddresses sets the addresses of the tunnel device. applyTunnelAddresses deletes unwanted addresses first, because the kernel
+// prefers the oldest address as the source address.
 func (p *pass) applyTunnelAddresses(wanted []netip.Addr) error {
 	have, err := p.n.Addresses(p.tunnel)
 	if err != nil {
@@ -115,7 +115,7 @@ func (p *pass) sweepEntries(tunnel Tunnel, neighbours map[netip.Addr]string, rem
 	}
 }
 
-// sweepTunnels returns a function that deletes our tunnel devices. applyTunnel uses it if no tunnel is wanted.
+// sweepTunnels returns a function that deletes the agent's tunnel devices. If no tunnel is wanted, applyTunnel uses this function.
 func (p *pass) sweepTunnels() (sweep func(), err error) {
 	all, err := p.n.VXLANs()
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// A value of type claims contains the owner of each podCIDR and each address. CIDRs overlap only if one contains the other. An overlap is
-// therefore found with one lookup for each prefix length in use. Most clusters use two prefix lengths.
+// A value of type claims contains the owner of each podCIDR and each address. CIDRs overlap only if one contains the other. One lookup for
+// each prefix length in use is therefore enough to find an overlap. Most clusters use two prefix lengths.
 type claims struct {
 	cfg        Config
 	self       Self
@@ -33,8 +33,8 @@ type (
 )
 
 // newClaims returns the claims of all nodes. The list of nodes must be sorted from the oldest to the newest node. The second argument is
-// the index of this node. For other nodes newClaims uses only addresses to which routes can lead. A kubelet can list any number of
-// addresses. If newClaims used all these addresses, one kubelet could block the podCIDRs of all nodes.
+// the index of this node. For nodes other than this node, newClaims uses only addresses that can be gateways. A kubelet can list any number
+// of addresses. If newClaims used all addresses of a kubelet, one kubelet could block the podCIDRs of all nodes.
 func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
 		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), containers: map[netip.Prefix]podCIDR{},
@@ -56,8 +56,8 @@ func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	return c
 }
 
-// addCovers adds prefixes to the map c.covers: each prefix that contains an address of the node. It skips a prefix in which an older node
-// already has an address.
+// addCovers adds prefixes to the map c.covers: each prefix that contains an address of the node. addCovers skips a prefix in which an older
+// node already has an address.
 func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	for _, a := range addresses {
 		for _, bits := range c.lengths[a.Is4()] {
@@ -86,7 +86,7 @@ func (c *claims) peersOf(n nodeObject, age int, older bool) (peers []Peer) {
 	return peers
 }
 
-// claimPodCIDR assigns a podCIDR to a node. If another claim prevents this, it returns the state and the reason.
+// claimPodCIDR assigns a podCIDR to a node. If the podCIDR cannot be assigned, claimPodCIDR returns the state and the reason.
 func (c *claims) claimPodCIDR(p netip.Prefix, n nodeObject, age int, older bool) (State, string) {
 	for _, own := range c.self.PodCIDRs {
 		if own.Overlaps(p) {
@@ -134,8 +134,8 @@ func (c *claims) conflictingAddress(p netip.Prefix, n nodeObject, age int) (a ad
 	return address{}, false
 }
 
-// setGateway sets the addresses Gateway and Underlay of a peer. It prefers a gateway of the same family as the podCIDR. An IPv4 podCIDR can
-// also use an IPv6 gateway. An IPv6 podCIDR can use an IPv4 gateway only through the tunnel.
+// setGateway sets the addresses Gateway and Underlay of a peer. setGateway prefers a gateway of the same family as the podCIDR. An IPv4
+// podCIDR can also use an IPv6 gateway. An IPv6 podCIDR can use an IPv4 gateway only through the tunnel.
 func (c *claims) setGateway(p *Peer, n nodeObject) {
 	is4 := p.PodCIDR.Addr().Is4()
 	tunnel := c.cfg.OffLink == OffLinkVXLAN
@@ -163,7 +163,7 @@ func (c *claims) setGateway(p *Peer, n nodeObject) {
 	}
 }
 
-// claimAddress assigns an address to a node. If another claim prevents this, it returns the reason.
+// claimAddress assigns an address to a node. If another claim prevents the assignment, claimAddress returns the reason.
 func (c *claims) claimAddress(a netip.Addr, node string) (reason string) {
 	owner, taken := c.addresses[a]
 	own := slices.IndexFunc(c.self.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })

@@ -11,7 +11,7 @@ import (
 )
 
 // clusterCIDRs returns the CIDRs of all pods. These are the configured CIDRs, or the podCIDRs of all nodes if the configuration contains no
-// CIDRs. If there are more than MaxClusterCIDRs CIDRs, it returns only MaxClusterCIDRs of them, and an Advice.
+// CIDRs. If the number of CIDRs exceeds MaxClusterCIDRs, clusterCIDRs returns the first MaxClusterCIDRs of the CIDRs, and an Advice.
 func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice []Advice) {
 	if len(configured) > 0 {
 		advice = adviseClusterCIDRs(configured, podCIDRs)
@@ -32,8 +32,8 @@ func MergeCIDRs(a, b []netip.Prefix) []netip.Prefix {
 	return all[:min(len(all), nodefile.MaxClusterCIDRs)]
 }
 
-// mergeCIDRs returns the shortest sorted list of CIDRs with exactly the same addresses. It drops CIDRs that another CIDR contains, and
-// replaces the two halves of a larger CIDR by this CIDR.
+// mergeCIDRs returns the shortest sorted list of CIDRs with exactly the same addresses. mergeCIDRs drops a CIDR that is part of another
+// CIDR. If the list contains both halves of a larger CIDR, mergeCIDRs replaces them with the larger CIDR.
 func mergeCIDRs(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	cidrs = slices.Clone(cidrs)
 	slices.SortFunc(cidrs, netip.Prefix.Compare)
@@ -54,7 +54,7 @@ func mergeCIDRs(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	return merged
 }
 
-// joinHalves returns the CIDR whose two halves are a and b. The second result reports whether such a CIDR exists.
+// joinHalves returns the CIDR whose two halves are a and b. The second result reports whether this CIDR exists.
 func joinHalves(a, b netip.Prefix) (netip.Prefix, bool) {
 	if a.Bits() != b.Bits() || a.Bits() == 0 || a.Addr().Is4() != b.Addr().Is4() {
 		return netip.Prefix{}, false

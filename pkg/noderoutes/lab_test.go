@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// applierEnv is an environment variable with the path of a network namespace. A child process with this variable reads a Wanted from stdin
-// and applies it in that namespace.
+// applierEnv is an environment variable with the path of a network namespace. If a child process has this variable, it reads a Wanted from
+// stdin and applies it in that namespace.
 const applierEnv = "NODEROUTES_APPLY_IN"
 
 func applier(path string) (exit int) {
@@ -147,7 +147,7 @@ func cidrOf(id int, v6 bool) netip.Prefix {
 // podAddress returns an address in the podCIDR of the node with this number.
 func podAddress(id int, v6 bool) netip.Addr { return cidrOf(id, v6).Addr().Next() }
 
-// withPods adds one address of each podCIDR to the loopback device of the node. These addresses replace pods.
+// withPods adds one address of each podCIDR to the loopback device of the node. The test uses these addresses in place of pods.
 func (n labNode) withPods(id int) labNode {
 	n.runInside(func() error {
 		return errors.Join(addAddress("lo", fmt.Sprint(podAddress(id, false), "/32")), addAddress("lo", fmt.Sprint(podAddress(id, true), "/128")))
@@ -173,7 +173,7 @@ func (n labNode) linkOf(name string) kernel.Link {
 	return l
 }
 
-// mustApply calls Apply and fails the test if a change failed. It also compares Result.Has with the routes in the kernel.
+// mustApply calls Apply and fails the test if a change failed. mustApply also compares Result.Has with the routes in the kernel.
 func (n labNode) mustApply(want Wanted, opt Options) Result {
 	n.Helper()
 	r, err := Apply(n.ns, want, opt)

@@ -3,7 +3,7 @@
 // Package noderoutes computes and applies the kernel state that connects the pods of a node with the pods of other nodes. Peers and Plan
 // compute the wanted state without I/O. Apply compares the wanted state with the kernel and makes the necessary changes. Every object that
 // Apply creates has the route protocol Protocol. Apply does not change or delete objects of other programs, except routes that
-// Options.Adopt names.
+// Options.Adopt selects.
 package noderoutes
 
 import (
@@ -17,7 +17,7 @@ import (
 // rt_protos uses 142.
 const Protocol = 142
 
-// Node holds fields of a Kubernetes Node object that are not yet validated.
+// Node holds fields of a Kubernetes Node object. These fields are not yet validated.
 type Node struct {
 	Name    string
 	UID     string
@@ -56,7 +56,7 @@ type VXLAN struct {
 	Port int `json:"port"` // UDP, 1 to 65535
 }
 
-// State is the state of a peer's podCIDR: how its pods are reached, or why they are not reached.
+// State says how this node reaches the pods of a peer's podCIDR, or why this node does not reach them.
 type State string
 
 // Values of State.
@@ -75,13 +75,13 @@ type Peer struct {
 	Name    string
 	PodCIDR netip.Prefix
 	Gateway netip.Addr // address of the peer, of the podCIDR's family if it has one
-	// Underlay is the address of the peer in the address family of the tunnel. It is set only with OffLinkVXLAN.
+	// Underlay is the address of the peer in the address family of the tunnel. Without OffLinkVXLAN, Underlay is empty.
 	Underlay netip.Addr
 	Age      int   // index of its node among all, oldest first
 	State    State // empty until Plan sets it
 	Reason   string
-	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. In this case all other nodes send
-	// packets for the overlapping addresses to the peer.
+	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. In this case, all other nodes send
+	// packets for the overlapping addresses to this older peer.
 	Elder bool
 	// NoLink is true if the State is Refused because the peer shares no link with this node and OffLink is OffLinkRefuse.
 	NoLink bool
@@ -93,8 +93,8 @@ type Self struct {
 	Addresses []netip.Addr   // at most one of each family
 }
 
-// Underlay returns this node's address for the tunnel. This is the node's IPv4 address if the node has an IPv4 address. All nodes of a
-// cluster must use the same family for the tunnel.
+// Underlay returns this node's address for the tunnel. If the node has an IPv4 address, the result is this address. All nodes of a cluster
+// must use the same family for the tunnel.
 func (s Self) Underlay() netip.Addr {
 	for _, a := range s.Addresses {
 		return a
@@ -117,22 +117,21 @@ type Wanted struct {
 	Advice   []Advice // errors in the configuration or in this node's object
 }
 
-// Advice describes an error that an administrator should correct. The field What names the part with the error. The field Why contains the
-// reason, and the field Do contains the remedy.
+// Advice describes an error that an administrator should correct. The field What says which part contains the error. The field Why contains
+// the reason, and the field Do contains the remedy.
 type Advice struct {
 	What, Why, Do string
 	BlocksPods    bool // no pod can work here: a node without node.json gets none
 }
 
-// TunnelLink is the value of Nexthop.Link for nexthop objects through the tunnel, because the ifindex of the tunnel is unknown before
-// Apply.
+// TunnelLink is the value of Nexthop.Link for nexthop objects of the tunnel. The ifindex of the tunnel is unknown before Apply.
 const TunnelLink = 0
 
 // Tunnel is the wanted VXLAN device. The device learns no addresses, because its entries for the peers are static.
 type Tunnel struct {
 	kernel.VXLAN
-	// Addresses contains the tunnel device's addresses, which are in the node's own podCIDRs. The kernel uses them as source addresses of the
-	// node's own packets through the tunnel, so that the replies also use the tunnel.
+	// Addresses contains the tunnel device's addresses, which are in the node's own podCIDRs. The kernel uses these addresses as source
+	// addresses of the node's own packets through the tunnel, so that the replies also use the tunnel.
 	Addresses []netip.Addr
 	Peers     []kernel.TunnelPeer
 }

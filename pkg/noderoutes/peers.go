@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Peers validates the Node objects of all nodes, including this node. It returns one Peer for each podCIDR of the other nodes, sorted by
-// name and podCIDR. A Peer that cannot be used has a State and a Reason. The order of nodes does not matter. Peers returns an error if the
-// object of this node is missing or invalid.
+// Peers validates the Node objects of all nodes, including this node. Peers returns one Peer for each podCIDR of the other nodes, sorted by
+// name and podCIDR. If a Peer cannot be used, its State and its Reason say why. The order of the nodes in the argument does not matter.
+// Peers returns an error if the object of this node is missing or invalid.
 //
 // Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one node contains an address of the other node. The
-// older node then keeps the podCIDR or address. A node is older if its creationTimestamp is earlier. If both times are equal, the UIDs
-// decide. This node always keeps its own podCIDRs, because its pods already have addresses in these podCIDRs.
+// older node then keeps the podCIDR or address. A node is older if its creationTimestamp is earlier. If both times are equal, the node with
+// the smaller UID is older. This node always keeps its own podCIDRs, because its pods already have addresses in these podCIDRs.
 func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, byAge)
@@ -128,8 +128,8 @@ func unusableReason(a netip.Addr, err error, within []netip.Prefix) string {
 	return ""
 }
 
-// broadcastReason returns "" or the reason why an address is unusable. An address is unusable if it is the broadcast address or the first
-// address of a subnet of this node's links.
+// broadcastReason returns the reason why an address is unusable, or "" if the address is usable. An address is unusable if it is the
+// broadcast address or the first address of a subnet of this node's links.
 func broadcastReason(a netip.Addr, connected []netip.Prefix) string {
 	for _, s := range connected {
 		if !a.Is4() || !s.Addr().Is4() || s.Bits() > 30 || !s.Contains(a) {
@@ -152,7 +152,7 @@ func (c nodeObject) firstUsable(is4 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// routableAddresses returns the addresses that routes to the node can use: the first usable address of each family.
+// routableAddresses returns the addresses of a node that can be gateways: the first usable address of each family.
 func (c nodeObject) routableAddresses() (list []netip.Addr) {
 	for _, is4 := range []bool{true, false} {
 		if a, ok := c.firstUsable(is4); ok {
@@ -169,8 +169,8 @@ type SelfError struct{ Why, Do string }
 // Error returns the reason.
 func (e *SelfError) Error() string { return e.Why }
 
-// asSelf returns the content of this node's own object. It returns an error if any part of the object is invalid, because node.json needs
-// all podCIDRs.
+// asSelf returns the content of this node's own object. asSelf returns an error if any part of the object is invalid, because node.json
+// needs all podCIDRs.
 func (c nodeObject) asSelf() (s Self, err *SelfError) {
 	if len(c.faults) > 0 {
 		return Self{}, &SelfError{c.faults[0], "kube-controller-manager gives podCIDRs with --allocate-node-cidrs and --cluster-cidr; " +
@@ -206,8 +206,8 @@ func notForPods() [8]netip.Prefix {
 		v6(0, 0, 96), v6(0xfe, 0x80, 10), v6(0xff, 0, 8)} // loopback, link-local, multicast
 }
 
-// parsePodCIDR parses a podCIDR. It returns an error for prefixes whose addresses pods cannot use, because a route to such a prefix would
-// divert other traffic.
+// parsePodCIDR parses a podCIDR. parsePodCIDR returns an error for prefixes whose addresses pods cannot use, because a route to such a
+// prefix would divert other traffic.
 func parsePodCIDR(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	switch {

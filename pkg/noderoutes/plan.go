@@ -59,8 +59,8 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	return p.want, peers, node
 }
 
-// oldestFirst returns the peers in the order in which they get IDs and next hops. The order is from the oldest to the newest node. If the
-// names of two nodes have the same hash, the older node therefore keeps its ID when the newer node joins.
+// oldestFirst returns the peers in the order in which Plan assigns IDs and next hops to them. The order is from the oldest to the newest
+// node. With this order, an older node keeps its ID when a newer node joins, even if the names of both nodes have the same hash.
 func oldestFirst(peers []Peer) (list []*Peer) {
 	for i := range peers {
 		list = append(list, &peers[i])
@@ -69,7 +69,7 @@ func oldestFirst(peers []Peer) (list []*Peer) {
 	return list
 }
 
-// minMTU returns the smaller of two MTUs: the first argument and the MTU of the link in the second argument. It ignores an MTU of 0.
+// minMTU returns the smaller of two MTUs: the first argument and the MTU of the link in the second argument. minMTU ignores an MTU of 0.
 func minMTU(mtu int, way Way) int {
 	if way.MTU == 0 || way.Name == "lo" || mtu != 0 && mtu < way.MTU {
 		return mtu
@@ -85,7 +85,7 @@ type planner struct {
 	want   Wanted
 }
 
-// addPeer sets the state of a peer. If this node can reach the peer, addPeer also adds the route to the peer's podCIDR.
+// addPeer stores the state of a peer. If this node can reach the peer, addPeer also adds the route to the peer's podCIDR.
 func (p *planner) addPeer(peer *Peer) {
 	way, known := p.ways[peer.Gateway]
 	mixed := peer.PodCIDR.Addr().Is6() && peer.Gateway.Is4() // only the tunnel carries IPv6 over IPv4
@@ -136,9 +136,9 @@ func hash(name string, is4 bool) uint32 {
 	return h.Sum32()
 }
 
-// podMTU returns the MTU of pods, or 0 if it is unknown. If no MTU is configured, the result is the MTU of the uplink minus the overhead of
-// the tunnel. The overhead is subtracted if a tunnel is configured, even if no peer needs the tunnel now, because running pods keep their
-// MTU.
+// podMTU returns the MTU of pods, or 0 if this MTU is unknown. If no MTU is configured, the result is the MTU of the uplink minus the
+// overhead of the tunnel. The overhead is subtracted if a tunnel is configured, even if no peer needs the tunnel now, because running pods
+// keep their MTU.
 func (c Config) podMTU(self Self, uplink int) int {
 	if c.MTU != 0 {
 		return c.MTU

@@ -165,7 +165,7 @@ func TestTunnel(t *testing.T) {
 		want.Tunnel.Local != addr("2001:db8::1") {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
-	// No peer needs the tunnel, so there is no device. The MTU still leaves room for the overhead of the tunnel.
+	// No peer needs the tunnel, so there is no device. The MTU of pods is still the MTU of the link minus the overhead of the tunnel.
 	if want, _, file = runPlan(t, cfg, self(), nodeOf("b", 1, "10.1.3.0/24", "2001:db8::3")); want.Tunnel != nil || file.MTU != 8930 {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
@@ -276,7 +276,7 @@ func TestCollisions(t *testing.T) {
 }
 
 // TestJoinMovesNothing checks that a new node never gets the nexthop ID or next hop of an existing node, even if both names have the same
-// hash. If the new node got the ID, packets to the existing node would reach the new node for a moment.
+// hash. Otherwise, the new node would for a moment receive packets for the existing node.
 func TestJoinMovesNothing(t *testing.T) {
 	for what, values := range map[string]uint32{"nexthop ID": nexthops, "next hop": hops4} {
 		byHash := map[uint32]string{}

@@ -82,8 +82,8 @@ func runAndCheck(t *testing.T, nodes []Node, cfg Config) result {
 	return result{want, planned, file, ""}
 }
 
-// mustBeSound checks that each peer has a state. It also checks that there is exactly one route for each accepted podCIDR. No accepted
-// podCIDR contains the address of a node.
+// mustBeSound checks that each peer has a state. mustBeSound also checks that there is exactly one route for each accepted podCIDR. No
+// accepted podCIDR contains the address of a node.
 func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self) {
 	t.Helper()
 	allowed := map[netip.Prefix]bool{}
@@ -134,7 +134,7 @@ func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self)
 	}
 }
 
-// mustCover checks that the cluster CIDRs contain exactly the addresses of the accepted podCIDRs.
+// mustCover checks that the cluster CIDRs contain all addresses of the accepted podCIDRs, and no other addresses.
 func mustCover(t *testing.T, want Wanted, accepted []Peer, file nodefile.Node) {
 	t.Helper()
 	sum := func(cidrs []netip.Prefix) *big.Int {

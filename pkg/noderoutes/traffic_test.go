@@ -33,7 +33,7 @@ func (n labNode) mustReach(to netip.Addr, want bool) {
 	}
 }
 
-// The constant pingers is the number of parallel pings that together send 1,000 requests per second.
+// The constant pingers is the number of parallel ping processes. Together, these processes send 1,000 requests per second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
 // repliesReceived returns the number of echo replies that the node's kernel received. This counter includes replies that were dropped
@@ -68,8 +68,8 @@ func (n labNode) repliesReceived() (count int) {
 	return count
 }
 
-// measureLoss repeatedly calls the given function, which changes the node, while the node sends 1,000 ping requests per second. It returns
-// the number of requests, the number of missing replies, and the number of calls.
+// The node sends 1,000 ping requests per second. In the meantime, measureLoss repeatedly calls the given function, which changes the node.
+// measureLoss returns the number of requests, the number of missing replies, and the number of calls.
 func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
@@ -109,8 +109,8 @@ func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(r
 	}
 }
 
-// TestNothingLost checks that no packet to a peer is lost during these changes: the nexthop ID of the peer changes, other peers join, leave
-// and change their addresses, and Apply repeats the same state.
+// TestNothingLost checks that no packet to a peer is lost while Plan changes the nexthop ID of the peer. It also checks this while other
+// peers join, leave or change their addresses, and while Apply repeats the same state.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -148,8 +148,8 @@ func TestNothingLost(t *testing.T) {
 	}
 }
 
-// TestAdopt checks that Apply with Options.Adopt replaces routes of another program without losing a packet. The test repeats this for
-// routes with different metrics.
+// TestAdopt checks that no packet is lost while Apply with Options.Adopt replaces routes of another program. TestAdopt replaces routes with
+// the same metric and routes with different metrics.
 func TestAdopt(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -169,8 +169,8 @@ func TestAdopt(t *testing.T) {
 			if r := a.mustApply(a.directRoutes(l, 2), Options{Adopt: []int{flannel}}); (r.Changes != 0) != (round == 0) {
 				t.Errorf("metric %d, round %d: %+v", metric, round, r)
 			}
-			// Apply adds two nexthop objects and two routes. It deletes the two adopted routes only if their metric differs from the metric of the
-			// new routes.
+			// Apply adds two nexthop objects and two routes. Apply deletes the two adopted routes only if their metric differs from the metric of
+			// the new routes.
 			if seen := changed(); round == 0 && seen != map[bool]int{true: 4, false: 6}[metric == 0] {
 				t.Errorf("metric %d: the kernel told of %d changes", metric, seen)
 			}

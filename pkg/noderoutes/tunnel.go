@@ -28,7 +28,8 @@ func overhead(underlay netip.Addr) int {
 	return 70
 }
 
-// tunnelMAC returns the MAC of a node's tunnel device. It is computed from the node's address, so that nodes need not publish their MACs.
+// tunnelMAC returns the MAC of a node's tunnel device. The MAC is computed from the node's address, so that nodes need not publish their
+// MACs.
 func tunnelMAC(a netip.Addr) (mac [6]byte) {
 	if a.Is4() {
 		four := a.As4()
@@ -102,7 +103,7 @@ func nextHop6(mac [6]byte) netip.Addr {
 }
 
 // device() returns the wanted tunnel device. The last argument is the MTU of the link below the tunnel, or 0 if this MTU is unknown. The
-// device gets the first address of each podCIDR of this node. Pods never get these addresses.
+// device gets the first address of each podCIDR of this node. Pods never get the addresses of the tunnel device.
 func (t *tunneler) device(cfg Config, podCIDRs []netip.Prefix, uplink int) *Tunnel {
 	var addresses []netip.Addr
 	for _, p := range podCIDRs {

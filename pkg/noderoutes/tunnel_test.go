@@ -164,8 +164,8 @@ func TestTunnelTraffic(t *testing.T) {
 	}
 }
 
-// pathMTU sends a packet that is too large for the tunnel and must not be fragmented. After this packet it reads the path MTU of the node
-// for the address, and returns it.
+// pathMTU sends a packet that is too large for the tunnel. The packet has the flag that forbids fragmentation. After this packet, pathMTU
+// returns the path MTU that the node uses for the address.
 func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	n.Helper()
 	network, level, discover, do, ask := "udp4", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU
@@ -197,7 +197,7 @@ func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 }
 
 // TestTunnelChanges checks that no packet to an unchanged peer is lost while other peers join, leave and move, and while the MTU of the
-// device changes. Apply deletes all entries of deleted peers. Apply recreates the device if the port changes. It deletes the device when
+// device changes. Apply deletes all entries of deleted peers. Apply recreates the device if the port changes. Apply deletes the device when
 // the last peer is deleted.
 func TestTunnelChanges(t *testing.T) {
 	lab := newTunnelLab(t, false)
@@ -247,8 +247,8 @@ func TestTunnelChanges(t *testing.T) {
 	}
 }
 
-// TestTunnelInTheWay checks that Apply keeps a conflicting device of another program. For the routes through the tunnel, Apply reports this
-// device as the reason of the failure. Apply adds all other routes.
+// TestTunnelInTheWay checks that Apply keeps a device of another program that conflicts with the tunnel device. For each route through the
+// tunnel, Apply reports that the conflicting device caused the failure. Apply adds all other routes.
 func TestTunnelInTheWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		link netlink.Link

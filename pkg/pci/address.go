@@ -18,7 +18,7 @@ type Address struct {
 }
 
 // ParseAddress parses an address in the format of sysfs. The format is domain:bus:device.function in hexadecimal digits, such as
-// 0000:3b:10.2. A domain has four digits. The domain of a function behind Intel's Volume Management Device has more digits.
+// 0000:3b:10.2. The domain normally has four digits. The domain of a function behind Intel's Volume Management Device has more digits.
 func ParseAddress(s string) (Address, error) {
 	domain, rest, _ := strings.Cut(s, ":")
 	bus, rest, _ := strings.Cut(rest, ":")

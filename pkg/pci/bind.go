@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Timeouts for writes to sysfs. Such writes may hang: for example, VFIO waits until the process that uses the function has closed the
-// function's file.
+// Timeouts for writes to sysfs. A write to sysfs may hang: for example, VFIO waits until the process that uses the function has closed the
+// file of the function.
 const (
 	bindTimeout   = 30 * time.Second
 	resizeTimeout = 2 * time.Minute // a VF takes a fraction of a second
@@ -26,9 +26,9 @@ const (
 var errNoEffect = errors.New("the kernel accepted the write, but it had no effect")
 
 // Bind unbinds a VF from its current driver and binds it to the given driver, which must be loaded. Bind uses driver_override, so that no
-// other matching driver can bind the VF. It is a no-op if the VF already has the driver. After a failure Bind rebinds the previous driver,
-// and the error states whether this succeeded. Bind stops when ctx ends, or after 30 s. The rebinding can take another 30 s. The caller
-// must ensure that the VF is not in use.
+// other matching driver can bind the VF. Bind is a no-op if the VF already has the driver. After a failure, Bind rebinds the previous
+// driver. The error says whether this rebinding succeeded. Bind stops when ctx ends, or after 30 s. The rebinding can take another 30 s.
+// The caller must ensure that no program uses the VF.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
 		if err := c.checkLoaded(driver); err != nil {
@@ -38,7 +38,7 @@ func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	})
 }
 
-// Unbind unbinds a VF from its driver. It is a no-op if the VF has no driver. It stops when ctx ends, or after 30 s.
+// Unbind unbinds a VF from its driver. Unbind is a no-op if the VF has no driver. Unbind stops when ctx ends, or after 30 s.
 func Unbind(ctx context.Context, sysfs string, a Address) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.unbindCurrent(ctx) })
 }
@@ -65,8 +65,8 @@ func withControl(ctx context.Context, sysfs string, a Address, limit time.Durati
 	return f(ctx, c)
 }
 
-// withVFControl does the same as withControl, but only for a VF. It returns an error for any other PCI function, because unbinding a PF
-// would delete its VFs and could disconnect the node.
+// withVFControl does the same as withControl, but only for a VF. withVFControl returns an error for any other PCI function, because
+// unbinding a PF would delete its VFs and could disconnect the node.
 func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
 	return withControl(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
 		target, err := readLink(c.root, c.folder+"/physfn", "")
@@ -111,7 +111,7 @@ func (c control) bind(ctx context.Context, driver string) error {
 		}
 		return nil
 	}
-	// The undo needs its own context, because ctx may have ended.
+	// The undo steps need their own context, because ctx may have ended.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), bindTimeout)
 	defer cancel()
 	if back := c.restoreFormer(undo, former, override); back != nil {
@@ -139,8 +139,8 @@ func orNone(driver string) string {
 	return driver
 }
 
-// changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. The change also works if
-// sriov_drivers_autoprobe is 0. With this value, a write to the driver's bind file would fail.
+// changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. This method also works if
+// sriov_drivers_autoprobe is 0. With the value 0, a write to the file "bind" of the driver would fail.
 func (c control) changeDriver(ctx context.Context, driver string) error {
 	if err := c.setOverride(ctx, driver); err != nil {
 		return err
@@ -166,7 +166,7 @@ func (c control) unbindCurrent(ctx context.Context) error {
 	return c.awaitDriver(ctx, "")
 }
 
-// currentDriver returns the driver to which the function is bound, or "".
+// currentDriver returns the driver to which the function is bound, or "" if the function has no driver.
 func (c control) currentDriver() (string, error) {
 	name, err := readLink(c.root, c.folder+"/driver", "drivers")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -216,7 +216,8 @@ func (c control) writeFile(ctx context.Context, file, value string) error {
 	})
 }
 
-// awaitDriver waits until the function is bound to the driver. If the last argument is "", it waits until the function has no driver.
+// awaitDriver waits until the function is bound to the driver. If the last argument is "", awaitDriver waits until the function has no
+// driver.
 func (c control) awaitDriver(ctx context.Context, driver string) error {
 	now := ""
 	err := waitUntil(ctx, func() (ok bool, err error) {
@@ -229,7 +230,7 @@ func (c control) awaitDriver(ctx context.Context, driver string) error {
 	return err
 }
 
-// waitUntil calls a function repeatedly until it returns true or an error. It returns errNoEffect after settleTime.
+// waitUntil calls a function repeatedly until it returns true or an error. waitUntil returns errNoEffect after settleTime.
 func waitUntil(ctx context.Context, so func() (bool, error)) error {
 	for end := time.Now().Add(settleTime); ; {
 		if ok, err := so(); ok || err != nil {

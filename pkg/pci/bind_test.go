@@ -149,8 +149,8 @@ func TestBindInUse(t *testing.T) {
 	}
 }
 
-// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written. It also checks that the function keeps
-// its driver.
+// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written. The test also checks that the function
+// keeps its driver.
 func TestBindNoWrite(t *testing.T) {
 	for _, file := range []string{"bus/pci/drivers/iavf/unbind", "bus/pci/devices/" + byKernel + "/driver_override"} {
 		sysfs := withFakeKernel(t, pcitest.Kernel{})
@@ -168,7 +168,7 @@ func TestBindNoWrite(t *testing.T) {
 	}
 }
 
-// TestBindOverride checks that Bind restores a driver_override that an administrator has set.
+// TestBindOverride checks that Bind restores the value of driver_override that an administrator wrote.
 func TestBindOverride(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	pcitest.Set(t, sysfs, byVFIO, "driver_override", "vfio-pci")
@@ -223,8 +223,8 @@ func TestUnbind(t *testing.T) {
 	}
 }
 
-// TestBindGone checks that currentDriver returns fs.ErrNotExist for a function that was removed. It must not return "", because "" stands
-// for a function without a driver.
+// TestBindGone checks that currentDriver returns fs.ErrNotExist for a function that was removed. The value "" would be wrong, because it
+// stands for a function without a driver.
 func TestBindGone(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	root, err := os.OpenRoot(sysfs)
@@ -236,8 +236,8 @@ func TestBindGone(t *testing.T) {
 	}
 }
 
-// TestBindBackToNone checks restoreFormer for a function that had no driver before. If a late bind succeeded after the deadline,
-// restoreFormer must unbind the function.
+// TestBindBackToNone checks restoreFormer for a function that had no driver before. If a bind succeeded after the deadline, restoreFormer
+// must unbind the function.
 func TestBindBackToNone(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	root, err := os.OpenRoot(sysfs)

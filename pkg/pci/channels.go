@@ -8,7 +8,8 @@ import (
 	"github.com/safchain/ethtool"
 )
 
-// A value of type channels reads the number of queue pairs of interfaces with ethtool requests, because sysfs does not contain this number.
+// A value of type channels sends ethtool requests to read the number of queue pairs of an interface, because sysfs does not contain this
+// number.
 type channels struct{ *ethtool.Ethtool }
 
 func openChannels() (channels, error) {
@@ -19,8 +20,8 @@ func openChannels() (channels, error) {
 	return channels{e}, nil
 }
 
-// countPairs returns the number of queue pairs of the interface of a PCI function. It returns 0 if the kernel does not report the number.
-// It also returns 0 if the interface with this name in the current network namespace belongs to another function.
+// countPairs returns the number of queue pairs of the interface of a PCI function. countPairs returns 0 if the kernel does not report the
+// number. countPairs also returns 0 if the interface with this name in the current network namespace belongs to another function.
 func (c channels) countPairs(ifname string, a Address) int {
 	if bus, err := c.BusInfo(ifname); err != nil || bus != a.String() {
 		return 0

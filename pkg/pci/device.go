@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pci reads the network cards of a machine from sysfs: physical functions (PF) and virtual functions (VF) with their NUMA nodes,
-// drivers and other properties. It identifies each function by its PCI address. It does not identify functions by their interfaces, because
-// an interface may be in a pod.
+// drivers and other properties. The package identifies each function by its PCI address. The package does not identify functions by their
+// interfaces, because an interface may be in a pod.
 package pci
 
 import (
 	"slices"
 )
 
-// Unknown is the value of NUMANode, IOMMUGroup and VFIndex if the kernel does not report them.
+// Unknown is the value of NUMANode, IOMMUGroup or VFIndex if the kernel does not report this property.
 const Unknown = -1
 
 // Link types, from the hardware type of an interface (ARPHRD_*).
@@ -46,8 +46,8 @@ type Device struct {
 	TotalVFs int `json:"totalVFs,omitempty"` // maximum number of VFs
 	NumVFs   int `json:"numVFs,omitempty"`   // number of existing VFs, even if sriov_numvfs does not count them yet
 
-	// The following fields are set only if the function has an interface in this network namespace. For a VF in another namespace, use the
-	// fields of its PF.
+	// The following fields are set only if the function has an interface in this network namespace. If the interface of a VF is in another
+	// namespace, use the fields of the PF.
 	Carrier  bool   `json:"carrier,omitempty"`
 	Speed    int    `json:"speed,omitempty"`    // in Mbit/s, 0 if unknown
 	Channels int    `json:"channels,omitempty"` // pairs of queues in use, 0 if unknown
@@ -57,8 +57,8 @@ type Device struct {
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 
-	// Unreadable contains the name of an existing file that could not be read, and the reason. It is "" if all files could be read. A device
-	// with an unreadable file must not be used.
+	// Unreadable contains the name of an existing file that could not be read, and the reason. Unreadable is "" if all files could be read. A
+	// device with an unreadable file must not be used.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 

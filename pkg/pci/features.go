@@ -54,14 +54,14 @@ type (
 	}
 )
 
-// featureSocket reads and changes the features of one interface.
+// A featureSocket reads and changes the features of one interface.
 type featureSocket struct {
 	fd     int
 	ifname string
 	names  []string // by feature number, "" for one that this kernel does not have
 }
 
-// openFeatures opens a featureSocket for an interface. It returns syscall.EOPNOTSUPP if the kernel does not report features.
+// openFeatures opens a featureSocket for an interface. openFeatures returns syscall.EOPNOTSUPP if the kernel does not report features.
 func openFeatures(ifname string) (*featureSocket, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -110,7 +110,7 @@ func (s *featureSocket) readNames() error {
 	return nil
 }
 
-// enabled returns the names of the enabled features.
+// enabled() returns the names of the enabled features.
 func (s *featureSocket) enabled() ([]string, error) {
 	had := hadFeatures{command: getFeatures, blocks: maxBlocks}
 	if err := s.call(unsafe.Pointer(&had)); err != nil {
@@ -125,8 +125,8 @@ func (s *featureSocket) enabled() ([]string, error) {
 	return on, nil
 }
 
-// switchFeatures enables or disables the named features. It enables a feature if the given function returns true for this feature. It
-// disables the feature if the function returns false.
+// switchFeatures enables or disables features of the interface. If the given function returns true for a feature, switchFeatures enables
+// the feature, and otherwise disables it.
 func (s *featureSocket) switchFeatures(names []string, on func(name string) bool) error {
 	want := wantedFeatures{command: setFeatures, blocks: uint32(len(s.names)+31) / 32}
 	for i, name := range s.names {
@@ -158,8 +158,8 @@ func Features(ifname string) (on []string, err error) {
 	return on, nil
 }
 
-// SetFeatures enables exactly the given features of an interface and disables all others. Features that the driver cannot switch stay
-// unchanged; this is no error.
+// SetFeatures enables exactly the given features of an interface and disables all others. A feature that the driver cannot switch stays
+// unchanged and causes no error.
 func SetFeatures(ifname string, on []string) error {
 	s, err := openFeatures(ifname)
 	if err != nil {

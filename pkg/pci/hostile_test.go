@@ -17,8 +17,8 @@ import (
 
 const spoiledVF = "0000:3b:11.0"
 
-// scanDamaged calls f, which damages a VF in a sysfs tree. It then scans the tree and returns the result for this VF. The test fails if the
-// result for another device changes.
+// scanDamaged calls f, which damages a VF in a sysfs tree. scanDamaged then scans the tree and returns the result for this VF. The test
+// fails if the result for another device changes.
 func scanDamaged(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	t.Helper()
 	sysfs := pcitest.Extract(t, "in-pods")
@@ -89,7 +89,8 @@ func TestScanGarbage(t *testing.T) {
 	}
 }
 
-// TestScanOddFiles checks that Scan rejects attributes that are not regular files. These files must not block Scan or lead out of the tree.
+// TestScanOddFiles checks that Scan rejects an attribute that is not a regular file. Such a file must not block Scan, and Scan must not
+// follow a link out of the tree.
 func TestScanOddFiles(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(outside, []byte("0x8086\n"), 0o600))
@@ -150,7 +151,7 @@ func TestScanOddDevices(t *testing.T) {
 	}
 }
 
-// TestScanIOError checks that Unreadable contains a read error. It also checks that the scan of the device continues.
+// TestScanIOError checks that Unreadable contains a read error. The test also checks that the scan of the device continues.
 func TestScanIOError(t *testing.T) {
 	d, ok := scanDamaged(t, func(_, vf string) {
 		// Reading this file fails with EIO, because nothing is mapped at address 0 of this process.

@@ -25,7 +25,7 @@ func scanNodes(root *os.Root) []Node {
 			f.Close()
 		}
 	}
-	// The distances are unusable if their number differs from the number of nodes.
+	// If the number of distances differs from the number of nodes, the distances are unusable.
 	for i := range nodes {
 		if len(nodes[i].Distance) != len(ids) || len(nodes) != len(ids) {
 			nodes[i].Distance = nil

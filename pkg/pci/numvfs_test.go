@@ -86,8 +86,8 @@ func TestNumVFsContradicted(t *testing.T) {
 	}
 }
 
-// TestLife creates VFs, binds one of them to vfio-pci and back, and removes all VFs. It runs in a fake sysfs tree. It also runs with the
-// real PF in PODLACE_PF (such as 0000:21:00.0). During the test, no virtual machine or other program may use this PF.
+// TestLife creates VFs, binds one of them to vfio-pci and back, and removes all VFs. The test runs in a fake sysfs tree. The test also runs
+// with the real PF in PODLACE_PF (such as 0000:21:00.0). During the test, no virtual machine or other program may use this PF.
 func TestLife(t *testing.T) {
 	t.Run("tree", func(t *testing.T) {
 		sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4})

@@ -42,7 +42,7 @@ func parseHex(s string, bits int) (uint64, error) {
 	return n, nil
 }
 
-// parseNode parses the number of a NUMA node or IOMMU group. It returns Unknown for negative numbers.
+// parseNode parses the number of a NUMA node or IOMMU group. parseNode returns Unknown for negative numbers.
 func parseNode(s string) (int, error) {
 	n, err := strconv.ParseInt(s, 10, 32)
 	if err != nil {
@@ -79,7 +79,7 @@ func parseCarrier(s string) (bool, error) {
 	return s == "1", nil
 }
 
-// parseLinkType parses the hardware type of an interface (ARPHRD_*). It returns "" for types other than Ether and InfiniBand.
+// parseLinkType parses the hardware type of an interface (ARPHRD_*). parseLinkType returns "" for types other than Ether and InfiniBand.
 func parseLinkType(s string) (string, error) {
 	n, err := parseCount(s)
 	return map[int]string{1: Ether, 32: InfiniBand}[n], err

@@ -14,9 +14,10 @@ import (
 // 6.6.2).
 const resetTimeout = 10 * time.Second
 
-// ResetFunction resets a VF. The kernel chooses the method of the reset, and prefers a function level reset (FLR). It returns an error for
-// a function with a driver. Some drivers would block forever during the reset, and the calling process would also block. ResetFunction
-// waits at most 10 s. A hanging reset cannot be interrupted, and the process cannot exit before the end of the reset.
+// ResetFunction resets a VF. The kernel chooses the method of the reset, and prefers a function level reset (FLR). ResetFunction returns an
+// error for a function with a driver. The reason is that some drivers block forever during a reset, together with the process that
+// requested the reset. ResetFunction waits at most 10 s. A reset that hangs cannot be interrupted, and the process cannot exit before the
+// reset ends.
 func ResetFunction(ctx context.Context, sysfs string, a Address) error {
 	return withVFControl(ctx, sysfs, a, resetTimeout, func(ctx context.Context, c control) error {
 		if driver, err := c.currentDriver(); err != nil || driver != "" {

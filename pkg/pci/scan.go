@@ -12,8 +12,8 @@ import (
 const networkClass = 0x02
 
 // Scan reads the network cards and NUMA nodes of a machine from sysfs. If Scan cannot read a file of a device, it sets Unreadable of this
-// device. It skips functions that disappear during the scan, and the VFs of a PF that disappears. It returns an error only if sysfs or PCI
-// is missing.
+// device. Scan skips functions that disappear during the scan, and the VFs of a PF that disappears. Scan returns an error only if sysfs or
+// PCI is missing.
 func Scan(sysfs string) (*Snapshot, error) {
 	ask, err := openChannels()
 	if err != nil {
@@ -82,7 +82,7 @@ func (s *scanner) addFunction(a Address) {
 	s.readSRIOV(&d, f)
 	s.addInterfaces(&d, f)
 	if f.left {
-		// A file has disappeared. Either the whole device was removed, or only its interface moved, for example into a pod.
+		// A file has disappeared. Either the whole device was removed, or only the interface of the device was moved, for example to a pod.
 		if _, err := s.root.Stat(at + "/vendor"); err != nil {
 			return
 		}
@@ -148,7 +148,7 @@ func (s *scanner) readSRIOV(d *Device, f *folder) {
 	}
 }
 
-// joinDevices returns the functions as a list that is sorted by address. It completes the fields that depend on both PF and VF.
+// joinDevices returns the functions as a list that is sorted by address. joinDevices completes the fields that depend on both PF and VF.
 func (s *scanner) joinDevices() []Device {
 	physical := map[Address]Device{}
 	for i := range s.devices {
@@ -179,8 +179,8 @@ func (s *scanner) joinDevices() []Device {
 	return devices
 }
 
-// countVFs counts the VFs of a PF. It counts the links from the PF to VFs and the links from VFs to the PF, and returns the larger number.
-// It does not use sriov_numvfs, because the kernel creates VFs before it updates this file.
+// countVFs counts the VFs of a PF. countVFs counts the links from the PF to VFs and the links from VFs to the PF, and returns the larger
+// number. countVFs does not use sriov_numvfs, because the kernel creates VFs before it updates this file.
 func (s *scanner) countVFs(pf Address) int {
 	links, vfs := 0, 0
 	for of := range s.indexes {

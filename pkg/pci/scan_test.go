@@ -68,7 +68,7 @@ func TestScanNoTree(t *testing.T) {
 	}
 }
 
-// TestScanMany checks the scan of a PF with 127 VFs. The VFs have every second address and are on two buses.
+// TestScanMany checks the scan of a PF with 127 VFs. The VFs use every second address on two buses.
 func TestScanMany(t *testing.T) {
 	s := mustScan(t, pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 127, Stride: 2, InPods: true}))
 	pf, ok := s.Device(address(t, "0000:15:00.0"))
@@ -86,7 +86,7 @@ func TestScanMany(t *testing.T) {
 	}
 }
 
-// TestScanVanishes checks that Scan skips removed functions and the VFs of a removed PF, without an error.
+// TestScanVanishes checks that Scan skips removed functions and the VFs of a removed PF, and returns no error.
 func TestScanVanishes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	before := mustScan(t, sysfs)
@@ -105,7 +105,7 @@ func TestScanVanishes(t *testing.T) {
 func TestScanGoesMeanwhile(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	for _, a := range []string{"0000:3b:10.0", "0000:3b:10.2"} {
-		// The dangling link simulates an interface that disappears: the folder lists it, but it cannot be opened.
+		// The dangling link simulates an interface that disappears: the folder contains its name, but the interface cannot be opened.
 		pcitest.Set(t, sysfs, a, "net/gone", "-> nowhere")
 	}
 	must(t, os.Remove(filepath.Join(pcitest.Folder(t, sysfs, "0000:3b:10.2"), "vendor")))

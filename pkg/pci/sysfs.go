@@ -30,7 +30,7 @@ const (
 // maxAttribute is the maximum size of a sysfs attribute in bytes, which is one page.
 const maxAttribute = 4096
 
-// Errors for unexpected files and links. A real sysfs contains none of them.
+// These errors report unexpected files and links. A real sysfs contains none of them.
 var (
 	errNoFile = errors.New("is no regular file")
 	errLong   = fmt.Errorf("is longer than %d bytes", maxAttribute)
@@ -48,7 +48,8 @@ func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV)
 }
 
-// readAttribute returns the content of a file without surrounding white space. It returns an error for a FIFO and does not block.
+// readAttribute returns the content of a file without surrounding white space. readAttribute returns an error for a FIFO and does not
+// block.
 func readAttribute(dir *os.Root, name string) (string, error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -111,7 +112,7 @@ func readLink(dir *os.Root, name, folder string) (string, error) {
 	return last, nil
 }
 
-// A folder is the open sysfs folder of one function or interface. It stores the first read error.
+// A folder is the open sysfs folder of one function or interface. A folder stores the first read error.
 type folder struct {
 	*os.Root
 	names []string // names in the folder, sorted
@@ -138,7 +139,7 @@ func (f *folder) has(name string) bool {
 	return found
 }
 
-// noteError stores the first real error. It removes the path from the error, because paths differ between machines.
+// noteError stores the first real error. noteError removes the path from the error, because paths differ between machines.
 func (f *folder) noteError(name string, err error) {
 	f.left = f.left || isMissing(err)
 	if f.err == nil && err != nil && !isUnavailable(err) {
@@ -166,7 +167,7 @@ func (f *folder) text(name string) string {
 	return value
 }
 
-// parseAttribute reads and parses an attribute. It returns the given default value if the attribute is missing or invalid.
+// parseAttribute reads and parses an attribute. parseAttribute returns the given default value if the attribute is missing or invalid.
 func parseAttribute[T any](f *folder, name string, otherwise T, parse func(string) (T, error)) T {
 	if !f.has(name) {
 		return otherwise
@@ -198,8 +199,8 @@ func (f *folder) linkTarget(name, in string) string {
 	return last
 }
 
-// linkedFunction returns the address of the PCI function to which a symlink leads. It returns the zero value if the symlink is missing or
-// invalid.
+// linkedFunction returns the address of the PCI function to which a symlink leads. linkedFunction returns the zero value if the symlink is
+// missing or invalid.
 func (f *folder) linkedFunction(name string) Address {
 	text := f.linkTarget(name, "")
 	if text == "" {

@@ -13,15 +13,15 @@ import (
 )
 
 // A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans when no event has arrived for the first
-// duration. During a continuous stream of events, it scans after the second duration.
+// duration. During a continuous stream of events, Watch scans after the second duration.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second
 )
 
-// Watch scans immediately, after events of the kernel, and at the interval that the caller passes. It sends each snapshot that differs from
-// the previous snapshot. It closes the channel when ctx ends. It returns an error only if the first scan fails, and logs later errors. If
-// the interval is 0, Watch scans only after kernel events. In a user namespace the kernel does not send events for all devices.
+// Watch scans immediately, after events of the kernel, and at the interval that the caller passes. Watch sends each snapshot that differs
+// from the previous snapshot. Watch closes the channel when ctx ends. Watch returns an error only if the first scan fails, and logs later
+// errors. If the interval is 0, Watch scans only after kernel events. In a user namespace, the kernel sends events for only some devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)
@@ -64,7 +64,7 @@ func watch(ctx context.Context, now *Snapshot, scan func() (*Snapshot, error), e
 	}
 }
 
-// waitForChange waits until the next scan is due. It returns false if ctx has ended.
+// waitForChange waits until the next scan is due. waitForChange returns false if ctx has ended.
 func waitForChange(ctx context.Context, events <-chan kernel.Event, poll time.Duration) bool {
 	var due, latest <-chan time.Time
 	if poll > 0 {

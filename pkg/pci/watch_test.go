@@ -47,7 +47,7 @@ func (m *fakeMachine) setScan(n int, err error) {
 	}
 }
 
-// runWatch runs f while a watch is running. It returns after the watch has ended.
+// runWatch runs f while a watch is running. runWatch returns after the watch has ended.
 func runWatch(t *testing.T, poll time.Duration, f func(m *fakeMachine)) *fakeMachine {
 	t.Helper()
 	m := &fakeMachine{}
@@ -115,7 +115,7 @@ func TestWatchStream(t *testing.T) {
 	}
 }
 
-// TestWatchPoll checks that polling finds a change without an event. It also checks that Watch sends the new snapshot once.
+// TestWatchPoll checks that polling finds a change without an event. The test also checks that Watch sends the new snapshot once.
 func TestWatchPoll(t *testing.T) {
 	m := runWatch(t, time.Minute, func(m *fakeMachine) {
 		time.Sleep(90 * time.Second)
@@ -133,7 +133,8 @@ func TestWatchNoPoll(t *testing.T) {
 	runWatch(t, 0, func(*fakeMachine) { time.Sleep(24 * time.Hour) }).check(t, 0)
 }
 
-// TestWatchFails checks that Watch sends nothing after a failed scan. It compares the next successful scan with the last successful scan.
+// TestWatchFails checks that Watch sends nothing after a failed scan. Watch compares the next successful scan with the last successful
+// scan.
 func TestWatchFails(t *testing.T) {
 	m := runWatch(t, time.Minute, func(m *fakeMachine) {
 		m.setScan(0, fs.ErrPermission)
@@ -154,8 +155,8 @@ func TestWatchFailsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatchKernel checks that an event of the real kernel causes a scan. It also checks that an event about the link of a pod causes no
-// scan.
+// TestWatchKernel checks that an event of the real kernel causes a scan. The test also checks that an event about the link of a pod causes
+// no scan.
 func TestWatchKernel(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	ctx, stop := context.WithCancel(t.Context())

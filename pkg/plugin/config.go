@@ -13,7 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// envelope holds the keys of a network configuration that package plugin itself reads.
+// The type envelope contains the keys of a network configuration that package plugin itself reads.
 type envelope struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
@@ -77,7 +77,8 @@ func (p Plugin) supports(v string) bool {
 	return false
 }
 
-// checkVersion returns an error if the plugin does not support the version, or if the version does not define the verb.
+// checkVersion returns an error if the plugin does not support the version, or if this version of the CNI specification does not define the
+// verb.
 func (p Plugin) checkVersion(verb, v string) error {
 	if !p.supports(v) {
 		return Errorf(CodeVersion, "cniVersion %s is not supported; supported are %s", quote(v), join(p.versions().SupportedVersions()))
@@ -111,8 +112,8 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 	return nil
 }
 
-// prevResult() returns the result of the previous plugins in the chain, and the version of this result. It returns nil if the configuration
-// contains no prevResult.
+// prevResult() returns the result of the previous plugins in the chain, and the version of this result. prevResult() returns nil if the
+// configuration contains no prevResult.
 func prevResult(env envelope) (*types100.Result, string, error) {
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
 		return nil, "", nil

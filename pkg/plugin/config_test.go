@@ -66,8 +66,8 @@ func TestVersionRefused(t *testing.T) {
 	}
 }
 
-// TestDelOfOtherVersion checks that DEL works with any version in the configuration, so that it can delete attachments after an upgrade or
-// a downgrade of the plugins.
+// TestDelOfOtherVersion checks that DEL works with any version in the configuration. DEL must delete attachments even after an upgrade or a
+// downgrade of the plugins.
 func TestDelOfOtherVersion(t *testing.T) {
 	for _, v := range append(allVersions(), "9.9.9", "x", "") {
 		rec := &recorder{}
@@ -151,7 +151,7 @@ func TestValidAttachments(t *testing.T) {
 	for keys, want := range map[string]map[Attachment]bool{
 		`"cni.dev/valid-attachments":null`: {},
 		`"cni.dev/valid-attachments":[]`:   {},
-		// libcni sends both keys with the same value.
+		// libcni passes both keys with the same value.
 		`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]`:                  {},
 		`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"net1","x":1}]`: {a: true, b: true},
 	} {

@@ -9,11 +9,12 @@ import (
 	"strings"
 )
 
-// maxConfig is the maximum size of stdin in bytes. Configurations with prevResult from libcni have a few kilobytes.
+// maxConfig is the maximum size of stdin in bytes. A configuration that libcni passes has a few kilobytes, including prevResult.
 const maxConfig = 16 << 20
 
-// Decode decodes the configuration into raw, which is a pointer to a struct that mirrors the JSON. It logs each unknown key together with
-// the most similar known key. Unknown keys are valid, because other plugins may read them, but they are often misspelt.
+// Decode decodes the configuration into the argument raw, a pointer to a struct that mirrors the JSON. Decode logs each unknown key
+// together with the most similar known key. An unknown key is valid, because another plugin may read it. An unknown key is logged, because
+// it is often a misspelt key.
 func (r *Request) Decode(raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err

@@ -10,12 +10,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxID is the maximum length of container IDs and network names in bytes. These names become parts of file names, and a file name has at
-// most 255 bytes.
+// maxID is the maximum length of container IDs and network names in bytes. The limit exists because these IDs and names are parts of file
+// names, and a file name has at most 255 bytes.
 const maxID = 255
 
 // requiredVariables returns the environment variables that a verb requires (SPEC.md section 2 "CNI operations"). ADD, CHECK and DEL do not
-// require CNI_PATH, because only plugins with a delegate need it.
+// require CNI_PATH, because only plugins that call another plugin need CNI_PATH.
 func requiredVariables(verb string) []string {
 	switch verb {
 	case "ADD", "CHECK":
@@ -55,7 +55,8 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. It checks only ADD and CHECK.
+// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. refuseArgs returns no error for verbs other than ADD and
+// CHECK.
 func (r *Request) refuseArgs(getenv func(string) string) error {
 	if r.Verb != "ADD" && r.Verb != "CHECK" {
 		return nil
@@ -93,9 +94,9 @@ func isAlnum(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
 }
 
-// ValidIfName returns an error for an invalid interface name. It rejects names that the kernel rejects (net/core/dev.c dev_valid_name), and
-// names with "%", which the kernel would replace. It also rejects "all" and "default", because these are special folders below
-// /proc/sys/net/ipv4/conf.
+// ValidIfName returns an error for an invalid interface name. ValidIfName rejects names that the kernel rejects (net/core/dev.c
+// dev_valid_name), and names with "%", which the kernel would replace. ValidIfName also rejects "all" and "default", because these are
+// special folders below /proc/sys/net/ipv4/conf.
 func ValidIfName(s string) error {
 	switch {
 	case s == "":
@@ -117,8 +118,8 @@ func ValidIfName(s string) error {
 	return nil
 }
 
-// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. The function ignores malformed arguments, because they must not make DEL
-// fail. Only checkArgs reports them.
+// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. parseArgs ignores malformed arguments, because they must not make DEL
+// fail. The function checkArgs reports malformed arguments.
 func parseArgs(s string) map[string]string {
 	args := map[string]string{}
 	for pair := range strings.SplitSeq(s, ";") {
@@ -148,7 +149,7 @@ func checkArgs(s string, args map[string]string) error {
 	return nil
 }
 
-// quote returns an external string in quotes for logs. It escapes special characters and truncates long strings.
+// quote() formats an external string for logs: it adds quotation marks, escapes special characters and truncates long strings.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {

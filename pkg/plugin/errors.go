@@ -11,7 +11,7 @@ import (
 )
 
 // Error codes. The CNI specification defines the codes below 100 (SPEC.md, "Error"), except code 8. Libraries use code 8 for an invalid
-// network namespace. Codes from 100 exist only in Podlace.
+// network namespace. Podlace defines the codes from 100.
 const (
 	CodeVersion       uint = 1  // incompatible cniVersion
 	CodeUnsupported   uint = 2  // unsupported field in the configuration; the message has key and value
@@ -95,13 +95,13 @@ func Hint(err error) string {
 	return strings.Join(hints, "; ")
 }
 
-// Undo collects the steps that undo the changes of a verb. Use it with a named error result:
+// Undo collects the steps that undo the changes of a verb. Use Undo with a named error result:
 //
 //	var undo plugin.Undo
 //	defer undo.OnError(&err)
 type Undo struct{ steps []func() error }
 
-// Push adds a step. Call it directly after the change that the step undoes.
+// Push adds a step. Call Push directly after the change that the step undoes.
 func (u *Undo) Push(step func() error) { u.steps = append(u.steps, step) }
 
 // OnError runs the steps in reverse order if *err is not nil. If a step fails, OnError joins the error to *err and continues with the next

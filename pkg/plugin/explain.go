@@ -11,7 +11,7 @@ import (
 )
 
 // describeDecodeError translates an error of encoding/json into JSON terms. The error of encoding/json contains names of Go types. The
-// second argument is the type into which the document was decoded. It may be nil.
+// second argument is the Go type into which the document was decoded, or nil.
 func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -26,8 +26,8 @@ func describeDecodeError(err error, t reflect.Type) error {
 	return fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wantedKind(wrong.Type))
 }
 
-// resolvePath follows the dotted path of a decode error, starting from type t. It returns the path as it is in the document, without the
-// names of embedded structs. It also returns the type at the end of the path, or nil if it is unknown.
+// resolvePath follows the dotted path of a decode error, starting from type t. resolvePath returns the path of keys in the document. This
+// path does not contain the names of embedded structs. resolvePath also returns the type at the end of the path, or nil if it is unknown.
 func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	var keys []string
 	for name := range strings.SplitSeq(path, ".") {

@@ -21,7 +21,7 @@ type Finding struct {
 	Code FindingCode `json:"code"`
 }
 
-// FindingCode is the stable name of a kind of finding. 'podlace explain CODE' explains it.
+// FindingCode is the stable name of a kind of finding. The command 'podlace explain CODE' explains this kind.
 type FindingCode string
 
 // Codes of the findings of plugins.
@@ -46,7 +46,7 @@ func (r *Request) LogFindings(findings []Finding) {
 }
 
 // UnknownKeys returns a finding for each unknown key of a configuration. The last argument is a struct with one field for each known key.
-// If the second argument is not empty, it is the key of an object, and UnknownKeys checks only the keys inside this object.
+// The second argument is the key of an object, or "". If the second argument is a key, UnknownKeys checks only the keys inside this object.
 func UnknownKeys(config []byte, within string, raw any) []Finding {
 	t := reflect.TypeOf(raw)
 	if within == "" {
@@ -59,8 +59,8 @@ func UnknownKeys(config []byte, within string, raw any) []Finding {
 	return nil
 }
 
-// unknownKeys returns a finding for each key of a JSON object if the struct type has no field for the key. It does not check the objects
-// "args" and "runtimeConfig", because other plugins use them too.
+// unknownKeys returns a finding for each key of a JSON object if the struct type has no field for the key. unknownKeys does not check the
+// objects "args" and "runtimeConfig", because other plugins use them too.
 func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(data, &object) != nil {
@@ -172,9 +172,9 @@ var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
-// Capabilities returns a finding for each capability that looks misspelt. It also returns a finding if the plugin needs a capability and
-// the configuration does not request it. The second argument is the needed capability, or "". The last argument describes the effect of a
-// missing capability.
+// Capabilities returns a finding for each capability that looks misspelt. Capabilities also returns a finding if the plugin needs a
+// capability and the configuration does not request it. The second argument is the needed capability, or "". The last argument describes
+// the effect of a missing capability.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`

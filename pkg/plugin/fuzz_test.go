@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// newQuiet returns a Request without input that discards its log.
+// newQuiet returns a Request that has no input and discards its log.
 func newQuiet(verb string) *Request {
 	r := &Request{Plugin: "fuzz", Verb: verb, CNIVersion: "1.1.0"}
 	r.log = io.Discard
@@ -17,8 +17,8 @@ func newQuiet(verb string) *Request {
 	return r
 }
 
-// FuzzConfig checks that an accepted configuration has a name and a version. For a rejected configuration the output is exactly one error
-// document.
+// FuzzConfig checks that each configuration which the plugin accepts has a name and a version. For each configuration that the plugin
+// rejects, the output is exactly one error document.
 func FuzzConfig(f *testing.F) {
 	for _, seed := range []string{"", "{}", "[]", "null", config(""), config(`"prevResult":{}`), config(`"cni.dev/valid-attachments":[]`),
 		`{"cniVersion":"0.4.0","name":"a"}`, `{"cniVersion":7}`, `{"name":"../x"}`, config(`"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}`)} {

@@ -17,12 +17,12 @@ const (
 	legacyKey = "cni.dev/attachments" // libcni sends it too
 
 	// DeadKey is a key of Podlace with a list of attachments. If the configuration has this key, GC collects only attachments in this list.
-	// Runtimes do not pass this key. Podlace passes this key when it calls GC itself. Its list of valid attachments may then lack attachments
-	// that were created later. The list of a runtime is complete, as SPEC.md requires.
+	// Runtimes do not pass this key. Podlace passes this key when it calls GC itself. In this case, the list of valid attachments may lack
+	// attachments that were created after the list. A runtime passes a complete list of valid attachments, as SPEC.md requires.
 	DeadKey = "podlace/dead-attachments"
 
-	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. It protects attachments whose ADD is still
-	// running: an ADD runs several plugins, and no lock is held between two plugins.
+	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. graceTime protects attachments whose ADD is
+	// still running: an ADD runs several plugins, and no lock is held between two plugins.
 	graceTime = time.Second
 )
 
@@ -64,7 +64,7 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 	return set, nil
 }
 
-// Candidate reports whether an attachment may be stale, so that GC must examine it further (Stale).
+// Candidate reports whether an attachment may be stale. GC then calls Stale to examine this attachment further.
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
 // Stale reports whether GC may collect an attachment. The second argument is the path of the attachment's namespace, or "" if the path is
@@ -89,12 +89,12 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	return true
 }
 
-// KeepAttachment adds an attachment to Valid, so that the following steps of GC keep it. Use it if other state still uses the addresses of
-// the attachment.
+// KeepAttachment adds an attachment to Valid, so that the following steps of GC keep it. Use KeepAttachment if other state still uses the
+// addresses of the attachment.
 func (r *Request) KeepAttachment(a Attachment) { r.Valid[a], r.keptAny = true, true }
 
-// ConfigForGC returns the configuration for the GC of a delegated plugin. Its list of valid attachments also contains the attachments that
-// this GC spared.
+// ConfigForGC returns the configuration for the GC of a delegated plugin. In this configuration, the list of valid attachments also
+// contains the attachments that this GC kept.
 func (r *Request) ConfigForGC() []byte {
 	var keys map[string]json.RawMessage
 	if !r.keptAny || json.Unmarshal(r.Config, &keys) != nil {
@@ -113,8 +113,8 @@ func (r *Request) ConfigForGC() []byte {
 	return config
 }
 
-// ConfigForDel returns the configuration without the lists of GC. GC calls DEL with this configuration for each stale attachment. Parsing
-// the lists each time would be slow, because they have an entry for each pod of the node.
+// ConfigForDel returns the configuration without the lists of GC. GC calls DEL with this configuration for each stale attachment. A DEL
+// with the lists would be slow, because it would parse one entry for each pod of the node.
 func (r *Request) ConfigForDel() []byte {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(r.Config, &keys) != nil {
@@ -130,7 +130,7 @@ func (r *Request) ConfigForDel() []byte {
 	return config
 }
 
-// NetnsGone reports whether the path of a namespace certainly does not exist. It returns false for "", which is an unknown path.
+// NetnsGone reports whether the path of a namespace certainly does not exist. NetnsGone returns false for "", which is an unknown path.
 func NetnsGone(path string) bool {
 	if path == "" {
 		return false
@@ -140,8 +140,8 @@ func NetnsGone(path string) bool {
 }
 
 // NetnsVisible reports whether this process can see the folder of a namespace's path. In a container the folder may not be mounted. In this
-// case a missing path does not prove that the namespace is gone. For paths below /proc it returns true, because the folder of a process
-// disappears with the process. It returns true for "", which is an unknown path.
+// case a missing path does not prove that the namespace is gone. For paths below /proc, NetnsVisible returns true, because the folder of a
+// process disappears with the process. NetnsVisible returns true for "", which is an unknown path.
 func NetnsVisible(path string) bool {
 	folder := filepath.Dir(path)
 	info, err := os.Stat(folder)

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// journalSocket is the socket of journald (systemd, "Native Journal Protocol"). Each log message is one datagram, with one line NAME=value
-// for each field.
+// journalSocket is the socket of journald (systemd, "Native Journal Protocol"). Each log message is one datagram. The datagram has one line
+// NAME=value for each field.
 const journalSocket = "/run/systemd/journal/socket"
 
 // maxField is the maximum size of a field in bytes, so that a message fits into a datagram.
@@ -69,7 +69,7 @@ type journalHandler struct {
 // Enabled reports whether messages of a level are logged.
 func (h journalHandler) Enabled(_ context.Context, level slog.Level) bool { return level >= h.level }
 
-// Handle sends a message. It adds the attributes to the fields and to the text, because journalctl shows only the text by default.
+// Handle sends a message. Handle adds the attributes both to the fields and to the text, because journalctl shows only the text by default.
 func (h journalHandler) Handle(_ context.Context, record slog.Record) error {
 	record.Attrs(func(a slog.Attr) bool {
 		h.addAttribute(a)
@@ -103,7 +103,7 @@ func (h *journalHandler) addAttribute(a slog.Attr) {
 	h.addField("PODLACE_"+fieldName(a.Key), value)
 }
 
-// addField adds a field. It copies the fields first, because several handlers share them.
+// addField adds a field. addField copies the fields first, because several handlers share them.
 func (h *journalHandler) addField(name, value string) {
 	line := name + "=" + printable(value, maxField) + "\n"
 	h.fields = append(bytes.Clone(h.fields), line...)

@@ -4,8 +4,8 @@ package plugin
 
 import "strings"
 
-// ClusterPrefix is the prefix of the names of our plugins in a cluster. Without the prefix, updates of distributions and other network
-// plugins would overwrite files such as bridge and portmap.
+// ClusterPrefix is the prefix of the file names of Podlace's plugins in a cluster. Without the prefix, a package update or another network
+// plugin would overwrite files such as bridge and portmap.
 const ClusterPrefix = "podlace-"
 
 // Kind returns the name of a plugin without ClusterPrefix. If the type in the configuration is "podlace-bridge", Kind returns "bridge".

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logConfig holds the configuration keys for the log. Every plugin supports these keys. sriov-cni has the same keys.
+// logConfig holds the configuration keys for the log. Every plugin supports these keys. sriov-cni supports the same keys.
 type logConfig struct {
 	LogLevel string `json:"logLevel"`
 	LogFile  string `json:"logFile"`
@@ -56,9 +56,9 @@ func CheckLogging(config []byte) error {
 	return l.check()
 }
 
-// openLog configures the log of the request with logLevel and logFile. If both keys are missing, it opens nothing. If it cannot open the
-// log file, it logs a warning, and the verb continues. DEL and GC ignore invalid values, because the cleanup must also work with a changed
-// configuration.
+// openLog configures the log of the request according to the keys logLevel and logFile. If both keys are missing, openLog opens no file and
+// no connection. If openLog cannot open the log file, it logs a warning, and the verb continues. DEL and GC ignore invalid values, because
+// the cleanup must also work with a changed configuration.
 func (r *Request) openLog() error {
 	r.Log = r.logger()
 	var to logConfig
@@ -90,10 +90,10 @@ func (r *Request) openLog() error {
 	return nil
 }
 
-// logToFile redirects the log to a file. It creates a missing file.
+// logToFile redirects the log to a file. logToFile creates a missing file.
 func (r *Request) logToFile(path string) error {
-	// With O_NONBLOCK, opening a FIFO does not block. Only regular files are allowed. The path could be /dev/stdout, and stdout must contain
-	// only the result.
+	// With O_NONBLOCK, a call that opens a FIFO does not block. The log file must be a regular file. The path could be /dev/stdout, and stdout
+	// must contain only the result.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err

@@ -24,7 +24,7 @@ func warningPlugin() Plugin {
 	return Plugin{Name: "x", NoNetns: true, Add: add, Del: verb, Check: verb, GC: verb, Status: verb}
 }
 
-// TestLogToFile checks that the log goes only to the file and contains the error of the verb. It also checks that the log contains no
+// TestLogToFile checks that the log goes only to the file and contains the error of the verb. The test also checks that the log contains no
 // warnings if logLevel is "error".
 func TestLogToFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
@@ -53,8 +53,8 @@ func TestLogToFile(t *testing.T) {
 	}
 }
 
-// TestWrongLogKeys checks that invalid values are an error before the verb runs and before a log file is created. DEL and GC ignore invalid
-// values.
+// TestWrongLogKeys checks that an invalid value of logLevel or logFile causes an error before the verb runs and before a log file is
+// created. DEL and GC ignore invalid values.
 func TestWrongLogKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "x.log")
 	for _, c := range []struct {
@@ -87,7 +87,7 @@ func TestWrongLogKeys(t *testing.T) {
 	}
 }
 
-// TestLogOnStderr checks that a plugin opens no log without logLevel and logFile.
+// TestLogOnStderr checks that a plugin logs to stderr if the keys logLevel and logFile are missing.
 func TestLogOnStderr(t *testing.T) {
 	opened := true
 	p := Plugin{Name: "x", Del: func(r *Request) error { opened = r.logTo != nil || r.journal != nil; return nil }}

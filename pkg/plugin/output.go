@@ -51,7 +51,7 @@ func dropNewFields(result *types100.Result) {
 	result.Routes = routes
 }
 
-// versionJSON returns the output of the verb VERSION. It contains the cniVersion of the request (SPEC.md, "VERSION").
+// versionJSON returns the output of the verb VERSION. The output contains the cniVersion of the request (SPEC.md, "VERSION").
 func (p Plugin) versionJSON(stdin []byte) ([]byte, error) {
 	var question struct {
 		CNIVersion string `json:"cniVersion"`
@@ -87,8 +87,8 @@ func (r *Request) errorJSON(err error) []byte {
 	return append(out, '\n')
 }
 
-// notReadAsSuccess replaces phrases such as "not found". The library go-cni ignores errors of DEL that contain these phrases (cni.go,
-// Remove).
+// notReadAsSuccess replaces phrases such as "not found" in the error of DEL. The library go-cni ignores errors of DEL that contain these
+// phrases (cni.go, Remove).
 func notReadAsSuccess(msg string) string {
 	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing", "no such file",
 		"missing file").Replace(msg)
@@ -109,8 +109,8 @@ func (r *Request) identity() string {
 	return b.String()
 }
 
-// printable replaces characters that are not printable ASCII, so that no pod can forge log lines. It truncates the text to the given number
-// of bytes.
+// printable() replaces characters that are not printable ASCII, so that no pod can forge log lines. printable() also truncates the text to
+// the given number of bytes.
 func printable(s string, most int) string {
 	s = strings.Map(func(c rune) rune {
 		switch {

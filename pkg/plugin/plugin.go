@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin is the framework of all CNI plugins. It reads the environment and stdin, rejects invalid input before any change, and
-// calls the verb with a validated Request. It encodes the result in the cniVersion of the configuration. It encodes an error as an error
-// document of the CNI specification. The error document contains the name of the pod.
+// Package plugin is the framework of all CNI plugins. The package reads the environment and stdin, rejects invalid input before any change,
+// and calls the verb with a validated Request. The package encodes the result in the cniVersion of the configuration. The package encodes
+// an error as an error document of the CNI specification. The error document contains the name of the pod.
 //
-// A plugin is a value of type Plugin. Its main function only calls Main.
+// A plugin is a value of type Plugin. The main function of a plugin only calls Main.
 package plugin
 
 import (
@@ -27,8 +27,8 @@ type Plugin struct {
 	Name       string // the "type" in a configuration
 	MinVersion string // oldest supported cniVersion; "" for 0.1.0
 	Chained    bool   // ADD and CHECK require a prevResult
-	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. For such a plugin, malformed and unknown arguments are no
-	// error. The reference plugin with the same name also ignores such arguments.
+	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. Malformed and unknown arguments then cause no error. The
+	// reference plugin with the same name also ignores such arguments.
 	ForeignArgs  bool
 	NoNetns      bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
 	CallsPatient bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
@@ -42,10 +42,10 @@ type Plugin struct {
 	listen func() <-chan os.Signal // from then on signals only request the end; nil if the process is not the plugin's own
 }
 
-// Version is the version of this build. Release builds set it with -ldflags -X.
+// Version is the version of this build. Release builds define Version with -ldflags -X.
 var Version = ""
 
-// Main runs the plugin in a process that a container runtime has started. It uses the environment, stdin and stdout of this process. It
+// Main runs the plugin in a process that a container runtime has started. Main uses the environment, stdin and stdout of this process. Main
 // returns the exit status, 0 or 1.
 func (p Plugin) Main() int {
 	// The process is short-lived, so garbage collection would only slow it down.
@@ -55,8 +55,8 @@ func (p Plugin) Main() int {
 	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 }
 
-// growStack grows the goroutine's stack once to the size that a verb needs. Without growStack, the runtime would double the stack several
-// times from 8 KiB, and copy all frames each time.
+// growStack grows the goroutine's stack once to the size that a verb needs. Without growStack, the Go runtime would double the stack
+// several times from 8 KiB, and copy all frames each time.
 //
 //go:noinline
 func growStack() byte {
@@ -64,7 +64,7 @@ func growStack() byte {
 	return frame[len(os.Args)]
 }
 
-// Run runs the plugin with the given environment and streams, and returns the exit status. It writes the whole output to stdout with one
+// Run runs the plugin with the given environment and streams, and returns the exit status. Run writes the whole output to stdout with one
 // write at the end.
 func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 	verb := getenv("CNI_COMMAND")
@@ -105,7 +105,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	return 0
 }
 
-// BuildVersion returns Version. If Version is empty, it returns the version that the Go tool recorded in the binary.
+// BuildVersion returns Version. If Version is empty, BuildVersion returns the version that the Go tool recorded in the binary.
 func BuildVersion() string {
 	if Version != "" {
 		return Version
@@ -187,8 +187,8 @@ func (p Plugin) call(r *Request) ([]byte, error) {
 	return nil, verb(r)
 }
 
-// runAdd runs ADD and encodes the result. It undoes the ADD if the result cannot be expressed in the version of the configuration, or if a
-// signal requested the end of the process.
+// runAdd runs ADD and encodes the result. runAdd undoes the ADD if the result cannot be expressed in the version of the configuration, or
+// if a signal requested the end of the process.
 func (p Plugin) runAdd(r *Request) ([]byte, error) {
 	result, err := p.Add(r)
 	if err != nil {

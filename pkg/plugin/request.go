@@ -16,7 +16,7 @@ import (
 // Pod is the identity of a pod, which Kubernetes runtimes pass in CNI_ARGS. All fields may be empty.
 type Pod struct{ Namespace, Name, UID string }
 
-// String returns namespace/name, or "" if the runtime passed no pod.
+// String returns the pod as namespace/name, or "" if the runtime passed no pod.
 func (p Pod) String() string {
 	if p.Name == "" {
 		return ""
@@ -74,8 +74,8 @@ type Request struct {
 	end       <-chan os.Signal // receives signals that request the end of the process
 }
 
-// Once calls a function and returns the result. If Run created the request, Once calls only one function for each result type. Later calls
-// with this result type return the stored result, also for a copy of the request.
+// Once calls a function and returns the result. If Run created the request, Once calls a function only if no result of this type is stored.
+// Later calls with the same result type return the stored result. A copy of the request shares the stored results.
 func Once[T any](r *Request, do func() T) T {
 	kind := reflect.TypeFor[T]()
 	if value, ok := r.once[kind].(T); ok {

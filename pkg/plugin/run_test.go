@@ -62,7 +62,7 @@ type errorDocument struct {
 	Details    string `json:"details"`
 }
 
-// mustFail checks that the exit status is 1. It also checks that stdout is exactly one error document with the given code.
+// mustFail checks that the exit status is 1. mustFail also checks that stdout is exactly one error document with the given code.
 func (o callOutcome) mustFail(t *testing.T, code uint) errorDocument {
 	t.Helper()
 	var f errorDocument
@@ -80,7 +80,7 @@ func (o callOutcome) mustFail(t *testing.T, code uint) errorDocument {
 	return f
 }
 
-// mustSucceed checks that the exit status is 0. It also checks that stdout is exactly the given text.
+// mustSucceed checks that the exit status is 0. mustSucceed also checks that stdout is exactly the given text.
 func (o callOutcome) mustSucceed(t *testing.T, stdout string) {
 	t.Helper()
 	if o.exit != 0 || o.stdout != stdout {

@@ -67,7 +67,7 @@ func schemaOf(t reflect.Type, path string, describe func(string) string) Schema 
 	return s
 }
 
-// Merge adds the properties of other object schemas to s. It does not replace existing properties.
+// Merge adds the properties of other object schemas to s. Merge does not replace existing properties.
 func (s Schema) Merge(others ...Schema) Schema {
 	properties, _ := s["properties"].(Schema)
 	for _, o := range others {

@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// Patient prevents signals other than SIGKILL from ending the process before the verb ends. After a signal, DEL continues to its end. ADD
-// also continues to its end, because it takes only milliseconds. The plugin then undoes the ADD. A plugin with the field CallsPatient calls
-// Patient only before its first change, because Patient starts two threads.
+// Patient lets the verb finish after a signal: only SIGKILL ends the process before the verb ends. After a signal, DEL continues to its
+// end. ADD also continues to its end, because an ADD lasts only milliseconds. After the end of this ADD, the plugin undoes the ADD. A
+// plugin with the field CallsPatient calls Patient only before its first change, because Patient starts two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()
 	if r.listening != nil {
@@ -18,7 +18,7 @@ func (r *Request) Patient() {
 	}
 }
 
-// PatientSoon installs the signal handlers of Patient in the background, because the installation takes some hundred microseconds.
+// PatientSoon installs the signal handlers of Patient in the background, because the installation lasts some hundred microseconds.
 func (r *Request) PatientSoon() {
 	if r.listen != nil && r.listening == nil {
 		r.listening = make(chan struct{})
@@ -30,7 +30,7 @@ func (r *Request) PatientSoon() {
 }
 
 // listenSignals installs signal handlers and returns a channel of the signals that request the end of the process. Child processes do not
-// inherit the handlers, so that signals end them as usual.
+// inherit the handlers, so that signals end child processes as usual.
 func listenSignals() <-chan os.Signal {
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)

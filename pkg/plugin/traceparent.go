@@ -12,7 +12,8 @@ const traceArg = "TRACEPARENT"
 // span of the runtime.
 type traceContext struct{ id, span string }
 
-// readTrace returns the trace context, or the zero value if there is none. It ignores an invalid value, as W3C Trace Context requires.
+// readTrace returns the trace context, or the zero value if there is none. readTrace ignores an invalid value, as W3C Trace Context
+// requires.
 func readTrace(getenv func(string) string, args map[string]string) traceContext {
 	for _, value := range []string{getenv(traceArg), args[traceArg]} {
 		if t, ok := parseTraceparent(value); ok {

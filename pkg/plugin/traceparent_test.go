@@ -36,7 +36,7 @@ func TestParseTraceparent(t *testing.T) {
 	}
 }
 
-// TestTraceInLog checks that log lines contain the trace context of the environment variable. If the variable has no valid value, they
+// TestTraceInLog checks that log lines contain the trace context of the environment variable. If the variable has no valid value, log lines
 // contain the trace context of CNI_ARGS.
 func TestTraceInLog(t *testing.T) {
 	other := strings.Replace(traceparent, "4bf9", "0af7", 1)

@@ -8,14 +8,14 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Pool is a resource with the name that the kubelet uses for it, and with its devices on this node.
+// Pool contains the devices that a resource has on this node, and the name under which the kubelet knows the resource.
 type Pool struct {
 	Name     string    // with prefix: intel.com/sriov, intel.com/sriov_numa0
 	Resource *Resource // configuration of the resource
 	Devices  []Device  // sorted by address
 }
 
-// Device is a device in a pool with the properties that its resource adds.
+// Device is a network device in a pool, together with the properties that its resource adds.
 type Device struct {
 	pci.Device
 	Topology []int             // NUMA nodes reported to the kubelet; empty if irrelevant or excluded
@@ -29,8 +29,8 @@ type Device struct {
 // splitByNuma gets one pool for each NUMA node that has devices.
 //
 // On a machine with several NUMA nodes, devices with an unknown NUMA node get a separate pool, unless unknownNuma is "all" or the API is
-// DRA. The reason is a rule of the kubelet's Topology Manager. If some devices of a resource have a topology, the Topology Manager ignores
-// the devices without a topology. It would then refuse pods although these devices are free.
+// DRA. The reason is a rule of the kubelet's Topology Manager: if some devices of a resource have a topology, the Topology Manager ignores
+// the devices without a topology. In one common pool, the Topology Manager would refuse pods although devices are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
@@ -60,7 +60,7 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	return out
 }
 
-// poolDevice returns the Device of a pool for a device and for the resource that contains this device.
+// poolDevice returns the entry of a pool for a network device. The entry adds the properties that come from the resource of the device.
 func (c *Config) poolDevice(n *node, v verdict) Device {
 	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.excludedVFs(n.subjects[v.device])}
 	switch {
@@ -86,8 +86,8 @@ func (c *Config) poolDevice(n *node, v verdict) Device {
 	return d
 }
 
-// splitPools returns the pools of a resource. Usually there is one pool. If the devices need different suffixes of the name, there is one
-// pool for each suffix.
+// splitPools returns the pools of a resource. Usually there is one pool. If the names of the devices' pools need different suffixes, there
+// is one pool for each suffix.
 func (r *Resource) splitPools(n *node, devices []Device) []Pool {
 	if r.API == DRA || !r.SplitByNUMA && !r.needsSuffix(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}
@@ -126,7 +126,7 @@ func (r *Resource) suffix(n *node, d *pci.Device) string {
 	return ""
 }
 
-// singleNode returns the ID of the single NUMA node, or 0 if the machine reports none.
+// singleNode returns the ID of the only NUMA node, or 0 if the machine reports no NUMA node.
 func (n *node) singleNode() int {
 	if len(n.Nodes) == 1 {
 		return n.Nodes[0].ID
@@ -134,8 +134,8 @@ func (n *node) singleNode() int {
 	return 0
 }
 
-// needsSuffix reports whether a resource has devices with a known NUMA node and devices with an unknown NUMA node, and needs separate pools
-// for them. It returns false if the name of the resource is too long for the suffix.
+// needsSuffix reports whether a resource needs separate pools for devices with a known NUMA node and devices with an unknown NUMA node.
+// needsSuffix returns false if the name of the resource is too long for the suffix.
 func (r *Resource) needsSuffix(n *node, devices []Device) bool {
 	if !r.maySplit(noNUMA) || !n.multiNUMA() || len(r.Name)+len(noNUMA) > maxName {
 		return false

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// workerMachine returns a machine with devices of every kind. The tests use these short names for the devices:
+// workerMachine returns a machine with devices of every kind. The tests use the following short names for the devices:
 //
 //	a0-a3, b0-b3  VFs of ens1f0 and ens1f1, node 0
 //	m0, m1        VFs of ib2f0, node 1, RDMA, InfiniBand
@@ -96,7 +96,7 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// TestAssign checks configurations with several resources. It also checks all keys of a resource except "selectors".
+// TestAssign checks configurations with several resources. The test also checks all keys of a resource except "selectors".
 func TestAssign(t *testing.T) {
 	intel := `"selectors":{"vendors":["8086","15b3"]}`
 	for _, test := range []struct{ config, want string }{
@@ -127,8 +127,8 @@ func TestAssign(t *testing.T) {
 	}
 }
 
-// TestOneNode checks machines with one NUMA node or without information about NUMA nodes. No device has a topology, and unknownNuma has no
-// effect.
+// TestOneNode checks machines with one NUMA node or without information about NUMA nodes. On these machines, no device has a topology, and
+// unknownNuma has no effect.
 func TestOneNode(t *testing.T) {
 	for nodes := range 2 {
 		s := workerMachine()
@@ -167,7 +167,8 @@ func TestSplitOrder(t *testing.T) {
 	}
 }
 
-// TestNodeOffline checks that the NUMA node of a device counts as unknown if this node is not online. The kubelet behaves in the same way.
+// TestNodeOffline checks that the NUMA node of a device counts as unknown if this node is not online. The kubelet also treats such a NUMA
+// node as unknown.
 func TestNodeOffline(t *testing.T) {
 	s := workerMachine()
 	for i := range s.Devices {
@@ -204,7 +205,7 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestBusy checks that devices that the node itself uses are never offered.
+// TestBusy checks that a device in use by the node itself is never offered.
 func TestBusy(t *testing.T) {
 	all := `"resourceList":[{"resourceName":"x","unknownNuma":"all"}]`
 	vfs := "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1"
@@ -297,7 +298,7 @@ func TestAssignIsPure(t *testing.T) {
 	}
 }
 
-// TestPFIsNoDevice (S-36) checks that a function that may be a PF is never offered, even if sysfs reports a wrong number of VFs.
+// TestPFIsNoDevice (S-36) checks that a possible PF is never offered, even if sysfs reports a wrong number of VFs.
 func TestPFIsNoDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","driver":"vfio-pci","selectors":[{"pfNames":["ens3f0"]},{"pciAddresses":["0000:30:00.0"]},{"drivers":["vfio-pci"]}]}],
 		"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`)

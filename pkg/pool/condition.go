@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// textTest is met if a text attribute of the device is in a list of values.
+// A device meets a textTest if a text attribute of the device is in a list of values.
 type textTest struct {
 	values []string
 	get    func(subject) string
@@ -23,8 +23,8 @@ func (t textTest) found(d subject) string { return t.get(d) }
 func (t textTest) met(d subject) bool     { return slices.Contains(t.values, t.get(d)) }
 func (t textTest) missing(*node) []string { return nil }
 
-// driverTest is met if the driver of the device is in the list. It is also met if the device has the driver to which the resource binds its
-// devices. Without this rule a device would leave its pool when it is bound.
+// A device meets a driverTest if the driver of the device is in the list. A device also meets the driverTest if the device already has the
+// driver to which the resource binds its devices. Without this rule, a device would leave its pool when it is bound to this driver.
 type driverTest []string
 
 func (t driverTest) want() string           { return strings.Join(t, ", ") }
@@ -34,7 +34,7 @@ func (t driverTest) met(d subject) bool {
 	return slices.Contains(t, d.Driver) || d.Driver != "" && d.Driver == d.bindTo
 }
 
-// addressTest is met if the PCI address of the device is in the list.
+// A device meets an addressTest if the PCI address of the device is in the list.
 type addressTest []pci.Address
 
 func (t addressTest) want() string           { return joinTexts(t, pci.Address.String) }
@@ -49,7 +49,7 @@ func (t addressTest) missing(n *node) (out []string) {
 	return out
 }
 
-// nodeTest is met if the NUMA node of the device is in the list.
+// A device meets a nodeTest if the NUMA node of the device is in the list.
 type nodeTest []int
 
 func (t nodeTest) want() string           { return joinTexts(t, strconv.Itoa) }
@@ -65,7 +65,7 @@ func (t nodeTest) missing(n *node) (out []string) {
 	return out
 }
 
-// rdmaTest is met if the device has RDMA.
+// A device meets an rdmaTest if the device supports RDMA.
 type rdmaTest struct{}
 
 func (rdmaTest) want() string           { return "true" }
@@ -73,7 +73,7 @@ func (rdmaTest) found(d subject) string { return strconv.FormatBool(len(d.RDMA) 
 func (rdmaTest) met(d subject) bool     { return len(d.RDMA) > 0 }
 func (rdmaTest) missing(*node) []string { return nil }
 
-// pfTest is met if the PF of a VF is in the list. For a device that is not a VF, the condition is met if the device itself is in the list.
+// A VF meets a pfTest if the PF of the VF is in the list. A device that is not a VF meets the pfTest if the device itself is in the list.
 type pfTest struct {
 	ranges []pfRange
 	kind   string
@@ -100,8 +100,8 @@ func (t pfTest) met(d subject) bool {
 	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.matches(d, p) && p.contains(d) })
 }
 
-// matches() reports whether the PF of a device has the name of the given range. Like the SR-IOV network device plugin, it ignores the case
-// of the name.
+// matches() reports whether the PF of a device has the name in the given range. Like the SR-IOV network device plugin, matches() ignores
+// the case of the name.
 func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pool assigns the network devices of a machine to the resources in a configuration. It explains the assignment of each device, and
-// chooses devices of a pool for a container. The package does no I/O. The same input always gives the same result.
+// Package pool assigns the network devices of a machine to the resources in a configuration. The package explains why each device is
+// assigned to its resource. It also chooses devices of a pool for a container. The package does no I/O. The same input always gives the
+// same result.
 //
-// The configuration extends the config.json of the SR-IOV network device plugin. Parse returns an error with all malformed entries. It is
-// no error if a node does not have a configured device, because one configuration serves many nodes. Findings reports the missing devices.
+// The configuration extends the config.json of the SR-IOV network device plugin. Parse returns an error with all malformed entries. A
+// configured device that is missing on a node causes no error, because one configuration serves many nodes. The function Findings reports
+// the missing devices.
 package pool
 
 import (
@@ -47,7 +49,7 @@ const (
 	CDIOff        CDI = "off"        // device specs instead of CDI
 )
 
-// API is the Kubernetes API through which a resource is offered. Each VF belongs to only one resource. Two APIs can therefore never
+// API selects the Kubernetes API through which a resource is offered. Each VF belongs to only one resource. Two APIs can therefore never
 // allocate the same VF.
 type API string
 
@@ -91,7 +93,7 @@ type Resource struct {
 	hosts           []string
 }
 
-// FullName returns the name with which pods request the resource. It consists of the resource prefix and the resource name.
+// FullName returns the name with which pods request the resource. This name consists of the resource prefix and the resource name.
 func (r *Resource) FullName() string { return r.Prefix + "/" + r.Name }
 
 // A selector matches a device if the device meets all conditions of the selector.
@@ -117,8 +119,8 @@ type test interface {
 	missing(*node) []string // wanted values that no device of the node can have, one sentence each
 }
 
-// pfEntry is an entry of the list pfs. An entry sets the number of VFs of a PF. The entry identifies the PF by its interface (Name) or its
-// PCI address (Address).
+// pfEntry is an entry of the list pfs. Each entry defines the number of VFs of a PF. The entry identifies the PF by its interface (Name) or
+// its PCI address (Address).
 type pfEntry struct {
 	Place
 	Name    string
@@ -137,7 +139,7 @@ type Source struct {
 	Strict bool   // an unsupported entry is an error
 }
 
-// Parse parses and validates a configuration. Its error joins all Problems; each Problem is one line.
+// Parse parses and validates a configuration. The error of Parse joins all Problems. Each Problem is one line.
 func Parse(src Source, data []byte) (*Config, error) {
 	r := &reader{file: src.File}
 	if _, err := resourcePrefix(src.Prefix); err != nil {
@@ -155,7 +157,7 @@ func Parse(src Source, data []byte) (*Config, error) {
 	return c, nil
 }
 
-// readConfig reads the whole configuration. It validates entries for other hosts too, but does not add them to the result.
+// readConfig reads the whole configuration. readConfig validates entries for other hosts too, but does not add them to the result.
 func (r *reader) readConfig(root value, src Source) *Config {
 	c := &Config{Taints: Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}}
 	cdi := CDIAuto
@@ -248,7 +250,7 @@ func (r *reader) readPF(v value) pfEntry {
 	return pf
 }
 
-// readAdditionalInfo reads the additional data for containers. The keys of the result are PCI addresses, and "*" for all devices.
+// readAdditionalInfo reads the additional data for containers. Each key of the result is a PCI address, or "*" for all devices.
 func (r *reader) readAdditionalInfo(v value) map[string]map[string]string {
 	if !r.hasKind(v, object) {
 		return nil

@@ -155,8 +155,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// offeredDevices returns the devices of all pools. It checks that each device is in only one pool, that the names of the pools are valid,
-// and that Prefer works with each pool.
+// offeredDevices returns the devices of all pools. offeredDevices also checks three things: each device is in only one pool, the names of
+// the pools are valid, and Prefer works with each pool.
 func offeredDevices(t *testing.T, data []byte, c *Config, s *pci.Snapshot) map[pci.Address]bool {
 	t.Helper()
 	seen := map[pci.Address]bool{}

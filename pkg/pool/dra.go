@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes. The full name of a resource must not be longer than this
-// maximum, because ResourceSlices contain the name as an attribute.
+// maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes. The maximum also applies to the full name of a resource,
+// because ResourceSlices contain the name as an attribute.
 const maxAttribute = 64
 
 // readDRA reads the section "dra" of the configuration.
@@ -45,8 +45,8 @@ func (r *reader) readVF(v value) *vfconfig.Config {
 	return c
 }
 
-// readClaimMay reads the list "claimMay" of the keys that claims may set. An item of the list is a key, or an object whose members are keys
-// with limits.
+// readClaimMay reads the list "claimMay" of the keys that claims may set. An item of the list is either a key, or an object in which each
+// member is a key with its limit.
 func (r *reader) readClaimMay(v value) vfconfig.Allowance {
 	a := vfconfig.Allowance{}
 	r.listOf(func(v value) {
@@ -68,7 +68,7 @@ func (r *reader) readClaimMay(v value) vfconfig.Allowance {
 	return a
 }
 
-// checkAPI reports an error for each key that has no effect with the API of the resource, so that no key is ignored silently.
+// checkAPI reports an error for each key that has no effect with the API of the resource.
 func (r *reader) checkAPI(v value, res *Resource) {
 	if res.API == DRA && res.ClaimMay == nil {
 		res.ClaimMay = vfconfig.DefaultAllowance()
@@ -91,7 +91,7 @@ func (r *reader) checkAPI(v value, res *Resource) {
 	}
 }
 
-// draReplacement returns a text about what DRA offers in place of a key of the device plugin API.
+// draReplacement returns a text about the feature of DRA that replaces a key of the device plugin API.
 func draReplacement(key string) string {
 	if key == "cdi" {
 		return "claims always get device files by CDI"
@@ -120,8 +120,8 @@ func (v value) asAny() any {
 	return nil
 }
 
-// excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. It returns 0 if the device is not a PF that is
-// offered as a whole.
+// excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. excludedVFs returns 0 if the device is not a PF
+// that is offered as a whole.
 func (c *Config) excludedVFs(d subject) int {
 	i := c.entryOf(d)
 	if i < 0 || !c.PFs[i].Whole {

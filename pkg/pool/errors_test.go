@@ -184,7 +184,7 @@ func resource(keys string) string { return `{"resourceList":[{"resourceName":"a"
 
 func pfs(items string) string { return `{"resourceList":[],"pfs":[` + items + `]}` }
 
-// TestParseAllErrors checks that the error of Parse contains all errors of a file. It also checks that each error is a Problem.
+// TestParseAllErrors checks that the error of Parse contains all errors of a file. The test also checks that each error is a Problem.
 func TestParseAllErrors(t *testing.T) {
 	_, err := Parse(source(), []byte(`{
   "resourceList": [

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// explainDevice returns the lines of the explanation for a device: the reason, and the answer of each resource with its checks.
+// explainDevice returns the lines of the explanation for a device: the reason, and the result and the checks for each resource.
 func explainDevice(c *Config, name string, env Env) []string {
 	var out []string
 	for _, e := range Explain(c, workerMachine(), env) {

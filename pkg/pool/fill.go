@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// fillEvenly takes one device after another, each from the PF with the most free devices.
+// fillEvenly chooses one device after another. For each device, fillEvenly uses the PF with the most free devices.
 func (q *query) fillEvenly(in nodeSet) []int {
 	return q.fillOneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// fillSpread takes one device after another, each from the PF with the fewest chosen devices. Among PFs with equally few chosen devices, it
-// prefers a PF whose PCI root has the fewest chosen devices. Among PFs that are still equal, it prefers a PF whose card has the fewest
-// chosen devices.
+// fillSpread chooses one device after another. For each device, fillSpread uses the PF with the fewest chosen devices. Among PFs with
+// equally few chosen devices, fillSpread prefers a PF whose PCI root has the fewest chosen devices. Among PFs that are still equal,
+// fillSpread prefers a PF whose card has the fewest chosen devices.
 func (q *query) fillSpread(in nodeSet) []int {
 	roots, cards, pfs := q.countChosen(nil)
 	order := func(pf int) int { return (pfs[pf]<<countBits+roots[q.pfs[pf].root])<<countBits + cards[q.pfs[pf].card] }
@@ -25,12 +25,12 @@ func (q *query) fillSpread(in nodeSet) []int {
 	})
 }
 
-// countBits is the number of bits for a count of devices. Several counts are packed into one number for comparison.
+// countBits is the number of bits for a count of devices. Several counts are packed into one number, so that one comparison is enough.
 const countBits = 16
 
-// fillOneByOne takes one device after another, each from the PF with the lowest rank. The rank consists of three parts: the result of the
-// first function, the number of free devices (the highest number first), and the address. The rank of a PF never decreases. The head of the
-// queue is therefore the minimum if its own rank is up to date.
+// fillOneByOne chooses one device after another. For each device, fillOneByOne uses the PF with the lowest rank. The rank consists of three
+// parts: the result of the function argument, the number of free devices, and the address. A PF with more free devices has a lower rank.
+// The rank of a PF never decreases. If the rank of the PF at the head of the queue is current, this PF therefore has the lowest rank.
 func (q *query) fillOneByOne(in nodeSet, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
 	rank := func(pf int) int { return order(pf)<<countBits - len(q.free[pf]) + plan[pf] }
@@ -96,7 +96,7 @@ func (q *query) countChosen(plan []int) (roots, cards, pfs []int) {
 	return roots, cards, pfs
 }
 
-// perPF returns the number of chosen devices of each PF, in descending order.
+// perPF returns how many devices of each PF are chosen, in descending order.
 func (q *query) perPF(_ nodeSet, plan []int) []int {
 	_, _, pfs := q.countChosen(plan)
 	return descending(pfs)

@@ -26,7 +26,7 @@ func (p Place) child(line int, below string) Place {
 	return Place{p.File, line, p.Key + below}
 }
 
-// Problem is an error or a warning with its place in a configuration.
+// Problem is an error or a warning with its position in a configuration.
 type Problem struct {
 	Place
 	Text string `json:"text"`
@@ -58,7 +58,7 @@ const (
 	object  kind = "an object"
 )
 
-// A value is a JSON value with its place in the file. encoding/json does not provide the place.
+// A value is a JSON value with its position in the file. encoding/json does not provide this position.
 type value struct {
 	Place
 	kind    kind
@@ -80,7 +80,7 @@ type treeReader struct {
 	reader  *reader
 }
 
-// parseJSON parses a file and returns it as one value. If the JSON is invalid, it reports only the first syntax error.
+// parseJSON parses a file and returns it as one value. If the JSON is invalid, parseJSON reports only the first syntax error.
 func parseJSON(r *reader, data []byte) (value, bool) {
 	root := Place{File: r.file, Line: 1}
 	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
@@ -171,7 +171,7 @@ func (t *treeReader) object(v value, depth int) (value, bool) {
 	return v, err == nil
 }
 
-// quoteKey returns a key for messages. It quotes and truncates a key that is long or contains special characters.
+// quoteKey returns a key for messages. quoteKey quotes and truncates a key that is long or contains special characters.
 func quoteKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted

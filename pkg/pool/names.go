@@ -18,8 +18,8 @@ var (
 	splitForm  = regexp.MustCompile(`^(.+)(_numa[0-9]+|_nonuma)$`)
 )
 
-// Limits for the names of extended resources. A Kubernetes quota refers to a resource by its name with the prefix "requests.". The name
-// with this prefix must also be valid.
+// These limits apply to the names of extended resources. A Kubernetes quota refers to a resource by its name with the prefix "requests.".
+// The name with this prefix must also be valid.
 const (
 	maxName   = 63
 	maxPrefix = 253 - len("requests.")
@@ -63,7 +63,7 @@ func driverName(s string) (string, error) {
 	return s, nil
 }
 
-// interfaceName checks the name of an interface. It also accepts alternative names, which may have more than 15 bytes.
+// interfaceName checks the name of an interface. interfaceName also accepts alternative names, which may have more than 15 bytes.
 func interfaceName(s string) (string, error) {
 	if s == "" || s == "." || s == ".." || len(s) > 127 ||
 		strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("/#:", c) }) {

@@ -14,7 +14,7 @@ type Env struct {
 	// DefaultRoute lists the names of the interfaces with a default route.
 	DefaultRoute []string
 	// Last contains the attributes that each device had while its interface was on the node. Selectors use these attributes while the
-	// interface of the device is in a pod. A change of the driver makes these attributes invalid.
+	// interface of the device is in a pod. If the driver of a device changes, these attributes are no longer valid.
 	Last map[pci.Address]pci.Device
 }
 
@@ -102,8 +102,8 @@ func (c *Config) whyBusy(n *node, i int) string {
 }
 
 // whyReserved returns the reason why a function that is not a VF must stay with the node, or "" if a pod may have it. A PF is offered only
-// if offerWhole is set, or if offerPf is set and the PF has no VFs. A pod with a PF could control all VFs of the PF, and a PF with the
-// driver vfio-pci cannot have VFs. A function with an unreadable file is not offered, because it may be a PF.
+// if offerWhole is set, or if offerPf is set and the PF has no VFs. The reason is that a pod with a PF could control all VFs of the PF. A
+// PF with the driver vfio-pci cannot have VFs. A function with an unreadable file is not offered, because it may be a PF.
 func (c *Config) whyReserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {

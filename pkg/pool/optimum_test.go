@@ -11,7 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferIsOptimal checks that Prefer returns the best of all possible subsets. The test has its own simple implementation of the costs.
+// TestPreferIsOptimal checks that Prefer returns the best of all possible subsets. The test computes the costs with its own simple
+// implementation.
 func TestPreferIsOptimal(t *testing.T) {
 	for _, policy := range []Policy{NUMABestFit, Pack, Balance, DistinctPF} {
 		for seed := range uint64(2000) {
@@ -123,8 +124,8 @@ func (c randomQuery) allIDs() []string {
 	return slices.Compact(all)
 }
 
-// bestSubset tries all subsets and returns the subset with the lowest cost. If several subsets have the lowest cost, it returns the first
-// subset in the order of addresses.
+// bestSubset tries all subsets and returns the subset with the lowest cost. If several subsets have the lowest cost, bestSubset returns the
+// first subset in the order of addresses.
 func (c randomQuery) bestSubset(policy Policy) []string {
 	all := c.allIDs()
 	var best []string

@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Prefer chooses the given number of devices for a container. It chooses all mandatory devices, and fills the rest with available devices.
-// Each policy minimises a list of quantities, in this order:
+// Prefer chooses the given number of devices for a container. Prefer chooses all mandatory devices, and fills the rest with available
+// devices. Each policy minimises a list of quantities, in this order:
 //
 //	numa-best-fit  NUMA nodes, their distance, devices left on the nodes, PFs, devices left on the PFs
 //	pack           PFs, NUMA nodes, their distance, devices left on the PFs, devices left on the nodes
@@ -20,11 +20,11 @@ import (
 //
 // The distance is the sum of the distances of all pairs of nodes. Among equally good devices, Prefer chooses the device with the lowest
 // address. Inside a PF it chooses the device with the lowest VF index. The result therefore does not depend on the order of the arguments.
-// The result is optimal unless the search over all sets of NUMA nodes exceeds its budget. The search can exceed its budget on machines with
-// ten or more nodes or hundreds of devices. In this case a better result with fewer nodes may exist.
+// The result is optimal unless the search over all sets of NUMA nodes exceeds its budget. On machines with ten or more nodes or hundreds of
+// devices, the search can exceed its budget. If the search exceeds its budget, a better result with fewer nodes may exist.
 //
-// Prefer returns no error, because an error would make the pod fail. It uses unknown IDs only if the known devices do not suffice. If too
-// few devices are available, it returns all of them.
+// Prefer returns no error, because an error would make the pod fail. Prefer uses unknown IDs only if the known devices do not suffice. If
+// too few devices are available, Prefer returns all available devices.
 func Prefer(policy Policy, t *Topology, available, must []string, size int) []string {
 	q := newQuery(t, available, must)
 	switch q.need = size - len(q.must) - len(q.mustUnknown); {
@@ -106,8 +106,8 @@ func (q *query) countKnown() int {
 	return n
 }
 
-// selectIDs returns the IDs of the mandatory devices, and of the first free devices of each PF according to the plan. It also returns
-// unknown IDs. The last argument is the maximum number of these IDs.
+// selectIDs returns the IDs of the mandatory devices, and of the first free devices of each PF according to the plan. selectIDs also
+// returns unknown IDs. The last argument is the maximum number of these IDs.
 func (q *query) selectIDs(plan []int, unknown int) []string {
 	ranks := slices.Clone(q.must)
 	for pf, n := range plan {

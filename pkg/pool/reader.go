@@ -38,7 +38,7 @@ func sortByLine(problems []Problem) {
 	slices.SortStableFunc(problems, func(a, b Problem) int { return a.Line - b.Line })
 }
 
-// joinProblems returns an error with all problems, sorted by line. It returns nil if there are no problems.
+// joinProblems returns an error with all problems, sorted by line. joinProblems returns nil if there are no problems.
 func (r *reader) joinProblems() error {
 	errs := make([]error, 0, len(r.problems)+1)
 	sortByLine(r.problems)
@@ -57,9 +57,10 @@ type field struct {
 	read func(value)
 }
 
-// readObject reads an object. For each member of the object, it calls the function of the field with this key. It returns the place of each
-// key. Like encoding/json, it ignores null values and the case of keys, because files for the SR-IOV network device plugin may rely on
-// this. The last arguments are keys of other programs. readObject accepts these keys, but does not suggest them in errors.
+// readObject reads an object. For each member of the object, readObject calls the function of the field with this key. readObject returns
+// the position of each key. Like encoding/json, readObject ignores null values and the case of keys. Some files for the SR-IOV network
+// device plugin may rely on this behaviour. The last arguments are keys of other programs. readObject accepts these keys, but does not
+// suggest them in errors.
 func (r *reader) readObject(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.hasKind(v, object) {
@@ -111,7 +112,7 @@ func find(fields []field, key string) (field, bool) {
 	return field{}, false
 }
 
-// hasKind reports whether a value has the wanted kind. It records a problem if the value has another kind.
+// hasKind reports whether a value has the wanted kind. hasKind records a problem if the value has another kind.
 func (r *reader) hasKind(v value, want kind) bool {
 	if v.kind == want {
 		return true
@@ -151,7 +152,7 @@ func (r *reader) readInteger(v value, least, most int) (int, bool) {
 	return n, true
 }
 
-// oneOf returns a function that reads a string, which must be one of the choices.
+// oneOf returns a function that reads a string and reports a problem if the string is not one of the choices.
 func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, text) {
@@ -168,7 +169,7 @@ func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	}
 }
 
-// listOf returns a function that reads a list. It calls the given function for each item of the list.
+// listOf returns a function that reads a list. listOf calls the given function for each item of the list.
 func (r *reader) listOf(item func(value)) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, list) {
@@ -195,7 +196,7 @@ func (r *reader) checkedString(to *string, check func(string) (string, error)) f
 	}
 }
 
-// stringList returns a function that reads a list of strings. It checks each string in the same way as checkedString.
+// stringList returns a function that reads a list of strings. stringList checks each string in the same way as checkedString.
 func (r *reader) stringList(to *[]string, check func(string) (string, error)) func(value) {
 	return r.listOf(func(v value) {
 		before, s := len(r.problems), ""

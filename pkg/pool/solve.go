@@ -7,8 +7,8 @@ import (
 )
 
 // policyRules contains the rules of a policy as three functions. The first function chooses devices on a set of NUMA nodes. The other two
-// functions return costs. The search minimises the costs of the second function first, then the number of nodes and their distance, and
-// then the costs of the third function.
+// functions return costs. The search first minimises the costs of the second function. Among sets with equal costs, the search minimises
+// the number of nodes, then the distance of the nodes, and then the costs of the third function.
 type policyRules struct {
 	fill   func(*query, nodeSet) []int        // returns the number of devices of each PF
 	before func(*query, nodeSet, []int) []int // nil if the number of nodes comes first
@@ -30,8 +30,8 @@ func rulesOf(p Policy) policyRules {
 	return policyRules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }
 
-// A choice is a plan with its costs. It contains only the costs that come after the number of nodes in the list of the policy. The earlier
-// costs in the list are equal for all compared choices.
+// A choice is a plan with its costs. A choice contains only the costs that come after the number of nodes in the list of the policy. The
+// earlier costs in the list are equal for all compared choices.
 type choice struct {
 	distance int
 	after    []int
@@ -123,7 +123,8 @@ func (s *search) try() {
 	}
 }
 
-// growSet is a heuristic for an exhausted budget. It adds the node with the most free devices until the set has enough devices.
+// growSet is the heuristic that is used when the budget of the search is exhausted. growSet adds the node with the most free devices until
+// the set has enough devices.
 func (s *search) growSet() []int {
 	free := make([]int, len(s.in))
 	for pf, g := range s.pfs {

@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Topology contains the NUMA node, the card and the PF of each device of a pool. It is built once, and can be used for many calls of
+// Topology contains the NUMA node, the card and the PF of each device of a pool. Topology is built once, and can be used for many calls of
 // Prefer.
 type Topology struct {
 	rank     map[string]int // device ID to rank: sorted by the PF's address, then by VF index
@@ -25,7 +25,7 @@ type pfGroup struct {
 	node, root, card int // indexes
 }
 
-// This is the distance between two NUMA nodes if the firmware reports no distance for them (ACPI SLIT).
+// If the firmware reports no distance between two NUMA nodes, this default distance applies (ACPI SLIT).
 const unreachable = 255
 
 // NewTopology returns the topology of the devices of a pool. The IDs of the devices are their PCI addresses.
@@ -101,8 +101,8 @@ func (x indexMap[T]) of(key T) int {
 	return x[key]
 }
 
-// sortNodes assigns an index to each NUMA node, in the order of the nodes' IDs. It also stores the distances between the nodes. Each stored
-// distance is the sum of the distances in both directions.
+// sortNodes assigns an index to each NUMA node, in the order of the nodes' IDs. sortNodes also stores the distances between the nodes. Each
+// stored distance is the sum of the distances in both directions.
 func (t *Topology) sortNodes(n *node, nodes indexMap[int]) {
 	ids := make([]int, 0, len(nodes))
 	for id := range nodes {

@@ -5,7 +5,7 @@ package pool
 import "fmt"
 
 // noteUnsupported records that the current resource has a valid key that this program does not support. The program does not offer this
-// resource. Other resources are not affected.
+// resource. All other resources are offered.
 func (r *reader) noteUnsupported(at Place, format string, args ...any) {
 	r.unserved = append(r.unserved, Problem{at, fmt.Sprintf(format, args...)})
 }
@@ -32,7 +32,7 @@ func (r *reader) readUnsupported(v value, key string) {
 	}
 }
 
-// readNull reads a key whose only valid value is null. Other programs write this key.
+// readNull reads a key whose only valid value is null. Other programs write such a key with the value null.
 func (r *reader) readNull(v value) {
 	r.fail(v.Place, "want null, as the SR-IOV network operator writes it")
 }

@@ -73,8 +73,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return nil, nil
 }
 
-// wantedState returns the state that the configuration asks for; without ports, that state is empty. The function returns an error, before
-// any change, for a configuration that cannot work on any node.
+// wantedState returns the state that the configuration requires. Without ports, this state is empty. If the configuration cannot work on
+// any node, wantedState returns an error before any change.
 func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portState, err error) {
 	if len(pod) == 0 {
 		return portState{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
@@ -97,8 +97,8 @@ func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portStat
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// endPrevious removes the state of an earlier ADD with the same key, even if that ADD has no record. The function returns the ports in the
-// record.
+// endPrevious removes the state of an earlier ADD of the same attachment, even if the earlier ADD has no record. endPrevious returns the
+// ports in the record.
 func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old portState
 	ok, err := att.Load(&old)
@@ -115,7 +115,7 @@ func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachmen
 	return old.Ports, err
 }
 
-// locatePod adds the node's interface towards the pod, and the pod's bridge, to the state.
+// locatePod stores two interfaces in the state: the node's interface towards the pod, and the pod's bridge.
 func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, pod []netip.Prefix) error {
 	if c.Backend == "iptables" {
 		st.Rules = c.rules(pod)
@@ -134,7 +134,8 @@ func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, p
 	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
 		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
 	}) {
-		// After a flush of the rules, route_localnet alone would open the node's 127.0.0.1 to the uplink's whole network.
+		// After a flush of the rules, every machine in the network of the uplink could reach the node's 127.0.0.1 if only route_localnet
+		// remained.
 		if link.Kind != "bridge" && host.IsUplink(link) {
 			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
 		} else {
@@ -144,7 +145,7 @@ func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, p
 	return nil
 }
 
-// chooseBackend selects iptables if the kernel has no nftables and the configuration does not name nftables.
+// chooseBackend selects iptables if the kernel has no nftables and the configuration does not require nftables.
 func (c *Config) chooseBackend() error {
 	if c.Backend != "nftables" || nft.Available() {
 		return nil
@@ -169,8 +170,8 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// programNode makes all changes on the node. The function returns the ports that it took from other pods. The function protects the node's
-// loopback from the pods before it makes the loopback reachable.
+// programNode makes all changes on the node. programNode returns the ports that this ADD took from other pods. Before programNode makes the
+// node's loopback reachable, it protects the loopback from the pods.
 func programNode(
 	r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState,
 ) (former []ports.Port, err error) {
@@ -200,7 +201,7 @@ func programNode(
 	if err != nil {
 		return nil, err
 	}
-	// From now on, a process that restores the ports of all pods also restores the ports of this pod.
+	// After this write, a process that restores the ports of all pods also restores the ports of this pod.
 	st.Begun = false
 	return former, att.Save(*st)
 }
@@ -240,7 +241,7 @@ func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *
 // isRace reports whether an element was added or removed after the plan was made.
 func isRace(err error) bool { return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) }
 
-// takeSinglePorts splits ranges into single ports and makes a new plan, because another attachment of the container has a part of a range.
+// If another attachment of the container has a part of a range, takeSinglePorts splits the ranges into single ports and makes a new plan.
 func takeSinglePorts(cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState, want *portClaim) (claimPlan, error) {
 	want.Ports = ports.Singles(st.Ports)
 	if err := cfg.checkCount(want.Ports); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestHostIPRefused (S-09): ADD refuses ambiguous spellings of a hostIP. ADD also refuses addresses at which no client can reach a pod.
+// TestHostIPRefused (S-09): ADD refuses a hostIP with an ambiguous spelling. ADD also refuses addresses at which no client can reach a pod.
 func TestHostIPRefused(t *testing.T) {
 	const noAddress, group, local, loopback = "want an IP address", "not one of a group", "link-local addresses are not routed",
 		"cannot route from ::1"

@@ -19,7 +19,7 @@ import (
 // defaultMarkBit is 13, as in the reference plugin. kube-proxy and the kubelet use the bits 14 and 15.
 const defaultMarkBit = 13
 
-// With the default of maxHostPorts, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
+// If maxHostPorts has its default value, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
 // maxHostPorts keeps the record within the size limit of the state folder.
 const (
 	defaultHostPorts  = 1024
@@ -79,8 +79,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend reads the key "backend". If this key is missing and another key works only with iptables, the backend is iptables. In all
-// other cases, the backend is nftables if the kernel supports nftables.
+// parseBackend reads the key "backend". If the key "backend" is missing and another key works only with iptables, the backend is iptables.
+// In all other cases, the backend is nftables if the kernel supports nftables.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {
@@ -118,7 +118,7 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables reports whether conditions use the syntax of iptables. The function looks at the first character, as the reference plugin
+// isIPTables reports whether the conditions are in the syntax of iptables. isIPTables looks at the first character, as the reference plugin
 // does.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
@@ -178,8 +178,8 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// isMatch rejects words that are not part of a match in the syntax of iptables(8). Words outside of a match could change the meaning of the
-// rule, or run a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
+// isMatch rejects words that are not part of a match in the syntax of iptables(8). Other words could change the meaning of the rule, or run
+// a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
 func isMatch(word string) bool {
 	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {
 		return false
@@ -200,7 +200,7 @@ func isMatch(word string) bool {
 			func(o string) bool { return strings.HasPrefix(o, long) }) // an abbreviated option
 }
 
-// iptablesCommands are the long options of iptables(8) that are commands or that control the output.
+// iptablesCommands contains two kinds of long options of iptables(8): commands, and options that control the output.
 var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero",
 	"new-chain", "delete-chain", "rename-chain", "policy", "verbose", "wait", "wait-interval", "exact", "line-numbers",
 	"set-counters", "ipv4", "ipv6"}
@@ -295,8 +295,8 @@ func checkHostIP(addr netip.Addr) error {
 	return nil
 }
 
-// hostPorts sets the target of each port to the pod's address of the same family. The function skips ports of a family in which the pod has
-// no address.
+// hostPorts sets the target of each port to the pod's address of the same family. hostPorts skips ports of a family in which the pod has no
+// address.
 func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	var out []ports.Port
 	seen := map[ports.Port]bool{}
@@ -318,7 +318,7 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses addresses that have no
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. podAddresses also uses addresses that have no
 // interface in prevResult.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}

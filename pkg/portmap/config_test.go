@@ -127,7 +127,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// hostileValues are invalid for every key. Some of them also have the wrong JSON type.
+// Each of the hostileValues is invalid for every key. Some of these values also have the wrong JSON type.
 var hostileValues = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`, `18446744073709551617`, `1e3`, `1e999`, `1.5`,
 	`80.0`,
 	`""`, `"80"`, `"0x50"`, `" "`, `"\u0000"`,
@@ -151,7 +151,7 @@ func TestParseHostile(t *testing.T) {
 		}
 		keys[key] = withMappings("{" + strings.Join(fields, ",") + "}")
 	}
-	// These values are valid for their key. An empty string, for example, means that the key is missing.
+	// The map contains for each key the values that are valid. An empty string, for example, means that the key is missing.
 	fine := map[string][]string{"backend": {`""`}, "snat": {"true"}, "masqAll": {"true"}, "markMasqBit": {"0"},
 		"refuseHostListeners": {"true"}, "runtimeConfig": {"{}", `{"a":1}`},
 		"portMappings": {"[]"}, "conditionsV4": {"[]"}, "conditionsV6": {"[]"}, "externalSetMarkChain": {`"80"`, `"0x50"`}, "protocol": {`""`},

@@ -56,9 +56,9 @@ func takenElement(p ports.Port, owner string) nft.Element {
 
 // ownedPorts holds the ports of one attachment.
 type ownedPorts struct {
-	// Owner is the attachment's hash, a space and a readable name. Only an attachment with the same hash may change and delete the elements.
+	// Owner is the attachment's hash, a space and a readable name. Only the attachment with this hash may change and delete the elements.
 	Owner string
-	// Bridge is the pod's bridge, or "" if the pod is alone behind its link.
+	// Bridge is the bridge of the pod, or "" if the pod's link on the node has no bridge.
 	Bridge string
 	// Taken is true if another backend forwards the ports.
 	Taken bool
@@ -115,14 +115,14 @@ func uniqueElements(elements []nft.Element) []nft.Element {
 	})
 }
 
-// isForward reports whether the element is in a set in which each port has exactly one owner.
+// isForward reports whether the element is in a set that gives each port exactly one owner.
 func isForward(e nft.Element) bool {
 	name := strings.TrimRight(e.Set, "46")
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
 // portOf parses the node port from the key of a forwarding element. The key consists of the address, the protocol and the first port. The
-// target address is the value of the element. If the element has no value, the function takes the address family from the name of the set.
+// target address is the value of the element. If the element has no value, the name of the set determines the address family.
 func portOf(e nft.Element) ports.Port {
 	to, size := netip.IPv6Unspecified(), 16
 	if strings.HasSuffix(e.Set, "4") {
@@ -151,7 +151,7 @@ func portOf(e nft.Element) ports.Port {
 	return p
 }
 
-// portOwner describes an attachment with hostPorts. All its data comes from nf_tables.
+// portOwner describes an attachment with hostPorts. All data in a portOwner comes from nf_tables.
 type portOwner struct {
 	Hash  string // of the attachment's key
 	Netns string // as in ownedPorts.Netns

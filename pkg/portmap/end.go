@@ -66,8 +66,8 @@ func collectUnrecorded(host *kernel.Node) error {
 	return errors.Join(errs...)
 }
 
-// removePorts ends the forwarding, regardless of the current configuration. The function marks the record as ended before all other steps
-// and deletes the record after all other steps. A concurrent restore of all ports therefore does not restore these ports.
+// removePorts ends the forwarding, regardless of the current configuration. removePorts marks the record as ended before all other steps
+// and deletes the record after all other steps. A process that restores all ports at the same time therefore does not restore these ports.
 func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) error {
 	if err := endForwarding(host, att.Key, st, att); err != nil {
 		return err
@@ -76,8 +76,8 @@ func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) er
 	return att.Remove()
 }
 
-// endForwarding ends the forwarding of an attachment. The function first gives the shared ports to the other attachment. If att is not nil,
-// endForwarding then marks the record as ended.
+// endForwarding ends the forwarding of an attachment. endForwarding first gives the shared ports to the other attachment. If att is not
+// nil, endForwarding then marks the record as ended.
 func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
@@ -100,7 +100,8 @@ func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *att
 }
 
 func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPorts) error {
-	// The steps run in the reverse order of ADD. The protection of 127.0.0.1 is removed last, and only then can other pods take the ports.
+	// The steps run in the reverse order of ADD. The last step removes the protection of 127.0.0.1. Other pods can take the ports only after
+	// this step.
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
@@ -109,11 +110,12 @@ func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPo
 	return delHostPorts(host, ports)
 }
 
-// delUnrecorded removes the state of an attachment without a record. The record is lost, or the reference plugin made the attachment.
+// delUnrecorded removes the state of an attachment without a record. Either the record is lost, or the reference plugin created the
+// attachment.
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
 	if err == nil && !lost && passesPorts(r) {
-		// The record and the rules may both be lost while 127.0.0.1 is still open for this pod.
+		// Even if both the record and the rules are lost, 127.0.0.1 may still be open for this pod.
 		err = mendLoopbackLocked(host)
 	}
 	if err != nil {
@@ -122,8 +124,8 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	return delReference(r, lost)
 }
 
-// endUnrecorded removes the hostPorts of an attachment that has no record. The function finds the hostPorts by the hash of the attachment's
-// key. The first result is true if the function found hostPorts.
+// endUnrecorded removes the hostPorts of an attachment that has no record. endUnrecorded finds the hostPorts by the hash of the
+// attachment's key. The first result is true if the function found hostPorts.
 func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err

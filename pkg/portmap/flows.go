@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// endFlows only logs failures. After a failure, a client that keeps sending UDP reaches the previous pod until the connection tracking
-// entry expires.
+// endFlows only logs failures. If the deletion fails, a client that keeps sending UDP reaches the previous pod until the connection
+// tracking entry expires.
 func endFlows(host *kernel.Node, of []ports.Port) {
 	if err := delFlows(host, of); err != nil {
 		slog.Warn("stale UDP connections could not be removed", "error", err)

@@ -16,7 +16,7 @@ import (
 )
 
 // TestFlushed: no elements are added to a table without rules. The rules are written together with the ports of all pods. If the rules were
-// written alone, their mark would hide that ports are missing.
+// written without the ports, the mark of the rules would hide that ports are missing.
 func TestFlushed(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -33,7 +33,7 @@ func TestFlushed(t *testing.T) {
 	}
 }
 
-// TestRestoreHostPorts: Restore adds missing elements. If a port now belongs to another attachment, that attachment keeps it.
+// TestRestoreHostPorts: Restore adds missing elements. If a port now belongs to another attachment, the other attachment keeps the port.
 func TestRestoreHostPorts(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

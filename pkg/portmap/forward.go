@@ -14,14 +14,14 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// droppingChain is a chain that drops forwarded packets to and from a pod unless a rule accepts them. No plugin adds an accepting rule,
-// because the admin of a firewall with policy drop decides which packets pass.
+// droppingChain is a chain that drops forwarded packets to and from a pod unless a rule accepts them. No plugin adds a rule that accepts
+// packets, because the admin of a firewall with policy drop decides which packets pass.
 type droppingChain struct {
 	text string
 	fix  []string // commands that accept the pod's subnet in both directions
 }
 
-// warnForward warns about chains that may drop packets from other machines and pods to the ports. The function only warns and never fails,
+// warnForward warns about chains that may drop packets from other machines and pods to the ports. warnForward only warns and never fails,
 // because a rule of the firewall may still accept the packets.
 func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
 	list, err := droppingChains(host, pod)
@@ -98,8 +98,8 @@ func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
 		"fix", "use backend nftables, whose hostPorts come after Services")
 }
 
-// warnHairpin warns about a pod that does not reach its own hostPorts through its interface. If br_netfilter is on, the bridge forwards the
-// translated packet itself. Only in hairpin mode does the bridge send a packet back through the same bridge port.
+// warnHairpin logs a warning if a pod cannot reach its own hostPorts through its interface. If br_netfilter is on, the bridge forwards the
+// translated packet itself. The bridge sends a packet back through the same bridge port only if this port is in hairpin mode.
 func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 	every, err := host.Get("bridge/bridge-nf-call-iptables")
 	if err != nil {
@@ -121,7 +121,8 @@ func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 // policyDrop is NF_DROP: the chain drops each packet that no rule accepts.
 const policyDrop = 0
 
-// chainName is the name of a chain in nf_tables. Chains in nf_tables include the chains of iptables-nft, but not those of iptables-legacy.
+// chainName is the name of a chain in nf_tables. The chains in nf_tables include the chains of iptables-nft. They do not include the chains
+// of iptables-legacy.
 type chainName struct{ Family, Table, Name string }
 
 // String returns the name in the form that 'nft list chain' expects.
@@ -141,9 +142,9 @@ func filterChain(is4 bool, name string) chainName {
 	return chainName{"ip6", "filter", name}
 }
 
-// forwardDrops returns the chains that drop forwarded packets by policy. The function reads the chain FORWARD of iptables and ip6tables,
-// because Docker and ufw change its policy. The function also reads the chain forward of table inet filter, which the nftables.conf of
-// distributions creates. The function sends one request for each chain, regardless of the number of rules.
+// forwardDrops returns the chains that drop forwarded packets by policy. forwardDrops reads the chain FORWARD of iptables and ip6tables,
+// because Docker and ufw change its policy. forwardDrops also reads the chain forward of table inet filter, which the nftables.conf of
+// distributions creates. forwardDrops sends one request for each chain, regardless of the number of rules.
 func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
 	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
 		state, _, err := chain(host, c)

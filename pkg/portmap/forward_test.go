@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// runAdmin runs the commands of an admin. The function skips the test if the program of a command is not installed.
+// runAdmin runs the commands of an admin. runAdmin skips the test if the program of a command is not installed.
 func runAdmin(t *testing.T, commands ...string) {
 	t.Helper()
 	for _, c := range commands {
@@ -90,7 +90,8 @@ func newMachine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod 
 	return pod
 }
 
-// canConnect reports whether a machine reaches the pod's server on port 80. The first packet may get lost and need one retransmission.
+// canConnect reports whether a machine reaches the pod's server on port 80. The first packet may be lost, and the client then sends the
+// packet again.
 func canConnect(t *testing.T, from *sandbox.Pod, address string, limit time.Duration) bool {
 	t.Helper()
 	err := from.Do(func() error {
@@ -103,8 +104,8 @@ func canConnect(t *testing.T, from *sandbox.Pod, address string, limit time.Dura
 	return err == nil
 }
 
-// TestForwardPolicy: a firewall with policy drop causes a warning that names this firewall. The commands in the warning let connections
-// pass.
+// TestForwardPolicy: a firewall with policy drop causes a warning that contains the name of the firewall. The commands in the warning let
+// connections pass.
 func TestForwardPolicy(t *testing.T) {
 	lan := newMachine(t, "ptf0", []string{"10.74.0.1/24", "fd00:74::1/64"}, []string{"10.74.0.2/24", "fd00:74::2/64"})
 	pod := newMachine(t, "ptf1", []string{"10.75.0.1/24", "fd00:75::1/64"}, []string{"10.75.0.2/24", "fd00:75::2/64"})
@@ -115,7 +116,8 @@ func TestForwardPolicy(t *testing.T) {
 		}
 	}
 	var server net.Listener
-	// Package net checks the available address families only once. In a pod whose lo is down, package net would find no address family.
+	// Package net checks the available address families only once. If the link lo of a pod is down, package net finds no address family in
+	// this pod.
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		l.Close()
 	}

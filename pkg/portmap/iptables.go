@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The chains and rules have the same names and text as those of the reference plugin. After a rollback, the reference plugin can therefore
-// remove the chains and rules.
+// The chains and rules have the same names and text as the chains and rules of the reference plugin. After a rollback, the reference plugin
+// can therefore remove the chains and rules.
 const (
 	dnatChain = reference.HostportChain
 	markChain = "CNI-HOSTPORT-SETMARK"
@@ -82,8 +82,8 @@ func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Lo
 	return lost, err
 }
 
-// nameConditions adds the conditions to the error if iptables refuses the rules. Only the conditions can cause the refusal, because all
-// other parts of the rules are the same for every pod.
+// If iptables refuses the rules, nameConditions adds the conditions to the error. Only the conditions can be invalid, because all other
+// parts of the rules are the same for every pod.
 func (of iptablesRules) nameConditions(err error, is4 bool) error {
 	key, words := of.conditionsOf(is4)
 	if len(words) == 0 || !iptables.Refused(err) {
@@ -126,7 +126,7 @@ func (rec recordedPorts) byIPTables(is4 bool) bool {
 }
 
 // restoreIPTables restores the missing rules of attachments. The first result is true if any rule was missing. If another process holds the
-// lock and wait is false, the function returns a busy error.
+// lock and the argument wait is false, restoreIPTables returns a busy error.
 func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
@@ -232,7 +232,8 @@ func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
 	return append(chains, rules...)
 }
 
-// podLines returns the lines of the pod's own chain. For each port, the lines that mark packets for masquerade come before the translation.
+// podLines returns the lines of the pod's own chain. For each port, the lines that mark packets for masquerade come before the line that
+// translates the address.
 func podLines(key attachment.Key, of iptablesRules, list []ports.Port, pod netip.Prefix) []string {
 	chain := podChain(key)
 	lines := []string{":" + chain + " - [0:0]"}
@@ -278,7 +279,7 @@ func namedFirst(list []ports.Port) []ports.Port {
 }
 
 // entryLines returns the lines that jump to the pod's chain. The lines of ports with a hostIP come before the lines of all ports without a
-// hostIP, including those of other pods. The lines also remove the pod's stale entries.
+// hostIP, including the lines of other pods. The lines also remove the pod's stale entries.
 func entryLines(nat iptables.NAT, key attachment.Key, of iptablesRules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether the shared rules exist for each address family that attachments use. The function starts no program. The
-// rules of iptables-legacy are therefore not visible. If the function cannot read some rules, it assumes that these rules are intact.
+// iptablesIntact reports whether the shared rules exist for each address family that attachments use. iptablesIntact starts no program. The
+// rules of iptables-legacy are therefore not visible. If iptablesIntact cannot read some rules, it assumes that these rules are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
@@ -77,9 +77,9 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkAhead returns an error if packets do not reach our rules because of a rule of another program. In the hostPort chains, any rule that
-// ends the chain causes the error. In PREROUTING and OUTPUT, only a rule that matches every packet causes the error. Podlace does not
-// remove the rule of another program, because other programs share the nat table.
+// checkAhead returns an error if a rule of another program keeps packets from Podlace's rules. In the hostPort chains, any rule that ends
+// the chain causes this error. In PREROUTING and OUTPUT, only a rule that matches every packet causes this error. Podlace does not remove
+// the rule of another program, because other programs share the nat table.
 func checkAhead(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},

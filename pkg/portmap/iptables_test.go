@@ -100,7 +100,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestLinesAgain: a second ADD does not write shared rules again, and it replaces the pod's stale rules.
+// TestLinesAgain: a second ADD replaces the stale rules of the pod, but does not write the shared rules again.
 func TestLinesAgain(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

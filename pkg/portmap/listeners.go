@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// checkListeners finds ports on which processes of the node listen. If the port is forwarded, clients no longer reach those processes. With
-// refuseHostListeners, the result is an error. Without refuseHostListeners, the function logs a warning.
+// checkListeners finds ports on which processes of the node listen. When such a port is forwarded, clients no longer reach these processes.
+// With refuseHostListeners, checkListeners returns an error. Without refuseHostListeners, checkListeners only logs a warning.
 func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	used, err := listeningPorts(ports.Singles(wanted))
 	switch {
@@ -34,8 +34,8 @@ func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", list), "%s", hint)
 }
 
-// checkHostIPs returns an error if a hostIP is the broadcast address of one of the node's networks. The function logs a warning if the node
-// does not have the address. The node may get the address later, for example from keepalived.
+// checkHostIPs returns an error if a hostIP is the broadcast address of one of the node's networks. If the node does not have the hostIP,
+// checkHostIPs logs a warning. The node may get the address later, for example from keepalived.
 func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) error {
 	asked := map[netip.Addr]bool{}
 	for _, p := range wanted {
@@ -58,8 +58,8 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 // manyPorts is a threshold: for this number of ports or more, reading the socket tables is faster than binding each port.
 const manyPorts = 32
 
-// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. If these ports are forwarded, packets to the
-// ports no longer reach that process. The function does not check SCTP.
+// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. When such a port is forwarded, packets to the
+// port no longer reach the process. listeningPorts does not check SCTP.
 func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 	tables := map[string]kernel.Sockets{}
 	listens := func(p ports.Port) bool {

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestListeners (F-40, S-27): if a process of the node listens on a port, the warning or the error names this port.
+// TestListeners (F-40, S-27): if a process of the node listens on a port, the warning or the error contains this port.
 func TestListeners(t *testing.T) {
 	newLab(t)
 	tcp, err := net.Listen("tcp", ":7180")
@@ -139,8 +139,8 @@ func TestConntrackWalks(t *testing.T) {
 	})
 }
 
-// TestHostIPOfNode (S-09): ADD refuses a broadcast address of the node before any change. ADD accepts an address that the node does not
-// have yet.
+// TestHostIPOfNode (S-09): ADD refuses a broadcast address of the node before any change. ADD accepts a hostIP that the node does not have
+// yet.
 func TestHostIPOfNode(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		var log bytes.Buffer

@@ -27,7 +27,7 @@ const loopbackSchema = 1
 const protectPriority = -300
 
 // loopbackUsers contains a folder for each link with route_localnet. Each of these folders contains a file for each attachment that needs
-// the link. The folder may be lost. An empty folder therefore does not prove that no attachment is left.
+// the link. Because these files may be lost, an empty folder does not prove that no attachment is left.
 var loopbackUsers = filepath.Join(store.Root, ".localhost")
 
 // foreignPrefix is the start of a folder's name if another program enabled route_localnet for the link. The name of a link cannot contain a
@@ -42,7 +42,7 @@ func buildLoopback(r nft.Ruleset) error {
 	ipv4 := nft.FamilyOf(true)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.IfName("lo")}}
 	for _, offset := range []uint32{ipv4.Source, ipv4.Destination} {
-		// All packets pass through this rule. The match that fails for most packets therefore comes first.
+		// All packets pass through this rule. The first match is therefore the match that fails for most packets.
 		r.Rule(chain, slices.Concat(ipv4.Only(), matchLoopback(offset), notLo, nft.Drop())...)
 	}
 	return r.Mark(loopbackSchema)
@@ -66,7 +66,7 @@ func loopbackProtected(host *kernel.Node) (bool, error) {
 	return marked(host, nft.LoopbackTable, loopbackSchema)
 }
 
-// loopbackUsed reports whether loopbackUsers contains any attachment. The function reads one folder.
+// loopbackUsed reports whether loopbackUsers contains any attachment. loopbackUsed reads one folder.
 func loopbackUsed() bool {
 	users, err := readNames(loopbackUsers, 1)
 	return err != nil || len(users) > 0
@@ -92,8 +92,8 @@ func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	return true, installLoopback()
 }
 
-// openedByUs is the value of route_localnet that Podlace writes. The kernel treats every value except 0 as on, and other programs write 1.
-// The value therefore shows which links Podlace opened, even if records and rules are lost.
+// openedByUs is the value of route_localnet that Podlace writes. For the kernel, every value except 0 means "on". Other programs write 1.
+// This value therefore shows which links Podlace opened, even if records and rules are lost.
 const openedByUs = "2"
 
 func routeLocalnet(link, value string) kernel.Sysctl {
@@ -146,7 +146,7 @@ func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	return host.Set(routeLocalnet(link, "1"))
 }
 
-// openedLinks returns the links on which Podlace enabled route_localnet. The function reads all links of the node.
+// openedLinks returns the links on which Podlace enabled route_localnet. openedLinks reads all links of the node.
 func openedLinks(host *kernel.Node) (links []string, err error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -158,7 +158,8 @@ func openedLinks(host *kernel.Node) (links []string, err error) {
 }
 
 // openedUnknown reports whether any link has route_localnet although no file says which program enabled it. Earlier versions of Podlace
-// wrote the value 1, like other programs. If records are lost, another program may have enabled route_localnet on the link.
+// wrote the value 1, like other programs. If records are lost, Podlace cannot know whether another program enabled route_localnet on the
+// link.
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -169,7 +170,7 @@ func openedUnknown(host *kernel.Node) (bool, error) {
 	return false, err
 }
 
-// routeLocalnets returns the value of route_localnet for each link of the node. The function skips the entries "all" and "default".
+// routeLocalnets returns the value of route_localnet for each link of the node. routeLocalnets skips the entries "all" and "default".
 func routeLocalnets(host *kernel.Node) (map[string]string, error) {
 	links, err := host.List("ipv4/conf")
 	values := map[string]string{}
@@ -187,7 +188,7 @@ func LoopbackOpen(host *kernel.Node) (bool, error) {
 	return len(links) > 0, err
 }
 
-// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. The function reads one file.
+// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. loopbackOpenedOn reads one file.
 func loopbackOpenedOn(link string) bool {
 	if link != filepath.Base(link) {
 		return false
@@ -206,7 +207,7 @@ func CloseLoopback(host *kernel.Node) error {
 }
 
 // mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. If there are no records and no hostPorts
-// in the kernel, the function disables route_localnet on all links. The second argument contains the hashes of the recorded attachments.
+// in the kernel, mendLoopback disables route_localnet on all links. The second argument contains the hashes of the recorded attachments.
 // The caller holds portsLock.
 func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()
@@ -241,7 +242,7 @@ func mendLoopback(host *kernel.Node, users []string) error {
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
-// forgetUsers removes the files of attachments that are not in users. The function also removes empty folders.
+// forgetUsers removes the files of attachments that are not in users. forgetUsers also removes empty folders.
 func forgetUsers(users []string) error {
 	keep := map[string]bool{}
 	for _, owner := range users {
@@ -262,11 +263,11 @@ func forgetUsers(users []string) error {
 	return err
 }
 
-// anyLink means every link. A caller uses anyLink if it does not know which link was opened.
+// anyLink means every link. If a caller does not know which link was opened, the caller passes anyLink.
 const anyLink = "*"
 
 // closeLoopback undoes OpenLoopback for an owner on a link. If link is "", there is nothing to undo. If the link has no other user,
-// closeLoopback disables its route_localnet. The second result is true if no link of Podlace has route_localnet anymore. The caller may
+// closeLoopback disables its route_localnet. The second result is true if Podlace keeps route_localnet enabled on no link. The caller may
 // then remove the protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
@@ -313,7 +314,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 	return users, last, err
 }
 
-// forgetUser removes the files of an owner for the given links. The function also removes empty folders.
+// forgetUser removes the files of an owner for the given links. forgetUser also removes empty folders.
 func forgetUser(owner string, links []string) error {
 	var errs []error
 	for _, link := range links {
@@ -330,7 +331,7 @@ func forgetUser(owner string, links []string) error {
 }
 
 // closeUnused asks the kernel for other owners of hostPorts, because the records can be lost. If no other owner exists, closeUnused
-// disables route_localnet. While another attachment has hostPorts, the links remain open and protected.
+// disables route_localnet. As long as another attachment has hostPorts, the links remain open and protected.
 func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	links, err := openedLinks(host)
 	if err != nil || len(links) == 0 {

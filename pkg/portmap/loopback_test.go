@@ -77,8 +77,8 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 2")
 	kerneltest.Must(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
-	// Earlier versions of Podlace wrote the value 1, and an earlier version may have written the lost record. Podlace may therefore have
-	// opened the link.
+	// Earlier versions of Podlace wrote the value 1, and such a version may have written the lost record. Podlace may therefore have opened
+	// the link.
 	kerneltest.Must(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
 	state("0 1 2")
 	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
@@ -88,7 +88,7 @@ func TestLoopbackUsers(t *testing.T) {
 	}
 }
 
-// TestLoopbackUsersLost (S-04): the files in loopbackUsers are lost, and Podlace looks for hostPorts in the kernel. Each link remains open
+// TestLoopbackUsersLost (S-04): if the files in loopbackUsers are lost, Podlace looks for hostPorts in the kernel. Each link remains open
 // and protected while another attachment has hostPorts. The last attachment closes all links. Podlace restores the protection after a
 // flush. A link that another program opened keeps route_localnet.
 func TestLoopbackUsersLost(t *testing.T) {

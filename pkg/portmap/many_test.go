@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestManyPorts: the memory that CHECK needs with iptables grows linearly with the number of the pod's ports.
+// TestManyPorts: with iptables, the memory that CHECK needs grows linearly with the number of ports of the pod.
 func TestManyPorts(t *testing.T) {
 	const chain = "CNI-DN-X"
 	jump := func(from string) []string { return []string{"-A " + from + " -j " + dnatChain + " "} }
@@ -122,7 +122,7 @@ func TestTooManyPorts(t *testing.T) {
 	if left, err := attachment.All(); err != nil || len(left) > 0 || l.isMapped("a") {
 		t.Errorf("left %v, %v", left, err)
 	}
-	// A range becomes single ports if another attachment has a part of it.
+	// If another attachment has a part of a range, the range becomes single ports.
 	l.OK(l.Call("ADD", "a", asking("10.71.0.5/24", sequence(8000, 31)...)...))
 	l.Fails(l.Call("ADD", "a", inOther("nftables", sequence(8001, 31)...)...), plugin.CodeConfig, "31 hostPorts: want at most 30")
 	l.OK(l.Call("DEL", "a"))

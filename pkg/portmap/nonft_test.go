@@ -48,8 +48,8 @@ func withoutNFT(t *testing.T, f func()) {
 	}
 }
 
-// TestWithoutNFT: on a kernel without nf_tables, ADD uses iptables unless the configuration names nftables. If the configuration names
-// nftables, ADD fails at once.
+// TestWithoutNFT: on a kernel without nf_tables, ADD uses iptables unless the configuration requires nftables. If the configuration
+// requires nftables, ADD fails at once.
 func TestWithoutNFT(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

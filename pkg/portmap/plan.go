@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// portClaim is the request of an ADD: the ports of one attachment, with its container and its pod.
+// portClaim contains the ports that an ADD requests for one attachment, with the container and the pod of the attachment.
 type portClaim struct {
 	ownedPorts
 	container, pod string
@@ -35,7 +35,7 @@ type portHolder struct {
 	elements []nft.Element   // if the container is gone: all elements of these attachments
 }
 
-// mustYield reports whether the holder must give up its ports: its pod is gone, or its pod is an older pod of the same name.
+// mustYield reports whether the holder must give up its ports, because its pod is gone or is an older pod of the same name.
 func (h portHolder) mustYield(to portClaim) bool {
 	return h.found && h.ContainerID != to.container && (h.gone || h.Pod != "" && h.Pod == to.pod)
 }
@@ -95,7 +95,7 @@ func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 const takenBy = "hostPort %s is in use by %s"
 
 // displacedAttachments returns all attachments of the containers that lose ports. The list includes the attachments of these containers in
-// all networks, because attachments that share a port may also have rules.
+// all networks, because an attachment that shares a port may also have rules for the port.
 func (p claimPlan) displacedAttachments() (all []recordedPorts) {
 	for _, t := range p.taken {
 		for _, rec := range t.all {
@@ -116,7 +116,7 @@ func planFor(host *kernel.Node, want portClaim) (claimPlan, error) {
 	return makePlan(have, want)
 }
 
-// readConflicts reads the elements and attachments that conflict with a claim. The function looks up the keys of the claim and reads the
+// readConflicts reads the elements and attachments that conflict with a claim. readConflicts looks up the keys of the claim and reads the
 // records of the owners.
 func readConflicts(host *kernel.Node, want portClaim) (have portConflicts, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)

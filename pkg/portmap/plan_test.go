@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestMakePlan (F-39) lists which attachments keep a port, lose a port or make a claim fail. Container "new" of pod shop/web-0 makes the
-// claim.
+// TestMakePlan (F-39) checks which attachments keep a port, which attachments lose a port, and which attachments make a claim fail.
+// Container "new" of pod shop/web-0 makes the claim.
 func TestMakePlan(t *testing.T) {
 	of := func(container, pod string) attachment.Record {
 		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: container, IfName: "eth0"}, Pod: pod}
@@ -139,7 +139,7 @@ func containers(all []recordedPorts) string {
 	return strings.Join(out, " ")
 }
 
-// nameElements lists elements by set and port.
+// nameElements returns the set and the port of each element.
 func nameElements(elements []nft.Element) string {
 	var out []string
 	for _, e := range elements {

@@ -41,7 +41,7 @@ func (c Config) rules(pod []netip.Prefix) *iptablesRules {
 	return &iptablesRules{pod, c.MarkBit, c.MarkChain, c.Conditions[true], c.Conditions[false]}
 }
 
-// portsLock is the name of the lock that protects the state shared by the pods of all networks.
+// portsLock is the name of the lock for the state that the pods of all networks share.
 const portsLock = "hostports"
 
 // hostPorts returns the attachment's entry in the hostPort table. The argument owner becomes the comment of the elements.
@@ -69,7 +69,7 @@ func ownerComment(key attachment.Key, pod string) string {
 	if pod == "" {
 		pod = key.ContainerID
 	}
-	// nft(8) prints comments without escaping. Only characters of Kubernetes names are therefore allowed.
+	// nft(8) prints comments without escaping. The comment may therefore contain only characters that are allowed in Kubernetes names.
 	safe := strings.Map(func(c rune) rune {
 		if nameRune(c) || c == '.' || c == '/' {
 			return c
@@ -123,7 +123,7 @@ func check(r *plugin.Request) error {
 }
 
 // loadRecorded completes the state with the record of ADD and with the value of route_localnet in the kernel. If the record is missing and
-// nf_tables does not list the attachment as an owner, loadRecorded assumes that the reference plugin made the ports.
+// nf_tables does not contain the attachment as an owner, loadRecorded assumes that the reference plugin forwards the ports.
 func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 	old, ok, err := attachment.Checked[portState](r)
 	if err != nil {
@@ -147,7 +147,7 @@ func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// STATUS fails only if every ADD would fail: the configuration is wrong, or a requirement of the backend is missing. STATUS restores
+// STATUS fails only if every ADD would fail, because the configuration is wrong or the backend cannot work on this node. STATUS restores
 // flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)

@@ -87,7 +87,8 @@ func TestAddCheckDel(t *testing.T) {
 	})
 }
 
-// TestAddAgainChanged: a second ADD with the same key replaces the ports of the first ADD, even if the second ADD uses another backend.
+// TestAddAgainChanged: a second ADD of the same attachment replaces the ports of the first ADD, even if the second ADD uses another
+// backend.
 func TestAddAgainChanged(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -120,7 +121,7 @@ func TestDelKeepsOthers(t *testing.T) {
 	})
 }
 
-// TestConflict: with nftables a port can have only one pod, and the error of the second ADD names the first pod.
+// TestConflict: with nftables, only one pod can have a port. The error of the second ADD contains the name of the first pod.
 func TestConflict(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

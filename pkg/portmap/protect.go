@@ -15,8 +15,8 @@ import (
 
 // protect() restores the protection of the node's 127.0.0.0/8 after a flush, while hostPorts need route_localnet. ADD and DEL call
 // protect() first, even if the pod has no ports. The call has no effect if loopbackUsers has no attachment and Podlace did not open the
-// pod's links. If loopbackUsers has attachments, an ADD that forwards ports restores the protection together with its other rules. In this
-// case, protect() has no effect.
+// pod's links. If loopbackUsers has attachments, an ADD that forwards ports restores the protection together with its other rules. In such
+// an ADD, protect() has no effect.
 func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
@@ -26,7 +26,7 @@ func protect(r *plugin.Request, forwards bool) {
 	}
 }
 
-// protectFlushed restores the protection if it is missing. The function does not wait for the lock.
+// protectFlushed restores the protection if it is missing. protectFlushed does not wait for the lock.
 func protectFlushed(log *slog.Logger) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -44,7 +44,7 @@ func protectFlushed(log *slog.Logger) error {
 	return protectAgain(host, log)
 }
 
-// mendFromRecords runs mendLoopback with the hashes of all recorded attachments.
+// mendFromRecords passes the hashes of all recorded attachments to mendLoopback.
 func mendFromRecords(host *kernel.Node) error {
 	records, err := attachment.AllOf("portmap")
 	if err != nil {

@@ -78,7 +78,7 @@ func TestProtectedThroughout(t *testing.T) {
 }
 
 // TestNotOnUplink: a pod behind the link of the default route does not open 127.0.0.1 to the network of that link. A pod behind a bridge
-// may open 127.0.0.1.
+// may make 127.0.0.1 of the node reachable.
 func TestNotOnUplink(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pt1"}, PeerName: "pt2"}
@@ -119,8 +119,8 @@ func openTo127(snapshot string) (open []string) {
 	return open
 }
 
-// TestCheckDetectsReach (C-63): CHECK fails if the rules for pods on the same bridge or for 127.0.0.1 are missing. CHECK also fails if the
-// set "owners" lacks the element with which DEL finds ports if their record is lost.
+// TestCheckDetectsReach (C-63): CHECK fails if the rules for pods on the same bridge or for 127.0.0.1 are missing. If the record of ports
+// is lost, DEL finds the ports through an element of the set "owners". CHECK also fails if this element is missing.
 func TestCheckDetectsReach(t *testing.T) {
 	l := newLab(t)
 	for command, says := range map[string]string{

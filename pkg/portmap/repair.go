@@ -37,7 +37,7 @@ func Restore(host *kernel.Node, log *slog.Logger) error {
 	return repairPorts(host, log, attachment.Waiting)
 }
 
-// repairPorts does the work of Restore for reload, GC and STATUS.
+// repairPorts implements Restore for 'podlace reload', GC and STATUS.
 func repairPorts(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if used, err := inUse(host); err != nil || !used {
 		return err
@@ -68,7 +68,7 @@ func inUse(host *kernel.Node) (bool, error) {
 	return LoopbackOpen(host)
 }
 
-// restorePorts does the work of repairPorts for a caller that already holds the lock, such as an ADD that found the rules missing. If one
+// restorePorts is the part of repairPorts for a caller that already holds the lock, such as an ADD that found the rules missing. If one
 // attachment cannot be restored, restorePorts continues with the others.
 func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
@@ -96,7 +96,7 @@ func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, lock
 	return errors.Join(errs...)
 }
 
-// ignoreNoNFT returns nil if the kernel has no nftables, because nothing needs a restore there.
+// ignoreNoNFT returns nil for the error that the kernel has no nftables, because such a kernel has no rules that need a restore.
 func ignoreNoNFT(err error) error {
 	if nft.Unsupported(err) {
 		return nil
@@ -107,9 +107,10 @@ func ignoreNoNFT(err error) error {
 // allRecorded returns all attachments with ports. The newest attachment is first.
 func allRecorded() ([]recordedPorts, error) { return recordedExcept("", "") }
 
-// recordedExcept is like allRecorded, but it skips the attachment whose key has the given hash. If two pods ask for one port, the newer pod
-// has this port. If several attachments of one container ask for a port, all of them keep the port in the result. In the result, dead pods
-// have no ports, with the exception of the pod of the given container. A pod whose ADD has not finished has no ports.
+// recordedExcept is like allRecorded, but it skips the attachment whose key has the given hash. If two pods request the same port, the
+// newer pod has this port in the result. If several attachments of one container request a port, all these attachments have the port in the
+// result. In the result, the attachments of dead pods have no ports. The pod of the given container is an exception. A pod whose ADD has
+// not finished has no ports.
 func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })

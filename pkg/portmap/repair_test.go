@@ -22,9 +22,9 @@ func (l testLab) withName(name string) (testLab, string) {
 	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name
 }
 
-// TestClash (F-39): ADD refuses a port of a live pod. The error names that pod, its container and its age. The same port with another
-// protocol or hostIP is no conflict (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort
-// but different hostIP and protocol").
+// TestClash (F-39): ADD refuses a port of a live pod. The error contains the name of the live pod, its container and its age. The same port
+// with another protocol or hostIP is no conflict (Kubernetes conformance: "HostPort validates that there is no conflict between pods with
+// same hostPort but different hostIP and protocol").
 func TestClash(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		t, backend := l.T, l.Conf["backend"].(string)
@@ -53,8 +53,8 @@ func TestClash(t *testing.T) {
 	})
 }
 
-// TestTakeOver (F-39): a new pod takes the port of a dead pod, and of an older pod with the same name. CHECK of the older pod names the new
-// owner of the port. The older pod keeps its other ports until its own DEL.
+// TestTakeOver (F-39): a new pod takes the port of a dead pod, and of an older pod with the same name. The error of CHECK of the older pod
+// contains the name of the new owner of the port. The older pod keeps its other ports until its own DEL.
 func TestTakeOver(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for _, backend := range []string{"nftables", "iptables"} {
@@ -117,8 +117,8 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "next"))
 }
 
-// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses these ports when another pod asks for them, or at the next
-// GC.
+// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses these ports when another pod requests the ports, or at the
+// next GC.
 func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {
@@ -163,7 +163,7 @@ func TestLostOwner(t *testing.T) {
 	}
 }
 
-// TestFlush (F-21): after a flush of the rules, CHECK fails. STATUS restores all rules and succeeds. The next ADD also restores all rules
+// TestFlush (F-21): CHECK fails after a flush of the rules. STATUS restores all rules and succeeds. The next ADD also restores all rules
 // and succeeds.
 func TestFlush(t *testing.T) {
 	for what, flush := range map[string]func(t *testing.T, backend string){
@@ -253,8 +253,8 @@ func TestBadConditions(t *testing.T) {
 	l.Fails(l.Call("ADD", "a", "backend", "iptables", "externalSetMarkChain", "NONE"), plugin.CodeConfig, "no such chain")
 }
 
-// TestLostRecord: the record of an attachment is lost or unreadable. DEL removes all state of the attachment, although only the key is
-// known.
+// TestLostRecord: the record of an attachment is lost or unreadable. DEL removes all state of the attachment, although DEL knows only the
+// key of the attachment.
 func TestLostRecord(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		t := l.T
@@ -331,7 +331,7 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 	})
 }
 
-// TestSharedPort: a container asks for the same ports in two networks, with one or two backends. The attachment of the first network keeps
+// TestSharedPort: a container requests the same ports in two networks, with one or two backends. The attachment of the first network keeps
 // the ports, and CHECK passes in both networks.
 func TestSharedPort(t *testing.T) {
 	eachBackend(t, func(l testLab) {

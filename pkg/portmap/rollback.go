@@ -73,7 +73,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	}...), nil
 }
 
-// Targets returns the target addresses of an attachment's ports.
+// Targets returns the pod addresses to which the ports of an attachment lead.
 func Targets(rec attachment.Record) (addresses []netip.Addr, err error) {
 	var st portState
 	err = json.Unmarshal(rec.State, &st)

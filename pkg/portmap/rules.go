@@ -22,8 +22,8 @@ const hostportPriority = -99
 // hostports builds the table.
 type hostports struct{ nft.Ruleset }
 
-// BuildTable writes the hostPort table without its mark. The mark is added later, together with the ports of all pods. The node has one set
-// of chains and rules; the ports of pods are elements of maps. The cost of a packet therefore does not depend on the number of pods.
+// BuildTable writes the hostPort table without its mark. The caller adds the mark later, together with the ports of all pods. All pods
+// share the chains and rules. The ports of pods are elements of maps. The cost of a packet therefore does not depend on the number of pods.
 func BuildTable() error {
 	return nft.Install("nft add table "+nft.HostportTable, nft.HostportTable, buildHostports)
 }
@@ -44,7 +44,8 @@ func buildHostports(r nft.Ruleset) error {
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
 		chain := h.Chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
 		if hook.hook == nftables.ChainHookOutput {
-			// A packet from ::1 never reaches a pod. Without this rule, the client would wait for a reply instead of being refused at once.
+			// A packet from ::1 never reaches a pod. With this rule, the kernel refuses the connection at once, and the client does not wait for a
+			// reply.
 			ipv6 := nft.FamilyOf(false)
 			h.Rule(chain, slices.Concat(ipv6.Only(), []expr.Any{nft.Network(1, ipv6.Destination, ipv6.Length),
 				nft.Equal(netip.IPv6Loopback().AsSlice()),

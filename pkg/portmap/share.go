@@ -15,27 +15,28 @@ import (
 )
 
 // sharedPorts is the name of a file in a state folder of the node. The file says whether any attachments share hostPorts. If no ports are
-// shared, DEL reads no records of other pods. If the file is missing, DEL reads the records of other pods, because earlier versions did not
-// write the file.
+// shared, DEL reads no records of other pods. If the file is missing, DEL reads the records of other pods, because an earlier version of
+// Podlace did not write the file.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"
 	noneShared  = "none"
 )
 
-// otherOwners caches what is known about other attachments. The key is the comment of an element.
+// otherOwners caches the descriptions of other attachments. The key is the comment of an element.
 type otherOwners struct {
 	container string
 	known     map[string]otherOwner
 }
 
-// otherOwner describes another attachment. The attachment shares its ports with our attachment if both belong to the same container.
+// otherOwner describes another attachment. If both attachments belong to the same container, the other attachment shares its ports with
+// this attachment.
 type otherOwner struct {
 	name   string
 	shares bool
 }
 
-// lookUp reads the record of an owner. The function reads each record only once.
+// lookUp reads the record of an owner. lookUp reads each record only once.
 func (o otherOwners) lookUp(owner string) otherOwner {
 	a, ok := o.known[owner]
 	if !ok {
@@ -65,7 +66,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
-	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that asks for the port then also removes
+	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that requests the port then also removes
 	// the rules of this attachment.
 	own, _, _ := attachment.ByHash("portmap", hash) // recordedExcept reports the same error
 	all, err := recordedExcept(hash, own.ContainerID)
@@ -96,7 +97,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts moves ports from their owner to the attachments that ask for these ports, in one transaction. The function does not change
+// passHostPorts moves ports from their owner to the attachments that request these ports, in one transaction. passHostPorts does not change
 // ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller holds
 // portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
@@ -129,8 +130,8 @@ func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	return t.Replace(uniqueElements(passed), missing)
 }
 
-// sharedExcept reports whether two attachments ask for the same port. The function ignores the attachment whose key has the given hash. The
-// function also considers unfinished ADDs.
+// sharedExcept reports whether two attachments request the same port. sharedExcept ignores the attachment whose key has the given hash.
+// sharedExcept also considers unfinished ADDs.
 func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index

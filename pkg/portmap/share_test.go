@@ -20,9 +20,9 @@ func inOther(backend string, ports ...any) []any {
 	return append(asking("10.71.0.9/24", ports...), "name", "other", "backend", backend)
 }
 
-// TestPortPassesOn (F-39): two networks of one container share a hostPort. Either attachment may end first: by DEL, by GC, or after its
-// record was lost. The remaining attachment then has the port. CHECK of the remaining attachment passes, and ADD of another pod fails until
-// this attachment ends.
+// TestPortPassesOn (F-39): two networks of one container share a hostPort. Either attachment may end first: through DEL, through GC, or
+// after its record was lost. The remaining attachment then has the port. CHECK of the remaining attachment passes, and ADD of another pod
+// fails until this attachment ends.
 func TestPortPassesOn(t *testing.T) {
 	ends := map[string]func(l testLab, first []any){
 		"DEL": func(l testLab, first []any) { l.OK(l.Call("DEL", "a", first...)) },
@@ -101,8 +101,8 @@ func TestSharedAfterFlush(t *testing.T) {
 	})
 }
 
-// TestSharedInPart: a range is requested while another network of the container has a part of it. ADD forwards the rest of the range. Once
-// the other network ends, the whole range is forwarded.
+// TestSharedInPart: a container requests a range while another network of the container has a part of this range. ADD forwards the rest of
+// the range. Once the other network ends, the whole range is forwarded.
 func TestSharedInPart(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for what, first := range map[string][]any{"single": {port(8085, 8085, "tcp")}, "range": sequence(8070, 20)} {
@@ -223,7 +223,7 @@ func TestSharedByOlderVersion(t *testing.T) {
 }
 
 // TestSharedWithTheDead: two networks of a dead container share a hostPort. After one network has ended, the rules of the other network do
-// not block the next pod that asks for the port.
+// not block the next pod that requests the port.
 func TestSharedWithTheDead(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		second := inOther(l.Conf["backend"].(string), port(8080, 80, "tcp"))

@@ -126,7 +126,7 @@ func openConnection(t *testing.T, network, from, to string, closed bool) {
 	t.Cleanup(func() { c.Close() })
 }
 
-// TestListeningLeftOver: connections from or to the port are not listeners, whether they are open or closed.
+// TestListeningLeftOver: a connection from or to the port is not reported as a listener, whether the connection is open or closed.
 func TestListeningLeftOver(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	openListener(t, "tcp", ":2100")

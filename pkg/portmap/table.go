@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// ownedBy returns those elements of an attachment that exist in the kernel and still belong to the attachment.
+// ownedBy returns the elements that exist in the kernel and still belong to the attachment.
 func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 	found, err := t.Existing(h.elements())
 	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
@@ -68,9 +68,9 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 	return uniqueElements(append(found, clashes...)), err
 }
 
-// restoreTable rewrites the rules if they are missing or changed. The function also adds the missing ports of all attachments. The first
-// result is true if anything was missing. If a port belongs to another attachment now, that attachment keeps it. On a kernel without
-// nftables, the first result is false. The caller holds portsLock.
+// restoreTable rewrites the rules if they are missing or changed. restoreTable also adds the missing ports of all attachments. The first
+// result is true if any rule or port was missing. If a port belongs to another attachment now, the other attachment keeps the port. On a
+// kernel without nftables, the first result is false. The caller holds portsLock.
 func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
 	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
 	if err != nil {
@@ -103,8 +103,8 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 	return true, err
 }
 
-// ensureHairpin masquerades connections that enter and leave through the same link. Without masquerade, the replies would bypass the node,
-// but only the node can translate them.
+// ensureHairpin masquerades connections that enter and leave through the same link. Only the node can translate the replies of these
+// connections. Without masquerade, the replies would bypass the node.
 func ensureHairpin(t *nft.Handle, link string) error {
 	e := hairpin(link)
 	_, ok, err := t.Get(e)
@@ -133,8 +133,8 @@ func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	return endOwned(host, ownerHash(h.Owner), h.Localhost, own)
 }
 
-// delOwnedHostPorts ends the forwarding of all ports whose owner has the given hash, and returns these ports. The function reads all ports
-// of the node.
+// delOwnedHostPorts ends the forwarding of all ports whose owner has the given hash, and returns these ports. delOwnedHostPorts reads all
+// ports of the node.
 func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err error) {
 	own, err := elementsOfHash(host, hash)
 	if err := nft.IgnoreUnsupported(err); err != nil {
@@ -169,7 +169,8 @@ func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err erro
 	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != hash }), nil
 }
 
-// endOwned deletes the elements of an owner. The function also deletes the protection of 127.0.0.0/8 if no attachment needs it anymore.
+// endOwned deletes the elements of an owner. If no attachment needs the protection of 127.0.0.0/8 anymore, endOwned also deletes this
+// protection.
 func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	users, last, err := closeLoopback(host, hash, link)
 	if err != nil {
@@ -193,7 +194,7 @@ func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	return forgetUser(hash, users)
 }
 
-// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, the function finds no
+// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, findOwner finds no
 // attachment.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
@@ -252,8 +253,8 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 	return loopbackProtected(host)
 }
 
-// checkHostPorts returns nil if each port is forwarded to the pod and belongs to the owner or to an attachment that shares it. If a port is
-// wrong, the result is an error with plugin.CodeStateDiffers. The last argument caches the names of other owners.
+// checkHostPorts returns nil if each port is forwarded to the pod, and if each port belongs to the owner or to an attachment that shares
+// the port. If a port is wrong, the result is an error with plugin.CodeStateDiffers. The last argument caches the names of other owners.
 func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -321,8 +322,8 @@ func stateDiffers(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// lostPorts returns the error for the first missing element. A port is not missing if another attachment shares it and has an element that
-// covers it.
+// lostPorts returns the error for the first missing element. If another attachment shares the port and has an element that covers the port,
+// the port is not missing.
 func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwners) error {
 	if len(missing) == 0 {
 		return nil
@@ -352,7 +353,7 @@ func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwner
 	return nil
 }
 
-// checkShadows returns an error if another backend forwards a port elsewhere, because the rules of that backend see the packets before our
+// checkShadows returns an error if another backend forwards a port to another pod. The rules of the other backend run before the nftables
 // rules.
 func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	var ask []nft.Element

@@ -138,7 +138,7 @@ func TestCheckHostPorts(t *testing.T) {
 	}
 }
 
-// TestHostPortClash: two owners ask for one port. The first owner keeps the port, and the second owner gets no port at all.
+// TestHostPortClash: two owners request the same port. The first owner keeps the port, and the second owner gets no port at all.
 func TestHostPortClash(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -4,7 +4,7 @@ package portmap
 
 import "github.com/podlace/podlace/pkg/plugin"
 
-// Findings describes the settings that are valid but do not do what their names suggest. The function does no I/O.
+// Findings describes the settings that are valid but do not do what their names suggest. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config)...)
 }

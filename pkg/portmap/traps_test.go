@@ -22,8 +22,8 @@ func (l testLab) addLog(id string, keys ...any) string {
 }
 
 // TestMissingCapabilityIsLoggedOnce: a plugin's capability is missing or misspelt in the configuration. The runtime then passes no ports,
-// as for a pod without ports. The first ADD logs the missing capability, and later ADDs do not. After a change of the configuration, the
-// next ADD logs the missing capability again.
+// as for a pod without ports. The first ADD logs the missing capability, and later ADDs do not log it. After a change of the configuration,
+// the next ADD logs the missing capability again.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any

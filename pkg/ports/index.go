@@ -4,7 +4,7 @@ package ports
 
 import "slices"
 
-// Index finds overlapping ports and does not need to compare all pairs.
+// Index finds overlapping ports without a comparison of all pairs.
 type Index struct {
 	singles map[uint16][]namedPort
 	ranges  []namedPort
@@ -30,8 +30,8 @@ func (x *Index) Add(name string, list ...Port) {
 	}
 }
 
-// Overlap reports whether a port overlaps one of the ports in the index. The function ignores the ports that were added under the name in
-// the last argument.
+// Overlap reports whether a port overlaps one of the ports in the index. Overlap ignores a port if it was added under the name in the last
+// argument.
 func (x *Index) Overlap(p Port, except string) bool {
 	clash := func(o namedPort) bool { return o.name != except && p.Overlaps(o.Port) }
 	for port := int(p.Port); port <= int(p.End()) && len(x.singles) > 0; port++ {

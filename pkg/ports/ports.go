@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ports defines the type for a port of the node that leads to a pod. All packages use this type, from the parser of the
-// configuration to the kernel's rules. The package does no I/O.
+// Package ports defines the type for a port of the node that leads to a pod. The parser of the configuration, the code for the kernel's
+// rules and all packages between them use this type. The package does no I/O.
 package ports
 
 import (
@@ -34,7 +34,7 @@ func (p Port) String() string {
 	return fmt.Sprintf("%s %d", p.Protocol, p.Port)
 }
 
-// Names returns the texts of several ports as one text. A port that exists in both address families is listed once.
+// Names joins the texts of several ports to one text. A port that exists in both address families is listed once.
 func Names(list []Port) string {
 	var names []string
 	for _, p := range list {
@@ -81,7 +81,7 @@ func (p Port) Overlaps(o Port) bool {
 	return p.Is4() == o.Is4() && p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.End() && o.Port <= p.End()
 }
 
-// OfFamily returns either the IPv4 ports or the IPv6 ports of a list.
+// OfFamily selects the ports of one address family, IPv4 or IPv6, from a list.
 func OfFamily(list []Port, is4 bool) (own []Port) {
 	for _, p := range list {
 		if p.Is4() == is4 {

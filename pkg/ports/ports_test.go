@@ -60,7 +60,7 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-// TestRanges: MinRange or more consecutive ports become a range. Splitting the range returns the same ports.
+// TestRanges: MinRange or more consecutive ports become a range. When the range is split, the result is the same list of ports.
 func TestRanges(t *testing.T) {
 	var list []Port
 	for i := range uint16(MinRange) {

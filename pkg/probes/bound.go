@@ -13,15 +13,15 @@ import (
 const maxConns = 64
 
 // openConns limits the number of open connections of a server. Above the limit, openConns closes the oldest connection that waits for a
-// request. If no connection waits, openConns closes the oldest connection. A client with many idle connections therefore neither uses much
-// memory nor delays a probe.
+// request. If no connection waits, openConns closes the oldest connection. The limit keeps a client with many idle connections from using
+// much memory or delaying a probe.
 type openConns struct {
 	mu   sync.Mutex
 	all  []net.Conn // oldest first
 	busy map[net.Conn]bool
 }
 
-// track() is the ConnState hook for http.Server.
+// track() is the function for the field ConnState of http.Server.
 func (o *openConns) track(conn net.Conn, state http.ConnState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

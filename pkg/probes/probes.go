@@ -21,7 +21,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// UnixPrefix marks an address as the path of a unix socket. An address without this prefix is host:port. Only root can use this socket.
+// UnixPrefix is the prefix of an address that contains the path of a unix socket. Only root can use this socket. An address without this
+// prefix is host:port.
 const UnixPrefix = "unix:"
 
 // Server answers health probes and scrapes of Prometheus.
@@ -64,8 +65,8 @@ func (s Server) serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// AskReady asks a server whether it is ready, as the readiness probe of a container does. The argument address is the address that was
-// passed to Start. If the server is not ready, the error contains the reason.
+// AskReady asks a server whether the server is ready. The readiness probe of a container sends the same request. The argument address is
+// the address that was passed to Start. If the server is not ready, the error contains the reason.
 func AskReady(ctx context.Context, address string) error {
 	network, where := "tcp", address
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {

@@ -21,7 +21,7 @@ import (
 // MaxSocketPath is the maximum length of a socket's path. According to unix(7), sun_path has 108 bytes, including a terminating zero.
 const MaxSocketPath = 107
 
-// lookEvery is the time between two checks of a socket. The checks are needed because another program may remove the socket file.
+// lookEvery is the time between two checks of the socket file. The checks are needed because another program may remove the socket file.
 const lookEvery = time.Second
 
 // RandomHex returns eight random hexadecimal digits.
@@ -58,8 +58,8 @@ func statSocket(info fs.FileInfo) (id SocketID, ok bool) {
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replaceSocket creates a socket and its folder. The function replaces a socket of another instance. After the replacement, this instance
-// gets the requests. The function does not replace a file that is not a socket.
+// replaceSocket creates a socket and its folder. replaceSocket replaces a socket of another instance. After the replacement, this instance
+// gets the requests. replaceSocket does not replace a file that is not a socket.
 func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, SocketID{}, err
@@ -94,8 +94,8 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 	return nil
 }
 
-// awaitLost waits until this instance no longer serves the path. Then awaitLost creates the socket again and returns the new listener. When
-// ctx is done, the socket is removed and the result is nil.
+// awaitLost waits until this instance no longer serves the path. When the path is lost, awaitLost creates the socket again and returns the
+// new listener. When ctx is done, the socket is removed and the result is nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
 	lastError := ""
 	for {

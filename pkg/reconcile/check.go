@@ -21,7 +21,7 @@ type FailedCheck struct {
 	Err    error
 }
 
-// added is an entry of libcni's cache with the data of the ADD.
+// The type added contains the data of an ADD from an entry of libcni's cache.
 type added struct {
 	cachedResult
 	Config       []byte                     `json:"config"`
@@ -30,8 +30,9 @@ type added struct {
 	version      string                     // cniVersion of the result
 }
 
-// CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. After the budget has passed, the
-// function starts no more CHECKs. The result also contains the number of attachments whose CHECK ran, and of those that were left out.
+// CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. After the budget has passed,
+// CheckAll starts no more CHECKs. CheckAll also returns the number of attachments for which CHECK ran, and the number of attachments that
+// were left out.
 func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked, left int, failed []FailedCheck) {
 	ours := map[string]bool{}
 	isOurs := func(name string) bool {
@@ -68,7 +69,8 @@ func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked,
 	return checked, left, failed
 }
 
-// readADD reads the data of an attachment's ADD. The result is nil if the cache lacks the ADD, or if the runtime calls no CHECK.
+// readADD reads the data of an attachment's ADD. If the cache does not contain the ADD, or if the runtime does not call CHECK, the result
+// is nil.
 func readADD(a *Attachment) (*added, []json.RawMessage) {
 	var add added
 	var list struct {

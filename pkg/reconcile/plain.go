@@ -2,7 +2,7 @@
 
 package reconcile
 
-// These are the maximum lengths of displayed texts.
+// These constants are the maximum lengths of displayed texts.
 const (
 	MaxName    = 128 // a name that a pod can choose
 	MaxMessage = 1024

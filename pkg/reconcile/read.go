@@ -20,8 +20,8 @@ const (
 	maxPidfile = 32
 )
 
-// readRegular reads a regular file. A file that is larger than the given limit causes an error. The function follows symbolic links,
-// because a configuration may be a link. Each error contains the name of the file.
+// readRegular reads a regular file. A file that is larger than the given limit causes an error. readRegular follows symbolic links, because
+// a configuration may be a link. Each error contains the name of the file.
 func readRegular(path string, most int64) ([]byte, error) {
 	data, err := readSmall(path, most)
 	var of *fs.PathError

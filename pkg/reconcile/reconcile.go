@@ -2,13 +2,13 @@
 
 // Package reconcile finds attachments on this node whose pods are gone. Package reconcile calls the plugins to remove these attachments.
 //
-// An attachment is dead only if evidence proves this. Reconcile never removes an attachment whose network namespace exists or whose
-// container runs. An attachment is dead if the network namespace of its ADD no longer exists. An attachment is also dead if the node has
-// rebooted since the ADD.
+// An attachment counts as dead only if there is proof that its pod is gone. Reconcile never removes an attachment whose network namespace
+// exists or whose container runs. An attachment is dead if the network namespace of its ADD no longer exists. An attachment is also dead if
+// the node has rebooted since the ADD.
 //
-// In some cases, the namespace is unknown: another program wrote the lease, or the path is no longer a namespace. An attachment with an
-// unknown namespace is dead only under three conditions. These conditions are: a runtime answered, neither the runtime nor the cache of
-// libcni contains the container, and the lease is older than the longest ADD.
+// The namespace is unknown if another program wrote the lease, or if the path no longer leads to a namespace. An attachment with an unknown
+// namespace is dead only under three conditions: a runtime answered, neither the runtime nor the cache of libcni contains the container,
+// and the lease is older than the longest ADD.
 package reconcile
 
 import (
@@ -27,8 +27,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// maxADDAge is the maximum age of an attachment whose ADD may still be running if its namespace is unknown. A runtime lists a pod only
-// after the ADD.
+// maxADDAge is the maximum age of an attachment whose ADD may still be running if its namespace is unknown. While the ADD of a pod is
+// running, the runtime does not list the pod yet.
 const maxADDAge = 10 * time.Minute
 
 // States of a namespace.
@@ -92,7 +92,7 @@ func List(networks []Network) ([]*Attachment, error) {
 	return ListOf(records, networks)
 }
 
-// ListOf does the work of List with records that the caller has already read.
+// ListOf returns the same list as List, but uses records that the caller has already read.
 func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, error) {
 	found := map[key]*Attachment{}
 	for _, rec := range records {
@@ -234,7 +234,8 @@ func Dead(list []*Attachment) (dead []*Attachment) {
 	return dead
 }
 
-// Doubt returns a reason why an admin should check the list before anything is removed. The result is nil if no check is needed.
+// Doubt returns a reason why an admin should check the list of dead attachments before their state is removed. The result is nil if no
+// check is needed.
 func Doubt(list []*Attachment, rt Runtimes) error {
 	dead := len(Dead(list))
 	switch {

@@ -36,7 +36,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// TestJudge: an attachment is dead only if the evidence proves it.
+// TestJudge: an attachment counts as dead only if there is proof that its pod is gone.
 func TestJudge(t *testing.T) {
 	asked := Runtimes{Asked: []string{"crictl"}, Running: map[string]bool{"runs": true}}
 	silent := Runtimes{}
@@ -326,7 +326,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	}
 }
 
-// TestPlanByRecords: a plugin has state of dead attachments. GC of this plugin is called even if no configuration names the plugin.
+// TestPlanByRecords: a plugin has state of dead attachments. The GC of this plugin is called even if no configuration contains the plugin.
 func TestPlanByRecords(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"bridge", "portmap", "host-local"} {

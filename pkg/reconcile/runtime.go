@@ -25,8 +25,8 @@ type Runtimes struct {
 	pods    map[string]string
 }
 
-// taskFolders returns the folders that have one entry for each running container. Containerd has one of these folders for each of its
-// namespaces; containerd in k3s has its own folders.
+// taskFolders returns the folders that have one entry for each running container. Containerd has one such folder for each of its
+// namespaces. The containerd of k3s uses other paths.
 func taskFolders() []string {
 	return []string{"/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/containerd/io.containerd.runtime.v2.task"}
 }
@@ -35,7 +35,7 @@ func taskFolders() []string {
 // container runs or not.
 const storageFolder = "/run/containers/storage/overlay-containers"
 
-// crictlTimeout is long enough for a runtime that is just starting.
+// crictlTimeout is the timeout of crictl. The timeout is long enough for a runtime that is just starting.
 const crictlTimeout = 20 * time.Second
 
 // AskRuntimes asks all sources on this node that list running containers. A container is running if at least one source lists it as
@@ -73,9 +73,9 @@ func (rt *Runtimes) readContainers(folder, level string, runs func(path string) 
 }
 
 // mayRun reports whether a container with a folder in storageFolder may be running. If crictl lists the pod, the result is the state that
-// crictl reports. If crictl does not list the pod, the function checks whether the process of the container exists. A sandbox of CRI-O may
-// have no pidfile. A sandbox without a pidfile is treated as running unless crictl answered. If the pidfile cannot be read, the container
-// may be running.
+// crictl reports. If crictl does not list the pod, mayRun checks whether the process of the container exists. A sandbox of CRI-O may have
+// no pidfile. A sandbox without a pidfile is treated as running unless crictl answered. If the pidfile cannot be read, the container may be
+// running.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]
@@ -92,7 +92,7 @@ func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// askCRI runs crictl, which is configured with the socket of the runtime.
+// askCRI runs crictl. The configuration of crictl contains the socket of the runtime.
 func (rt *Runtimes) askCRI(path string) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(path, "pods", "-o", "json")
@@ -130,7 +130,7 @@ func (rt *Runtimes) askCRI(path string) error {
 	return nil
 }
 
-// cacheDir is libcni's cache. For runtimes that use this cache, the cache contains the data for the DEL of each attachment.
+// cacheDir is libcni's cache. If a runtime uses this cache, the cache contains the data for the DEL of each attachment.
 const cacheDir = "/var/lib/cni/results"
 
 // cachedResult is an entry in the cache of libcni.

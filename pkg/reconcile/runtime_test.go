@@ -51,8 +51,8 @@ func TestStoppedContainers(t *testing.T) {
 	}
 }
 
-// TestUnreadablePidfile: a container is not running if its pidfile is missing or names a process that has ended. If the pidfile cannot be
-// read, the container may be running.
+// TestUnreadablePidfile: a container is not running if its pidfile is missing or contains the ID of a process that has ended. If the
+// pidfile cannot be read, the container may be running.
 func TestUnreadablePidfile(t *testing.T) {
 	rt := Runtimes{}
 	for name, c := range map[string]struct {

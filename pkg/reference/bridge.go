@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Bridge gives access to the rules that the reference bridge plugin writes for an attachment. The rules are masquerade rules in all known
-// variants, and the rules of the MAC check (macspoofchk).
+// Bridge reads, writes and removes the rules that the reference bridge plugin creates for an attachment. These rules are the masquerade
+// rules in all known variants, and the rules of the MAC check (macspoofchk).
 type Bridge Attachment
 
 const postrouting = "POSTROUTING"
@@ -93,9 +93,9 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	}), err
 }
 
-// WriteMasquerade writes nftables rules that masquerade addresses. The rules have the same form as those of the reference plugin. Each
-// address must have the prefix length of its subnet. Packets keep their source address if the last argument contains their destination.
-// WriteMasquerade does not rewrite existing rules. A connection that starts while a rule is missing would never get a reply.
+// WriteMasquerade writes nftables rules that masquerade addresses. The rules are the same as the rules that the reference plugin writes.
+// Each address must have the prefix length of its subnet. Packets keep their source address if the last argument contains their
+// destination. WriteMasquerade keeps existing rules, because a connection that starts while a rule is missing would never get a reply.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
@@ -106,7 +106,7 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	return nft.Build("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
 		h := nft.NewRuleset(c, &nftables.Table{Name: masqueradeRules().Table, Family: nftables.TableFamilyINet})
 		checks := c.AddChain(&nftables.Chain{Table: h.Table, Name: masqueradeRules().Chain})
-		// The reference plugin sets no policy for this chain. The default policy has the same effect.
+		// The reference plugin sets no policy for this chain. The default policy of the kernel has the same effect.
 		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 		for _, multicast := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")} {
 			f := familyOf(multicast.Addr().Is4())
@@ -131,7 +131,7 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	})
 }
 
-// WriteSpoofCheck writes the same chains as the reference plugin (macspoofchk). The chains drop a frame from a bridge port unless the frame
+// WriteSpoofCheck writes the same chains as the reference plugin (macspoofchk). A chain drops a frame from a bridge port unless the frame
 // has the given source MAC. WriteSpoofCheck does not rewrite chains that exist.
 func (b Bridge) WriteSpoofCheck(link string, mac net.HardwareAddr) error {
 	if ok, err := b.HasSpoofCheck(); ok || err != nil {

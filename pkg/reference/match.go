@@ -15,12 +15,12 @@ type addressFamily struct{ nft.Family }
 
 func familyOf(is4 bool) addressFamily { return addressFamily{nft.FamilyOf(is4)} }
 
-// isAddress matches packets that have the given address at the header offset.
+// isAddress matches a packet if its header contains the given address at the offset.
 func (f addressFamily) isAddress(offset uint32, a netip.Addr) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, f.Length), nft.Equal(a.AsSlice())}
 }
 
-// inSubnet compares the address at the header offset with a subnet.
+// inSubnet compares the address at the offset in the header with a subnet.
 func (f addressFamily) inSubnet(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {
 	if p.Bits() > 0 && p.Bits()%8 == 0 { // as nft(8) writes it
 		length := uint32(p.Bits() / 8)

@@ -12,7 +12,7 @@ import (
 )
 
 // TestNames compares the names of chains with the names that the functions of the reference plugins return. The test also compares the
-// names with those on existing nodes, because a new version of Podlace must find the objects of an old version.
+// names with the names on existing nodes, because a new version of Podlace must find the objects of an old version.
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key    attachment.Key

@@ -18,7 +18,7 @@ import (
 )
 
 // TestMasqueradeOfTheReference compares the rules of a rollback with the rules that a function of the reference plugin writes. In the
-// second case, the comment of the rules is truncated.
+// second test case, the comment of the rules is truncated.
 func TestMasqueradeOfTheReference(t *testing.T) {
 	backend := "nftables"
 	var addresses []netip.Prefix
@@ -50,7 +50,7 @@ func TestSpoofCheckOfTheReference(t *testing.T) {
 	}
 }
 
-// writtenObjects runs a function and returns the tables, chains and rules that the kernel lists afterwards. The function leaves out the
+// writtenObjects runs a function and returns the tables, chains and rules that the kernel lists afterwards. writtenObjects leaves out the
 // comments that the reference plugin sets on tables and chains.
 func writtenObjects(t *testing.T, write func() error) (records []string) {
 	t.Helper()

@@ -25,24 +25,26 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 )
 
-// Attachment is an attachment with the names that the reference plugins give it. The types Bridge and Portmap give access to the rules of
-// these plugins for the attachment.
+// Attachment is an attachment with the names that the reference plugins give it. The types Bridge and Portmap handle the rules that these
+// plugins write for the attachment.
 type Attachment struct {
 	attachment.Key
-	// Hashes are the hashes from which chain names are derived. The first hash belongs to the key. If the reference plugins use another hash,
-	// the list has a second element with that hash.
+	// Hashes are the hashes from which chain names are derived. The first hash is the hash of the attachment's key. If the reference plugins
+	// use another hash, the list has a second element with that hash.
 	Hashes []string
 	// Addresses distinguish the attachments of one container if the reference plugins give the same name to several attachments. If Addresses
 	// is empty, the operations apply to the rules of all attachments of the container.
 	Addresses []netip.Addr
 }
 
-// Of returns an attachment with the names that Podlace gives it. For eth0, the reference plugins use the same names.
+// Of returns an attachment with the names that Podlace gives it. For the interface eth0, the reference plugins and Podlace use the same
+// names.
 func Of(key attachment.Key) Attachment {
 	return Attachment{Key: key, Hashes: []string{key.ReferenceHash()}}
 }
 
-// Unrecorded returns an attachment for which a plugin has no record. The attachment has all names under which its rules may exist.
+// Unrecorded returns an attachment for which a plugin has no record. The result contains all names under which the rules of the attachment
+// may exist.
 func Unrecorded(key attachment.Key, plugin string) Attachment {
 	return Attachment{Key: key, Hashes: key.ReferenceHashes(plugin)}
 }
@@ -67,8 +69,8 @@ func shortHash(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Backend returns the backend that the reference plugin chooses. A configured backend is always used. Without a configured backend, the
-// reference plugin uses iptables if iptables is installed, and nftables otherwise.
+// Backend returns the backend that the reference plugin chooses. If the configuration contains a backend, the reference plugin always uses
+// this backend. Without a configured backend, the reference plugin uses iptables if iptables is installed, and nftables otherwise.
 func Backend(named string) string {
 	switch {
 	case named != "":

@@ -18,9 +18,10 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// Leftovers removes from a node all state of Podlace that belongs to no pod: bridges without ports, nftables tables, lease folders without
-// leases, records and locks. The first list contains the networks of Podlace. The second list contains the networks in the current
-// configuration of the runtime. When Leftovers is called, no pod of Podlace may exist. If a step fails, the remaining steps are still run.
+// Leftovers removes all state of Podlace that belongs to no pod from a node. This state consists of bridges without ports, nftables tables,
+// lease folders without leases, records and locks. The first list contains the networks of Podlace. The second list contains the networks
+// in the current configuration of the runtime. The caller must ensure that no pod of Podlace exists. If a step fails, the remaining steps
+// are still run.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -63,14 +64,14 @@ func nonNil(err error) []error {
 	return []error{err}
 }
 
-// report() prints a completed step, or collects its error.
+// report() prints a completed step, or stores the error of a failed step.
 func (l *leftovers) report(text string, err error) {
 	if l.note(err); err == nil {
 		l.say(text)
 	}
 }
 
-// delBridge deletes the bridge of a network. The function keeps the bridge if the bridge has ports or if another network may use it.
+// delBridge deletes the bridge of a network. If the bridge has ports or if another network may use the bridge, delBridge keeps the bridge.
 func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) error {
 	conf := n.Plugin("bridge")
 	if conf == nil {
@@ -102,8 +103,8 @@ func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) e
 // bridgeName returns the name of the bridge in a configuration of the bridge plugin.
 func bridgeName(conf []byte) string { return plugin.Plain(bridge.NameIn(conf), reconcile.MaxName) }
 
-// delTables deletes the nftables tables of Podlace. The function keeps the protection of 127.0.0.0/8 if route_localnet cannot be disabled,
-// for example in a container.
+// delTables deletes the nftables tables of Podlace. If route_localnet cannot be disabled, for example in a container, delTables keeps the
+// protection of 127.0.0.0/8.
 func (l *leftovers) delTables() {
 	open, err := portmap.LoopbackOpen(l.host)
 	if err == nil && open {

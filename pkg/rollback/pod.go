@@ -85,7 +85,7 @@ func checkLegible(records map[string]attachment.Record) error {
 	return nil
 }
 
-// explain() adds the searched folder to an error about a missing configuration.
+// If a configuration is missing, explain() adds the path of the searched folder to the error.
 func (j *job) explain(err error, conf json.RawMessage) error {
 	if conf != nil {
 		return err
@@ -94,7 +94,7 @@ func (j *job) explain(err error, conf json.RawMessage) error {
 }
 
 // isAlive reports whether the interface of an attachment still exists. If a plugin of another project created the interface, isAlive looks
-// into the pod's namespace. The namespace must have an interface with one of the target addresses of the ports.
+// into the pod's namespace. The pod's namespace must have an interface with one of the addresses to which the ports lead.
 func (j *job) isAlive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
 	if _, ok := records["bridge"]; ok {
 		_, alive, err := j.host.Link(key.HostVeth())
@@ -153,8 +153,8 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 	return addresses, nil
 }
 
-// removeResidue returns the step that removes the rules and devices of a pod whose interface is gone. The function does not release the
-// addresses of the pod. DEL releases the addresses later, whether Podlace or the reference plugin runs it.
+// removeResidue returns the step that removes the rules and devices of a pod whose interface is gone. removeResidue does not release the
+// addresses of the pod. The next DEL of Podlace or of the reference plugin releases the addresses.
 func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
 		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}

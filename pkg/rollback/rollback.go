@@ -2,8 +2,8 @@
 
 // Package rollback converts the network state of running pods on a node: it replaces the state of Podlace with the state of the reference
 // plugins. After the conversion, the package removes the remaining state of Podlace. The reference plugins can then delete these pods
-// completely. The network of the pods works during the whole conversion. New rules are added before old rules are removed, and connections
-// keep their translation.
+// completely. The network of the pods works during the whole conversion, because the package adds new rules before it removes old rules.
+// Connections keep their address translation.
 //
 // Each step is idempotent, and the records are removed last. After a failure or a kill, the next run therefore completes the work.
 package rollback
@@ -75,7 +75,7 @@ func Run(o Options) error {
 	return j.cleanNode()
 }
 
-// lockRun takes a lock, so that no second run works at the same time.
+// lockRun takes a lock that prevents a second run at the same time.
 func lockRun() (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -111,8 +111,8 @@ func readAll() (all []networkRecords, err error) {
 	return all, nil
 }
 
-// checkReadable looks for networks that have attachments but no configuration. If the function finds one of these networks and a
-// configuration file cannot be read, the result is an error.
+// checkReadable searches for networks that have attachments but no configuration. If such a network exists and any configuration file
+// cannot be read, the result is an error.
 func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
 		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
@@ -123,7 +123,7 @@ func (j *job) checkReadable(all []networkRecords) error {
 }
 
 // configurationOf returns the configuration of a network. If no configuration of the network exists, the result is an empty configuration.
-// A step that needs the configuration then fails.
+// With an empty configuration, a step that needs the configuration fails.
 func (j *job) configurationOf(network string) reconcile.Network {
 	for _, n := range j.Networks {
 		if n.Name == network {
@@ -133,7 +133,8 @@ func (j *job) configurationOf(network string) reconcile.Network {
 	return reconcile.Network{}
 }
 
-// remedyHint is the hint for an unreadable record. DEL works without the record, because DEL computes the names of the objects.
+// remedyHint is the hint for an unreadable record. DEL works without the record, because DEL computes the names of the attachment's
+// objects.
 const remedyHint = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
 func (j *job) network(r networkRecords) {
@@ -159,7 +160,7 @@ func (j *job) network(r networkRecords) {
 	}
 }
 
-// printLine prints a line. The parts may contain the name of a pod, which is not trusted.
+// printLine prints a line. The parts may contain the name of a pod, and this name is not trusted.
 func (j *job) printLine(format string, parts ...string) {
 	plain := make([]any, len(parts))
 	for i, p := range parts {
@@ -225,7 +226,7 @@ func (j *job) do(steps []attachment.Step) error {
 	return nil
 }
 
-// cleanNode removes the state that all pods share. The function removes the records last.
+// cleanNode removes the state that all pods share. cleanNode removes the records last.
 func (j *job) cleanNode() error {
 	vfs, err := attachment.Journaled()
 	if err == nil && len(vfs) > 0 {

@@ -81,7 +81,7 @@ func TestReadsEachRecordOnce(t *testing.T) {
 	}
 }
 
-// TestTold: a record is unreadable, a configuration is missing, or a pod has a hostile name. The output tells an admin what to do.
+// TestTold: if a record is unreadable, a configuration is missing or a pod has a hostile name, the output tells an admin what to do.
 func TestTold(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	ports := func(id string) map[string]any { return map[string]any{"ports": "damaged " + id} }
@@ -117,7 +117,7 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// TestNoConfiguration: the output contains the folder that was read, and the flag to name another folder.
+// TestNoConfiguration: the output contains the folder that was read, and the flag that selects another folder.
 func TestNoConfiguration(t *testing.T) {
 	key := attachment.Key{Network: "none", ContainerID: "c", IfName: "eth0"}
 	link := key.HostVeth()
@@ -135,7 +135,7 @@ func TestNoConfiguration(t *testing.T) {
 	}
 }
 
-// TestVFs: a pod with VFs is not converted. The journal of a VF that is not restored yet is kept.
+// TestVFs: rollback does not convert a pod with VFs. Rollback keeps the journal of a VF whose settings are not restored yet.
 func TestVFs(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	file := writeRecord(t, "sriov", "n", "c", pod.Path, plugin.Pod{Namespace: "shop", Name: "web-0"}, map[string]any{})

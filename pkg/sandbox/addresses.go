@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ifaProto is the number of the attribute that says who added an address. The constant kernelLinkLocal is the value of this attribute for a
-// link-local address that the kernel adds when a link comes up.
+// ifaProto is the number of the attribute that says which program added an address. The constant kernelLinkLocal is the value of this
+// attribute for a link-local address that the kernel adds when a link comes up.
 const (
 	ifaProto        = 11
 	kernelLinkLocal = 3
@@ -72,8 +72,8 @@ func addressText(c *collector, list []attr) string {
 }
 
 // madeByKernel reports whether the kernel itself added an address. The kernel adds a link-local address some time after a link is up.
-// Kernels before 5.18 do not report who added an address. On these kernels, the function compares the address with the addresses that the
-// kernel would generate.
+// Kernels before 5.18 do not report which program added an address. On these kernels, madeByKernel compares the address with the addresses
+// that the kernel would generate.
 func madeByKernel(list []attr, flags uint32, hardware string) bool {
 	addr, ok := netip.AddrFromSlice(findAttr(list, unix.IFA_ADDRESS))
 	if !ok || !addr.Is6() || !addr.IsLinkLocalUnicast() {
@@ -94,7 +94,7 @@ func eui64(hardware string) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
 }
 
-// lifetimeText only shows whether an address will expire.
+// lifetimeText returns a text that only says whether an address expires.
 func lifetimeText(_ *collector, b []byte) string {
 	const forever = ^uint32(0)
 	if len(b) >= 8 && native.Uint32(b) == forever && native.Uint32(b[4:]) == forever {

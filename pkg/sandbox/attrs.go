@@ -54,7 +54,7 @@ func nestedAttrs(list []attr, typ uint16) []attr {
 // Snapshots therefore also compare attributes that only newer kernels have.
 type schema map[uint16]column
 
-// A column formats one attribute. If show is nil, the attribute is left out.
+// A column formats one attribute. If the field show is nil, the snapshot leaves out the attribute.
 type column struct {
 	name string
 	show func(c *collector, data []byte) string
@@ -140,10 +140,10 @@ func linkIndex(c *collector, b []byte) string {
 	return c.linkName(native.Uint32(b))
 }
 
-// treeColumn formats an attribute with treeText. A column can use this function.
+// treeColumn formats an attribute with treeText, and can be used as a column.
 func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
-// schemaColumn returns a function that formats nested attributes with a schema. A column can use this function.
+// schemaColumn returns a function that formats nested attributes with a schema. The returned function can be used as a column.
 func schemaColumn(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {
 		list, _ := parseAttrs(b)

@@ -55,8 +55,8 @@ func (c *collector) add(name string, fields ...field) {
 	c.records = append(c.records, record{scope: c.scope, name: name, fields: fields})
 }
 
-// addList adds lines whose order is significant. Each line becomes its own record, so that one added line causes one line in Diff. Diff
-// also reports a change that affects only the order of lines.
+// addList adds a list of lines in which the order is significant. Each line becomes its own record. If one line is added, the result of
+// Diff therefore contains only one line. Diff also reports a change that affects only the order of lines.
 func (c *collector) addList(prefix string, lines []string) {
 	for _, line := range lines {
 		c.add(prefix + " " + line)

@@ -33,7 +33,7 @@ func Diff(before, after *Snapshot) []string {
 	return dropExplained(lines, before, after)
 }
 
-// dropExplained removes lines about changes that are consequences of other changes. For example, the sysctls of a link appear and vanish
+// dropExplained removes the line of a change if another change explains this change. For example, the sysctls of a link appear and vanish
 // together with the link.
 func dropExplained(lines map[string]string, before, after *Snapshot) []string {
 	var out []string

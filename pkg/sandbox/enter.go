@@ -22,7 +22,7 @@ import (
 )
 
 // markEnv is an environment variable of the process in the sandbox. The value of markEnv is the network namespace of the parent process.
-// The value shows whether the variable was set for this process or was inherited by accident.
+// With this value, the process knows whether the variable was set for this process or was inherited by accident.
 const markEnv = "PODLACE_SANDBOX_PARENT"
 
 // Enter runs the rest of the program in a user, mount, UTS and network namespace of its own.
@@ -30,7 +30,7 @@ const markEnv = "PODLACE_SANDBOX_PARENT"
 // In the first process, which the user started, Enter runs the same command line again in new namespaces. The first process waits for the
 // second process. In the first process, Enter then returns inside=false and the exit code of the second process. The first process passes
 // signals to the second process. The second process dies when the first process dies. In the second process, Enter prepares the mounts and
-// returns inside=true. The second process may start a program that calls Enter too. This program gets a sandbox inside the sandbox.
+// returns inside=true. If the second process starts a program that also calls Enter, this program gets a sandbox inside the sandbox.
 //
 // If the kernel refuses namespaces, the error contains the reason and a hint.
 func Enter() (inside bool, exitCode int, err error) {
@@ -65,7 +65,7 @@ func enterInside(parent string) (bool, int, error) {
 	return true, 0, nil
 }
 
-// reexec() runs the program again in new namespaces. The function returns the exit code of that process.
+// reexec() runs the program again in new namespaces. reexec() returns the exit code of that process.
 func reexec(env []string) (int, error) {
 	// The kernel sends Pdeathsig when the thread that started the process ends, not when the parent process ends.
 	runtime.LockOSThread()
@@ -105,8 +105,8 @@ func exitStatus(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// start() starts the second process. Root does not need a user namespace. If user namespaces are disabled, root uses only the other
-// namespaces.
+// start() starts the second process. If user namespaces are disabled, root uses only the other namespaces, because root does not need a
+// user namespace.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()
 	if err != nil {

@@ -176,7 +176,7 @@ func wantFacts(t *testing.T) insideFacts {
 }
 
 func TestEnter(t *testing.T) {
-	// On most machines, mounts are shared. In the sandbox of these tests, mounts are not shared.
+	// On most machines, mounts are shared. In the sandbox of these tests, mounts are private.
 	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""))
 	defer func() { must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")) }()
 	for _, role := range []string{"report", "nest"} {
@@ -314,7 +314,7 @@ func TestEnterForbidden(t *testing.T) {
 	})
 }
 
-// needsUser skips a test if the test program cannot run a process as another user. Only root can do this.
+// needsUser skips a test if the test program cannot run a process as another user. Only root can start such a process.
 func needsUser(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.list=^$")
@@ -327,7 +327,7 @@ func needsUser(t *testing.T) {
 	_ = cmd.Wait()
 }
 
-// TestAsOrdinaryUser runs many of these tests a second time without root.
+// TestAsOrdinaryUser runs many tests of this package a second time without root.
 func TestAsOrdinaryUser(t *testing.T) {
 	needsUser(t)
 	dir, err := os.MkdirTemp("", "ordinary")

@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// collectFiles adds records for all files and folders below a folder. The function adds no record for the top folder itself. A missing
+// collectFiles adds records for all files and folders below a folder. collectFiles adds no record for the top folder itself. A missing
 // folder is therefore equal to an empty folder.
 func (s *Snapshot) collectFiles(dir string, ignore *regexp.Regexp) error {
 	var records []record

@@ -42,8 +42,8 @@ func prepareMounts(parent string) error {
 	return loopbackUp()
 }
 
-// freshSysfs mounts a /sys/class/net that shows the network of the sandbox. This mount is not always permitted, for example if a container
-// masks /sys. Only few programs need this mount.
+// freshSysfs mounts a /sys/class/net that shows the network of the sandbox. The kernel does not always permit this mount: for example, a
+// container may mask /sys. Only a few programs need a mount of this kind.
 func freshSysfs() {
 	const cgroups, kept = "/sys/fs/cgroup", "/run/.cgroup"
 	if os.Mkdir(kept, 0o700) != nil {
@@ -75,7 +75,7 @@ func loopbackUp() error {
 	return nil
 }
 
-// checkVisible returns an error if the sandbox would hide a folder which the program needs.
+// checkVisible returns an error if the program needs a folder that the sandbox would hide.
 func checkVisible() error {
 	var errs []error
 	for what, path := range neededFolders() {
@@ -84,7 +84,8 @@ func checkVisible() error {
 	return errors.Join(errs...)
 }
 
-// neededFolders returns the folders that the program uses. The list contains no missing folder, because such a folder cannot be hidden.
+// neededFolders returns the folders that the program uses. The list contains no missing folder, because a folder that does not exist cannot
+// be hidden.
 func neededFolders() map[string]string {
 	paths := map[string]string{"temporary folder": os.TempDir()}
 	if wd, err := os.Getwd(); err == nil {

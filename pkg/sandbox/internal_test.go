@@ -164,7 +164,7 @@ func TestFlowtables(t *testing.T) {
 	}
 }
 
-// TestLinkLocalOfOldKernels checks addresses without the attribute that says who added them.
+// TestLinkLocalOfOldKernels checks addresses without the attribute that says which program added the address.
 func TestLinkLocalOfOldKernels(t *testing.T) {
 	for _, c := range []struct {
 		addr  string

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// collectIptables collects the legacy tables. Tables of iptables-nft are collected as a part of nftables. The function reads only tables
-// that the kernel has already loaded, because reading a table would load the table.
+// collectIptables collects the legacy tables. Tables of iptables-nft are collected as a part of nftables. collectIptables reads only tables
+// that the kernel has already loaded, because the kernel loads a table when a program reads the table.
 func (c *collector) collectIptables() error {
 	for _, tool := range []struct{ names, save string }{
 		{"ip_tables_names", "iptables-legacy-save"},
@@ -36,7 +36,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 		c.add(fmt.Sprintf("note: table %s is loaded but not compared, for want of %s", table, save))
 		return nil
 	}
-	// The thread is locked, so a process that it starts has the same network namespace.
+	// The thread is locked, so the new process has the network namespace of this thread.
 	out, err := exec.Command(path, "-t", table).Output()
 	if err != nil {
 		return fmt.Errorf("%s -t %s: %w", save, table, err)
@@ -45,7 +45,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 	return nil
 }
 
-// legacyRules removes comments, counters, and built-in chains that accept every packet. After its first use, a table stays loaded forever.
+// legacyRules removes comments, counters, and built-in chains that accept every packet. A table stays loaded forever after its first use.
 // An empty table has no effect.
 func legacyRules(save string) []string {
 	counters := regexp.MustCompile(` ?\[\d+:\d+\] ?`)

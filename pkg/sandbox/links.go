@@ -16,7 +16,7 @@ type link struct {
 	kind string
 }
 
-// These attributes of RTM_NEWLINK have no name in some versions of x/sys/unix.
+// Some versions of x/sys/unix have no names for these attributes of RTM_NEWLINK.
 const (
 	iflaInfoKind      = 1
 	iflaInfoData      = 2
@@ -48,7 +48,7 @@ func names(bits uint32, of map[uint32]string) string {
 	return strings.Join(out, ",")
 }
 
-// linkSchema leaves out indexes, counters, limits of the driver, and all properties that change with the carrier. The function also leaves
+// linkSchema leaves out indexes, counters, limits of the driver, and all properties that change with the carrier. linkSchema also leaves
 // out sysctls, because these are read from /proc.
 func linkSchema() schema {
 	s := schema{
@@ -163,8 +163,8 @@ func bridgeSchema() schema {
 	return s
 }
 
-// bridgePortSchema leaves out the port's number, state, timers and counters. The function also leaves out the cost, which changes with the
-// carrier.
+// bridgePortSchema leaves out the port's number, state, timers and counters. bridgePortSchema also leaves out the cost, which changes with
+// the carrier.
 func bridgePortSchema() schema {
 	s := schema{}
 	for typ := uint16(1); typ <= 60; typ++ {

@@ -11,7 +11,7 @@ import (
 
 const sizeofNfGenMsg = 4
 
-// These attributes have no name in x/sys/unix.
+// The package x/sys/unix has no names for these attributes.
 const (
 	nftaTableHandle, nftaTablePad, nftaTableUserdata, nftaTableOwner = 4, 5, 6, 7
 	nftaChainFlags, nftaChainID, nftaChainUserdata                   = 10, 11, 12
@@ -230,7 +230,7 @@ func (c *collector) collectFlowtables(s *socket) error {
 	return err
 }
 
-// quotaText formats the limit of a quota, but not the amount that is used.
+// quotaText formats the limit of a quota and leaves out the amount that is already used.
 func quotaText(b []byte) string {
 	const size, flags = 1, 2
 	list, _ := parseAttrs(b)

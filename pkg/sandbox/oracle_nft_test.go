@@ -143,7 +143,7 @@ func TestDetectsNftables(t *testing.T) {
 	})
 }
 
-// runCommand returns a function that runs a command in the current namespace. The function skips the test if the command is not installed.
+// runCommand returns a function that runs a command in the current namespace. runCommand skips the test if the command is not installed.
 func runCommand(name string, args ...string) func(*testing.T) {
 	return func(t *testing.T) {
 		out, err := exec.Command(name, args...).CombinedOutput()

@@ -30,11 +30,11 @@ type namespace struct {
 	opt   sandbox.Options
 }
 
-// newNamespaces returns one namespace of each kind. The namespaces contain only lo.
+// newNamespaces returns two new namespaces: one for the host, and one for a pod. The namespaces contain only lo.
 func newNamespaces(t *testing.T) []namespace {
 	host, pod := kerneltest.NewPod(t), kerneltest.NewPod(t)
 	return []namespace{
-		// A second pod is used as the host. No test case then sees state of another test case.
+		// A second pod is used as the host. The second pod separates the state of the test cases.
 		{"host", host.Do, sandbox.Options{}},
 		{"pod " + pod.Name, pod.Do, sandbox.Options{Pods: []*sandbox.Pod{pod}}},
 	}
@@ -61,8 +61,8 @@ func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	must(t, n.do(func() error { f(t); return nil }))
 }
 
-// must() ends the test after an error. On the thread of a pod, the call ends only this thread. The method Do then returns an error, which
-// ends the test.
+// must() ends the test after an error. If must() is called on the thread of a pod, the call ends only this thread. The method Do then
+// returns an error, which ends the test.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

@@ -26,7 +26,7 @@ type Pod struct {
 	closed atomic.Bool
 }
 
-// NewPod creates a new network namespace. The link lo stays down, as with container runtimes.
+// NewPod creates a new network namespace. The link lo stays down, as in a namespace that a container runtime creates.
 func NewPod(name string) (*Pod, error) {
 	if name == "" || filepath.Base(name) != name || name == "." || name == ".." {
 		return nil, fmt.Errorf("pod name %q: want a plain file name", name)
@@ -83,7 +83,7 @@ func (p *Pod) Close() error {
 	return nil
 }
 
-// isGone reports whether the namespace can no longer be entered.
+// isGone reports whether the namespace no longer exists.
 func (p *Pod) isGone() bool {
 	var stat unix.Statfs_t
 	return p.closed.Load() || unix.Statfs(p.Path, &stat) != nil || stat.Type != unix.NSFS_MAGIC
@@ -102,7 +102,7 @@ func setns(path string) error {
 }
 
 // onThread calls f() on a separate thread of the operating system. The goroutine ends without unlocking its thread. The Go runtime
-// therefore ends the thread, which is in the wrong namespace.
+// therefore ends this thread, and no other goroutine can use the wrong namespace.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -109,7 +109,7 @@ func orUnknown(s string) string {
 	return s
 }
 
-// nexthopsText formats the nexthops of one route. The function leaves out properties that change with the carrier.
+// nexthopsText formats the nexthops of one route. nexthopsText leaves out properties that change with the carrier.
 func nexthopsText(c *collector, b []byte) string {
 	var hops []string
 	for len(b) >= sizeofRtNexthop {
@@ -162,7 +162,7 @@ func (c *collector) collectRules(s *socket) error {
 	return nil
 }
 
-// unlessUnset returns "" for the value -1. This value means that nothing is set.
+// unlessUnset returns "" for the value -1. The value -1 means that no value is set.
 func unlessUnset(c *collector, b []byte) string {
 	if len(b) == 4 && native.Uint32(b) == ^uint32(0) {
 		return ""

@@ -10,23 +10,24 @@ import (
 	"strings"
 )
 
-// Options selects the objects that a snapshot contains. The network namespace of the caller is always included; it is called the host here.
+// Options selects the objects that a snapshot contains. A snapshot always contains the network namespace of the caller, which is called the
+// host here.
 type Options struct {
-	// Pods are included too. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
+	// A snapshot also contains the pods in this list. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
 	Pods []*Pod
 	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in these folders.
 	Dirs []string
 	// Conntrack includes the entries of connection tracking. The entries of connection tracking change with traffic. Only tests about
 	// connection tracking should set Conntrack.
 	Conntrack bool
-	// Ignore excludes all records whose line matches this expression. An example of a line is "host: link cni0".
+	// Ignore excludes all records whose line matches this expression. Such a line is, for example, "host: link cni0".
 	Ignore *regexp.Regexp
 }
 
 // Snapshot is the state of the host, the pods and the folders that a CNI plugin may change. Snapshot contains links, addresses, routes,
 // rules, nexthops, neighbours, forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files.
 // Snapshots are normalised, so that two snapshots of the same state are equal. Snapshots contain no indexes, handles, counters or timers,
-// and nothing that the kernel changes by itself.
+// and no other value that the kernel changes by itself.
 type Snapshot struct {
 	scopes  map[string]bool
 	records map[string]record

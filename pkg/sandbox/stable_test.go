@@ -18,8 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// connectedPods creates two pods, one in the role of the node and one in the role of a container. The function connects the pods with a
-// bridge and a veth. The connection uses both address families, a firewall and traffic shaping. The function waits for nothing.
+// connectedPods creates two pods, one in the role of the node and one in the role of a container. connectedPods connects the pods with a
+// bridge and a veth. The connection uses both address families, a firewall and traffic shaping. connectedPods returns at once, and does not
+// wait until the links are ready.
 func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	node, pod = unconnected(t)
 	connect(t, pod)
@@ -77,8 +78,8 @@ func takeAll(t *testing.T, pods ...*sandbox.Pod) *sandbox.Snapshot {
 	return s
 }
 
-// TestStableWhileTheKernelSettles takes snapshots from the first moment on and compares them. The carrier, duplicate address detection,
-// link-local addresses and multicast groups change later, although no program changes them.
+// TestStableWhileTheKernelSettles takes snapshots directly after a change and later, and compares these snapshots. In the meantime, the
+// kernel still changes the carrier, link-local addresses, multicast groups and the state of duplicate address detection.
 func TestStableWhileTheKernelSettles(t *testing.T) {
 	node, pod := unconnected(t)
 	first := takeAll(t, node)
@@ -93,7 +94,7 @@ func TestStableWhileTheKernelSettles(t *testing.T) {
 	}
 }
 
-// TestStableWithoutCarrier takes away the carrier of the node's only bridge port by setting the port's peer down.
+// TestStableWithoutCarrier sets the peer of the node's only bridge port down, so that the port loses its carrier.
 func TestStableWithoutCarrier(t *testing.T) {
 	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)
@@ -124,7 +125,7 @@ func TestStableUnderTraffic(t *testing.T) {
 	}
 }
 
-// send() sends datagrams, whether a process listens or not.
+// send() sends datagrams even if no process listens.
 func send(to string, n int) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {

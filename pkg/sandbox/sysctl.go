@@ -15,7 +15,7 @@ import (
 // sysctlRoot contains the settings of the network namespace of the thread that opens it.
 const sysctlRoot = "/proc/sys/net/"
 
-// collectSysctls reads all settings of every interface. The function also reads those general settings that network plugins may change.
+// collectSysctls reads all settings of every interface. collectSysctls also reads those general settings that network plugins may change.
 func (c *collector) collectSysctls() error {
 	for _, group := range []string{"ipv4/conf/", "ipv6/conf/"} {
 		entries, err := os.ReadDir(sysctlRoot + group)

@@ -116,7 +116,7 @@ func filterParents(q tcObject) []uint32 {
 	return []uint32{q.handle}
 }
 
-// qdiscOptions hides the counter that htb has among its settings. No other queueing discipline has a counter among its settings.
+// qdiscOptions leaves out the counter that the queueing discipline htb has among its settings. Only htb has a counter among its settings.
 func qdiscOptions(kind string) func(*collector, []byte) string {
 	if kind != "htb" {
 		return treeColumn
@@ -200,7 +200,7 @@ func (c *collector) actionsText(b []byte) string {
 	return joinFields(out)
 }
 
-// actionOptions removes the times of use from the parameters of an action. The function also removes the index and the numbers of
+// actionOptions removes the times of use from the parameters of an action. actionOptions also removes the index and the numbers of
 // references and bindings.
 func actionOptions(kind string) func(*collector, []byte) string {
 	times, parms := uint16(1), uint16(2)

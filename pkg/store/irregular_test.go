@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// hangTimeout is much longer than any operation takes. The only purpose of hangTimeout is to end a test that hangs.
+// hangTimeout is much longer than the time of any operation. The timeout ends a test that hangs.
 const hangTimeout = 20 * time.Second
 
-// irregularFiles returns functions that each create one kind of object in place of a regular file.
+// irregularFiles returns a list of functions. Each function creates one kind of object in place of a regular file.
 func irregularFiles(t *testing.T) map[string]func(path string) error {
 	elsewhere := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(elsewhere, 0o600); err != nil {
@@ -117,7 +117,7 @@ func TestIrregularWrite(t *testing.T) {
 	}
 }
 
-// TestNames: Names works only on folders.
+// TestNames: the function Names works only on folders.
 func TestNames(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "socket"))

@@ -15,11 +15,12 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// LockTimeout is the maximum time for which Lock waits. Container runtimes allow a minute or more for a verb and retry after an error.
+// LockTimeout is the maximum time for which Lock waits. A container runtime waits a minute or more for a verb, and retries the verb after
+// an error.
 const LockTimeout = 10 * time.Second
 
-// NodeLockTimeout is the maximum time to wait for a lock that all pods of the node need. If a hundred pods start at the same time and each
-// of them runs some iptables processes, two CPUs are busy for more than ten seconds.
+// NodeLockTimeout is the maximum time to wait for a lock that all pods of the node need. For example, a hundred pods start at the same
+// time, and each ADD runs some iptables processes. These processes keep two CPUs busy for more than ten seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
 // Lock takes an exclusive flock(2) on a file in the folder. Lock creates the file if the file does not exist. If the lock is still held
@@ -28,7 +29,7 @@ func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 	return d.LockWithin(LockTimeout, name, mode)
 }
 
-// LockWithin is like Lock with another maximum time. If this time is 0, the call does not wait.
+// LockWithin is like Lock, but the caller passes the maximum time. If this time is 0, the call does not wait.
 func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		return unix.Flock(fd, map[lockAction]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
@@ -36,13 +37,13 @@ func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lo
 }
 
 // LockAt is like Lock, but it locks only the byte at offset (fcntl(2), open file description locks). One file therefore contains 2^63
-// locks. The alternative would be one file for each lock. Separate lock files would have to be removed later, but they cannot be removed
+// locks. The alternative would be one file for each lock. Such lock files would have to be removed later, but a lock file cannot be removed
 // safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.LockAtWithin(LockTimeout, name, mode, offset)
 }
 
-// LockAtWithin is like LockAt with another maximum time. If this time is 0, the call does not wait.
+// LockAtWithin is like LockAt, but the caller passes the maximum time. If this time is 0, the call does not wait.
 func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		cmd, kind := unix.F_OFD_SETLK, int16(unix.F_WRLCK)
@@ -65,8 +66,8 @@ const (
 	free
 )
 
-// The method lock() opens the file and calls set() to lock the file. If the file was removed or replaced in the meantime, the method tries
-// again, because other processes would lock another file.
+// The method lock() opens the file and calls set() to lock the file. If the file was removed or replaced in the meantime, lock() tries
+// again, because other processes would lock the new file.
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how lockAction) error) (*Lock, error) {
 	defer fault.Phase("lock")()
 	deadline := time.Now().Add(most)
@@ -102,14 +103,14 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 	}
 }
 
-// lockHeldError means that another process holds the lock.
+// A lockHeldError means that another process holds the lock.
 type lockHeldError string
 
 func lockHeld(format string, args ...any) error { return lockHeldError(fmt.Sprintf(format, args...)) }
 
 func (e lockHeldError) Error() string { return string(e) }
 
-// Busy reports that a retry of the operation may succeed.
+// Busy returns true, because a retry of the operation may succeed.
 func (lockHeldError) Busy() bool { return true }
 
 // isHeld reports whether locking failed because another process holds the lock.
@@ -117,9 +118,9 @@ func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(er
 
 var errLockTimeout = errors.New("held by another process")
 
-// takeWithDeadline takes the lock. The function waits in the kernel, which wakes waiting processes one after the other. A hundred processes
-// that poll would keep a CPU busy even if the lock is free. After errLockTimeout, the file stays open until the kernel has completed the
-// lock request.
+// takeWithDeadline takes the lock. takeWithDeadline waits in the kernel, which wakes waiting processes one after the other. If a hundred
+// processes polled the lock, they would keep a CPU busy. After errLockTimeout, the file stays open until the kernel has completed the lock
+// request.
 func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how lockAction) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)
@@ -158,7 +159,8 @@ type Lock struct {
 	free func(fd int) error
 }
 
-// Lost reports whether the lock file was removed or replaced. If so, another process may hold a lock with the same name.
+// Lost reports whether the lock file was removed or replaced. After a removal or a replacement, another process may hold a lock with the
+// same name.
 func (l *Lock) Lost() bool {
 	var own, there unix.Stat_t
 	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, unix.AT_SYMLINK_NOFOLLOW) != nil {

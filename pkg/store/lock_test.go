@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// If helperEnv names a folder, this program holds a lock in that folder until its input ends.
+// If the variable helperEnv contains a folder, the test program holds a lock in this folder until its input ends.
 const helperEnv = "STORE_HELPER_DIR"
 
 func TestMain(m *testing.M) {
@@ -49,8 +49,7 @@ func takeLock(d *Dir, which string) (*Lock, error) {
 	return d.LockAt("bytes", 0o600, offset)
 }
 
-// startHolder starts a second process. The second process holds a lock until the process ends. The returned function
-// ends the second process.
+// startHolder starts a second process. The second process holds a lock until it ends. The returned function ends the second process.
 func startHolder(t *testing.T, dir, which string, files ...*os.File) (release func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -74,7 +73,7 @@ func startHolder(t *testing.T, dir, which string, files ...*os.File) (release fu
 	return func() { stdin.Close(); _ = cmd.Wait() }
 }
 
-// mustWait reports whether taking a lock has to wait. The function then calls release() and takes the lock.
+// mustWait reports whether taking a lock has to wait. mustWait then calls release() and takes the lock.
 func mustWait(t *testing.T, d *Dir, which string, release func()) bool {
 	t.Helper()
 	got := make(chan error, 1)
@@ -130,7 +129,7 @@ func TestLocksWithinProcess(t *testing.T) {
 	}
 }
 
-// TestLockInherited: a child process holds the lock of a dead parent process until the child ends. A parent process that is alive can
+// TestLockInherited: a child process holds the lock of a dead parent process until the child ends. If the parent process is alive, it can
 // release the lock.
 func TestLockInherited(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
@@ -156,7 +155,7 @@ func TestLockInherited(t *testing.T) {
 	}
 }
 
-// TestLockTimeout waits for a lock as long as a plugin does.
+// TestLockTimeout waits for a lock as long as a plugin waits.
 func TestLockTimeout(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		t.Run(which, func(t *testing.T) {
@@ -253,7 +252,7 @@ func TestLockFileReplaced(t *testing.T) {
 	second.Unlock()
 }
 
-// TestStamp: the stamp is the current time and not the time of the last tick. Later changes have different times.
+// TestStamp: the stamp is the current time and not the time of the last tick. A later change has a different time.
 func TestStamp(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ErrIrregular is the error if a FIFO, a socket, a device or a symbolic link is in place of a file. If a folder is in place of the file,
-// the error is unix.EISDIR.
+// ErrIrregular means that a FIFO, a socket, a device or a symbolic link is in place of a file. If a folder is in place of the file, the
+// error is unix.EISDIR.
 var ErrIrregular = errors.New("not a regular file")
 
 // irregularHint adds a hint to an error that is caused by a folder, a FIFO or another non-regular file in place of the expected file.
@@ -32,8 +32,8 @@ func (d *Dir) irregularHint(name string, err error) error {
 	return err
 }
 
-// openFile opens a file in this folder. The function never blocks, and it does not follow a symbolic link. If the file is not regular,
-// openFile returns an error.
+// openFile opens a file in this folder. openFile never blocks, and it does not follow a symbolic link. If the file is not regular, openFile
+// returns an error.
 func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error) {
 	path := filepath.Join(d.path, name)
 	if !fs.ValidPath(name) || strings.Contains(name, "/") {
@@ -66,7 +66,7 @@ func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// create() replaces a file in the folder with a new, empty file. The function returns the new file, which is open.
+// create() replaces a file in the folder with a new, empty file. create() returns the new file, which is open.
 func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	for again := 0; ; again++ {
 		f, err := d.openFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
@@ -90,7 +90,7 @@ func Names(path string, most int) ([]string, error) {
 	return names, fault.Ignore(err, io.EOF)
 }
 
-// ReadFile returns the content of a file that another program wrote. The file may have at most maxFile bytes. The function follows symbolic
+// ReadFile returns the content of a file that another program wrote. The file may have at most maxFile bytes. ReadFile follows symbolic
 // links. If the file is not regular, ReadFile returns an error, because reading a pipe would block.
 func ReadFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)

@@ -22,11 +22,11 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// tempPrefix is the prefix of the names of files that are being written. List leaves these files out.
+// tempPrefix is the prefix of the names of files that are being written. List does not return these files.
 const tempPrefix = ".tmp-"
 
-// maxFile is the maximum size of a file in bytes, both for reading and for writing. Any version can therefore read the files of any other
-// version. For comparison, a record with 1,000 ports has 130 kB.
+// maxFile is the maximum size of a file in bytes, both for reading and for writing. With the same limit in all versions, any version of
+// Podlace can read the files of any other version. For comparison, a record with 1,000 ports has 130 kB.
 const maxFile = 4 << 20
 
 // ErrTooLarge is the error for a file that has more than maxFile bytes.
@@ -59,8 +59,7 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
-// withFolder adds the path of the folder to an error of os.Root. Without the path of the folder, the error contains only the name within
-// the folder.
+// withFolder adds the path of the folder to an error of os.Root. An error of os.Root contains only the name within the folder.
 func (d *Dir) withFolder(err error) error {
 	var one *fs.PathError
 	if errors.As(err, &one) {
@@ -127,8 +126,8 @@ func (d *Dir) SetWritten(name string, at time.Time) error {
 }
 
 // Stamp sets the modification time of the folder to the current time. The result is the value that Modified returns after the change.
-// Kernels before 6.13 use the time of the last tick for a change. Several changes within a few milliseconds may therefore have the same
-// time. The time that Stamp sets is more precise than the time of a tick. Later changes therefore have another time.
+// Kernels before 6.13 store the time of the last tick as the time of a change. Several changes within a few milliseconds may therefore have
+// the same time. Stamp writes a more precise time than the time of a tick. A later change therefore has a different time.
 func (d *Dir) Stamp() (int64, error) {
 	fault.Step("stamp", d.path)
 	now := unix.NsecToTimespec(time.Now().UnixNano())
@@ -192,7 +191,7 @@ func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
 }
 
-// WriteSync is like Write, but it returns only when the data would survive a crash of the kernel. The folder must be on a disk for this
+// WriteSync is like Write, but it waits until the data on the disk can survive a crash of the kernel. The folder must be on a disk for this
 // guarantee.
 func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	if err := d.write(name, data, mode, (*os.File).Sync); err != nil {
@@ -244,8 +243,8 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	})
 }
 
-// replaceFile creates a temporary file and calls fill() to write its content. Then the temporary file replaces the file with the given
-// name.
+// replaceFile creates a temporary file and calls fill() to write its content. After this call, the temporary file replaces the file with
+// the given name.
 func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -287,8 +286,8 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// Create is like Write, but the file must not exist. If it exists, the error is fs.ErrExist (errors.Is). The file and its content appear in
-// one step: link(2) gives a name to an unnamed file. A process that is killed therefore leaves no file.
+// Create is like Write, but the file must not exist. If it exists, the error is fs.ErrExist (errors.Is). Create writes an unnamed file and
+// gives it a name with link(2), so that the file and its content appear in one step. A process that is killed therefore leaves no file.
 func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
@@ -318,7 +317,7 @@ func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// createNamed does the work of Create on file systems without O_TMPFILE.
+// createNamed is the implementation of Create for file systems without O_TMPFILE.
 func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	var random [8]byte
 	_, _ = rand.Read(random[:])
@@ -341,7 +340,7 @@ func (d *Dir) Remove(name string) error {
 	}
 	err := d.root.Remove(name)
 	if temp := d.root.Remove(tempPrefix + name); temp == nil {
-		// The temporary file belonged to a writer that was killed.
+		// The temporary file is from a writer that was killed.
 		slog.Debug("removed an unfinished file", "folder", d.path, "name", name)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -350,8 +349,8 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// List returns the names of the files in the folder. The list does not contain the temporary files of killed writers. List removes
-// temporary files that are older than a minute.
+// List returns the names of the files in the folder. The result of List does not contain the temporary files of killed writers. List
+// removes temporary files that are older than a minute.
 func (d *Dir) List() ([]string, error) {
 	f, err := d.root.Open(".")
 	if err != nil {

@@ -145,7 +145,7 @@ func TestCreateIsExclusive(t *testing.T) {
 	}
 }
 
-// TestFolderForFile: a folder is in place of a file. The error contains the name of the folder and a hint.
+// TestFolderForFile: if a folder is in place of a file, the error contains the name of the folder and a hint.
 func TestFolderForFile(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -164,7 +164,7 @@ func TestFolderForFile(t *testing.T) {
 	}
 }
 
-// TestWriteIsAtomic reads a file while it is written. The content is complete in every read.
+// TestWriteIsAtomic reads a file while a writer replaces the file. The content is complete in every read.
 func TestWriteIsAtomic(t *testing.T) {
 	d := open(t, t.TempDir())
 	contents := []string{strings.Repeat("a", 8192), strings.Repeat("b", 16)}
@@ -230,7 +230,7 @@ func TestOverwrite(t *testing.T) {
 	}
 }
 
-// TestFolderGone: the folder was deleted. Each operation returns an error.
+// TestFolderGone: each operation returns an error if the folder was deleted.
 func TestFolderGone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	d, err := Make(path, 0o700)
@@ -260,7 +260,8 @@ func TestFolderGone(t *testing.T) {
 	}
 }
 
-// TestListRemovesStale: List removes the file of a killed writer once the file is old. The removal also works if the clock was changed.
+// TestListRemovesStale: List removes the file of a killed writer once the file is old. List also removes this file if the clock was
+// changed.
 func TestListRemovesStale(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

@@ -12,7 +12,7 @@ import (
 )
 
 // Writable returns an error if no file can be created in a folder. The result is also an error if the folder is missing and cannot be
-// created. The error names the folder, or the parent folder that is the cause.
+// created. The error contains the path of the folder, or the path of the parent folder that causes the problem.
 func Writable(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir {

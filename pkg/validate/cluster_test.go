@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestClusterConflist checks the conflist in the manifest of a cluster. The conflist has no findings, and its plugins are recognized under
-// their installed names.
+// TestClusterConflist checks the conflist in the manifest of a cluster. The checker must recognize the plugins in this conflist under their
+// installed names, and must return no findings.
 func TestClusterConflist(t *testing.T) {
 	data, err := os.ReadFile("../../conf/cluster/base/10-podlace.conflist")
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Codes of problems. The codes of the plugins' findings are in package plugin. The code of a plugin's error is the number of the CNI error.
+// Codes of problems. Package plugin defines the codes of the plugins' findings. If a plugin returns an error, the code is the number of the
+// CNI error.
 const (
 	emptyFile         plugin.FindingCode = "empty-file"
 	syntax            plugin.FindingCode = "syntax"

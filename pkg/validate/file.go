@@ -48,8 +48,8 @@ type File struct {
 	Data []byte
 }
 
-// Files returns the problems of each file. Files also returns conflicts between the networks in different files. Files does no I/O, except
-// for reading a file that the key resolvConf names.
+// Files returns the problems of each file. Files also returns conflicts between the networks in different files. Files does no I/O with one
+// exception: it reads the file whose path is the value of the key resolvConf.
 func Files(files []File, node Node) []Problem {
 	c := &checker{node: node}
 	for _, f := range files {
@@ -119,7 +119,7 @@ func (c *checker) file(f File) {
 	}
 }
 
-// The method json() checks a JSON object. The keys of the object show what kind of object it is.
+// The method json() checks a JSON object. The keys of the object determine the kind of the object.
 func (c *checker) json(t part) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(t.data, &keys); err != nil {
@@ -155,7 +155,7 @@ func (c *checker) syntax(t part, err error) {
 	c.add(t, place, "", syntax, true, "%v", err)
 }
 
-// anyPrefix is used in place of the daemon's --resource-prefix. No check depends on this prefix.
+// anyPrefix is used in place of the daemon's --resource-prefix. The result of each check is the same with any prefix.
 const anyPrefix = "example.com"
 
 // The method pools() checks a configuration of sriov-device-plugin.
@@ -208,7 +208,7 @@ func (t part) placeOf(key string) plugin.Place {
 	return plugin.Place{}
 }
 
-// placeOnLine returns the line and column of a key whose line is known.
+// placeOnLine returns the line and column of a key. The line of the key is known.
 func (t part) placeOnLine(key string, line int) plugin.Place {
 	if at := t.placeOf(key); at.Line == line {
 		return at
@@ -218,8 +218,8 @@ func (t part) placeOnLine(key string, line int) plugin.Place {
 
 var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
-// The method mentioned() searches a message for a key of the part. The method returns the first key that it finds, with the line and column
-// of the key. The key is among the first words of each message.
+// The method mentioned() searches a message for a key of the part. mentioned() returns the first key that it finds, with the line and
+// column of the key. Each message contains the key among its first words.
 func (t part) mentioned(message string) (key string, place plugin.Place) {
 	for _, name := range word.FindAllString(message, -1) {
 		for path, at := range t.places {

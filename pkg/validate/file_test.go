@@ -28,7 +28,7 @@ const bridgeNet = `{
   ]
 }`
 
-// TestNetworkFiles checks network configurations. Each error and warning names the file, the line and the key.
+// TestNetworkFiles checks network configurations. Each error and each warning contains the file, the line and the key.
 func TestNetworkFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		data string
@@ -98,7 +98,7 @@ func TestClashes(t *testing.T) {
 	}
 }
 
-// TestManifests checks pods and networks in YAML. Problems have the lines of the YAML file.
+// TestManifests checks pods and networks in YAML. The line of each problem is a line of the YAML file.
 func TestManifests(t *testing.T) {
 	data, err := os.ReadFile("testdata/manifests.yaml")
 	if err != nil {
@@ -149,7 +149,7 @@ func TestPlaceInScalar(t *testing.T) {
 	}
 }
 
-// TestShippedFiles checks that the files which Podlace ships have no errors.
+// TestShippedFiles checks that the configuration files of a Podlace release have no errors.
 func TestShippedFiles(t *testing.T) {
 	names, err := filepath.Glob("../../conf/*.[cjy]*") // .conflist, .json and .yaml
 	if err != nil || len(names) < 10 {
@@ -168,7 +168,7 @@ func TestShippedFiles(t *testing.T) {
 	}
 }
 
-// FuzzFiles checks that the checker never fails for any text. Each problem has a line that exists in the file.
+// FuzzFiles checks that the checker never panics, whatever the text of the file is. Each problem has a line that exists in the file.
 func FuzzFiles(f *testing.F) {
 	f.Add(bridgeNet)
 	f.Add("kind: Pod\nspec: {containers: [{ports: [{hostPort: 1}]}]}\n")
@@ -182,7 +182,7 @@ func FuzzFiles(f *testing.F) {
 	})
 }
 
-// TestDividedSubnet: networks of one bridge may divide a subnet by rangeStart and rangeEnd, because no address belongs to two of them.
+// TestDividedSubnet: networks of one bridge may divide a subnet with rangeStart and rangeEnd, because no address belongs to two networks.
 func TestDividedSubnet(t *testing.T) {
 	file := func(name, first, last string) File {
 		return File{name, []byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "bridge", "bridge": "lan0", "ipam": {

@@ -82,7 +82,7 @@ func placeOf(n *yaml.Node) (at plugin.Place) {
 	return at
 }
 
-// podTemplates returns the path to the pod template for each kind of object that contains a pod template.
+// podTemplates contains each kind of object with a pod template, and the path to this pod template.
 func podTemplates() map[string][]string {
 	template := []string{"spec", "template"}
 	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
@@ -163,7 +163,7 @@ func (c *checker) pod(t part, object plugin.Place, pod *yaml.Node) {
 	}
 }
 
-// limitKeys returns the annotations that set the bandwidth limits of a pod.
+// limitKeys contains the annotations that define the bandwidth limits of a pod.
 func limitKeys() []string {
 	return []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"}
 }
@@ -185,7 +185,7 @@ func (c *checker) annotation(t part, key, value *yaml.Node) {
 	}
 }
 
-// unitHint returns a hint about the suffix m, which users of tc(8) expect to mean mega.
+// unitHint returns a hint about the suffix m. Users of tc(8) expect that m means mega.
 func unitHint(rate string) string {
 	if strings.HasSuffix(rate, "m") {
 		return fmt.Sprintf("; m means a thousandth: did you mean %sM?", strings.TrimSuffix(rate, "m"))
@@ -193,7 +193,7 @@ func unitHint(rate string) string {
 	return ""
 }
 
-// hostPorts reports an error if two containers use the same port of the node. The API server does not check for this conflict.
+// hostPorts reports an error if two containers use the same port of the node. The API server does not report this conflict.
 func (c *checker) hostPorts(t part, spec *yaml.Node) {
 	seen := map[string]int{}
 	for _, list := range []string{"initContainers", "containers"} {

@@ -126,7 +126,8 @@ func (c *checker) plugin(n *network, path, version string, config []byte) {
 	}
 }
 
-// misspelt() reports a type that resembles a plugin of Podlace. Types of other projects are not known, so the finding is only a warning.
+// misspelt() reports a type that resembles a plugin of Podlace. The type may also be a plugin of another project, so the finding is only a
+// warning.
 func (c *checker) misspelt(n *network, path, kind string) {
 	ours := []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}
 	if near := plugin.Nearest(kind, ours); near != "" && near != kind {
@@ -169,7 +170,7 @@ func parse(r *plugin.Request, kind string) (err error) {
 	return err
 }
 
-// The method within() searches a message for a key of the configuration below a path. The method returns the full key, and its line and
+// The method within() searches a message for a key of the configuration below a path. within() returns the full key, and its line and
 // column in the file.
 func (n *network) within(path string, config []byte, message string) (key string, at plugin.Place) {
 	inner, _ := part{places: plugin.KeyPlaces(config)}.mentioned(message)

@@ -18,13 +18,14 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Node contains the facts about a node that are compared with a configuration. The zero value means that nothing is known about the node.
+// Node contains the facts about a node that are compared with a configuration. The zero value means that all facts about the node are
+// unknown.
 type Node struct {
 	Subnets  []kernel.Subnet // subnets behind its links
 	PodCIDRs []netip.Prefix
 }
 
-// ThisNode reads the facts about the node on which the program runs. A node without podCIDRs is not an error.
+// ThisNode reads the facts about the node on which the program runs. If the node has no podCIDRs, ThisNode returns no error.
 func ThisNode() (node Node, err error) {
 	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
 	host, err := kernel.Host()
@@ -36,7 +37,7 @@ func ThisNode() (node Node, err error) {
 	return node, err
 }
 
-// Config returns the findings for a list of plugins, or for the configuration of one plugin. The function does no I/O.
+// Config returns the findings for a list of plugins, or for the configuration of one plugin. Config does no I/O.
 func Config(data []byte, node Node) []plugin.Finding {
 	var list struct {
 		Type    string            `json:"type"`

@@ -26,8 +26,8 @@ func text(config string, node Node) (keys []string, all string) {
 	return keys, fmt.Sprint(found)
 }
 
-// TestTrapsAreNamedByTheirKeys checks that each trap in a list of plugins causes exactly one finding. The key of the finding is its path in
-// the list.
+// TestTrapsAreNamedByTheirKeys checks that each misleading setting in a list of plugins causes exactly one finding. The key of the finding
+// is its path in the list.
 func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 	const bridge = `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/16"}],[{"subnet":"usePodCidrIPv6"}]]}}`
 	list := func(plugins ...string) string {
@@ -84,8 +84,8 @@ func TestShippedConfigurationsHaveNoTraps(t *testing.T) {
 	}
 }
 
-// TestShippedConfigurationsStopSpoofing checks pods whose address is on our bridge. A pod with an address on our bridge can send only from
-// its own MAC and its own addresses.
+// TestShippedConfigurationsStopSpoofing checks pods whose addresses are on a bridge of Podlace. A pod with an address on a bridge of
+// Podlace can send packets only from its own MAC and its own addresses.
 func TestShippedConfigurationsStopSpoofing(t *testing.T) {
 	for _, name := range shipped(t) {
 		data, err := conf.Conflist(name)
@@ -140,7 +140,7 @@ var defaults = map[string]string{
 }
 
 // TestShippedSubnetsAreFree checks examples that must work on any node. The subnets of these examples are not the default subnets of other
-// software. Some examples replace another program in its network; these examples keep the subnet of that program.
+// software. Some examples replace another program in an existing network. Such an example keeps the subnet of the other program.
 func TestShippedSubnetsAreFree(t *testing.T) {
 	var node Node
 	for name, subnet := range defaults {

@@ -18,8 +18,8 @@ type Range struct{ From, To int }
 // value.
 type Allowance map[string][]Range
 
-// DefaultAllowance returns the keys that claims may set if the configuration does not define them. DefaultAllowance contains no key whose
-// setting protects other pods or the network from the pod.
+// DefaultAllowance returns the keys that claims may set if the configuration does not define them. These keys do not include a key that
+// protects other pods or the network from the pod.
 func DefaultAllowance() Allowance {
 	return Allowance{"mac": nil, "ips": nil, "ifName": nil, "mtu": nil}
 }
@@ -77,8 +77,8 @@ func parseLimit(key string, limit any) (ranges []Range, err error) {
 	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, formatValue(limit))
 }
 
-// smallestValue returns the smallest value that is allowed if the limit is a maximum. The value 0 means "no limit" for some keys. The value
-// 0 is therefore larger than every maximum.
+// smallestValue returns the smallest value that is allowed if the limit is a maximum. The value 0 means "no limit" for some keys. For these
+// keys, the value 0 is therefore larger than every maximum.
 func smallestValue(key string) int {
 	switch key {
 	case "maxTxRate":

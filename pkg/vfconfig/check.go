@@ -26,8 +26,8 @@ func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }
 
-// Complete does the work of Validate for the final settings of a VF. The argument is a function that converts a key to its name in the
-// source of the settings. Errors contain the converted names.
+// Complete checks the final settings of a VF like Validate, but is stricter. The argument is a function that converts a key to its name in
+// the source of the settings. Errors contain the converted names.
 func (c *Config) Complete(name func(key string) string) error { return c.check(name, true) }
 
 func (c *Config) check(name func(string) string, complete bool) error {
@@ -48,7 +48,7 @@ func (c *Config) check(name func(string) string, complete bool) error {
 	return nil
 }
 
-// checkRelation returns an error if a setting contradicts a setting with an earlier key in Keys().
+// checkRelation returns an error if the setting contradicts another setting whose key is earlier in Keys().
 func (c *Config) checkRelation(key string, name func(string) string, complete bool) error {
 	switch key {
 	case "vlanProto":
@@ -64,7 +64,7 @@ func (c *Config) checkRelation(key string, name func(string) string, complete bo
 	return nil
 }
 
-// checkKey checks the value of a single setting. The error starts with the value.
+// checkKey checks the value of a single setting. The text of the error starts with the value.
 func (c *Config) checkKey(key string) error {
 	switch f := c.fieldOf(key).(type) {
 	case **int:

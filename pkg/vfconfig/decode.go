@@ -82,7 +82,8 @@ func Decode(data []byte, path string) (Entry, error) {
 	return e, nil
 }
 
-// checkHead checks the API version and the kind of the parameters. The function also requires that the name of a resource has a prefix.
+// checkHead checks the API version and the kind of the parameters. If the parameters contain the name of a resource, checkHead requires
+// that this name has a prefix.
 func checkHead(head map[string]string) error {
 	for _, k := range []struct{ key, want string }{{"apiVersion", APIVersion}, {"kind", Kind}} {
 		if s, ok := head[k.key]; !ok {
@@ -107,7 +108,7 @@ type keyError struct {
 func (e keyError) Error() string { return shownKey(e.key) + ": " + e.err.Error() }
 func (e keyError) Unwrap() error { return e.err }
 
-// shownKey formats a key for an error message. The function quotes or shortens a key that is long or contains a line break.
+// shownKey formats a key for an error message. shownKey quotes or shortens a key that is long or contains a line break.
 func shownKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted
@@ -115,7 +116,7 @@ func shownKey(key string) string {
 	return key
 }
 
-// errNoKey returns the error for an unknown key. The error contains the most similar known key.
+// errNoKey returns the error for an unknown key. The text of this error contains the known key that is most similar.
 func errNoKey(key string) error {
 	if near := plugin.Nearest(key, append(Keys(), "apiVersion", "kind", "resource")); near != "" {
 		return fmt.Errorf("no such key; did you mean %s?", near)
@@ -123,8 +124,8 @@ func errNoKey(key string) error {
 	return errors.New("no such key; known keys: " + strings.Join(Keys(), ", "))
 }
 
-// eachMember calls take() for each member of a JSON object. The function stops at the first error. The function returns an error for
-// duplicate keys, which encoding/json accepts.
+// eachMember calls take() for each member of a JSON object. eachMember stops at the first error. eachMember returns an error for duplicate
+// keys, which encoding/json accepts.
 func eachMember(data []byte, take func(key string, value any) error) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()

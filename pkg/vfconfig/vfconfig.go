@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vfconfig defines the settings of one VF. Settings come from a conflist, a DeviceClass, a ResourceClaim or an annotation. All
-// these sources use the same type, the same validation and the same merge. No I/O.
+// Package vfconfig defines the settings of one VF. Settings come from a conflist, a DeviceClass, a ResourceClaim or an annotation. For all
+// these sources, the package uses the same type, the same validation and the same merge. No I/O.
 package vfconfig
 
 import (
@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Config contains the settings of one VF. A setting that is nil or "" is not changed.
+// Config contains the settings of one VF. If a setting is nil or "", the VF keeps its current value.
 type Config struct {
 	VLAN      *int     `json:"vlan,omitempty"` // 0 for none
 	VLANQoS   *int     `json:"vlanQoS,omitempty"`
@@ -45,8 +45,8 @@ func Keys() []string {
 		"rebind", "ifName", "ips"}
 }
 
-// fieldOf returns a pointer to the field of a key. The type of the pointer is **int, *string, **bool or *[]string. The function returns nil
-// for an unknown key.
+// fieldOf returns a pointer to the field of a key. The type of the pointer is **int, *string, **bool or *[]string. fieldOf returns nil for
+// an unknown key.
 func (c *Config) fieldOf(key string) any {
 	switch key {
 	case "vlan":
@@ -185,8 +185,8 @@ func (c *Config) deepCopy() *Config {
 	return &out
 }
 
-// Put changes the setting of a key. The value is a JSON value: a string, a json.Number, a bool or a list of strings. If the type is wrong,
-// the error names the valid type.
+// Put stores a value for the setting with the given key. The value is a JSON value: a string, a json.Number, a bool or a list of strings.
+// If the type of the value is wrong, the error contains the valid type.
 func (c *Config) Put(key string, value any) error {
 	fresh := Config{}
 	if err := fresh.putValue(key, value); err != nil {
@@ -199,7 +199,7 @@ func (c *Config) Put(key string, value any) error {
 	return nil
 }
 
-// putValue sets a setting if the value has the right type. The function does not check the value.
+// putValue sets a setting if the value has the right type. putValue does not check the value.
 func (c *Config) putValue(key string, value any) error {
 	switch f := c.fieldOf(key).(type) {
 	case **int:

@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// Kernel is a fake kernel for a sysfs tree. It reacts to writes to bind, unbind, drivers_probe, driver_override and sriov_numvfs like the
-// real kernel, but only after the write has returned.
+// Kernel is a fake kernel for a sysfs tree. When a test writes to bind, unbind, drivers_probe, driver_override or sriov_numvfs, the fake
+// kernel makes the same change as the real kernel. In contrast to the real kernel, the change happens after the write has returned.
 type Kernel struct {
 	VFDriver string   // driver of new VFs, or ""
 	Failing  []string // drivers whose probe of a function fails
@@ -100,7 +100,7 @@ func (p *fakeKernel) unbind(address, driver string) error {
 }
 
 // probeDriver binds a function to its driver_override or default driver. If the last argument is not "", probeDriver binds only the driver
-// with this name. It returns no error if no driver accepts the function.
+// with this name. probeDriver returns no error if no driver accepts the function.
 func (p *fakeKernel) probeDriver(address, driver string) error {
 	folder, err := filepath.EvalSymlinks(filepath.Join(p.sysfs, "bus/pci/devices", address))
 	if err != nil {

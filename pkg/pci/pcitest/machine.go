@@ -83,7 +83,7 @@ func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 	}
 }
 
-// addVF adds a VF and returns its folder. The attributes of the PF determine the address of the VF (SR-IOV specification 2.1.2). The VF
+// addVF adds a VF and returns its folder. The address of the VF is computed from attributes of the PF (SR-IOV specification 2.1.2). The VF
 // gets an IOMMU group. Its interface is in another namespace.
 func addVF(sysfs, pf string, index, group int, driver string) (folder string, err error) {
 	rid, err := routingID(pf, index)
@@ -142,7 +142,8 @@ func linkRelative(target, at string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(path, at))
 }
 
-// bindDriver binds a function to a driver. After this, the interface of the function is in another namespace.
+// bindDriver binds a function to a driver. After the bind, the folder net is empty, as if the interface of the function were in another
+// namespace.
 func bindDriver(sysfs, folder, driver string) error {
 	if driver == "" {
 		return nil

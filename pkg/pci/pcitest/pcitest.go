@@ -4,9 +4,9 @@
 // creates a tree of any size. Functions of package pci accept the returned path as the path of sysfs.
 //
 // An archive has the format txtar. An entry whose name ends in "/" is a folder. Each line of a folder's entry is a file, such as "numa_node
-// 0", or a symlink, such as "driver -> ../../../bus/pci/drivers/igb". A folder's entry without lines is an empty folder. An entry with any
-// other name is a file with several lines. Extract adds a link in bus/pci/devices for each folder below devices whose name is a PCI
-// address.
+// 0", or a symlink, such as "driver -> ../../../bus/pci/drivers/igb". If the entry of a folder has no lines, the folder is empty. An entry
+// with any other name is a file with several lines. If the name of a folder below devices is a PCI address, Extract adds a link to this
+// folder in bus/pci/devices.
 package pcitest
 
 import (

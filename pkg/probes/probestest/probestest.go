@@ -21,8 +21,8 @@ func CompareList(file string, c prometheus.Collector) (string, error) {
 }
 
 // metricLines returns one line for each metric that a collector describes: its name, its type and its sorted labels. The collector's
-// description of a metric contains no type. The type follows from the name. A counter ends in _total, and a histogram of
-// sriov-device-plugin ends in _seconds.
+// description of a metric contains no type. The name of the metric therefore determines its type. A counter ends in _total, and a histogram
+// of sriov-device-plugin ends in _seconds.
 func metricLines(c prometheus.Collector) (lines []string) {
 	described := make(chan *prometheus.Desc)
 	go func() {
