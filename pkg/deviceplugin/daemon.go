@@ -275,7 +275,8 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify() wakes the goroutine that receives from c. The function never blocks, because one pending wake-up is enough.
+// notify() wakes the goroutine that receives from c. The function never blocks. If a wake-up is already pending, a second wake-up is not
+// needed.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -21,8 +21,9 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// These constants limit the requests to the API server. The values are the kubelet's defaults, which suffice for 110 pods. Each Prepare
-// reads its claim. With client-go's default of 5 requests a second, 50 pods that start at once would wait for 8 seconds.
+// These constants limit the requests to the API server. The values are the kubelet's defaults, which suffice for 110 pods. Each call of
+// Prepare reads its claim from the API server. With client-go's default of 5 requests a second, 50 pods that start at once would wait for
+// 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100

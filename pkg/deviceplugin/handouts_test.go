@@ -139,9 +139,9 @@ func TestOtherPod(t *testing.T) {
 	expect("no checkpoint", "u-0", "")
 }
 
-// TestFailedAdmission checks that pods without devices do not use up the kubelet's rate limit while the container of an allocated device is
-// unknown. These pods share one list of all pods. Each pod without devices causes only one additional request. The error for each of these
-// pods names the device.
+// TestFailedAdmission checks that pods without devices do not use up the kubelet's rate limit while the container of an allocated device
+// is unknown. The daemon requests one list of all pods and answers the questions about these pods from the list. Each pod without devices
+// causes only one additional request. The error for each of these pods contains the ID of the device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -178,8 +178,8 @@ func TestFailedAdmission(t *testing.T) {
 	}
 }
 
-// TestRefusedToTheEnd checks a kubelet that refuses all requests until the deadline. If the pod may have a device, the error names the
-// device.
+// TestRefusedToTheEnd checks a kubelet that refuses all requests until the deadline. If the pod may have a device, the error contains the
+// ID of the device.
 func TestRefusedToTheEnd(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

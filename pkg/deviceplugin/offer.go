@@ -74,12 +74,12 @@ func (o *resourceOffer) countHealthy() (n int) {
 	return n
 }
 
-// equalTo reports whether two offers are equal for the kubelet.
+// equalTo reports whether two offers look the same to the kubelet.
 func (o *resourceOffer) equalTo(other *resourceOffer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
-// allocationPolicy returns the allocation policy of the resource. If the resource is no longer configured, all its devices are in use, and
+// allocationPolicy returns the allocation policy of the resource. If the resource is no longer configured, all its devices are in use, so
 // the policy does not matter.
 func (o *resourceOffer) allocationPolicy() pool.Policy {
 	if o.pool.Resource == nil {

@@ -64,7 +64,8 @@ func TestPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestOfferPF (S-36): a PF with offerPf is offered and keeps its driver. While a pod has the PF, the daemon creates no VFs on it.
+// TestOfferPF (S-36) checks that a PF is offered and keeps its driver if the configuration contains offerPf. While a pod has the PF, the
+// daemon creates no VFs on it.
 func TestOfferPF(t *testing.T) {
 	sysfs := barePF(t)
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)

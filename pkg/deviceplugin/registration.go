@@ -21,9 +21,10 @@ import (
 )
 
 const (
-	// registerTimeout is the maximum time of a Register call. The kubelet connects to the endpoint before it answers.
+	// registerTimeout is the maximum time of a Register call. The kubelet answers the call only after it has connected to the endpoint.
 	registerTimeout = 10 * time.Second
-	// checkInterval is the time between two checks of the sockets. The checks are needed because an event of the folder may be lost.
+	// checkInterval is the time between two checks of the sockets. The checks are needed because an event about a change in the folder
+	// may be lost.
 	checkInterval = time.Second
 	// watchTimeout is the time after the registration within which the kubelet must watch the resource. After this time, the connection to the
 	// kubelet is considered lost.
@@ -299,8 +300,8 @@ func (r *registrar) setKnown(known bool) {
 	r.known, r.refused, r.at = known, false, time.Now()
 }
 
-// setLeaving sets whether the devices move from the device plugin API to DRA. If the value changes, the endpoint is registered again with
-// other options.
+// setLeaving stores whether the devices move from the device plugin API to DRA. If the value changes, the endpoint is registered again
+// with other options.
 func (r *registrar) setLeaving(leaving bool) {
 	r.endpoint.mu.Lock()
 	changed := r.leaving != leaving
