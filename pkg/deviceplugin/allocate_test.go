@@ -206,7 +206,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestHostileRequests checks the answers to invalid requests. Each answer is an error that contains the ID of the device, or a list that
+// TestHostileRequests checks the answers to invalid requests. Each answer is an error about the device, or a list that
 // contains only offered devices.
 func TestHostileRequests(t *testing.T) {
 	e := newEndpoint(fast, offering(vfPool(8)), quiet(), newCounters(), newGate("", "/nonexistent", ""))

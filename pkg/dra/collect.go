@@ -24,7 +24,7 @@ const (
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
-	// orphanedAfter is the time after which the record of a claim may be orphaned if the kubelet's file does not contain the claim.
+	// orphanedAfter is a time. If the kubelet's file has not contained a claim for this time, the record of the claim may be orphaned.
 	orphanedAfter = 2 * time.Minute
 	// orphanedUnread replaces orphanedAfter while the kubelet's file cannot be read.
 	orphanedUnread = 10 * time.Minute
@@ -129,8 +129,8 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 	}
 }
 
-// kubeletClaims returns the claims in the kubelet's file. The function also returns the time for which a claim must be missing from the
-// file.
+// kubeletClaims returns the claims in the kubelet's file. The second result is the time for which a claim must be missing from the file
+// before its record may be orphaned.
 func (c *collector) kubeletClaims(now time.Time) (map[string]bool, time.Duration) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {

@@ -130,7 +130,8 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	}
 	device, in, err := i.findDevice(r.Device)
 	if was, ok := recordedDevice(before, r.Device, r.Request); err != nil && ok {
-		// The resource no longer has "api": "dra". The claim nevertheless keeps its device of this resource.
+		// This case occurs if the configuration of the resource no longer contains "api": "dra". The claim nevertheless keeps the device
+		// that it has from this resource.
 		a, err := pci.ParseAddress(was.ID)
 		p.Device, p.resource = pool.Device{Device: pci.Device{Address: a}}, was.Resource
 		return deviceEntry{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err

@@ -26,7 +26,7 @@ import (
 
 // TestPrepare prepares and unprepares a claim with two requests. The test uses both versions of the kubelet's API. The CDI device of a
 // request is attached to the request's first device. The variables of the CDI device list the devices of both requests of the resource. A
-// second Prepare changes nothing, but it restores a missing CDI specification.
+// second Prepare only restores a CDI specification if it is missing.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -123,7 +123,7 @@ func TestPrepareRefuses(t *testing.T) {
 }
 
 // TestForceDeleted (DRA-F11): the API server has already allocated a VF to a new claim. Prepare refuses the VF until the old claim is
-// unprepared. The error names the old claim.
+// unprepared. The error contains the name of the old claim.
 func TestForceDeleted(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -260,7 +260,8 @@ func TestVanishedVF(t *testing.T) {
 	}
 }
 
-// TestNoWait: a claim whose driver takes long to bind delays no other claim. A second call about this claim does not bind the driver twice.
+// TestNoWait: a claim whose driver takes long to bind delays no other claim. A second Prepare for this claim does not bind the driver
+// again.
 func TestNoWait(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{Stuck: []string{"iavf"}}.Start(t, l.sysfs)
@@ -284,8 +285,8 @@ func TestNoWait(t *testing.T) {
 	<-done
 }
 
-// TestConfigChanges: a resource no longer has "api": "dra". The prepared claims of this resource stay prepared, even for the next sandbox
-// of the pod.
+// TestConfigChanges removes "api": "dra" from the configuration of a resource. The prepared claims of this resource stay prepared, even
+// for the next sandbox of the pod.
 func TestConfigChanges(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()

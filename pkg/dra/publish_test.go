@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// maxWait is the maximum time to wait on a loaded machine. The goal on an idle machine is 3 seconds. A test that waits longer has found a
-// permanent failure.
+// maxWait is the maximum time to wait on a loaded machine. On an idle machine, the wait should take at most 3 seconds. If a test waits for
+// this time without success, the failure is permanent.
 const maxWait = 20 * time.Second
 
 // syncedBuffer is a log that a test can read while the publisher writes to it.
@@ -54,8 +54,8 @@ type publisherLab struct {
 	stop     func()
 }
 
-// newBench publishes the devices of a machine. The last argument is a function that changes the API server before the devices are
-// published.
+// newBench publishes the devices of a machine. The last argument is a function that changes the behaviour of the API server before the
+// devices are published.
 func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publisherLab {
 	t.Helper()
 	b := &publisherLab{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}
