@@ -24,7 +24,7 @@ const (
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
-	// orphanedAfter is a time. If the kubelet's file has not contained a claim for this time, the record of the claim may be orphaned.
+	// orphanedAfter is the time for which a claim must be missing from the kubelet's file before its record may be orphaned.
 	orphanedAfter = 2 * time.Minute
 	// orphanedUnread replaces orphanedAfter while the kubelet's file cannot be read.
 	orphanedUnread = 10 * time.Minute

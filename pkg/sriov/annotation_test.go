@@ -20,7 +20,7 @@ func withAnnotation(text string) object {
 	return object{"io.kubernetes.cri.pod-annotations": object{"podlace.io/vfs": text, "other": "}"}}
 }
 
-// TestChoices: a pod chooses the MAC, addresses and name of each of its VFs.
+// TestChoices: a pod chooses the MAC, the addresses and the interface name of each of its VFs.
 func TestChoices(t *testing.T) {
 	l := newLab(t, "ipam", ranges(), "reportIPs", true)
 	l.allocate(vf0, vf1)
@@ -144,8 +144,8 @@ func TestDeviceInfo(t *testing.T) {
 	l.isGolden()
 }
 
-// TestLogFile: the plugin writes its log, including errors, to the file that the configuration names. sriov-cni does the same. A file that
-// cannot be written causes no error.
+// TestLogFile: the plugin writes its log, including errors, to the file whose path is in the configuration. sriov-cni does the same. A
+// file that cannot be written causes no error.
 func TestLogFile(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

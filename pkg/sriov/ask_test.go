@@ -99,8 +99,8 @@ func TestDaemonStopped(t *testing.T) {
 		"the kubelet does not know the pod")
 }
 
-// TestOtherPod: the device plugin answers with the devices of a pod of the same name. ADD rejects the answer if nothing confirms that the
-// devices belong to the UID of the pod.
+// TestOtherPod: the device plugin answers with the devices of a pod of the same name. ADD rejects these devices unless another source
+// confirms that they belong to the UID of the pod.
 func TestOtherPod(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)

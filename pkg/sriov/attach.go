@@ -198,8 +198,8 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
-// setPF sets the VF's settings on its PF. The function runs before a driver is bound, because some drivers read the VF's MAC only when they
-// are bound.
+// setPF sets the VF's settings on its PF. attach() calls setPF before it binds a driver, because some drivers read the VF's MAC only when
+// they are bound.
 func (j *requestJob) setPF(c vfCard, v *vf) error {
 	mac := v.Fixed
 	have, ok, err := j.settingsOnPF(c)
@@ -302,8 +302,8 @@ func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	return link, err
 }
 
-// configureLink gives the interface its addresses and routes and sets it up. Duplicate address detection is enabled, because other hosts
-// are on the same network.
+// configureLink gives the interface its addresses and routes, and sets the interface up. configureLink enables duplicate address
+// detection, because other hosts on the same network may have the address.
 func (j *requestJob) configureLink(link kernel.Link, v *vf) error {
 	conf := "ipv6/conf/" + v.Name + "/"
 	settings := []kernel.Sysctl{{Path: conf + "ndisc_notify", Value: "1"}}
@@ -342,8 +342,8 @@ func (j *requestJob) configureLink(link kernel.Link, v *vf) error {
 	return nil
 }
 
-// keepDefault removes the default routes from the plan of a VF if the pod already has a default route. Earlier plugins of the chain created
-// that route. The kernel would prefer the newer route.
+// If the pod already has a default route, keepDefault removes the default routes from the plan of a VF, so that the pod keeps its default
+// route. Earlier plugins of the chain created that route. With two default routes, the kernel would prefer the newer route.
 func (j *requestJob) keepDefault(v *vf) (err error) {
 	v.Routes = slices.DeleteFunc(v.Routes, func(route kernel.Route) bool {
 		if route.Dst.Bits() != 0 || route.Priority != 0 || route.Table != nil || err != nil {

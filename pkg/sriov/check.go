@@ -78,7 +78,7 @@ func (s sriov) checkVF(j *requestJob, v vf) error {
 	return j.checkLink(v)
 }
 
-// checkOwner returns an error if the journal is missing, because DEL cannot restore the VF without it.
+// checkOwner returns an error if the journal of the VF is missing, because DEL cannot restore the VF without its journal.
 func (j *requestJob) checkOwner(v vf) error {
 	var left vfJournal
 	ok := false
