@@ -342,8 +342,9 @@ func (j *requestJob) configureLink(link kernel.Link, v *vf) error {
 	return nil
 }
 
-// If the pod already has a default route, keepDefault removes the default routes from the plan of a VF, so that the pod keeps its default
-// route. Earlier plugins of the chain created that route. With two default routes, the kernel would prefer the newer route.
+// keepDefault preserves the pod's default route. If the pod already has a default route, the function removes all default routes from the
+// planned routes of a VF. Earlier plugins of the chain created the route of the pod. With two default routes, the kernel would prefer the
+// newer route.
 func (j *requestJob) keepDefault(v *vf) (err error) {
 	v.Routes = slices.DeleteFunc(v.Routes, func(route kernel.Route) bool {
 		if route.Dst.Bits() != 0 || route.Priority != 0 || route.Table != nil || err != nil {

@@ -235,7 +235,7 @@ func TestClaimEnds(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettle: FreeOrphan returns an error for a VF that a pod has. FreeOrphan restores an orphaned VF.
+// TestSettle: FreeOrphan returns an error for a VF that a pod still has. FreeOrphan restores an orphaned VF.
 func TestSettle(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)

@@ -67,8 +67,8 @@ func (e endpoint) canReach(t *testing.T, to endpoint, within time.Duration) bool
 	return false
 }
 
-// The first value limits how long a packet may take. The second value is the time to wait for a packet that must not arrive. The machine is
-// emulated.
+// The first value is the maximum time until a packet must arrive. The second value is the time to wait for a packet that must not arrive.
+// The machine is emulated.
 const (
 	patience = 20 * time.Second
 	inVain   = time.Second

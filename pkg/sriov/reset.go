@@ -29,7 +29,7 @@ type ResetOptions struct {
 }
 
 // Reset resets a VF that no pod uses. If the VF has a journal, Reset restores the settings in the journal. Without a journal, Reset sets
-// the default settings on the PF and rebinds the driver. For a VF in use, the result is an error with code 103.
+// the default settings on the PF and rebinds the driver. If the VF is in use, Reset returns an error with code 103.
 func Reset(o ResetOptions) error {
 	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
 	if err != nil {
