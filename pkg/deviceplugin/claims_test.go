@@ -85,7 +85,7 @@ func TestClaimed(t *testing.T) {
 	}
 }
 
-// TestAdminClaimed checks that a device remains available if a claim has it with administrative access.
+// TestAdminClaimed checks that a device remains available if a claim has administrative access to the device.
 func TestAdminClaimed(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.writeClaim("example.com/one", vf00, true)

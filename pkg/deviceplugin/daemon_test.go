@@ -113,8 +113,8 @@ func TestMoved(t *testing.T) {
 	l.awaitLog("the resource is no longer served", "example.com/one")
 }
 
-// TestJustHandedOut checks that a device is in use from its allocation on, even before the kubelet lists it. The device also keeps its
-// driver while it is in use.
+// TestJustHandedOut checks that a device counts as in use right after its allocation, even before the kubelet lists the device. The device
+// also keeps its driver while it is in use.
 func TestJustHandedOut(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
@@ -227,7 +227,7 @@ func TestBadStart(t *testing.T) {
 	}
 }
 
-// TestPluginRestarts checks that a restarted daemon offers its resources again, whether pods have devices or not.
+// TestPluginRestarts checks that a restarted daemon offers its resources again, both with and without devices in pods.
 func TestPluginRestarts(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

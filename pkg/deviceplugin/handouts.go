@@ -53,7 +53,7 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 // learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The first argument is the time of the
 // request for the list. For devices that were allocated after the request, the function ignores the checkpoint and the list.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
-	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if it is unreadable, no pod counts as a pod without devices
+	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if the checkpoint is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, n := range notes {
@@ -72,7 +72,8 @@ func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Devi
 }
 
 // possibleDevices returns the devices that a pod may have: the devices of this pod, and the devices whose pod is unknown. A device whose
-// pod is unknown is dropped after one minute. If the kubelet failed to admit the pod, it may have freed the device without a report.
+// pod is unknown is dropped after one minute. If the kubelet failed to admit the pod, the kubelet may have freed the device without a
+// report.
 func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -213,7 +213,7 @@ func TestUnreadableAtAllocate(t *testing.T) {
 	}
 }
 
-// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint if it may have read the checkpoint before an allocation. An old
+// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint that it may have read before an allocation. An old
 // checkpoint does not identify the owner of the device.
 func TestFormerCheckpoint(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)

@@ -23,7 +23,7 @@ const (
 	// settlingTime is the time after a start of the kubelet during which its list may be incomplete. The kubelet answers even before it has
 	// found all running pods. If a pod ends before the kubelet's first answer, its devices stay reserved for this time.
 	settlingTime = 15 * time.Second
-	// maxUnlisted is the maximum time between the allocation of a device and the moment when the kubelet lists it.
+	// maxUnlisted is the maximum time from the allocation of a device until the kubelet lists the device.
 	maxUnlisted = time.Minute
 )
 

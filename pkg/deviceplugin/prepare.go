@@ -55,8 +55,9 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 
 var errInUse = errors.New("in use")
 
-// prepareDevices sets the configured numbers of VFs and the configured drivers, but only for devices that no pod uses. While the devices of
-// pods are unknown, prepareDevices only creates VFs on PFs that have no VFs and whose interface is on the node.
+// prepareDevices changes only devices that no pod uses. The function creates the configured number of VFs on each PF and binds the
+// configured drivers. While the devices of pods are unknown, prepareDevices only creates VFs on PFs that have no VFs and whose interface
+// is on the node.
 func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.answered, d.config.NumVFs(d.snapshot)

@@ -175,7 +175,7 @@ func (r *registrar) ensure(ctx context.Context) error {
 		}
 	}
 	if err := r.register(ctx); err != nil {
-		r.closeSocket() // the kubelet may know the path now, and would treat it as an existing connection
+		r.closeSocket() // the kubelet may know the path now; it treats a known path as an existing connection
 		return err
 	}
 	r.registeredAt = id

@@ -38,7 +38,7 @@ const (
 type collector struct {
 	*Driver
 	missing  map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
-	unreadAt time.Time            // since when that file is unreadable; zero if it is readable
+	unreadAt time.Time            // time since which the kubelet's file is unreadable; zero if the file is readable
 	lost     map[string]lostRecord
 
 	unattached map[string]time.Time // by UID: since when no pod has a device of a prepared claim
@@ -92,8 +92,8 @@ func (c *collector) reportError(uid string, err error) {
 	}
 }
 
-// collect() unprepares claims that have ended if the kubelet has not unprepared them. A claim has ended if it is missing from the kubelet's
-// file, no pod has its VFs, and the API server confirms its end.
+// collect() unprepares claims that have ended if the kubelet has not unprepared them. A claim has ended if three conditions hold: the
+// claim is missing from the kubelet's file, no pod has its VFs, and the API server confirms its end.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, err := c.records.List()
 	c.reportError("", err)

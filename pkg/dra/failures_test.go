@@ -100,8 +100,8 @@ func TestFailureAddressesChange(t *testing.T) {
 	}
 }
 
-// TestFailureOtherProgram: another program has moved the interface of a VF. The VF gets the taint "held", and it is not allocated to any
-// claim.
+// TestFailureOtherProgram: another program has moved the interface of a VF. The VF gets the taint "held", and the VF is not allocated to
+// any claim.
 func TestFailureOtherProgram(t *testing.T) {
 	l := newDRALab(t, func(o *Options) {
 		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }

@@ -70,7 +70,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	for _, r := range records {
 		for _, dev := range r.Devices {
 			if seen[dev.Claim.Device] {
-				continue // another claim has administrative access to it
+				continue // another claim has administrative access to the device
 			}
 			seen[dev.Claim.Device] = true
 			h := kubeletplugin.DeviceHealth{PoolName: dev.Claim.Pool, DeviceName: dev.Claim.Device, Health: kubeletplugin.HealthStatusHealthy,

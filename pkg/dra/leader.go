@@ -55,7 +55,7 @@ func (l *leadership) whyNotServing() string {
 
 // setFollower records that another instance is the leader. The name "" means that an error prevents this instance from becoming the
 // leader. During an update, several instances that are pods may serve the kubelet at the same time. An instance that runs as a service
-// must be the only instance. If a second service or a pod ran beside the service, it would take over the kubelet's connection.
+// must be the only instance. Any additional instance would take over the connection between the kubelet and the service.
 func (l *leadership) setFollower(d *Driver, leader string, err error) {
 	waits := ""
 	if d.options.Instance == "" || strings.HasPrefix(leader, servicePrefix) {

@@ -175,7 +175,7 @@ func TestServiceTakesLead(t *testing.T) {
 	l.await("the pod serves again", func() bool { return pod.isLeader() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
-// TestSocketsRemoved checks that the driver restores its sockets after another program deletes them or their folder.
+// TestSocketsRemoved checks that the driver restores its sockets after another program deletes the sockets or their folder.
 func TestSocketsRemoved(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -204,7 +204,7 @@ func TestServerFails(t *testing.T) {
 	l.register(false)
 }
 
-// TestWhileLeading checks that the work of the leader stops when another instance becomes the leader. The work starts again when this
+// TestWhileLeading checks that the leader stops its tasks when another instance becomes the leader. The tasks start again when this
 // instance becomes the leader again.
 func TestWhileLeading(t *testing.T) {
 	l := newDRALab(t)

@@ -24,11 +24,11 @@ import (
 // podClaimAnnotation is an annotation that Kubernetes sets on claims that it generates for a pod.
 const podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
 
-// claimPlan describes the work of Prepare for one claim.
+// claimPlan describes what Prepare does for one claim.
 type claimPlan struct {
 	record   claim.Record    // with state Preparing
 	devices  []plannedDevice // in the order of the record
-	lost     bool            // the claim was prepared before, but its record is lost
+	lost     bool            // the claim was prepared earlier and its record is lost
 	reserved bool            // the record was written
 }
 
@@ -37,8 +37,8 @@ type plannedDevice struct {
 	pool.Device
 	allocation.Claim
 	resource  string
-	driver    string // driver to bind; "" keeps the current one
-	restoreTo string // the resource's driver, which is restored after the claim; "" restores the current one
+	driver    string // driver to bind; "" keeps the current driver
+	restoreTo string // driver of the resource, which is bound again after the claim; "" restores the current driver
 	restores  bool   // the claim chose the driver, so the former one is restored
 
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole

@@ -28,7 +28,8 @@ const callTimeout = 40 * time.Second
 // callHandler implements the calls of the kubelet for the Kubernetes library.
 type callHandler struct{ *Driver }
 
-// PrepareResourceClaims prepares several claims at the same time. A driver that takes long to bind therefore delays no other claim.
+// PrepareResourceClaims prepares several claims at the same time. Therefore, if binding a driver takes a long time, the bind delays no
+// other claim.
 func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
@@ -52,8 +53,8 @@ func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	return byUID, nil
 }
 
-// prepareWithin calls prepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim. The
-// last argument is true if the claim was prepared earlier but its record was lost.
+// prepareWithin calls prepare with callTimeout. After a timeout, prepare() continues in the background and keeps the locks of the claim.
+// The last argument is true if the claim was prepared earlier but its record was lost.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
 	err := d.callBounded(ctx, func(ctx context.Context) error {

@@ -25,8 +25,8 @@ import (
 )
 
 // TestPrepare prepares and unprepares a claim with two requests. The test uses both versions of the kubelet's API. The CDI device of a
-// request is attached to the request's first device. The variables of the CDI device list the devices of both requests of the resource. A
-// second Prepare only restores a CDI specification if it is missing.
+// request is attached to the request's first device. The variables of the CDI device list the devices of both requests of the resource. If
+// a CDI specification is missing, a second Prepare restores it; otherwise the second Prepare changes nothing.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -260,8 +260,8 @@ func TestVanishedVF(t *testing.T) {
 	}
 }
 
-// TestNoWait: a claim whose driver takes long to bind delays no other claim. A second Prepare for this claim does not bind the driver
-// again.
+// TestNoWait: if binding the driver of a claim takes a long time, the bind delays no other claim. A second Prepare for this claim does not
+// bind the driver again.
 func TestNoWait(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{Stuck: []string{"iavf"}}.Start(t, l.sysfs)
@@ -304,7 +304,7 @@ func TestConfigChanges(t *testing.T) {
 }
 
 // TestPrepareWholePF (DRA-20): a PF that is allocated as a whole has no VFs. Prepare refuses the PF while a claim has one of its VFs.
-// Prepare refuses the VFs while a claim has the PF, and the PF while it has VFs that the last scan did not find.
+// Prepare refuses the VFs while a claim has the PF. Prepare also refuses the PF while the PF has VFs that the last scan did not find.
 func TestPrepareWholePF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newDRALab(t)

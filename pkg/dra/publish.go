@@ -58,7 +58,7 @@ type publisher struct {
 	accepted  *resourceslice.DriverResources // last resources that the API server accepted completely
 	refused   *resourceslice.DriverResources // resources refused since then; nil if none
 	failing   bool                           // a request of the current comparison was refused
-	disabled  map[string]time.Time           // features that the API server drops: when to try them again
+	disabled  map[string]time.Time           // features that the API server drops: when to try these features again
 }
 
 func newPublisher(d *Driver) *publisher {

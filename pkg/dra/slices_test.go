@@ -254,7 +254,7 @@ func TestStable(t *testing.T) {
 	if string(marshalSlices(t, d.publishedSlices())) != string(before) {
 		t.Error("a VF in a pod changes the slice")
 	}
-	vf.Driver = "vfio-pci" // a claim chose it; the resource restores its driver later
+	vf.Driver = "vfio-pci" // a claim chose this driver; the driver of the resource is bound again later
 	if string(marshalSlices(t, d.publishedSlices())) != string(before) && *d.attributesOf(fast, *vf)[attrDriver].StringValue != "iavf" {
 		t.Error("the driver of a moment changes the slice")
 	}

@@ -43,7 +43,8 @@ func (h callHandler) UnprepareResourceClaims(ctx context.Context, claims []kubel
 	return byUID, nil
 }
 
-// unprepareWithin calls unprepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim.
+// unprepareWithin calls unprepare with callTimeout. After a timeout, unprepare() continues in the background and keeps the locks of the
+// claim.
 func (d *Driver) unprepareWithin(ctx context.Context, uid string) error {
 	return d.callBounded(ctx, func(ctx context.Context) error { return d.unprepare(ctx, uid) })
 }
@@ -58,7 +59,7 @@ func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	}
 	defer l.unlock()
 	r, err := claim.Read(d.options.Claims, uid)
-	if errors.Is(err, fs.ErrNotExist) { // the record may be lost; journals name the claim as well
+	if errors.Is(err, fs.ErrNotExist) { // the record may be lost; journals also contain the claim
 		return errors.Join(sriov.RestoreClaim(d.options.Sysfs, uid, nil, d.options.Log), d.removeCDI(uid))
 	}
 	if err != nil {

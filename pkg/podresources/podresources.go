@@ -229,7 +229,7 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	return k.filterResources(devices), err
 }
 
-// AllocatableCPUs returns the CPUs that the kubelet can assign exclusively, whether they are in use or not. The list is empty unless the
+// AllocatableCPUs returns the CPUs that the kubelet can assign exclusively, including those that are in use. The list is empty unless the
 // CPU manager has the policy static.
 func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")

@@ -83,7 +83,7 @@ func TestDaemonStopped(t *testing.T) {
 		container("a", slow, vf2, "example.com/gpu", "GPU-0"), container("b", slow, vf1, fast, vf0)}}
 	dir := k.serveSocket(t)
 	l.Conf = l.Conf.With("kubeletDir", dir)
-	must(t, os.Remove(l.sriov.socket)) // first no socket; then one that refuses, as after a crash
+	must(t, os.Remove(l.sriov.socket)) // first, there is no socket; then, the socket refuses connections, as after a crash
 	a := l.add("a")
 	if i := a.result.Interfaces; len(i) != 4 || i[1].PciID != vf2 || i[2].PciID != vf0 || i[3].PciID != vf1 {
 		t.Errorf("%s", a.prev)

@@ -112,7 +112,7 @@ func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 	if isMissing(err) {
 		return false, nil
 	}
-	return c.userspaceDriver() != "", err // a user space program has it as long as its pod lives
+	return c.userspaceDriver() != "", err // a user space program uses the VF until its pod ends
 }
 
 func busy(left vfJournal) error {
@@ -261,8 +261,8 @@ func (j *requestJob) bindDriver(c vfCard, driver string) (vfCard, error) {
 }
 
 // moveToPod sets the MAC and MTU of the interface. The function then moves the interface into the pod and sets its name in the pod. First,
-// it removes the interface's alternative names. The alternative names belong to the node, and other interfaces of the pod may have the same
-// names.
+// moveToPod removes the interface's alternative names. The alternative names belong to the node, and other interfaces of the pod may have
+// the same names.
 func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	if c.link.Up {
 		if err := j.host.SetDown(c.link); err != nil {

@@ -37,7 +37,7 @@ func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s, which is not a claim of this pod", v.Address, record)
 }
 
-// applyClaim applies the settings of the VF's claim and class. The argument index is the number of the VF in interface names; The index 0
+// applyClaim applies the settings of the VF's claim and class. The argument index is the number of the VF in interface names. The index 0
 // stands for the interface that the runtime requires.
 func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 	if v.config.IsZero() {
@@ -52,7 +52,7 @@ func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: %w", v.Address, v.claimName(), err)
 	}
 	if v.Wanted = &v.wanted.pfSettings; v.config.MAC != "" {
-		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // merge has already checked it
+		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // the merge of the settings has already checked this value
 	}
 	v.IPs = v.config.IPs
 	return v.renameByClaim(r, v.config.IfName, index)

@@ -28,11 +28,11 @@ type Holding struct {
 	ContainerID string
 	Pod         string // namespace and name
 	Netns       string
-	Name, MAC   string // of the interface in the pod; MAC is "" without an interface
+	Name, MAC   string // properties of the interface in the pod; MAC is "" without an interface
 	IPs         []netip.Prefix
 	VLAN        int
 	Since       time.Time
-	Claim       *allocation.Claim // that assigned the VF; nil for the device plugin API
+	Claim       *allocation.Claim // claim that assigned the VF; nil for the device plugin API
 	Ready       bool              // ADD has finished; set only for a claim
 }
 

@@ -21,8 +21,8 @@ func writeSysfs(t *testing.T, file, text string) {
 	must(t, os.WriteFile(filepath.Join(pci.Sysfs, "bus/pci", file), []byte(text), 0o600))
 }
 
-// TestIGBGone (F-33): VFs are removed in every possible way while pods use them. CHECK reports the removal, and DEL succeeds. The new VFs
-// are free and have no settings of earlier pods.
+// TestIGBGone (F-33): the test removes VFs in every possible way while pods use the VFs. CHECK reports the removal, and DEL succeeds. The
+// new VFs are free and have no settings of earlier pods.
 func TestIGBGone(t *testing.T) {
 	l := newIGB(t)
 	pf := kerneltest.RealPF(t)
@@ -88,7 +88,7 @@ func (l igb) recreateVFs() {
 }
 
 // TestIGBPodDies (F-34, F-35): when a namespace ends, the kernel moves its VF to the node. In the test, the VF keeps the name that it had
-// in the pod, or gets another name. DEL finds the VF by its PCI address, whether the runtime passes the namespace or not.
+// in the pod, or gets another name. DEL finds the VF by its PCI address, even if the runtime passes no namespace.
 func TestIGBPodDies(t *testing.T) {
 	l := newIGB(t)
 	for _, netns := range []string{"named", ""} {

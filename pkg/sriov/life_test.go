@@ -18,8 +18,8 @@ import (
 )
 
 // endPod ends the pod and its namespace. The tests use a veth in place of a VF. When a namespace ends, the kernel moves its VFs to the
-// node. endPod likewise moves the veth to the node. The veth keeps the name that it had in the pod, and it is down. The function also adds
-// the name of the veth to sysfs.
+// node. endPod likewise moves the veth to the node. The veth keeps the name that it had in the pod, and the veth is down. The function
+// also adds the name of the veth to sysfs.
 func (l testLab) endPod(address string) {
 	l.Helper()
 	l.addSysfsName(address, "net1")

@@ -97,8 +97,8 @@ func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	return h.removeJournal()
 }
 
-// returnLink moves the interface back to the node. When a namespace ends, the kernel moves the interface back itself. The interface then
-// has the name that it had in the pod.
+// returnLink moves the interface back to the node. When a namespace ends, the kernel moves the interface back itself. After such a move,
+// the interface has the name that it had in the pod.
 func (x *vfRestore) returnLink() error {
 	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspaceDriver() != "" {
 		return nil
@@ -129,8 +129,8 @@ func (x *vfRestore) returnLink() error {
 	return err
 }
 
-// moveToNode moves the interface from a pod to the node. The function removes alternative names that the pod added, because they could
-// conflict with names on the node.
+// moveToNode moves the interface from a pod to the node. The function removes alternative names that the pod added, because these names
+// could conflict with names on the node.
 func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	home, err := x.host.File()
 	if err != nil {

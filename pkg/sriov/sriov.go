@@ -51,14 +51,14 @@ type vf struct {
 	MAC       string           `json:"mac,omitempty"`
 	MTU       int              `json:"mtu,omitempty"`
 	Userspace string           `json:"userspace,omitempty"` // driver that passes the VF to a user space program, such as vfio-pci; there is no interface
-	Leased    bool             `json:"leased,omitempty"`    // it may have addresses of the IPAM plugin
+	Leased    bool             `json:"leased,omitempty"`    // the VF may have leased addresses from the IPAM plugin
 	Addresses []netip.Prefix   `json:"addresses,omitempty"`
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
 	Claim  *allocation.Claim `json:"claim,omitempty"`  // claim that assigned the VF
 	Wanted *pfSettings       `json:"wanted,omitempty"` // settings with those of claim or class; nil if state.Wanted applies
 
-	config     *vfconfig.Config // of the claim and its class; nil if they set nothing
+	config     *vfconfig.Config // settings of the claim and its class; nil if there are none
 	wanted     vfSettings
 	journaled  bool        // this process has written the journal
 	dadLink    kernel.Link // interface in IPv6 duplicate address detection; Index is 0 for none
