@@ -118,8 +118,8 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// publishCDI writes the CDI specifications of devices before the devices can be allocated. If writing fails, the kubelet passes the device
-// files to the container instead.
+// publishCDI writes the CDI specifications of devices before the devices can be allocated. If publishCDI cannot write a specification, the
+// kubelet passes the device files to the container itself.
 func (d *daemon) publishCDI(pools []pool.Pool, lost map[string][]allocation.Device) {
 	err := (deviceFolders{d.InfoDir, d.CDIDir}).publish(pools, lost)
 	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {

@@ -195,7 +195,8 @@ func TestRefusedToTheEnd(t *testing.T) {
 }
 
 // TestUnreadableAtAllocate (V-25) checks a checkpoint that is unreadable during Allocate. The entry for the device in a later checkpoint
-// may belong to a pod that has ended. After an unreadable checkpoint, only PodResources can identify the owner.
+// may belong to a pod that has ended. If the checkpoint was unreadable during Allocate, only PodResources can identify the owner of the
+// device.
 func TestUnreadableAtAllocate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

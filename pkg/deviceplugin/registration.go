@@ -26,8 +26,8 @@ const (
 	// checkInterval is the time between two checks of the sockets. The checks are needed because an event about a change in the folder
 	// may be lost.
 	checkInterval = time.Second
-	// watchTimeout is the time after the registration within which the kubelet must watch the resource. After this time, the connection to the
-	// kubelet is considered lost.
+	// watchTimeout is the time after the registration within which the kubelet must watch the resource. If the kubelet does not watch the
+	// resource within this time, the connection to the kubelet is considered lost.
 	watchTimeout = 10 * time.Second
 	// absentFor is the time after which the absence of the kubelet is logged.
 	absentFor = 15 * time.Second

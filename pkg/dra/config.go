@@ -57,8 +57,8 @@ func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult,
 	return e.isRequested(result) && (e.Resource == "" || e.Resource == resource)
 }
 
-// configFor returns the merged configuration for the device of an allocation result. The result is nil if no entry applies. The settings of
-// the claim override the settings of the class. The resource limits which settings a claim may set.
+// configFor returns the merged configuration for the device of an allocation result. The result is nil if no entry applies. The settings
+// of the claim override the settings of the class. The resource determines which settings a claim may contain.
 func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
 	*vfconfig.Config, error) {
 	ofClass, ofClaim, err := readEntries(a.Devices.Config)

@@ -119,7 +119,7 @@ type deviceEntry struct {
 	recorded allocation.Device
 }
 
-// planDevice makes the plan for the device of one result. The result must belong to this driver and this node.
+// planDevice makes the plan for the device of one allocation result. The allocation result must belong to this driver and this node.
 func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (deviceEntry, error) {
 	r := c.Status.Allocation.Devices.Results[result]
 	p := plannedDevice{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,

@@ -90,7 +90,7 @@ func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 	return networks, err
 }
 
-// addNetwork adds the series of a network with the value 0, so that they exist before the first pod.
+// addNetwork adds the series of a network with the value 0, so that the series exist before the first pod.
 func (v metricValues) addNetwork(n reconcile.Network) {
 	if !slices.ContainsFunc(attachment.Plugins, func(kind string) bool { return n.Plugin(kind) != nil }) {
 		return

@@ -322,8 +322,8 @@ func (l *lateContext) Err() error {
 	return nil
 }
 
-// TestLate checks that the error contains the refusal of the first call. The second connection sees the deadline before the context ends,
-// and its error must not hide the refusal.
+// TestLate checks that the error contains the refusal of the first call. The second connection fails because of the deadline, before the
+// context ends. The error of the second connection must not hide the refusal.
 func TestLate(t *testing.T) {
 	t.Parallel()
 	ctx := &lateContext{}

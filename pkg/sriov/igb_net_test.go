@@ -116,8 +116,8 @@ func TestIGBTraffic(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBMAC (S-31): a tenant cannot change the MAC that the PF set, unless the VF is trusted. Packets with this MAC reach other pods. The
-// test cannot cover forged MACs, because QEMU's emulated card ignores spoofchk.
+// TestIGBMAC (S-31): a tenant cannot change the MAC that the PF set, unless the VF is trusted. Packets with the MAC that the PF set reach
+// other pods. The test cannot cover forged MACs, because QEMU's emulated card ignores spoofchk.
 func TestIGBMAC(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "mac", "02:00:00:00:aa:01", "ipam", ranges())
 	l.second()

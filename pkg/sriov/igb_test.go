@@ -63,7 +63,7 @@ func newIGB(t *testing.T, keys ...any) igb {
 	return l
 }
 
-// asAdmin changes settings of the VFs as an admin would.
+// asAdmin changes settings of the VFs in the role of an admin.
 func (l igb) asAdmin() {
 	l.Helper()
 	first, second := l.link(l.nic.VFs[0].Name), l.link(l.nic.VFs[1].Name)
@@ -129,7 +129,7 @@ func (l igb) second() string {
 	return l.nic.VFs[1].Device
 }
 
-// changeAll changes the pod's interface in every way that a tenant can. changeAll returns the error that the kernel returned for the
+// changeAll makes every change to the pod's interface that a tenant can make. changeAll returns the error that the kernel returned for the
 // change of the MAC.
 func (l igb) changeAll(name string) (mac error) {
 	l.Helper()

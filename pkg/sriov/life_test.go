@@ -110,8 +110,8 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): a pod renames its VF to the names of other VFs and then ends. After DEL, all VFs have their own names again,
-// including the VF of the dead pod.
+// TestSquatted (F-34): a pod renames its VF to the names of other VFs and then ends. After DEL, all VFs have their former names again,
+// including the VF of the ended pod.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {
 		t.Run(how, func(t *testing.T) {

@@ -25,7 +25,8 @@ import (
 // askTimeout is the maximum time to find the VFs of a pod. A kubelet that restarts does not answer for some seconds.
 const askTimeout = 10 * time.Second
 
-// daemonTimeout is the part of askTimeout in which the device plugin must answer. After daemonTimeout, the plugin asks the kubelet.
+// daemonTimeout is the part of askTimeout in which the device plugin must answer. If the device plugin does not answer within this time,
+// the plugin asks the kubelet.
 const daemonTimeout = allocation.AnswerTimeout + time.Second
 
 // wantedVFs returns the VFs for the pod of an ADD, with their interface names in the pod. The result is empty for a pod without VFs.

@@ -97,8 +97,8 @@ func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	return h.removeJournal()
 }
 
-// returnLink moves the interface back to the node. When a namespace ends, the kernel moves the interface back itself. After such a move,
-// the interface has the name that it had in the pod.
+// returnLink moves the interface back to the node. If the namespace of the pod has ended, the kernel has already moved the interface back.
+// After such a move, the interface has the name that it had in the pod.
 func (x *vfRestore) returnLink() error {
 	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspaceDriver() != "" {
 		return nil
@@ -189,8 +189,8 @@ func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 }
 
 // reclaimName frees a name that a pod gave to another VF. The function has an effect only if the kernel has moved the other VF back to the
-// node with this name. Without reclaimName, the VF could never get its name back. The journal of the other VF contains the former name of
-// that VF, and the plugin restores this former name later.
+// node with this name. The function is necessary because a VF cannot get its former name while another VF has this name. The journal of
+// the other VF contains the former name of that VF, and the plugin restores this former name later.
 func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {

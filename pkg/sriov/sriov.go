@@ -41,7 +41,7 @@ type attachmentState struct {
 	Wanted     pfSettings      `json:"wanted,omitzero"`
 }
 
-// vf is a VF of an attachment, with the values that ADD set.
+// vf describes a VF of an attachment and the values that the VF got from ADD.
 type vf struct {
 	Address   pci.Address      `json:"address"`
 	Name      string           `json:"name"`               // interface name in the pod

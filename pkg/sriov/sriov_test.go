@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// changeAsTenant changes a pod's interface in every way that a tenant can.
+// changeAsTenant makes every change to a pod's interface that a tenant can make.
 func (l testLab) changeAsTenant(name string) {
 	l.Helper()
 	must(l, l.Pod.Do(func() error { return pci.SetFeatures(name, nil) }))
