@@ -34,8 +34,8 @@ type claimDriver interface {
 	Run(context.Context)
 	Update(dra.Inventory)
 	Ready() string
-	// Leads reports whether this instance of the daemon may change the devices of claims. A second instance on the node, of an older or newer
-	// version, may run at the same time.
+	// Leads reports whether this instance of the daemon may change the devices of claims. An older or newer instance may run on the node
+	// at the same time.
 	Leads() bool
 	Published() map[string]allocation.Published
 }

@@ -112,7 +112,7 @@ func cdiAnnotations(resource string, ids []string) map[string]string {
 const cdiPrefix = "podlace-"
 
 // cdiFile returns the file name of a resource's CDI specification. All instances of the daemon use the same file name, so that the runtime
-// never finds a device twice.
+// never finds a device in two files.
 func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }

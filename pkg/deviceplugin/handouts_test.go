@@ -49,7 +49,7 @@ func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.An
 	return a
 }
 
-// openForTest returns a daemon that serves only its endpoints. The daemon does nothing else unless the test calls its functions.
+// openForTest returns a daemon that serves only its endpoints. The daemon does all other tasks only when the test calls its functions.
 func (l *testLab) openForTest() *daemon {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
@@ -70,7 +70,7 @@ func (l *testLab) allocate(d *daemon, ids ...string) {
 	}
 }
 
-// TestHandedOut (V-25) checks that the daemon answers "no device" about a pod only if the container of every allocated device is known. The
+// TestHandedOut (V-25) checks that the daemon reports a pod without devices only if the container of every allocated device is known. The
 // device of an init container is only in the checkpoint, and this entry may get lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)

@@ -29,8 +29,8 @@ const (
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// askPod returns the devices of a pod. The function returns an empty list only if the pod of every device allocated within the last minute
-// is known.
+// askPod returns the devices of a pod. The function returns an empty list only if, for every device that was allocated within the last
+// minute, the pod is known.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
 	defer cancel()

@@ -192,8 +192,9 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild() creates lost records again from the claims in the API server. A record counts as lost only after two searches in a row have not
-// found it. One search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its file.
+// rebuild() creates lost records again from the claims in the API server. A record counts as lost if two searches in a row have not found
+// the record. One search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its
+// file.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {

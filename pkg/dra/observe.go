@@ -30,7 +30,7 @@ func (o observedClient) ResourceV1() resourcev1.ResourceV1Interface {
 	return observedGroup{o.Interface.ResourceV1(), o.publisher}
 }
 
-// IsWatchListSemanticsUnSupported returns the result of the same method of the wrapped client. The library client-go calls the method of
+// IsWatchListSemanticsUnSupported calls the method of the wrapped client and returns its result. The library client-go calls the method of
 // this client.
 func (o observedClient) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)

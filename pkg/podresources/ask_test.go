@@ -162,7 +162,7 @@ func TestOlder(t *testing.T) {
 }
 
 // TestBusy (V-24) checks a kubelet that allows ten calls at once, then 50 calls per second, and refuses the rest. The 80 pods of the test
-// start at the same time, and all of them get their devices after retries. The test fails if the client makes too many calls. A client
+// start at the same time, and all 80 pods get their devices after retries. The test fails if the client makes too many calls. A client
 // that retries without a pause makes several times the allowed number of calls.
 func TestBusy(t *testing.T) {
 	t.Parallel()

@@ -108,7 +108,7 @@ func parseEntries(data []byte) ([]checkpointEntry, error) {
 }
 
 // isConfirmed reports whether PodResources and the checkpoint list the same devices for a pod. The checkpoint also lists init containers.
-// PodResources omits an init container unless it is restartable. If PodResources lists any device of the pod, isConfirmed ignores the
+// PodResources omits init containers that are not restartable. If PodResources lists any device of the pod, isConfirmed ignores the
 // entries of init containers. Ignoring these entries is safe, because the kubelet assigns a device to only one pod.
 func isConfirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
 	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }

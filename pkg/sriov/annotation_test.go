@@ -144,8 +144,8 @@ func TestDeviceInfo(t *testing.T) {
 	l.isGolden()
 }
 
-// TestLogFile: the plugin writes its log, including errors, to the file whose path is in the configuration. sriov-cni does the same. A
-// file that cannot be written causes no error.
+// TestLogFile: the plugin writes its log, including errors, to the file whose path is in the configuration. sriov-cni supports the same
+// setting. A file that cannot be written causes no error.
 func TestLogFile(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

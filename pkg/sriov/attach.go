@@ -261,8 +261,8 @@ func (j *requestJob) bindDriver(c vfCard, driver string) (vfCard, error) {
 }
 
 // moveToPod sets the MAC and MTU of the interface. The function then moves the interface into the pod and sets its name in the pod. First,
-// moveToPod removes the interface's alternative names. The alternative names belong to the node, and other interfaces of the pod may have
-// the same names.
+// moveToPod removes the interface's alternative names. The alternative names are meant for the node and could conflict with names of other
+// interfaces in the pod.
 func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	if c.link.Up {
 		if err := j.host.SetDown(c.link); err != nil {

@@ -49,8 +49,7 @@ func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device
 }
 
 // TestClaims: the VFs of the pod's claims come after the VFs of its containers. The VFs are sorted by claim and allocation result. The
-// order must be the same with an answer from the device plugin and with an answer from the kubelet. VFs with administrative access stay on
-// the node.
+// order must not depend on whether the device plugin or the kubelet returns the VFs. VFs with administrative access stay on the node.
 func TestClaims(t *testing.T) {
 	admin := claimedDevice("c-0", "a", 0, vf2)
 	admin.Claim.Admin = true

@@ -173,8 +173,8 @@ func TestIGBHidden(t *testing.T) {
 	}
 }
 
-// TestIGBOnePod (F-36): two pods ask for the same VF, and only one pod gets it. A late DEL of the earlier pod does not remove the VF from
-// the new pod.
+// TestIGBOnePod (F-36): two pods ask for the same VF, but only one pod gets the VF. A late DEL of the earlier pod does not remove the VF
+// from the new pod.
 func TestIGBOnePod(t *testing.T) {
 	l := newIGB(t, "vlan", 100)
 	vf := l.second()

@@ -143,8 +143,8 @@ func (l igb) changeAll(name string) (mac error) {
 	return mac
 }
 
-// isDefault checks the interface of a pod for which no settings are configured. The interface must have the same properties as on the node,
-// except for its names.
+// isDefault checks the interface of a pod for which no settings are configured. In the pod, the interface must have the properties that it
+// has on the node, except for its names.
 func (l igb) isDefault(name string, index int) {
 	l.Helper()
 	var was string

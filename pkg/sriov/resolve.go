@@ -112,8 +112,8 @@ func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices [
 	return devices, cfg.checkAttached(others)
 }
 
-// checkAttached returns an error if no network attaches the VF of one of the pod's claims. In this case, the configuration contains the
-// VF's resource neither in resources nor in otherResources.
+// checkAttached returns an error if no network attaches the VF of one of the pod's claims. This error means that neither resources nor
+// otherResources in the configuration contains the VF's resource.
 func (c requestConfig) checkAttached(others []allocation.Device) error {
 	for _, d := range others {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
@@ -142,7 +142,7 @@ func (c requestConfig) hintFor(err error) string {
 
 // askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, askDevices asks the kubelet and
 // reads the records of claims. If the answer of the device plugin or of the kubelet contains a device, the pod certainly has this device.
-// If the kubelet reports no device, the pod may nevertheless have a device, because the kubelet lists a new device with a delay. The
+// If the kubelet reports no device, the pod may still have a device, because the kubelet lists a new device only after a delay. The
 // second result contains the devices that the pod's claims have from resources outside the configuration.
 func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []allocation.Device, err error) {
 	began := time.Now()

@@ -146,7 +146,7 @@ func (l testLab) allocate(addresses ...string) {
 	}
 }
 
-// otherPod returns the same node with another pod.
+// otherPod returns the node of the lab together with another pod.
 func (l testLab) otherPod() testLab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)

@@ -167,7 +167,8 @@ func TestClaimOfNamedVF(t *testing.T) {
 	l.del("a", keys("u-1")...)
 }
 
-// TestMergedSettings: if several sources define a setting, the last source applies on the PF. The pod's own egress limit applies too.
+// TestMergedSettings: if several sources define a setting, the last source applies on the PF. In addition to these settings, the pod's own
+// egress limit applies.
 func TestMergedSettings(t *testing.T) {
 	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
 		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})

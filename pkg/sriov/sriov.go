@@ -73,7 +73,7 @@ type sriov struct {
 	claims string // folder of claim records
 }
 
-// Plugin returns the sriov plugin. The arguments are IPAM plugins that run within the same process.
+// Plugin returns the sriov plugin. The arguments are IPAM plugins that run in the process of the sriov plugin.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
 }
@@ -308,8 +308,8 @@ func mayHaveVFs(r *plugin.Request) bool {
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })
 }
 
-// STATUS fails only if no ADD can succeed on this node. The absence of VFs on the node is no error, because pods without VFs can run
-// there.
+// STATUS returns an error only if every ADD would fail on this node. The absence of VFs on the node is no error, because pods without VFs
+// can run there.
 func (s sriov) status(r *plugin.Request) error {
 	cfg, err := parseConfig(r)
 	if err != nil {
