@@ -59,7 +59,7 @@ func newRecord(uid, namespace, name string, requests ...string) Record {
 	return r
 }
 
-// newNode returns a folder with claim records and a second folder, which is the root folder of a kubelet and contains a file of claims.
+// newNode returns two folders: a folder with claim records, and the root folder of a kubelet with the kubelet's file of claims.
 func newNode(t *testing.T, file string, records ...Record) (folder, kubelet string) {
 	t.Helper()
 	kubelet = t.TempDir()

@@ -181,8 +181,8 @@ func (d *daemon) poolEnv() pool.Env {
 }
 
 // lostDevices returns the devices that pods have from a resource although the resource's pool no longer contains them. The list has no
-// duplicates. If the resource is no longer configured, the list contains only devices that the kubelet assigned to containers, and no
-// devices of claims.
+// duplicates. If the resource is no longer configured, the list contains only devices that the kubelet assigned to containers. It then
+// contains no devices of claims.
 func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
 		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !poolContains(p, h.ID) {

@@ -85,7 +85,8 @@ func (d *daemon) kubelet() podresources.Kubelet {
 
 // askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
 // than its checkpoint contains. To such an incomplete list, the function adds devices from the checkpoint. The function does not add a
-// device that the kubelet has listed before, because the kubelet removes a device from its checkpoint with a delay.
+// device that the kubelet has listed before, because the kubelet may already have freed this device. The kubelet removes freed devices
+// from its checkpoint only after a delay.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet

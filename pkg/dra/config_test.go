@@ -53,8 +53,8 @@ func mayAll(t *testing.T) *pool.Resource {
 
 type configs = []resourceapi.DeviceAllocationConfiguration
 
-// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which entries apply to a device, in which order they apply, and which keys a
-// claim may set.
+// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which entries apply to a device and in which order. The test also checks which
+// keys a claim may set.
 func TestConfigFor(t *testing.T) {
 	one := []string{"vf"}
 	for _, test := range []struct {

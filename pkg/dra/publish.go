@@ -27,9 +27,9 @@ const (
 	// syncDelay is the time between an event and the comparison of slices. The delay is useful because a kubelet deletes all slices of its
 	// node when it starts.
 	syncDelay = time.Second
-	// forgetAfter is the maximum time between the creation of a slice and the event by which the watch shows this creation. When this
-	// time has passed without the event, the library no longer assumes that the slice exists, because another program may have deleted
-	// the slice while the watch was broken.
+	// forgetAfter is the maximum time between the creation of a slice and the event by which the watch shows this creation. Without the
+	// event, the library stops assuming after this time that the slice exists. Another program may have deleted the slice while the watch
+	// was broken.
 	forgetAfter = 2 * time.Second
 	// featureRetry is the pause after the API server dropped a field, before the publisher sends the field again.
 	featureRetry = time.Hour

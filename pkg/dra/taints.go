@@ -78,8 +78,8 @@ func labelValue(s string) string {
 }
 
 // keepTimes sets the time of each taint. A taint that is equal to a former taint keeps its time; any other taint gets the current time.
-// The driver must set the times itself, because the API server forgets the times of a device's taints when the device moves to another
-// slice.
+// The driver must set the times itself, because the API server does not keep the times of a device's taints when the device moves to
+// another slice.
 func keepTimes(taints, former []resourceapi.DeviceTaint, now metav1.Time) {
 	for i := range taints {
 		t := &taints[i]

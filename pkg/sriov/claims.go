@@ -36,8 +36,8 @@ type Holding struct {
 	Ready       bool              // ADD has finished; set only for a claim
 }
 
-// Gone reports whether the network namespace of the attachment no longer exists. The result is false if the folder of the namespace is not
-// visible, for example in a container that does not mount the folder.
+// Gone reports whether the network namespace of the attachment no longer exists. The result is false if this process cannot see the folder
+// of namespaces, for example in a container without a mount of the folder.
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
 // Holdings returns all readable journals.

@@ -13,8 +13,8 @@ import (
 )
 
 // RestoreOrphans restores the orphaned VFs of ended pods. Each restored VF causes one log line. RestoreOrphans helps with runtimes that do
-// not call GC. RestoreOrphans skips a VF whose interface is not on the node, and a VF of a user space program, because a pod may still use
-// the VF. The next ADD checks these VFs. RestoreOrphans needs CAP_NET_ADMIN.
+// not call GC. RestoreOrphans skips VFs whose interface is not on the node. It also skips VFs of user space programs. A pod may still use
+// these VFs. The next ADD checks these VFs. RestoreOrphans needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	all, err := readJournals()
 	if err != nil || len(all) == 0 {

@@ -83,8 +83,8 @@ func TestNoNetns(t *testing.T) {
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestNamespaceGone (F-34, V-21): the kernel moved a VF back to the node. DEL finds the VF by its PCI address, even if the VF has another
-// name now or another interface has its former name.
+// TestNamespaceGone (F-34, V-21): the kernel moved a VF back to the node. DEL finds the VF by its PCI address, even if the name of the VF
+// has changed or another interface has its former name.
 func TestNamespaceGone(t *testing.T) {
 	gone := func(t *testing.T) testLab {
 		l := newLab(t)

@@ -78,8 +78,8 @@ func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
 }
 
-// PluginAt returns the same plugin as Plugin, but the plugin uses the given paths of sysfs, of the device plugin's socket and of the
-// folder of claim records.
+// PluginAt returns the sriov plugin with other paths: the paths of sysfs, of the device plugin's socket and of the folder of claim
+// records.
 func PluginAt(sysfs, socket, claims string, builtin ...plugin.Plugin) plugin.Plugin {
 	return sriov{ipam.Runner{Builtin: builtin}, sysfs, socket, claims}.plugin()
 }
