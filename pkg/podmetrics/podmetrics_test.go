@@ -240,8 +240,8 @@ func TestSums(t *testing.T) {
 	l.callPlugins("DEL", pod, "b", nil)
 }
 
-// TestInvisible runs the collector in a container that does not see the folder of a network namespace. The collector must not treat this
-// namespace as gone.
+// TestInvisible simulates a container in which the collector does not see the folder of a network namespace. The collector must not treat
+// this namespace as gone.
 func TestInvisible(t *testing.T) {
 	l := newLab(t)
 	att, err := attachment.Open(&plugin.Request{Plugin: "bridge", Network: "net", ContainerID: "a", IfName: "eth0",

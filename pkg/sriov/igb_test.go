@@ -45,7 +45,7 @@ func newIGB(t *testing.T, keys ...any) igb {
 	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
 	l.nic = kerneltest.RealNIC(t, 2)
 	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
-	for i, f := range l.nic.VFs { // drivers that were faster than the PF report the MAC again
+	for i, f := range l.nic.VFs { // a driver that was faster than the PF must report its MAC again
 		if told := l.asPF(i).MAC; bytes.Equal(told, make([]byte, len(told))) {
 			link := l.link(f.Name)
 			must(t, host.SetUp(link), host.SetDown(link))

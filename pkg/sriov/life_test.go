@@ -110,7 +110,7 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): a pod renames its VF to the names of other VFs and then ends. After DEL, all VFs have their former names again,
+// TestSquatted (F-34): a pod gives its VF a name of another VF and then ends. After DEL, all VFs have their former names again,
 // including the VF of the ended pod.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {
