@@ -75,9 +75,9 @@ func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	return errors.Join(errs...)
 }
 
-// refresh() reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. If the
-// time of the folder has not changed, refresh() does not check the files. Directly after a change, refresh() always checks the files,
-// because a second change may result in the same time.
+// refresh() reads those files in the folder that have changed. A write replaces a file and therefore changes the modification time of the
+// folder. If the modification time of the folder has not changed, refresh() does not check the files. Directly after a change, refresh()
+// always checks the files, because a second change may leave the modification time of the folder the same.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if isSameFile(c.seen, info) {

@@ -59,7 +59,7 @@ func newRecord(uid, namespace, name string, requests ...string) Record {
 	return r
 }
 
-// newNode returns a folder with claim records and a second folder, which is the root folder of a kubelet and contains a file of claims.
+// newNode returns two folders: a folder with claim records, and the root folder of a kubelet with the kubelet's file of claims.
 func newNode(t *testing.T, file string, records ...Record) (folder, kubelet string) {
 	t.Helper()
 	kubelet = t.TempDir()
@@ -177,7 +177,7 @@ func TestUnreadable(t *testing.T) {
 }
 
 // TestStandIn: a claim with an unreadable record has exactly those devices that the record or the kubelet's file lists. If both files are
-// unreadable, the claim may have any device.
+// unreadable, the devices of the claim are unknown, and any device may belong to the claim.
 func TestStandIn(t *testing.T) {
 	const newer = `{"format":2,"state":"prepared","devices":[{"id":"0000:3b:10.0","resource":"example.com/fast"}]}`
 	noted := stateText(stateEntry("c-1", "shared", ours, "first"))
@@ -340,8 +340,8 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// TestCache changes the folder in many ways, and also sets the time of the folder back by an hour. After each change, the cache must return
-// the same records as List and as a new cache. An unreadable record must cause an error in each call.
+// TestCache changes the folder in many ways. The test also sets the modification time of the folder back by an hour. After each change,
+// the cache must return the same records as List and as a new cache. An unreadable record must cause an error in each call.
 func TestCache(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "claims")
 	c := NewCache(folder, t.TempDir())

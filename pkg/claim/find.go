@@ -18,7 +18,8 @@ var ErrUnprepared = errors.New("the claim is not prepared")
 type Pod struct{ Namespace, Name, UID string }
 
 // Find returns the devices that a pod has through claims, including devices with administrative access. If Find returns an error, the pod
-// may have devices. The pod must not start without these devices.
+// may have devices that Find could not determine. The caller must then refuse to start the pod, because the pod must not start without its
+// devices.
 //
 // The kubelet's file lists the claims of each pod. Find also uses records that are reserved for the pod. Find therefore misses a device
 // only if the kubelet's file and the claim record are both wrong. If the kubelet's file cannot be read, Find looks for prepared claims in

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package claim stores the results of Prepare for ResourceClaims of Dynamic Resource Allocation. The SR-IOV daemon writes one record for
-// each claim. The package also finds the devices that a pod has through claims. The package is small, because a CNI plugin links this
-// package.
+// each claim. The package also finds the devices that a pod has through claims. The package is kept small, because a CNI plugin contains
+// it.
 //
 // The kubelet prepares a claim only once, even if many pods share the claim. The PodResources API of the kubelet omits a claim if no
-// container names the claim. Only one file of the kubelet lists the pods of each claim. The kubelet writes this file before it creates the
-// sandbox of a pod (see Find).
+// container refers to the claim. Only one file of the kubelet lists the pods of each claim. The kubelet writes this file before it creates
+// the sandbox of a pod (see Find).
 package claim
 
 import (
@@ -213,8 +213,8 @@ func Remove(folder, uid string) error {
 }
 
 // Holder returns the record of the claim that owns a device. If that record is unreadable, Holder returns its stand-in (Damaged). The
-// result is an error if no readable record has the device but an unreadable record may have it. Holder ignores claims with administrative
-// access. The second argument is the root folder of the kubelet, or "" if this folder is unknown.
+// result is an error if no readable record has the device but an unreadable record may contain the device. Holder ignores claims with
+// administrative access. The second argument is the root folder of the kubelet, or "" if this folder is unknown.
 func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
 	records, err := NewCache(folder, kubelet).List()
 	for _, r := range records {

@@ -51,8 +51,8 @@ func Variables(resource string, devices []pool.Device) (map[string]string, error
 	return map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}, nil
 }
 
-// variableName returns the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. Hyphens are kept, as
-// in sriov-network-device-plugin, although a shell cannot read a variable with a hyphen in its name.
+// variableName returns the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. The function keeps
+// hyphens for compatibility with sriov-network-device-plugin. A shell cannot read a variable whose name contains a hyphen.
 func variableName(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))
 }

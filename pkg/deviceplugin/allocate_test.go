@@ -126,7 +126,7 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// TestCDI checks that all three CDI modes name the same devices, and that the resource's specification lists the device files of each
+// TestCDI checks that all three CDI modes select the same devices, and that the resource's specification lists the device files of each
 // device.
 func TestCDI(t *testing.T) {
 	p := poolOfKinds()
@@ -206,8 +206,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestHostileRequests checks the answers to invalid requests. Each answer is an error that names the device, or a list that contains only
-// offered devices.
+// TestHostileRequests checks the answers to invalid requests. Each answer is an error about the device, or a list that
+// contains only offered devices.
 func TestHostileRequests(t *testing.T) {
 	e := newEndpoint(fast, offering(vfPool(8)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
 	long := strings.Repeat("A", 1<<20)
@@ -245,7 +245,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// podGrants holds the devices of pods that the test admits one at a time, as the kubelet does.
+// podGrants holds the devices of pods. The test admits one pod at a time, as the kubelet does.
 type podGrants struct {
 	client pluginapi.DevicePluginClient
 	mu     sync.Mutex

@@ -29,8 +29,8 @@ func (l *testLab) writeClaim(resource, id string, admin bool) {
 	}
 }
 
-// TestClaimed checks that a claimed device is not allocated and keeps its driver. The PF of the device also keeps its VFs. Answers list the
-// device. An unreadable record may contain any device, unless the kubelet's file shows which claims exist.
+// TestClaimed checks that a claimed device is not allocated and keeps its driver. The PF of the device also keeps its VFs. Answers list
+// the device. If a record is unreadable, any device may belong to its claim, unless the kubelet's file shows which claims exist.
 func TestClaimed(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	config := func(n, driver string) string {
@@ -85,7 +85,7 @@ func TestClaimed(t *testing.T) {
 	}
 }
 
-// TestAdminClaimed checks that a device remains available if a claim has it with administrative access.
+// TestAdminClaimed checks that a device remains available if a claim has administrative access to the device.
 func TestAdminClaimed(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.writeClaim("example.com/one", vf00, true)

@@ -118,8 +118,8 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// publishCDI writes the CDI specifications of devices before the devices can be allocated. If writing fails, the kubelet passes the device
-// files to the container instead.
+// publishCDI writes the CDI specifications of devices before the devices can be allocated. If publishCDI cannot write a specification, the
+// kubelet passes the device files to the container itself.
 func (d *daemon) publishCDI(pools []pool.Pool, lost map[string][]allocation.Device) {
 	err := (deviceFolders{d.InfoDir, d.CDIDir}).publish(pools, lost)
 	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
@@ -181,8 +181,8 @@ func (d *daemon) poolEnv() pool.Env {
 }
 
 // lostDevices returns the devices that pods have from a resource although the resource's pool no longer contains them. The list has no
-// duplicates. If the resource is no longer configured, the list contains only devices that the kubelet assigned to containers, and no
-// devices of claims.
+// duplicates. If the resource is no longer configured, the list contains only devices that the kubelet assigned to containers. It then
+// contains no devices of claims.
 func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
 		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !poolContains(p, h.ID) {
@@ -275,7 +275,8 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify() wakes the goroutine that receives from c. The function never blocks, because one pending wake-up is enough.
+// notify() wakes the goroutine that receives from c. The function never blocks. If a wake-up is already pending, a second wake-up is not
+// needed.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

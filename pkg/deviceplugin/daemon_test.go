@@ -49,8 +49,8 @@ func TestDaemon(t *testing.T) {
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
 }
 
-// TestAnswerAll checks the daemon's answer about all pods. The answer contains faults of devices, and also devices that another device
-// plugin assigned. The answer contains no resources of other device plugins.
+// TestAnswerAll checks the daemon's answer to a request for the devices of all pods. The answer contains faults of devices, and also
+// devices that another device plugin assigned. The answer contains no resources of other device plugins.
 func TestAnswerAll(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Set(t, sysfs, vf01, "driver", "")
@@ -96,7 +96,8 @@ func TestVanished(t *testing.T) {
 	l.awaitDevices("example.com/one")
 }
 
-// TestMoved checks that a VF which moves to another resource stays with its pod. No other pod gets the VF until the pod ends.
+// TestMoved checks that a pod keeps its VF when a new configuration assigns the VF to another resource. No other pod gets the VF until the
+// pod ends.
 func TestMoved(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)
@@ -112,8 +113,8 @@ func TestMoved(t *testing.T) {
 	l.awaitLog("the resource is no longer served", "example.com/one")
 }
 
-// TestJustHandedOut checks that a device is in use from its allocation on, even before the kubelet lists it. The device also keeps its
-// driver during this time.
+// TestJustHandedOut checks that a device counts as in use right after its allocation, even before the kubelet lists the device. The device
+// also keeps its driver while it is in use.
 func TestJustHandedOut(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
@@ -165,8 +166,8 @@ func TestHeldElsewhere(t *testing.T) {
 	}
 }
 
-// TestForgetfulKubelet checks a kubelet that has just started and does not list its pods yet. The daemon then uses the kubelet's checkpoint
-// and its own recent allocations, so no device moves to another pod.
+// TestForgetfulKubelet runs the daemon with a kubelet that has just started and does not list its pods yet. The daemon then uses the
+// kubelet's checkpoint and its own recent allocations, so no device moves to another pod.
 func TestForgetfulKubelet(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	write(t, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"app","ResourceName":"example.com/one",
@@ -226,7 +227,7 @@ func TestBadStart(t *testing.T) {
 	}
 }
 
-// TestPluginRestarts checks that a restarted daemon offers its resources again, whether pods have devices or not.
+// TestPluginRestarts checks that a restarted daemon offers its resources again, both with and without devices in pods.
 func TestPluginRestarts(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

@@ -21,8 +21,9 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// These constants limit the requests to the API server. The values are the kubelet's defaults, which suffice for 110 pods. Each Prepare
-// reads its claim. With client-go's default of 5 requests a second, 50 pods that start at once would wait for 8 seconds.
+// These constants limit the requests to the API server. The values are the kubelet's defaults, which suffice for 110 pods. Each call of
+// Prepare reads its claim from the API server. With client-go's default of 5 requests a second, 50 pods that start at once would wait for
+// 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100
@@ -33,8 +34,8 @@ type claimDriver interface {
 	Run(context.Context)
 	Update(dra.Inventory)
 	Ready() string
-	// Leads reports whether this instance of the daemon may change the devices of claims. A second instance on the node, of an older or newer
-	// version, may run at the same time.
+	// Leads reports whether this instance of the daemon may change the devices of claims. An older or newer instance may run on the node
+	// at the same time.
 	Leads() bool
 	Published() map[string]allocation.Published
 }

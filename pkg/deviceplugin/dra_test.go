@@ -319,7 +319,8 @@ func TestAnswerPublished(t *testing.T) {
 	}
 }
 
-// TestAPIRate: the client of the API server delays neither the claims of 50 pods that start at once nor the writes of their status.
+// TestAPIRate checks the rate limit of the API client. The limit delays neither the claims of 50 pods that start at once nor the writes of
+// their status.
 func TestAPIRate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	client, err := daemonOptions{Kubeconfig: l.kubeconfig()}.newClient()

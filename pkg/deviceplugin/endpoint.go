@@ -107,8 +107,8 @@ func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 	}
 }
 
-// GetPreferredAllocation never fails, because an error would fail the pod. If no preference can be computed, the result is the available
-// devices in their order.
+// GetPreferredAllocation never fails, because an error would fail the pod. If no preference can be computed, the function returns
+// available devices without a preference.
 func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	o, _ := e.current()

@@ -22,7 +22,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// maxWait is the maximum time to wait for an expected event. The limit is not a measure of speed.
+// maxWait is the maximum time to wait for an expected event. The limit does not test the speed of the daemon.
 const maxWait = 30 * time.Second
 
 // fakeKubelet is the kubelet's side of the device plugin API, over real sockets. The fake kubelet deletes all sockets when it starts. The
@@ -120,7 +120,7 @@ func (k *fakeKubelet) start() {
 	go k.server.Serve(l)
 }
 
-// kill() ends the kubelet as SIGKILL does. The socket file remains.
+// kill() ends the fake kubelet without any cleanup, as SIGKILL ends a process. The socket file remains.
 func (k *fakeKubelet) kill() {
 	if k.server == nil {
 		return

@@ -90,8 +90,8 @@ func (f deviceFolders) sweep(path string, stale func(name string, written time.T
 // cdiClass is the CDI class of all devices. sriov-network-device-plugin uses the same class.
 const cdiClass = "net-pci"
 
-// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. Several resources can have the same kind,
-// because a device belongs to only one resource and device names therefore never conflict.
+// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. Device names within a kind never
+// conflict, because each device belongs to only one resource.
 func cdiKind(resource string) string {
 	prefix, _, _ := strings.Cut(resource, "/")
 	return prefix + "/" + cdiClass
@@ -112,13 +112,13 @@ func cdiAnnotations(resource string, ids []string) map[string]string {
 const cdiPrefix = "podlace-"
 
 // cdiFile returns the file name of a resource's CDI specification. All instances of the daemon use the same file name, so that the runtime
-// never finds a device twice.
+// never finds a device in two files.
 func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// publish() writes the CDI specifications of pools and deletes the specifications of removed resources. Entries of lost devices are kept,
-// because the runtime reads them when a container of their pod restarts.
+// publish() writes the CDI specifications of pools and deletes the specifications of removed resources. publish() keeps the entries of
+// lost devices, because the runtime reads these entries when a container with the devices restarts.
 func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
 	if f.cdi == "" {
 		return nil

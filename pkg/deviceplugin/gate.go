@@ -22,8 +22,8 @@ func newGate(checkpoint, claims, root string) *allocationGate {
 	return &allocationGate{changing: map[string]bool{}, allocations: newAllocations(checkpoint), claims: claim.NewCache(claims, root)}
 }
 
-// checkUnclaimed returns an error if a claim has, or may have, one of the devices. This check is necessary because the claim record may be
-// newer than the offer.
+// checkUnclaimed returns an error if a claim has, or may have, one of the devices. checkUnclaimed is necessary because the claim record
+// may be newer than the offer.
 func (g *allocationGate) checkUnclaimed(ids map[string]bool) error {
 	records, err := g.claims.List()
 	for _, r := range records {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// TestUnclaimed checks that a VF is not allocated if a claim got it after the offer was made.
+// TestUnclaimed checks that a VF is not allocated to a container if a claim got the VF after the offer.
 func TestUnclaimed(t *testing.T) {
 	folder := t.TempDir()
 	g := newGate("", folder, "")

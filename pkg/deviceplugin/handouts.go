@@ -14,7 +14,7 @@ import (
 
 // pendingAllocations holds the allocated devices that PodResources has not listed since their allocation. PodResources lists an init
 // container only if the container is restartable. The devices of other init containers are only in the kubelet's checkpoint. A race in the
-// kubelet may remove these devices from the checkpoint.
+// kubelet may remove the devices of an init container from the checkpoint.
 type pendingAllocations struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
@@ -51,9 +51,9 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 }
 
 // learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The first argument is the time of the
-// request for the list. The function ignores both sources for devices that were allocated after this time.
+// request for the list. For devices that were allocated after the request, the function ignores the checkpoint and the list.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
-	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if it is unreadable, no pod counts as a pod without devices
+	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if the checkpoint is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, n := range notes {
@@ -72,7 +72,8 @@ func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Devi
 }
 
 // possibleDevices returns the devices that a pod may have: the devices of this pod, and the devices whose pod is unknown. A device whose
-// pod is unknown is dropped after one minute. If the kubelet failed to admit the pod, it may have freed the device without a report.
+// pod is unknown is dropped after one minute. If the kubelet failed to admit the pod, the kubelet may have freed the device without a
+// report.
 func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

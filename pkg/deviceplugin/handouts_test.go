@@ -49,7 +49,7 @@ func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.An
 	return a
 }
 
-// openForTest returns a daemon that serves only its endpoints. The daemon does nothing else unless the test calls its functions.
+// openForTest returns a daemon that serves only its endpoints. The daemon does all other tasks only when the test calls its functions.
 func (l *testLab) openForTest() *daemon {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
@@ -70,7 +70,7 @@ func (l *testLab) allocate(d *daemon, ids ...string) {
 	}
 }
 
-// TestHandedOut (V-25) checks that the daemon answers "no device" about a pod only if the container of every allocated device is known. The
+// TestHandedOut (V-25) checks that the daemon reports a pod without devices only if the container of every allocated device is known. The
 // device of an init container is only in the checkpoint, and this entry may get lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
@@ -139,9 +139,9 @@ func TestOtherPod(t *testing.T) {
 	expect("no checkpoint", "u-0", "")
 }
 
-// TestFailedAdmission checks that pods without devices do not use up the kubelet's rate limit while the container of an allocated device is
-// unknown. These pods share one list of all pods. Each pod without devices causes only one additional request. The error for each of these
-// pods names the device.
+// TestFailedAdmission checks that pods without devices do not use up the kubelet's rate limit while the container of an allocated device
+// is unknown. The daemon requests one list of all pods and answers the questions about these pods from the list. Each pod without devices
+// causes only one additional request. The error for each of these pods contains the ID of the device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -178,8 +178,8 @@ func TestFailedAdmission(t *testing.T) {
 	}
 }
 
-// TestRefusedToTheEnd checks a kubelet that refuses all requests until the deadline. If the pod may have a device, the error names the
-// device.
+// TestRefusedToTheEnd checks a kubelet that refuses all requests until the deadline. If the pod may have a device, the error contains the
+// ID of the device.
 func TestRefusedToTheEnd(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -195,7 +195,8 @@ func TestRefusedToTheEnd(t *testing.T) {
 }
 
 // TestUnreadableAtAllocate (V-25) checks a checkpoint that is unreadable during Allocate. The entry for the device in a later checkpoint
-// may belong to a pod that has ended. After an unreadable checkpoint, only PodResources can identify the owner.
+// may belong to a pod that has ended. If the checkpoint was unreadable during Allocate, only PodResources can identify the owner of the
+// device.
 func TestUnreadableAtAllocate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -213,7 +214,7 @@ func TestUnreadableAtAllocate(t *testing.T) {
 	}
 }
 
-// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint if it may have read the checkpoint before an allocation. An old
+// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint that it may have read before an allocation. An old
 // checkpoint does not identify the owner of the device.
 func TestFormerCheckpoint(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)

@@ -38,7 +38,7 @@ type claimUsage struct {
 // deviceCondition is the health of one device.
 type deviceCondition struct {
 	reported  dra.Fault // reported fault; zero if healthy
-	changedAt time.Time // since when the current health differs from the reported one; zero if it does not
+	changedAt time.Time // time when the current health began to differ from the reported health; zero if both are the same
 	errors    uint64    // highest error count so far
 	failed    time.Time // when the error count last rose
 }
@@ -59,7 +59,7 @@ func (h *deviceHealth) update(
 			found, errors := h.faultOf(s, p.Resource, d, by), errorsOf(s, d.Device)
 			c := h.conditions[d.Address]
 			if c == nil {
-				c = &deviceCondition{reported: found, errors: errors} // no pod has a new device, so it is reported without delay
+				c = &deviceCondition{reported: found, errors: errors} // no pod has a new device, so its fault is reported at once
 			}
 			seen[d.Address] = c
 			next := c.update(now, found, errors)

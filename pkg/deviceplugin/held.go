@@ -23,14 +23,14 @@ const (
 	// settlingTime is the time after a start of the kubelet during which its list may be incomplete. The kubelet answers even before it has
 	// found all running pods. If a pod ends before the kubelet's first answer, its devices stay reserved for this time.
 	settlingTime = 15 * time.Second
-	// maxUnlisted is the maximum time between the allocation of a device and the moment when the kubelet lists it.
+	// maxUnlisted is the maximum time from the allocation of a device until the kubelet lists the device.
 	maxUnlisted = time.Minute
 )
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// askPod returns the devices of a pod. The function returns an empty list only if the pod of every device allocated within the last minute
-// is known.
+// askPod returns the devices of a pod. The function returns an empty list only if, for every device that was allocated within the last
+// minute, the pod is known.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
 	defer cancel()
@@ -84,8 +84,9 @@ func (d *daemon) kubelet() podresources.Kubelet {
 }
 
 // askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
-// than its checkpoint contains. In this case, the function adds devices from the checkpoint to the list. The function does not add a device
-// that the kubelet has listed before, because the kubelet removes a device from its checkpoint with a delay.
+// than its checkpoint contains. To such an incomplete list, the function adds devices from the checkpoint. The function does not add a
+// device that the kubelet has listed before, because the kubelet may already have freed this device. The kubelet removes freed devices
+// from its checkpoint only after a delay.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet

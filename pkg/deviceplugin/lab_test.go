@@ -145,7 +145,7 @@ const twoPools = `{"resourceList": [
   {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
 
-// The machine has two NUMA nodes. Each node has a PF with two VFs.
+// The machine has two NUMA nodes. Each NUMA node has a PF with two VFs.
 const (
 	pf0, vf00, vf01 = "0000:11:00.0", "0000:11:02.0", "0000:11:02.1"
 	pf1, vf10, vf11 = "0000:15:00.0", "0000:15:02.0", "0000:15:02.1"

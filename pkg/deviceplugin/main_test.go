@@ -16,7 +16,7 @@ import (
 )
 
 // TestFlags checks that the daemon accepts the flags in manifests of sriov-network-device-plugin. The test also checks that each error
-// names the flag.
+// contains the name of the flag.
 func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-7")
 	dir := t.TempDir()

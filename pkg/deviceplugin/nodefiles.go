@@ -29,8 +29,8 @@ func (n nodeFiles) missingFile(d pool.Device) string {
 	return ""
 }
 
-// hasFile reports whether the node has a device file. The file may exist before its kernel module is loaded; the kernel loads the module
-// when a program opens the file. In a container without the node's /dev, the daemon can only see whether the module is loaded.
+// hasFile reports whether the node has a device file. The file may exist before its kernel module is loaded, because the kernel loads the
+// module when a program opens the file. In a container without the node's /dev, the daemon can only see whether the module is loaded.
 func (n nodeFiles) hasFile(file string) bool {
 	for _, at := range []string{filepath.Join(n.dev, strings.TrimPrefix(file, defaultDev)),
 		filepath.Join(n.sysfs, "class/misc", path.Base(file))} {

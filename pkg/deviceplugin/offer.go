@@ -24,9 +24,9 @@ type resourceOffer struct {
 	grant    deviceGrant
 }
 
-// newOffer returns the offer of a pool. The last argument lists the lost devices: pods still have them, although they are missing or belong
-// to another resource now. The lost devices stay in the offer as unhealthy devices with their former NUMA nodes. After a restart, the
-// kubelet admits a running pod again only if the offer contains the devices of the pod.
+// newOffer returns the offer of a pool. The last argument lists the lost devices: pods still have these devices, although the devices are
+// missing or belong to another resource now. The lost devices stay in the offer as unhealthy devices with their former NUMA nodes. After a
+// restart, the kubelet admits a running pod again only if the offer contains the devices of the pod.
 func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []allocation.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
@@ -74,12 +74,12 @@ func (o *resourceOffer) countHealthy() (n int) {
 	return n
 }
 
-// equalTo reports whether two offers are equal for the kubelet.
+// equalTo reports whether two offers look the same to the kubelet.
 func (o *resourceOffer) equalTo(other *resourceOffer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
-// allocationPolicy returns the allocation policy of the resource. If the resource is no longer configured, all its devices are in use, and
+// allocationPolicy returns the allocation policy of the resource. If the resource is no longer configured, all its devices are in use, so
 // the policy does not matter.
 func (o *resourceOffer) allocationPolicy() pool.Policy {
 	if o.pool.Resource == nil {

@@ -41,7 +41,8 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 				delete(logged, a)
 				return
 			}
-			// After these errors there is no pause: the device may become free, a driver may be loaded, or a VF may appear at any moment.
+			// Errors of these two kinds cause no pause, because the device may become free, a driver may be loaded, or a VF may appear at
+			// any moment.
 			if !errors.Is(err, errInUse) && !errors.Is(err, fs.ErrNotExist) {
 				failed[a] = time.Now()
 			}
@@ -55,8 +56,9 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 
 var errInUse = errors.New("in use")
 
-// prepareDevices sets the configured numbers of VFs and the configured drivers, but only for devices that no pod uses. While the devices of
-// pods are unknown, prepareDevices only creates VFs on PFs that have no VFs and whose interface is on the node.
+// prepareDevices changes only devices that no pod uses. The function sets the configured number of VFs on each PF and binds the configured
+// drivers. While the devices of pods are unknown, prepareDevices only creates VFs on PFs that have no VFs and whose interface is on the
+// node.
 func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.answered, d.config.NumVFs(d.snapshot)
@@ -109,8 +111,8 @@ func (d *daemon) changeDevices(devices []pci.Address, check, change func() error
 	return d.gate.runChange(ids, check, change)
 }
 
-// setNumVFs sets the number of VFs of a PF. Before the change, the kernel removes all VFs. Therefore setNumVFs returns an error if a pod
-// has the PF or if a VF is in use.
+// setNumVFs sets the number of VFs of a PF. Before the kernel changes the number, it removes all VFs of the PF. Therefore setNumVFs
+// returns an error if a pod has the PF or if a VF is in use.
 func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address, n int) error {
 	device, _ := s.Device(pf)
 	vfs := s.VFs(pf)

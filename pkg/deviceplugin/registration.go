@@ -21,12 +21,13 @@ import (
 )
 
 const (
-	// registerTimeout is the maximum time of a Register call. The kubelet connects to the endpoint before it answers.
+	// registerTimeout is the maximum time of a Register call. The kubelet answers the call only after it has connected to the endpoint.
 	registerTimeout = 10 * time.Second
-	// checkInterval is the time between two checks of the sockets. The checks are needed because an event of the folder may be lost.
+	// checkInterval is the time between two checks of the sockets. The checks are needed because an event about a change in the folder
+	// may be lost.
 	checkInterval = time.Second
-	// watchTimeout is the time after the registration within which the kubelet must watch the resource. After this time, the connection to the
-	// kubelet is considered lost.
+	// watchTimeout is the time after the registration within which the kubelet must watch the resource. If the kubelet does not watch the
+	// resource within this time, the connection to the kubelet is considered lost.
 	watchTimeout = 10 * time.Second
 	// absentFor is the time after which the absence of the kubelet is logged.
 	absentFor = 15 * time.Second
@@ -174,7 +175,7 @@ func (r *registrar) ensure(ctx context.Context) error {
 		}
 	}
 	if err := r.register(ctx); err != nil {
-		r.closeSocket() // the kubelet may know the path now, and would treat it as an existing connection
+		r.closeSocket() // the kubelet may know the path now; it treats a known path as an existing connection
 		return err
 	}
 	r.registeredAt = id
@@ -299,8 +300,8 @@ func (r *registrar) setKnown(known bool) {
 	r.known, r.refused, r.at = known, false, time.Now()
 }
 
-// setLeaving sets whether the devices move from the device plugin API to DRA. If the value changes, the endpoint is registered again with
-// other options.
+// setLeaving stores whether the devices move from the device plugin API to DRA. If the value changes, the endpoint is registered again
+// with other options.
 func (r *registrar) setLeaving(leaving bool) {
 	r.endpoint.mu.Lock()
 	changed := r.leaving != leaving

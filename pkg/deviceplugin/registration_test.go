@@ -26,7 +26,7 @@ import (
 
 const fast = "example.com/fast"
 
-// vfPool returns a pool of n VFs that starts at 0000:10:00.0. The first half is on NUMA node 0.
+// vfPool returns a pool of n VFs that starts at 0000:10:00.0. The first half of the VFs is on NUMA node 0.
 func vfPool(n int) pool.Pool {
 	p := pool.Pool{Name: fast, Resource: &pool.Resource{Policy: pool.NUMABestFit}}
 	for i := range n {
@@ -96,8 +96,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestUpdates checks that every stream gets the newest offer and that a stalled stream does not delay other streams. The endpoint does not
-// send an update in which the kubelet would see no difference.
+// TestUpdates checks that every stream gets the newest offer and that a stalled stream does not delay other streams. The endpoint sends an
+// update only if the update changes something for the kubelet.
 func TestUpdates(t *testing.T) {
 	k := newFakeKubelet(t)
 	p := vfPool(8)
@@ -174,8 +174,8 @@ func TestSocketRemoved(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *registeredPlugin) bool { return p.sock != first.sock })
 }
 
-// TestAnotherKubeletSocket checks a kubelet that creates a new socket. The kubelet with the new socket already knows the endpoint's path
-// and accepts the endpoint only with another path.
+// TestAnotherKubeletSocket checks a kubelet that creates a new socket. The kubelet treats a known path as an existing connection, so the
+// endpoint must register with a new path.
 func TestAnotherKubeletSocket(t *testing.T) {
 	k := newFakeKubelet(t)
 	runEndpoint(t, k.folder(), offering(vfPool(1)))
@@ -222,8 +222,8 @@ func TestFolderComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestRefusedVersion checks a kubelet that does not support the version. The plugin retries with growing pauses, and registers when a
-// kubelet supports the version.
+// TestRefusedVersion checks a kubelet that does not support the version of the device plugin API. The plugin retries with growing pauses,
+// and registers when a kubelet supports the version.
 func TestRefusedVersion(t *testing.T) {
 	k := newFakeKubelet(t)
 	k.versions = []string{"v2"}
@@ -236,8 +236,7 @@ func TestRefusedVersion(t *testing.T) {
 	k.await(fast, "watched", watched)
 }
 
-// TestTwoInstances checks an update. The kubelet knows the old and the new instance, and the end of the old instance has no effect on the
-// resource.
+// TestTwoInstances checks an update. Although the kubelet knows both instances, the end of the old instance has no effect on the resource.
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())

@@ -49,7 +49,8 @@ type daemonOptions struct {
 	Poll       time.Duration // interval of scanning all devices, in case an event is lost
 	// NewDriver creates the DRA driver.
 	NewDriver func(dra.Options) claimDriver
-	// RestoreVFs restores VFs that ended pods have left behind. RestoreVFs is needed with runtimes that never call GC. Nil disables it.
+	// RestoreVFs restores VFs that ended pods have left behind. RestoreVFs is needed with runtimes that never call GC. If the field is
+	// nil, this feature is disabled.
 	RestoreVFs func() error
 }
 

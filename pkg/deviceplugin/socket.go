@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// socketName returns a new file name for a resource's endpoint. The name is random for two reasons: two instances run at the same time
-// during an update, and the kubelet treats a known path as an existing connection.
+// socketName returns a new file name for a resource's endpoint. The name is random because two instances may run at the same time during
+// an update. Another reason is that the kubelet treats a known path as an existing connection.
 func socketName(dir, resource string) string {
 	return socketPrefix(dir, resource) + probes.RandomHex() + socketSuffix
 }

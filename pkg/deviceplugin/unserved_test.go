@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestUnserved checks that an entry which is not supported does not affect other entries. The log and a metric name the entry. With
-// --strict, the configuration is refused.
+// TestUnserved checks that an entry which is not supported does not affect other entries. The log and a metric contain the entry. With
+// --strict, the daemon refuses the configuration.
 func TestUnserved(t *testing.T) {
 	const odd = `{"resourceName": "fpga", "deviceType": "accelerator"}, {"resourceName": "vdpa", "selectors": {"pfNames": ["ens0f0#0"], "vdpaType": "vhost"}}`
 	l := newLab(t, twoPFs(t), `{"resourceList": [`+odd+`, {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}}]}`)

@@ -45,8 +45,8 @@ func DeviceName(a pci.Address) string {
 }
 
 // attributesOf returns the attributes of a device in a ResourceSlice. The values do not change while the card is plugged in, because each
-// change would send the whole slice to every scheduler. Every device has all attributes, except that numaNode is missing if the NUMA node
-// is unknown. A CEL expression that reads a missing attribute fails for the whole cluster.
+// change would send the whole slice to every scheduler. Every device has all attributes, with one exception: numaNode is missing if the
+// NUMA node is unknown. A CEL expression that reads a missing attribute fails for the whole cluster.
 func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	pf := i.pfOf(d.Device)
 	rdma := len(d.Device.RDMA) > 0

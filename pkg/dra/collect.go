@@ -24,7 +24,7 @@ const (
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
-	// orphanedAfter is the time after which the record of a claim may be orphaned if the kubelet's file does not contain the claim.
+	// orphanedAfter is the time for which a claim must be missing from the kubelet's file before its record may be orphaned.
 	orphanedAfter = 2 * time.Minute
 	// orphanedUnread replaces orphanedAfter while the kubelet's file cannot be read.
 	orphanedUnread = 10 * time.Minute
@@ -38,7 +38,7 @@ const (
 type collector struct {
 	*Driver
 	missing  map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
-	unreadAt time.Time            // since when that file is unreadable; zero if it is readable
+	unreadAt time.Time            // time since which the kubelet's file is unreadable; zero if the file is readable
 	lost     map[string]lostRecord
 
 	unattached map[string]time.Time // by UID: since when no pod has a device of a prepared claim
@@ -92,8 +92,8 @@ func (c *collector) reportError(uid string, err error) {
 	}
 }
 
-// collect() unprepares claims that have ended if the kubelet has not unprepared them. A claim has ended if it is missing from the kubelet's
-// file, no pod has its VFs, and the API server confirms its end.
+// collect() unprepares claims that have ended if the kubelet has not unprepared them. A claim has ended if three conditions hold: the
+// claim is missing from the kubelet's file, no pod has its VFs, and the API server confirms its end.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, err := c.records.List()
 	c.reportError("", err)
@@ -129,8 +129,8 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 	}
 }
 
-// kubeletClaims returns the claims in the kubelet's file. The function also returns the time for which a claim must be missing from the
-// file.
+// kubeletClaims returns the claims in the kubelet's file. The second result is the time for which a claim must be missing from the file
+// before its record may be orphaned.
 func (c *collector) kubeletClaims(now time.Time) (map[string]bool, time.Duration) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
@@ -192,8 +192,9 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild() creates lost records again from the claims in the API server. A record counts as lost only after two searches in a row have not
-// found it. One search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its file.
+// rebuild() creates lost records again from the claims in the API server. A record counts as lost if two searches in a row have not found
+// the record. One search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its
+// file.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {

@@ -36,7 +36,7 @@ func (l *draLab) writeKubeletFile(claims ...*resourceapi.ResourceClaim) {
 	must(l, claimtest.WriteState(l.options.Kubelet, list...))
 }
 
-// TestCollect (DRA-F12): a claim is missing from the kubelet's file. The record of the claim is deleted once the API server confirms that
+// TestCollect (DRA-F12) removes a claim from the kubelet's file. The record of the claim is deleted once the API server confirms that
 // the claim has ended. The record stays while a pod has the VF or while the API server does not answer. If the kubelet's file cannot be
 // read, the record stays for ten minutes.
 func TestCollect(t *testing.T) {
@@ -156,9 +156,9 @@ func TestLostRecordOfPod(t *testing.T) {
 	}
 }
 
-// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, the VF gets its former driver. The daemon derives this
-// driver from the resource, the VF's last interface or the other VFs of the PF. If the other VFs have different drivers, the log says what
-// the admin can do.
+// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, the VF gets its former driver. The daemon derives the
+// former driver from the resource, the VF's last interface or the other VFs of the PF. If the other VFs have different drivers, the log
+// says what the admin can do.
 func TestLostDriver(t *testing.T) {
 	for _, c := range []struct {
 		title  string
@@ -207,7 +207,7 @@ func TestLostDriver(t *testing.T) {
 	}
 }
 
-// TestSweepCDI checks that CDI specifications of claims without a record are deleted. Files of other programs stay.
+// TestSweepCDI checks that CDI specifications of claims without a record are deleted. CDI files of other programs stay.
 func TestSweepCDI(t *testing.T) {
 	l := newDRALab(t)
 	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))

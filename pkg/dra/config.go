@@ -46,8 +46,8 @@ func readEntries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, 
 	return ofClass, ofClaim, nil
 }
 
-// isRequested reports whether an entry applies to the request of an allocation result. The entry must name the request, the parent of the
-// subrequest, or no request at all.
+// isRequested reports whether an entry applies to the request of an allocation result. The entry must list the request, list the parent of
+// the subrequest, or list no request at all.
 func (e configEntry) isRequested(result resourceapi.DeviceRequestAllocationResult) bool {
 	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
@@ -57,8 +57,8 @@ func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult,
 	return e.isRequested(result) && (e.Resource == "" || e.Resource == resource)
 }
 
-// configFor returns the merged configuration for the device of an allocation result. The result is nil if no entry applies. The settings of
-// the claim override the settings of the class. The resource limits which settings a claim may set.
+// configFor returns the merged configuration for the device of an allocation result. The result is nil if no entry applies. The settings
+// of the claim override the settings of the class. The resource determines which settings a claim may contain.
 func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
 	*vfconfig.Config, error) {
 	ofClass, ofClaim, err := readEntries(a.Devices.Config)
@@ -115,13 +115,13 @@ func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceReque
 	return nil
 }
 
-// isSingle reports whether the setting of this key is only valid for a single device.
+// isSingle reports whether the setting with the given key is only valid for a single device.
 func isSingle(c *vfconfig.Config, key string) bool {
 	return key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
 }
 
-// checkSingleOfEntries returns an error if one entry gives several devices a setting that only one device can have. A later entry of the
-// list overrides an earlier entry.
+// checkSingleOfEntries returns an error if an entry applies to several devices but contains a setting that only one device can have. A
+// later entry of the list overrides an earlier entry.
 func checkSingleOfEntries(c *resourceapi.ResourceClaim, devices []allocation.Device, entries []configEntry) error {
 	for _, key := range vfconfig.Keys() {
 		counts := make([]int, len(entries))
@@ -170,7 +170,7 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 }
 
 // forAlternative reports whether an entry may belong to an alternative that the scheduler did not choose. An entry may belong to an
-// alternative if the entry names a resource and the request has alternatives.
+// alternative if the entry contains a resource and the request has alternatives.
 func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
 	return e.Resource != "" && slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return len(r.FirstAvailable) > 1 && (len(e.api.Requests) == 0 || slices.Contains(e.api.Requests, r.Name))
@@ -192,8 +192,9 @@ func (e configEntry) scopeText() string {
 	return " (" + strings.Join(of, ", ") + ")"
 }
 
-// checkClasses returns an error if entries of classes cannot be attributed to one class. Before Kubernetes 1.35, entries of classes name no
-// requests. Each entry may then belong to any class of the claim. Since Kubernetes 1.35, an entry without requests applies to all requests.
+// checkClasses returns an error if entries of classes cannot be attributed to one class. Before Kubernetes 1.35, entries of classes
+// contain no requests. Each entry may then belong to any class of the claim. Since Kubernetes 1.35, an entry without requests applies to
+// all requests.
 func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 	var classes []string
 	for _, r := range c.Status.Allocation.Devices.Results {

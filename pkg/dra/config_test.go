@@ -42,7 +42,7 @@ func fromClaim(keys string, requests ...string) resourceapi.DeviceAllocationConf
 	return configEntryFrom(resourceapi.AllocationConfigSourceClaim, keys, requests...)
 }
 
-// mayAll returns a resource whose claims may set several keys.
+// mayAll returns a resource that lets claims set several keys.
 func mayAll(t *testing.T) *pool.Resource {
 	t.Helper()
 	c, err := pool.Parse(pool.Source{File: "f", Prefix: "example.com"}, []byte(`{"resourceList":[{"resourceName":"fast","api":"dra",
@@ -53,8 +53,8 @@ func mayAll(t *testing.T) *pool.Resource {
 
 type configs = []resourceapi.DeviceAllocationConfiguration
 
-// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which entries apply to a device, in which order they apply, and which keys a
-// claim may set.
+// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which entries apply to a device and in which order. The test also checks which
+// keys a claim may set.
 func TestConfigFor(t *testing.T) {
 	one := []string{"vf"}
 	for _, test := range []struct {
@@ -184,7 +184,7 @@ func TestCheckConfig(t *testing.T) {
 		{name: "numbered names", requests: two, configs: configs{fromClaim(`"ifName":"data{index}"`)}},
 		{name: "one MAC, overridden for a request", requests: two,
 			configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`), fromClaim(`"mac":"02:00:00:00:00:02"`, "other")}},
-		// The following class entries name no requests. Kubernetes before 1.35 writes class entries in this way.
+		// The following class entries contain no requests. Kubernetes before 1.35 writes class entries in this way.
 		{name: "one class with two entries", requests: []string{"vf fast", "other fast"},
 			configs: configs{fromClass(`"vlan":5`), fromClass(`"mtu":1400`)}},
 		{name: "two classes that differ", requests: two, configs: configs{fromClass(`"vlan":5`), fromClass(`"vlan":6`)}, says: unknown},
@@ -224,8 +224,8 @@ func TestCheckConfig(t *testing.T) {
 	}
 }
 
-// TestPrepareConfig (DRA-F25, DRA-F26): the record contains the settings of the class and the claim. Prepare refuses a claim whose settings
-// have an error, and writes no file.
+// TestPrepareConfig (DRA-F25, DRA-F26): the record contains the settings of the class and the claim. If the settings of a claim have an
+// error, Prepare refuses the claim and writes no file.
 func TestPrepareConfig(t *testing.T) {
 	l := newDRALab(t)
 	l.updateInventory(*mayAll(t), nil)

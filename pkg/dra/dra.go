@@ -39,10 +39,10 @@ type Options struct {
 	// Change calls check() and then change() to change devices that no pod has. An error of check() means that a device is in use. The daemon
 	// allocates no device while check() runs, and no pod gets one of these devices until change() returns.
 	Change func(ids []string, check, change func() error) error
-	// InUse returns the reason why a device cannot be allocated to a claim and cannot be changed. For example, a pod has the device. The
-	// result is "" if there is no reason. InUse does not check whether a claim has the device.
+	// InUse returns the reason why a device cannot be allocated to a claim and cannot be changed. An example of a reason is that a pod
+	// has the device. The result is "" if there is no reason. InUse does not check whether a claim has the device.
 	InUse func(id string) string
-	// The driver calls Changed() when claim records have changed. The daemon then calls Update of the driver.
+	// The driver calls Changed() when claim records have changed. After a call of Changed(), the daemon calls Update of the driver.
 	Changed func()
 }
 
@@ -92,7 +92,7 @@ type Driver struct {
 	records     *claim.Cache
 }
 
-// New returns a driver. A new driver does nothing until Run is called.
+// New returns a driver. A new driver does nothing before the call of Run.
 func New(o Options) *Driver {
 	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
 		records: o.Records}

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestFailureClockJump sets the node's clock back by one day. An existing taint keeps its time, which is now in the future. A record with a
-// time in the future stays, and the claim can be unprepared.
+// TestFailureClockJump sets the node's clock back by one day. An existing taint keeps its time, although this time is now in the future. A
+// record whose time is in the future stays, and its claim can be unprepared.
 func TestFailureClockJump(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]
@@ -55,7 +55,7 @@ func TestFailureClockJump(t *testing.T) {
 }
 
 // TestFailureSameName: a claim has the same name as an earlier claim but another UID. The new claim gets the VF only after the earlier
-// claim is unprepared. The end of one claim does not affect the other.
+// claim is unprepared. The end of one of the two claims does not affect the other claim.
 func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
 	old, same := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "web", deviceResult("a", vf0))
@@ -100,8 +100,8 @@ func TestFailureAddressesChange(t *testing.T) {
 	}
 }
 
-// TestFailureOtherProgram: another program has moved the interface of a VF. The VF gets the taint "held", and it is not allocated to any
-// claim.
+// TestFailureOtherProgram: another program has moved the interface of a VF. The VF gets the taint "held", and the VF is not allocated to
+// any claim.
 func TestFailureOtherProgram(t *testing.T) {
 	l := newDRALab(t, func(o *Options) {
 		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }

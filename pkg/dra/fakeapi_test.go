@@ -91,7 +91,7 @@ func (f *fakeAPI) storedSlices() (all []resourceapi.ResourceSlice) {
 	return all
 }
 
-// countRequests returns the number of requests with a verb.
+// countRequests returns the number of requests that had the given RBAC verb.
 func (f *fakeAPI) countRequests(verb string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,8 +108,8 @@ func (f *fakeAPI) countWrites() int {
 	return f.countRequests("create") + f.countRequests("update") + f.countRequests("delete")
 }
 
-// removeSlices deletes slices, as a kubelet or a user does. If the first argument is true, watchers do not get the event. This simulates a
-// broken watch.
+// removeSlices deletes slices, as a kubelet or a user does. If the first argument is true, watchers do not get the event. The missing
+// event simulates a broken watch.
 func (f *fakeAPI) removeSlices(quiet bool, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

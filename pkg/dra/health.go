@@ -17,8 +17,8 @@ const (
 	healthLease = 30 * time.Second
 )
 
-// WatchHealthStatus reports the health of prepared devices until ctx is done. WatchHealthStatus sends a report after a change, after a
-// claim is prepared, and whenever healthEvery has passed.
+// WatchHealthStatus reports the health of prepared devices until ctx is done. WatchHealthStatus sends a report after each change of
+// health, after each Prepare of a claim, and at intervals of healthEvery.
 func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	due := time.NewTicker(healthEvery)
 	defer due.Stop()
@@ -70,7 +70,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	for _, r := range records {
 		for _, dev := range r.Devices {
 			if seen[dev.Claim.Device] {
-				continue // another claim has administrative access to it
+				continue // another claim has administrative access to the device
 			}
 			seen[dev.Claim.Device] = true
 			h := kubeletplugin.DeviceHealth{PoolName: dev.Claim.Pool, DeviceName: dev.Claim.Device, Health: kubeletplugin.HealthStatusHealthy,

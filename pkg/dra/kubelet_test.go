@@ -177,7 +177,7 @@ type fakeKubelet struct {
 	endpoint string
 }
 
-// register() finds the driver in the kubelet's plugin registry and registers it.
+// register() finds the driver in the kubelet's plugin registry and registers the driver.
 func (l *draLab) register(v1beta1 bool) *fakeKubelet {
 	l.Helper()
 	registry, _ := l.options.socketFolders()

@@ -41,8 +41,8 @@ func (d *Driver) isLeader() bool {
 	return d.lead.leads
 }
 
-// Leads reports whether this instance is the leader. Only the leader publishes devices, changes PFs and drivers, and restores VFs. Another
-// instance may be a newer version that is about to take over.
+// Leads reports whether this instance is the leader. Only the leader publishes devices, changes PFs and drivers, and restores VFs. The
+// leader may be another instance, for example a newer version that is about to take over.
 func (d *Driver) Leads() bool { return d.isLeader() }
 
 // whyNotServing returns the reason why this instance does not serve the kubelet at the moment. The result is "" if this instance serves the
@@ -53,9 +53,9 @@ func (l *leadership) whyNotServing() string {
 	return l.whyWaiting
 }
 
-// setFollower records that another instance is the leader. If the name of the leader is "", an error prevents this instance from becoming
-// the leader. During an update, several instances that are pods may serve the kubelet at the same time. An instance that runs as a service
-// must be the only instance. A second service, or pods beside a service, would take over the kubelet's connection.
+// setFollower records that another instance is the leader. The name "" means that an error prevents this instance from becoming the
+// leader. During an update, several instances that are pods may serve the kubelet at the same time. An instance that runs as a service
+// must be the only instance. Any additional instance would take over the connection between the kubelet and the service.
 func (l *leadership) setFollower(d *Driver, leader string, err error) {
 	waits := ""
 	if d.options.Instance == "" || strings.HasPrefix(leader, servicePrefix) {
@@ -117,8 +117,8 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 	}
 }
 
-// whileLeading calls f() each time this instance becomes the leader, until ctx is done. The context that f() gets ends when this instance
-// is no longer the leader.
+// whileLeading calls f() each time this instance becomes the leader, until ctx is done. The context of f() ends when this instance is no
+// longer the leader.
 func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	for ctx.Err() == nil {
 		turn := d.lead.changed.nextSend()

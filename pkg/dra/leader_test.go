@@ -90,7 +90,7 @@ func TestStaleSockets(t *testing.T) {
 }
 
 // TestTwoServices (DRA-F23): a second daemon without its own UID starts. The second daemon does not serve the kubelet until the first
-// daemon ends, and its log names the first daemon.
+// daemon ends. The log of the second daemon contains the name of the first daemon.
 func TestTwoServices(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.newInstance(""), l.newInstance("")
@@ -112,8 +112,8 @@ func TestTwoServices(t *testing.T) {
 }
 
 // TestServiceAndPod (DRA-F23): a service and a pod of a DaemonSet run on one node. The instance that starts first serves the kubelet. The
-// second instance has no sockets. The log of the second instance names the first instance and says what the admin can do. The second
-// instance takes over when the first instance ends.
+// second instance has no sockets. The log of the second instance contains the name of the first instance and says what the admin can do.
+// The second instance takes over when the first instance ends.
 func TestServiceAndPod(t *testing.T) {
 	for _, c := range []struct{ first, second, name string }{
 		{"", "uid-b", "the service with process"},
@@ -140,7 +140,7 @@ func TestServiceAndPod(t *testing.T) {
 }
 
 // TestCannotLead: an error prevents an instance from taking the lock, although no other instance holds it. The instance reports the error.
-// A service does not serve the kubelet, because another instance may serve it. A pod serves the kubelet.
+// A service does not serve the kubelet, because another instance may already serve the kubelet. A pod serves the kubelet.
 func TestCannotLead(t *testing.T) {
 	l := newDRALab(t)
 	must(t, os.MkdirAll(filepath.Join(filepath.Dir(l.options.Claims), leaderLock), 0o755))
@@ -175,7 +175,7 @@ func TestServiceTakesLead(t *testing.T) {
 	l.await("the pod serves again", func() bool { return pod.isLeader() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
-// TestSocketsRemoved checks that the driver restores its sockets after another program deletes them or their folder.
+// TestSocketsRemoved checks that the driver restores its sockets after another program deletes the sockets or their folder.
 func TestSocketsRemoved(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -204,7 +204,7 @@ func TestServerFails(t *testing.T) {
 	l.register(false)
 }
 
-// TestWhileLeading checks that the work of the leader stops when another instance becomes the leader. The work starts again when this
+// TestWhileLeading checks that the leader stops its tasks when another instance becomes the leader. The tasks start again when this
 // instance becomes the leader again.
 func TestWhileLeading(t *testing.T) {
 	l := newDRALab(t)

@@ -19,13 +19,14 @@ import (
 // process takes locks in this order: the lock of one claim, the locks of VFs by address, the gate of the daemon, the lock of a journal.
 const claimLocks = "claims.lock"
 
-// lockWait is the maximum time that Prepare waits for another call about the same claim or VF. The kubelet repeats a call that failed.
+// lockWait is the maximum time that Prepare waits for another call about the same claim or VF. If the wait ends with an error, the kubelet
+// repeats the call.
 const lockWait = 10 * time.Second
 
 // lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// firstClaim is the offset of the first claim lock. The value is larger than the number of any PCI address.
+// firstClaim is the offset of the first claim lock. The value is larger than the offset of the lock of any PCI address.
 const firstClaim = 1 << 62
 
 // claimLock holds the locks of one claim and of VFs.

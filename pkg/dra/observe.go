@@ -19,7 +19,7 @@ import (
 )
 
 // observedClient is a Kubernetes client that shows each request for slices to the publisher. The Kubernetes library does not report which
-// slices it reads and writes. The library also does not report its recovery after an error.
+// slices it reads and writes. The library also gives no report when it recovers from an error.
 type observedClient struct {
 	kubernetes.Interface
 	*publisher
@@ -30,7 +30,8 @@ func (o observedClient) ResourceV1() resourcev1.ResourceV1Interface {
 	return observedGroup{o.Interface.ResourceV1(), o.publisher}
 }
 
-// IsWatchListSemanticsUnSupported returns the result of the same method of the wrapped client. The library client-go calls this method.
+// IsWatchListSemanticsUnSupported calls the method of the wrapped client and returns its result. The library client-go calls the method of
+// this client.
 func (o observedClient) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)
 }
@@ -112,8 +113,9 @@ func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	return node.UID, nil
 }
 
-// poolQueue is the library's queue of pools that must be synchronized. The queue reports to the publisher when a synchronization starts and
-// when it succeeds. After an error, the queue retries within a minute at most. The library alone would wait up to 1,000 s.
+// poolQueue is the library's queue of pools that must be synchronized. The queue reports to the publisher when a synchronization starts
+// and when it succeeds. After an error, the queue retries within a minute at most. Without this limit, the pause of the library grows up
+// to 1,000 s.
 type poolQueue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	limiter workqueue.TypedRateLimiter[string]

@@ -12,8 +12,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// TestStreamAfterList: client-go lists the slices after a failed streaming list. After the next streaming list succeeds, client-go does not
-// repeat the ordinary list. The success of the streaming list therefore also ends the failure of the ordinary list.
+// TestStreamAfterList: client-go lists the slices after a failed streaming list. After the next streaming list succeeds, client-go does
+// not repeat the ordinary list. Therefore, when the streaming list succeeds, the publisher also treats the failure of the ordinary list as
+// ended.
 func TestStreamAfterList(t *testing.T) {
 	l := newDRALab(t)
 	client := l.client

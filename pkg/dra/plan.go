@@ -24,11 +24,11 @@ import (
 // podClaimAnnotation is an annotation that Kubernetes sets on claims that it generates for a pod.
 const podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
 
-// claimPlan describes the work of Prepare for one claim.
+// claimPlan describes what Prepare does for one claim.
 type claimPlan struct {
 	record   claim.Record    // with state Preparing
 	devices  []plannedDevice // in the order of the record
-	lost     bool            // the claim was prepared before, but its record is lost
+	lost     bool            // the claim was prepared earlier and its record is lost
 	reserved bool            // the record was written
 }
 
@@ -37,8 +37,8 @@ type plannedDevice struct {
 	pool.Device
 	allocation.Claim
 	resource  string
-	driver    string // driver to bind; "" keeps the current one
-	restoreTo string // the resource's driver, which is restored after the claim; "" restores the current one
+	driver    string // driver to bind; "" keeps the current driver
+	restoreTo string // driver of the resource, which is bound again after the claim; "" restores the current driver
 	restores  bool   // the claim chose the driver, so the former one is restored
 
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
@@ -119,7 +119,7 @@ type deviceEntry struct {
 	recorded allocation.Device
 }
 
-// planDevice makes the plan for the device of one result. The result must belong to this driver and this node.
+// planDevice makes the plan for the device of one allocation result. The allocation result must belong to this driver and this node.
 func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (deviceEntry, error) {
 	r := c.Status.Allocation.Devices.Results[result]
 	p := plannedDevice{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
@@ -130,7 +130,8 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	}
 	device, in, err := i.findDevice(r.Device)
 	if was, ok := recordedDevice(before, r.Device, r.Request); err != nil && ok {
-		// The resource no longer has "api": "dra". The claim nevertheless keeps its device of this resource.
+		// This case occurs if the configuration of the resource no longer contains "api": "dra". The claim nevertheless keeps the device
+		// that it has from this resource.
 		a, err := pci.ParseAddress(was.ID)
 		p.Device, p.resource = pool.Device{Device: pci.Device{Address: a}}, was.Resource
 		return deviceEntry{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err

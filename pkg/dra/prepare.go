@@ -28,7 +28,8 @@ const callTimeout = 40 * time.Second
 // callHandler implements the calls of the kubelet for the Kubernetes library.
 type callHandler struct{ *Driver }
 
-// PrepareResourceClaims prepares several claims at the same time. A driver that takes long to bind therefore delays no other claim.
+// PrepareResourceClaims prepares several claims at the same time. Therefore, if binding a driver takes a long time, the bind delays no
+// other claim.
 func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
@@ -52,8 +53,8 @@ func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	return byUID, nil
 }
 
-// prepareWithin calls prepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim. The
-// last argument is true if the claim was prepared earlier but its record was lost.
+// prepareWithin calls prepare with callTimeout. After a timeout, prepare() continues in the background and keeps the locks of the claim.
+// The last argument is true if the claim was prepared earlier but its record was lost.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
 	err := d.callBounded(ctx, func(ctx context.Context) error {
@@ -95,7 +96,7 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 	return d.prepareAs(ctx, c, false)
 }
 
-// prepareAs is like prepare, but the record of the claim may be lost.
+// prepareAs works like prepare(), but it also supports a claim whose record is lost.
 func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	if !isOurs(c) {
 		return nil, nil
@@ -202,8 +203,8 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 	return change()
 }
 
-// prepareToReserve reads a device. If an earlier claim did not restore the device, the function restores it. The first result is true if no
-// record and no pod has the device.
+// prepareToReserve reads a device. If the end of an earlier claim did not restore the device, the function restores the device. The first
+// result is true if no record and no pod has the device.
 func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err
@@ -289,8 +290,8 @@ func (p claimPlan) toBind() (list []int) {
 	return list
 }
 
-// bindAll writes the record that reserves the devices. The record contains their former drivers. After the record is written, bindAll binds
-// the new drivers.
+// bindAll writes the record that reserves the devices. The record contains the former drivers of these devices. After the record is
+// written, bindAll binds the new drivers.
 func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	for _, i := range p.toBind() {
 		dev := p.devices[i]

@@ -25,8 +25,8 @@ import (
 )
 
 // TestPrepare prepares and unprepares a claim with two requests. The test uses both versions of the kubelet's API. The CDI device of a
-// request is attached to the request's first device. The variables of the CDI device list the devices of both requests of the resource. A
-// second Prepare changes nothing, but it restores a missing CDI specification.
+// request is attached to the request's first device. The variables of the CDI device list the devices of both requests of the resource. If
+// a CDI specification is missing, a second Prepare restores it; otherwise the second Prepare changes nothing.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -123,7 +123,7 @@ func TestPrepareRefuses(t *testing.T) {
 }
 
 // TestForceDeleted (DRA-F11): the API server has already allocated a VF to a new claim. Prepare refuses the VF until the old claim is
-// unprepared. The error names the old claim.
+// unprepared. The error contains the name of the old claim.
 func TestForceDeleted(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -260,7 +260,8 @@ func TestVanishedVF(t *testing.T) {
 	}
 }
 
-// TestNoWait: a claim whose driver takes long to bind delays no other claim. A second call about this claim does not bind the driver twice.
+// TestNoWait: if binding the driver of a claim takes a long time, the bind delays no other claim. A second Prepare for this claim does not
+// bind the driver again.
 func TestNoWait(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{Stuck: []string{"iavf"}}.Start(t, l.sysfs)
@@ -284,8 +285,8 @@ func TestNoWait(t *testing.T) {
 	<-done
 }
 
-// TestConfigChanges: a resource no longer has "api": "dra". The prepared claims of this resource stay prepared, even for the next sandbox
-// of the pod.
+// TestConfigChanges removes "api": "dra" from the configuration of a resource. The prepared claims of this resource stay prepared, even
+// for the next sandbox of the pod.
 func TestConfigChanges(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -303,7 +304,7 @@ func TestConfigChanges(t *testing.T) {
 }
 
 // TestPrepareWholePF (DRA-20): a PF that is allocated as a whole has no VFs. Prepare refuses the PF while a claim has one of its VFs.
-// Prepare refuses the VFs while a claim has the PF, and the PF while it has VFs that the last scan did not find.
+// Prepare refuses the VFs while a claim has the PF. Prepare also refuses the PF while the PF has VFs that the last scan did not find.
 func TestPrepareWholePF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newDRALab(t)

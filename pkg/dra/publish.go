@@ -27,8 +27,9 @@ const (
 	// syncDelay is the time between an event and the comparison of slices. The delay is useful because a kubelet deletes all slices of its
 	// node when it starts.
 	syncDelay = time.Second
-	// forgetAfter is the maximum time between the creation of a slice and the corresponding event of the watch. After this time, the library
-	// no longer assumes that the slice exists, because another program may have deleted the slice while the watch was broken.
+	// forgetAfter is the maximum time between the creation of a slice and the event by which the watch shows this creation. Without the
+	// event, the library stops assuming after this time that the slice exists. Another program may have deleted the slice while the watch
+	// was broken.
 	forgetAfter = 2 * time.Second
 	// featureRetry is the pause after the API server dropped a field, before the publisher sends the field again.
 	featureRetry = time.Hour
@@ -57,7 +58,7 @@ type publisher struct {
 	accepted  *resourceslice.DriverResources // last resources that the API server accepted completely
 	refused   *resourceslice.DriverResources // resources refused since then; nil if none
 	failing   bool                           // a request of the current comparison was refused
-	disabled  map[string]time.Time           // features that the API server drops: when to try them again
+	disabled  map[string]time.Time           // features that the API server drops: when to try these features again
 }
 
 func newPublisher(d *Driver) *publisher {

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// maxWait is the maximum time to wait on a loaded machine. The goal on an idle machine is 3 seconds. A test that waits longer has found a
-// permanent failure.
+// maxWait is the maximum time to wait on a loaded machine. On an idle machine, the tests should wait for at most 3 seconds. If a test
+// waits for this time without success, the failure is permanent.
 const maxWait = 20 * time.Second
 
 // syncedBuffer is a log that a test can read while the publisher writes to it.
@@ -54,8 +54,8 @@ type publisherLab struct {
 	stop     func()
 }
 
-// newBench publishes the devices of a machine. The last argument is a function that changes the API server before the devices are
-// published.
+// newBench publishes the devices of a machine. The last argument is a function that changes the behaviour of the API server before the
+// devices are published.
 func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publisherLab {
 	t.Helper()
 	b := &publisherLab{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}
@@ -160,8 +160,8 @@ func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum flo
 // countLogged returns the number of times that a text is in the log.
 func (b *publisherLab) countLogged(text string) int { return strings.Count(b.log.String(), text) }
 
-// TestPublished: the slices exist, and their owner is the Node. The publisher writes the slices again only after a change. After a restart,
-// the publisher writes nothing if nothing has changed. When the publisher ends, it deletes nothing.
+// TestPublished: the slices exist, and their owner is the Node. The publisher writes the slices again only after a change. After a
+// restart, the publisher writes nothing if nothing has changed. When the publisher ends, the publisher deletes no slices.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)
@@ -322,8 +322,8 @@ func deviceSpecs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
 	return out
 }
 
-// TestWatchEnds checks that an ended watch is restarted, whether it ended with status 410 or not. The restart causes no write and no log
-// line.
+// TestWatchEnds checks that an ended watch is restarted, both after status 410 and after another end. The restart causes no write and no
+// log line.
 func TestWatchEnds(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)

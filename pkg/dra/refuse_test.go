@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestForbidden and TestAbsent: a permission, the API, the Node or the server is missing. One log line says what is missing. After the
-// repair, the publisher publishes again.
+// TestForbidden and TestAbsent run the publisher without a permission, the API, the Node object or the server. One log line says what is
+// missing. After the repair, the publisher publishes again.
 func TestForbidden(t *testing.T) {
 	t.Parallel()
 	for verb, says := range map[string]string{"node": "get node", "list": "list resourceslices.resource.k8s.io",
@@ -68,8 +68,8 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestRefused: the API server refuses slices. The log contains one line about the refusal and names the invalid field. The former slices
-// stay until the devices change.
+// TestRefused: the API server refuses slices. The log contains one line about the refusal. This line contains the name of the invalid
+// field. The former slices stay until the devices change.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
@@ -150,8 +150,8 @@ func TestTaintsDropped(t *testing.T) {
 	}
 }
 
-// TestWholePF: the API server drops counters, or refuses counters in separate slices. PFs that are offered as a whole are then not
-// published.
+// TestWholePF: the API server drops counters, or refuses counters in separate slices. In both cases, PFs that are offered as a whole are
+// not published.
 func TestWholePF(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*fakeAPI){"stored": func(*fakeAPI) {}, "dropped": func(f *fakeAPI) { f.noCounters = true },

@@ -15,7 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// Names of Kubernetes features. If a feature is disabled, the API server drops the fields of the feature.
+// Names of Kubernetes features. The API server drops the fields of each disabled feature.
 const (
 	featureTaints   = "DRADeviceTaints"
 	featureCounters = "DRAPartitionableDevices"
@@ -98,7 +98,7 @@ func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 	}
 }
 
-// requestName returns the name of a request as RBAC names it.
+// requestName returns the name of a request in the terms of RBAC.
 func requestName(verb string) string {
 	if verb == verbNode {
 		return verb

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// maxDevices is the maximum number of devices in a slice with taints or counters. All slices stay within this limit. A longer slice could
-	// not get a taint later.
+	// maxDevices is the maximum number of devices in a slice with taints or counters. All slices stay within this limit. If a slice had
+	// more devices, no taint could be added to its devices later.
 	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 	// maxCounterSets is the maximum number of counter sets in a slice. Each PF that is offered as a whole has one counter set.
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
@@ -80,7 +80,7 @@ func (d desiredState) driverResources() *resourceslice.DriverResources {
 	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: {Slices: out}}}
 }
 
-// compareTo orders devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order matters
+// compareTo compares devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order matters
 // because the scheduler takes the first device that fits.
 func (e sortEntry) compareTo(o sortEntry) int {
 	last := func(n int) uint { return uint(n) } // -1 becomes the largest number
@@ -133,7 +133,7 @@ func (d desiredState) claimedResources() map[string]string {
 }
 
 // isOffered reports whether a device of a pool may be published. A device cannot be published while a pod has it through the device plugin
-// API. A whole PF is published only with counters, because the counters exclude its VFs.
+// API. A PF that is offered as a whole is published only with counters, because the counters exclude its VFs.
 func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool {
 	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)
 }

@@ -135,8 +135,9 @@ func checkSlices(t testing.TB, all []resourceslice.Slice) {
 	}
 }
 
-// TestSlices: there is one pool. Each slice of the pool has at most 64 devices, and all these devices belong to one PF. The devices are in
-// the order of NUMA nodes, PFs and VFs. The result does not depend on the order of the input. A VF needs at most 500 bytes.
+// TestSlices checks that all slices belong to one pool. Each slice of the pool has at most 64 devices, and all these devices belong to one
+// PF. The devices are in the order of NUMA nodes, PFs and VFs. The result does not depend on the order of the input. A VF needs at most
+// 500 bytes.
 func TestSlices(t *testing.T) {
 	for vfs, want := range map[int][]int{0: {0}, 1: {1}, 64: {64}, 65: {64, 1}, 127: {64, 63}, 1024: slices.Repeat([]int{64}, 16)} {
 		t.Run(fmt.Sprint(vfs), func(t *testing.T) {
@@ -253,7 +254,7 @@ func TestStable(t *testing.T) {
 	if string(marshalSlices(t, d.publishedSlices())) != string(before) {
 		t.Error("a VF in a pod changes the slice")
 	}
-	vf.Driver = "vfio-pci" // a claim chose it; the resource restores its driver later
+	vf.Driver = "vfio-pci" // a claim chose this driver; the driver of the resource is bound again later
 	if string(marshalSlices(t, d.publishedSlices())) != string(before) && *d.attributesOf(fast, *vf)[attrDriver].StringValue != "iavf" {
 		t.Error("the driver of a moment changes the slice")
 	}
@@ -304,8 +305,8 @@ func TestPublishedDevices(t *testing.T) {
 	}
 }
 
-// TestWhole: PFs that are offered as a whole exclude their VFs through counters. A slice has at most 8 counter sets. If the API server
-// lacks counters, these PFs are not published.
+// TestWhole checks that counters prevent the allocation of a VF while its PF is allocated as a whole. A slice has at most 8 counter sets.
+// If the API server lacks counters, these PFs are not published.
 func TestWhole(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 9, VFs: 3})
 	plain := marshalSlices(t, d.publishedSlices())

@@ -24,7 +24,7 @@ const (
 	// joinStatus is the time for which changes are collected before the status of claims is written. The delay is useful because one ADD
 	// writes several files.
 	joinStatus = 200 * time.Millisecond
-	// statusPace is the minimum time between two writes. It limits the rate to 5 writes per second.
+	// statusPace is the minimum time between two writes. The pace limits the rate to 5 writes per second.
 	statusPace = 200 * time.Millisecond
 	// statusGiveUp is the time after which a failed write is no longer retried.
 	statusGiveUp = 5 * time.Minute
@@ -35,7 +35,7 @@ const (
 	lastStatusRetry  = time.Minute
 )
 
-// missingRight is the hint that names the permissions that the service account needs.
+// missingRight is a hint that lists the permissions which the service account needs.
 const missingRight = `grant the verb patch on resourceclaims/status, and since Kubernetes 1.36 the verb associated-node:patch on ` +
 	`resourceclaims/driver with the resource name ` + claim.Driver
 

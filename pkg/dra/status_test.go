@@ -132,8 +132,9 @@ func TestStatus(t *testing.T) {
 	stop()
 }
 
-// TestStatusForbidden (DRA-F28): the daemon lacks the permission to write the status. Pods still run. The log names the missing permission
-// once, and the daemon sends no more requests. The daemon retries a write after any other error, unless the claim was deleted.
+// TestStatusForbidden (DRA-F28): the daemon lacks the permission to write the status. Pods still run. The daemon logs the missing
+// permission once and sends no more requests. After any other error, the daemon retries the write. It does not retry the write if the
+// claim was deleted.
 func TestStatusForbidden(t *testing.T) {
 	l := newDRALab(t)
 	var answer error

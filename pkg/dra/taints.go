@@ -77,8 +77,9 @@ func labelValue(s string) string {
 	return strings.TrimFunc(s[:min(len(s), maxLabel)], func(c rune) bool { return !alphanumeric(c) })
 }
 
-// keepTimes sets the time of each taint. A taint that is equal to a former taint keeps its time; any other taint gets the current time. The
-// API server does not do this reliably: a device would lose the times of its taints when it moves to another slice.
+// keepTimes sets the time of each taint. A taint that is equal to a former taint keeps its time; any other taint gets the current time.
+// The driver must set the times itself, because the API server does not keep the times of a device's taints when the device moves to
+// another slice.
 func keepTimes(taints, former []resourceapi.DeviceTaint, now metav1.Time) {
 	for i := range taints {
 		t := &taints[i]

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// unattachedAfter is the time that a prepared claim may have an unattached device before the claim is logged. The likely cause is that the
-// plugin sriov is missing from the node's CNI configuration.
+// unattachedAfter is the time for which a prepared claim may have an unattached device before the driver logs the claim. The likely cause
+// is that the plugin sriov is missing from the node's CNI configuration.
 const unattachedAfter = 2 * time.Minute
 
 // reportUnattached counts the prepared claims that have a device which no pod has attached. The function logs each of these claims once.

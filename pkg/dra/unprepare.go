@@ -43,14 +43,15 @@ func (h callHandler) UnprepareResourceClaims(ctx context.Context, claims []kubel
 	return byUID, nil
 }
 
-// unprepareWithin calls unprepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim.
+// unprepareWithin calls unprepare with callTimeout. After a timeout, unprepare() continues in the background and keeps the locks of the
+// claim.
 func (d *Driver) unprepareWithin(ctx context.Context, uid string) error {
 	return d.callBounded(ctx, func(ctx context.Context) error { return d.unprepare(ctx, uid) })
 }
 
-// unprepare() frees the devices of a claim. The function moves the VFs out of the pods and restores their drivers and settings. After that,
-// unprepare() deletes the CDI specification and the record. The function is idempotent. The function does nothing for a claim that is not
-// prepared. If unprepare() fails, the record stays, so that no other claim gets the devices.
+// unprepare() frees the devices of a claim. The function moves the VFs out of the pods and restores their drivers and settings. When the
+// devices are free, unprepare() deletes the CDI specification and the record. The function is idempotent. unprepare() has no effect on a
+// claim that is not prepared. If unprepare() fails, the record stays, so that no other claim gets the devices.
 func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	l, err := d.lockClaim(uid)
 	if err != nil {
@@ -58,7 +59,7 @@ func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	}
 	defer l.unlock()
 	r, err := claim.Read(d.options.Claims, uid)
-	if errors.Is(err, fs.ErrNotExist) { // the record may be lost; journals name the claim as well
+	if errors.Is(err, fs.ErrNotExist) { // the record may be lost; journals also contain the claim
 		return errors.Join(sriov.RestoreClaim(d.options.Sysfs, uid, nil, d.options.Log), d.removeCDI(uid))
 	}
 	if err != nil {

@@ -23,8 +23,9 @@ func (i Inventory) vfsOf(p plannedDevice) (vfs []pci.Address) {
 	return vfs
 }
 
-// checkExcluded returns an error if another claim has the whole PF of a VF. The function also returns an error if a pod has a VF of a whole
-// PF through the device plugin API. Counters in the scheduler prevent this conflict, except after a pod was deleted by force.
+// checkExcluded returns an error if the plan contains a VF whose PF belongs to another claim as a whole. checkExcluded also returns an
+// error if the plan contains a PF as a whole and a pod has a VF of this PF through the device plugin API. Counters in the scheduler
+// normally prevent both conflicts, except after a pod was deleted by force.
 func (d *Driver) checkExcluded(p claimPlan, records []claim.Record) error {
 	for _, dev := range p.devices {
 		if dev.Admin {

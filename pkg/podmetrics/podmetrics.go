@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package podmetrics serves Prometheus metrics about the attachments of pods on this node. At a scrape, the package reads the plugins'
-// records, the leases and the kernel's state. The plugins themselves write nothing for metrics. No metric has a label for a pod, so the
-// number of series depends only on the number of networks.
+// records, the leases and the kernel's state. The plugins themselves write no data that only metrics need. No metric has a label for a
+// pod, so the number of series depends only on the number of networks.
 package podmetrics
 
 import (
@@ -19,7 +19,7 @@ const (
 	readTimeout = 5 * time.Second
 )
 
-// Collector is a prometheus.Collector. Two scrapes never read the sources at the same time, and no scrape waits longer than a timeout.
+// Collector is a prometheus.Collector. Two scrapes never read the sources at the same time. No scrape waits longer than the timeout.
 type Collector struct {
 	confDir string // folder with the networks' configurations; empty: none
 	log     *slog.Logger
@@ -60,9 +60,9 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// currentValues returns the values of the last reading if it ended less than keepFor ago. If the last reading is older, currentValues waits
-// for a new reading. If the new reading takes longer than the timeout, the result only says that all sources failed. The reading continues,
-// and later scrapes use its values.
+// currentValues returns the values of the last reading if it ended less than keepFor ago. If the last reading ended earlier, currentValues
+// waits for a new reading. If the new reading takes longer than the timeout, the result only reports a failure of all sources. The slow
+// reading continues, and later scrapes use its values.
 func (c *Collector) currentValues() metricValues {
 	c.mu.Lock()
 	defer c.mu.Unlock()

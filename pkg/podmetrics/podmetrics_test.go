@@ -133,8 +133,8 @@ func valuesBefore(changes map[string]float64) map[string]float64 {
 	return want
 }
 
-// wantValues compares the current values with those before the first pod. The map contains the values that must differ. The function does
-// not compare some values, because the kernel's own traffic changes them.
+// wantValues compares the current values with the values before the first pod. The map contains the expected values that differ from the
+// earlier values. The function does not compare some values, because the kernel's own traffic changes them.
 func (l testLab) wantValues(when string, changes map[string]float64, vary ...string) {
 	l.Helper()
 	want, got := valuesBefore(changes), l.scrape()
@@ -240,7 +240,8 @@ func TestSums(t *testing.T) {
 	l.callPlugins("DEL", pod, "b", nil)
 }
 
-// TestInvisible: this container does not see the folder of a namespace. The namespace must not be treated as gone.
+// TestInvisible simulates a container in which the collector does not see the folder of a network namespace. The collector must not treat
+// this namespace as gone.
 func TestInvisible(t *testing.T) {
 	l := newLab(t)
 	att, err := attachment.Open(&plugin.Request{Plugin: "bridge", Network: "net", ContainerID: "a", IfName: "eth0",

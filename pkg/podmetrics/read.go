@@ -35,7 +35,7 @@ const (
 	egress  = "egress"
 )
 
-// readAll reads all sources. If a source has an error, its metrics are left out.
+// readAll reads all sources. The metrics of a source with an error are left out.
 func (c *Collector) readAll() metricValues {
 	v := metricValues{}
 	networks, confErr := c.configuredNetworks()
@@ -60,7 +60,7 @@ func (c *Collector) readAll() metricValues {
 	return v
 }
 
-// addSource adds the metrics of one source. The function logs an error once, until the error changes.
+// addSource adds the metrics of one source. The function logs an error once and logs again only when the error changes.
 func (c *Collector) addSource(v metricValues, source string, add func(metricValues) error) {
 	began := time.Now()
 	err := add(v)
@@ -90,7 +90,7 @@ func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 	return networks, err
 }
 
-// addNetwork adds the series of a network with the value 0, so that they exist before the first pod.
+// addNetwork adds the series of a network with the value 0, so that the series exist before the first pod.
 func (v metricValues) addNetwork(n reconcile.Network) {
 	if !slices.ContainsFunc(attachment.Plugins, func(kind string) bool { return n.Plugin(kind) != nil }) {
 		return

@@ -24,13 +24,13 @@ type limitKey struct {
 	direction string
 }
 
-// The type sum identifies the counters of one network and one direction.
+// A sum identifies the counters of one network and one direction.
 type sum struct{ network, direction string }
 
 type counted struct{ sent, dropped uint64 }
 
 // update() compares the counters of each limit with the last reading, and adds the difference to the sum of the network. The first reading
-// adds nothing, because the limits may have counted for days before the first reading.
+// adds nothing, because the counters may already contain the packets of many days.
 func (t *trafficSums) update(list []bandwidth.Limits) {
 	first := t.last == nil
 	now := map[limitKey]kernel.Counters{}

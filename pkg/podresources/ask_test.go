@@ -95,8 +95,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestErrors checks that Ask returns the code and the text of a kubelet's error. The text may be long, and it may arrive in trailers
-// without headers or in several frames. Ask does not retry after a permanent error.
+// TestErrors checks that the error of Ask contains the code and the text of the kubelet's error. The text may be long, and it may arrive
+// in trailers without headers or in several frames. Ask does not retry after a permanent error.
 func TestErrors(t *testing.T) {
 	for _, text := range []string{"", "100% of\nüber \x7f", strings.Repeat("é%", 20000), strings.Repeat("a", 500_000)} {
 		k := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
@@ -162,8 +162,8 @@ func TestOlder(t *testing.T) {
 }
 
 // TestBusy (V-24) checks a kubelet that allows ten calls at once, then 50 calls per second, and refuses the rest. The 80 pods of the test
-// start at the same time, and all of them get their devices after retries. The test fails if the client makes too many calls. A client that
-// retries without a pause makes several times the allowed number.
+// start at the same time, and all 80 pods get their devices after retries. The test fails if the client makes too many calls. A client
+// that retries without a pause makes several times the allowed number of calls.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -189,7 +189,7 @@ func TestBusy(t *testing.T) {
 		})
 	}
 	all.Wait()
-	// The shortest possible pauses are half of the nominal pauses: 10, 20, 40, 80, 160, 320 ms, and then 500 ms each.
+	// Each pause lasts at least half of its maximum. The minimum pauses are 10, 20, 40, 80, 160 and 320 ms, and then 500 ms each.
 	took := time.Since(began)
 	if most := pods * (7 + int(took/(longestPause/2))); answered+refused > most {
 		t.Errorf("%d calls in %s, want at most %d: the retries have no pauses", answered+refused, took, most)
@@ -211,7 +211,8 @@ func TestJitter(t *testing.T) {
 	}
 }
 
-// TestNoKubelet checks that a node without a kubelet causes a specific error at once. On a node whose kubelet restarts, Ask waits.
+// TestNoKubelet checks that a node without a kubelet causes a specific error at once. On a node whose kubelet restarts, Ask waits for the
+// kubelet.
 func TestNoKubelet(t *testing.T) {
 	k := newRoot(t)
 	if err := os.Remove(filepath.Dir(k.Socket)); err != nil {
@@ -283,7 +284,7 @@ func TestTimeUp(t *testing.T) {
 }
 
 // askUntilUp calls Ask with a deadline and returns the error of Ask. The function doubles the deadline, up to maxWait, until the error
-// contains the text. A longer deadline is necessary because a slow machine may need longer for the first call.
+// contains the text. Doubling is necessary because a slow machine may need a long time for the first call.
 func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	t.Helper()
 	for wait := 300 * time.Millisecond; ; wait *= 2 {
@@ -296,8 +297,8 @@ func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	}
 }
 
-// lateContext is a context whose deadline passes when the first call is refused. The context ends after a connection has read that
-// deadline.
+// lateContext is a context whose deadline passes when the first call is refused. The context ends after the client has set that deadline
+// on a connection.
 type lateContext struct {
 	context.Context
 	end    context.CancelFunc
@@ -321,8 +322,8 @@ func (l *lateContext) Err() error {
 	return nil
 }
 
-// TestLate checks that the error contains the refusal of the first call. The second connection sees the deadline before the context ends,
-// and its error must not hide the refusal.
+// TestLate checks that the error contains the refusal of the first call. The second connection fails because of the deadline, before the
+// context ends. The error of the second connection must not hide the refusal.
 func TestLate(t *testing.T) {
 	t.Parallel()
 	ctx := &lateContext{}

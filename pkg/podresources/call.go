@@ -211,7 +211,7 @@ func (x *frameExchange) finalMessage() ([]byte, error) {
 	return x.body[5:], nil
 }
 
-// resetError converts RST_STREAM (section 6.4) to a gRPC error. The section "Errors" of the gRPC document defines this error.
+// resetError converts RST_STREAM (section 6.4) to a gRPC error. The section "Errors" of the gRPC document defines the mapping.
 func resetError(f frame) error {
 	if len(f.payload) != 4 {
 		return fmt.Errorf("RST_STREAM has %d bytes: want 4", len(f.payload))
@@ -226,7 +226,7 @@ func resetError(f frame) error {
 	return &statusError{grpc, fmt.Sprintf("RST_STREAM with code %#x of HTTP/2", code)}
 }
 
-// checkGoAway returns the error for a GOAWAY frame (section 6.8). The result is nil if the server will still process the request.
+// checkGoAway returns the error for a GOAWAY frame (section 6.8). The result is nil if the server still processes the request.
 func checkGoAway(f frame) error {
 	if len(f.payload) < 8 {
 		return fmt.Errorf("GOAWAY has %d bytes: want at least 8", len(f.payload))

@@ -52,8 +52,8 @@ func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 	return notes, err
 }
 
-// readCheckpoint returns the devices that the checkpoint lists for the pod with the given UID. The result is an error if these devices are
-// unknown.
+// readCheckpoint returns the devices that the checkpoint lists for the pod with the given UID. The result is an error if the devices of
+// the pod are unknown.
 func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	if uid == "" {
 		return nil, ErrNoUID
@@ -108,8 +108,8 @@ func parseEntries(data []byte) ([]checkpointEntry, error) {
 }
 
 // isConfirmed reports whether PodResources and the checkpoint list the same devices for a pod. The checkpoint also lists init containers.
-// PodResources omits an init container unless it is restartable. If the pod has another device, the entries of init containers are ignored.
-// The entries can be ignored because the kubelet assigns a device to only one pod.
+// PodResources omits init containers that are not restartable. If PodResources lists any device of the pod, isConfirmed ignores the
+// entries of init containers. Ignoring these entries is safe, because the kubelet assigns a device to only one pod.
 func isConfirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
 	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {

@@ -102,8 +102,8 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
-// writeBadCheckpoint writes a checkpoint with the given data. The data "" means no file, "folder" means a folder, and "large" means a file
-// that is too large.
+// writeBadCheckpoint writes a checkpoint with the given data. If the data is "", no file exists. If the data is "folder", the path is a
+// folder. If the data is "large", the file is too large.
 func (k *fakeKubelet) writeBadCheckpoint(t *testing.T, data string) {
 	t.Helper()
 	os.Remove(k.Checkpoint)

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// maxWait is the maximum time to wait for an expected event. The limit is not a measure of speed.
+// maxWait is the maximum time to wait for an expected event. The limit does not test the speed of the client.
 const maxWait = 30 * time.Second
 
 // fakeKubelet is a server of the kubelet's API that uses the gRPC library.
@@ -30,7 +30,7 @@ type fakeKubelet struct {
 	mu    sync.Mutex
 	asked []string // the methods that were called
 	third func()   // called before the third call is answered
-	// These two functions return the answer to a call of Get or List. Their argument is the number of earlier calls.
+	// These two functions return the answer to a call of Get or List. The argument of both functions is the number of earlier calls.
 	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
 	list func(n int) ([]*api.PodResources, error)
 	// allocatable is the list of devices that GetAllocatableResources returns.

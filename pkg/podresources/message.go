@@ -71,8 +71,8 @@ func eachField(message []byte, take func(messageField) error) (err error) {
 	return err
 }
 
-// podMessage is a PodResources message. The containers stay encoded until decodeContainers decodes them. The late decoding saves time,
-// because a List response contains all pods.
+// podMessage is a PodResources message. The containers stay encoded until decodeContainers decodes them. Decoding only the wanted pod
+// saves time, because a List response contains all pods.
 type podMessage struct {
 	namespace, name string
 	containers      [][]byte
@@ -185,8 +185,8 @@ func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	return devices, err
 }
 
-// appendNodes decodes a TopologyInfo message. Protobuf omits a zero. In protobuf, a missing number means 0. A NUMA node without an ID is
-// therefore node 0.
+// appendNodes decodes a TopologyInfo message. Protobuf omits a zero. In a protobuf message, a missing number stands for 0. A NUMA node
+// without an ID in the message is therefore NUMA node 0.
 func appendNodes(nodes []int, message []byte) ([]int, error) {
 	err := eachField(message, func(f messageField) error {
 		if f.id != 1 || f.kind != lengthDelimited {

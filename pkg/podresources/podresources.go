@@ -60,8 +60,8 @@ type Kubelet struct {
 	Checkpoint string
 	// Resources are the names of the resources whose devices are returned. If the field is nil, all devices are returned.
 	Resources []string
-	// Claims is true if pods on the node get devices through ResourceClaims. A node with ResourceClaims may have no device plugin. The kubelet
-	// then has no checkpoint.
+	// Claims is true if pods on the node get devices through ResourceClaims. A node with ResourceClaims may have no device plugin. A
+	// kubelet without device plugins has no checkpoint.
 	Claims bool
 }
 
@@ -218,7 +218,8 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	return of, nil
 }
 
-// Allocatable returns all healthy devices, which the kubelet can assign to pods. The list includes the devices of running pods.
+// Allocatable returns all healthy devices, which the kubelet can assign to pods. The list includes devices that are already assigned to
+// running pods.
 func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
 	if err != nil {
@@ -228,7 +229,7 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	return k.filterResources(devices), err
 }
 
-// AllocatableCPUs returns the CPUs that the kubelet can assign exclusively, whether they are in use or not. The list is empty unless the
+// AllocatableCPUs returns the CPUs that the kubelet can assign exclusively, including those that are in use. The list is empty unless the
 // CPU manager has the policy static.
 func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
@@ -269,7 +270,8 @@ func isUnknownPod(err error) bool {
 	return errors.As(err, &s) && (s.code == codeNotFound || s.code == codeUnknown && strings.HasSuffix(s.message, " not found"))
 }
 
-// isTemporary reports whether a retry may succeed. A retry is safe even after half of a response, because the calls change nothing.
+// isTemporary reports whether a retry may succeed. A retry is safe even after an incomplete response, because the calls change nothing in
+// the kubelet.
 func isTemporary(err error) bool {
 	var s *statusError
 	if errors.As(err, &s) {

@@ -97,7 +97,7 @@ func closeUnread(t *testing.T, conn net.Conn) {
 	conn.Close()
 }
 
-// TestReset checks that Ask retries if the server closes the connection before it reads the request.
+// TestReset checks that Ask retries if the server closes the connection without reading the request.
 func TestReset(t *testing.T) {
 	k := newRoot(t)
 	l := listen(t, k)
@@ -162,7 +162,7 @@ func TestTemporary(t *testing.T) {
 }
 
 // serveEach answers the first connection with the first function, the second connection with the second function, and so on. All later
-// connections are answered with the last function. The function also returns a function that counts the connections.
+// connections are answered with the last function. serveEach returns a function that returns the number of connections.
 func serveEach(t testing.TB, answers ...func(*serverPeer)) (k Kubelet, count func() int) {
 	t.Helper()
 	k = newRoot(t)
@@ -257,7 +257,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestAgain checks that Ask retries if a response ends early or is refused before it starts.
+// TestAgain checks that Ask retries if the server ends the response early or refuses the request.
 func TestAgain(t *testing.T) {
 	for name, first := range map[string]func(*serverPeer){
 		"closes at once":         func(*serverPeer) {},

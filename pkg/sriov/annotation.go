@@ -15,7 +15,7 @@ import (
 )
 
 // annotationKey is the name of the pod annotation in which a pod sets properties of its VFs. The value of the annotation is a JSON object.
-// Each key is an interface name from the configuration; each value is an object of choices.
+// Each key is an interface name from the configuration. Each value is an object with the properties that the pod chooses.
 const annotationKey = "podlace.io/vfs"
 
 // allowedChoices are the keys that a pod may set. The configuration can reduce this list. A pod may never set VLAN, trust or the checks of

@@ -20,7 +20,7 @@ func withAnnotation(text string) object {
 	return object{"io.kubernetes.cri.pod-annotations": object{"podlace.io/vfs": text, "other": "}"}}
 }
 
-// TestChoices: a pod chooses the MAC, addresses and name of each of its VFs.
+// TestChoices: a pod chooses the MAC, the addresses and the interface name of each of its VFs.
 func TestChoices(t *testing.T) {
 	l := newLab(t, "ipam", ranges(), "reportIPs", true)
 	l.allocate(vf0, vf1)
@@ -130,7 +130,7 @@ func TestDeviceInfo(t *testing.T) {
 	for _, file := range []string{"info", "/run/podlace/.vfs/info.json", defaultInfoDir + "/../x.json"} {
 		l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"CNIDeviceInfoFile": file}), plugin.CodeConfig, "want a file in "+defaultInfoDir)
 	}
-	// The test also puts a folder in place of the device-info file. DEL must nevertheless restore the VF.
+	// The test also replaces the device-info file with a folder. Despite the error, DEL must restore the VF.
 	a = l.add("c", "CNI_ARGS", args)
 	must(t, os.RemoveAll(defaultInfoDir), os.WriteFile(defaultInfoDir, nil, 0o600))
 	if o := l.OK(l.Call("DEL", "c")); !strings.Contains(o.Log, "could not remove the device-info file") {
@@ -144,8 +144,8 @@ func TestDeviceInfo(t *testing.T) {
 	l.isGolden()
 }
 
-// TestLogFile: the plugin writes its log, including errors, to the file that the configuration names. sriov-cni does the same. A file that
-// cannot be written causes no error.
+// TestLogFile: the plugin writes its log, including errors, to the file whose path is in the configuration. sriov-cni supports the same
+// setting. A file that cannot be written causes no error.
 func TestLogFile(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

@@ -83,7 +83,7 @@ func TestDaemonStopped(t *testing.T) {
 		container("a", slow, vf2, "example.com/gpu", "GPU-0"), container("b", slow, vf1, fast, vf0)}}
 	dir := k.serveSocket(t)
 	l.Conf = l.Conf.With("kubeletDir", dir)
-	must(t, os.Remove(l.sriov.socket)) // first no socket; then one that refuses, as after a crash
+	must(t, os.Remove(l.sriov.socket)) // first, there is no socket; then, the socket refuses connections, as after a crash
 	a := l.add("a")
 	if i := a.result.Interfaces; len(i) != 4 || i[1].PciID != vf2 || i[2].PciID != vf0 || i[3].PciID != vf1 {
 		t.Errorf("%s", a.prev)
@@ -99,8 +99,8 @@ func TestDaemonStopped(t *testing.T) {
 		"the kubelet does not know the pod")
 }
 
-// TestOtherPod: the device plugin answers with the devices of a pod of the same name. ADD rejects the answer if nothing confirms that the
-// devices belong to the UID of the pod.
+// TestOtherPod: the device plugin answers with the devices of a pod of the same name. ADD rejects these devices unless another source
+// confirms that they belong to the UID of the pod.
 func TestOtherPod(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)

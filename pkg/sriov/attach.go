@@ -112,7 +112,7 @@ func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 	if isMissing(err) {
 		return false, nil
 	}
-	return c.userspaceDriver() != "", err // a user space program has it as long as its pod lives
+	return c.userspaceDriver() != "", err // a user space program uses the VF until its pod ends
 }
 
 func busy(left vfJournal) error {
@@ -198,8 +198,8 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
-// setPF sets the VF's settings on its PF. The function runs before a driver is bound, because some drivers read the VF's MAC only when they
-// are bound.
+// setPF sets the VF's settings on its PF. attach() calls setPF before it binds a driver, because some drivers read the VF's MAC only when
+// they are bound.
 func (j *requestJob) setPF(c vfCard, v *vf) error {
 	mac := v.Fixed
 	have, ok, err := j.settingsOnPF(c)
@@ -261,8 +261,8 @@ func (j *requestJob) bindDriver(c vfCard, driver string) (vfCard, error) {
 }
 
 // moveToPod sets the MAC and MTU of the interface. The function then moves the interface into the pod and sets its name in the pod. First,
-// it removes the interface's alternative names. The alternative names belong to the node, and other interfaces of the pod may have the same
-// names.
+// moveToPod removes the interface's alternative names. The alternative names are meant for the node and could conflict with names of other
+// interfaces in the pod.
 func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	if c.link.Up {
 		if err := j.host.SetDown(c.link); err != nil {
@@ -302,8 +302,8 @@ func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	return link, err
 }
 
-// configureLink gives the interface its addresses and routes and sets it up. Duplicate address detection is enabled, because other hosts
-// are on the same network.
+// configureLink gives the interface its addresses and routes, and sets the interface up. configureLink enables duplicate address
+// detection, because other hosts on the same network may have the address.
 func (j *requestJob) configureLink(link kernel.Link, v *vf) error {
 	conf := "ipv6/conf/" + v.Name + "/"
 	settings := []kernel.Sysctl{{Path: conf + "ndisc_notify", Value: "1"}}
@@ -342,8 +342,9 @@ func (j *requestJob) configureLink(link kernel.Link, v *vf) error {
 	return nil
 }
 
-// keepDefault removes the default routes from the plan of a VF if the pod already has a default route. Earlier plugins of the chain created
-// that route. The kernel would prefer the newer route.
+// keepDefault preserves the pod's default route. If the pod already has a default route, the function removes all default routes from the
+// planned routes of a VF. Earlier plugins of the chain created the route of the pod. With two default routes, the kernel would prefer the
+// newer route.
 func (j *requestJob) keepDefault(v *vf) (err error) {
 	v.Routes = slices.DeleteFunc(v.Routes, func(route kernel.Route) bool {
 		if route.Dst.Bits() != 0 || route.Priority != 0 || route.Table != nil || err != nil {

@@ -78,7 +78,7 @@ func (s sriov) checkVF(j *requestJob, v vf) error {
 	return j.checkLink(v)
 }
 
-// checkOwner returns an error if the journal is missing, because DEL cannot restore the VF without it.
+// checkOwner returns an error if the journal of the VF is missing, because DEL cannot restore the VF without its journal.
 func (j *requestJob) checkOwner(v vf) error {
 	var left vfJournal
 	ok := false
@@ -158,7 +158,7 @@ func (j *requestJob) checkPrevResult(link kernel.Link, v vf) error {
 	switch {
 	case mac != link.MAC.String():
 		return differs("interface %s has MAC %s, want %s", v.Name, link.MAC, mac)
-	case link.MTU > mtu || link.MTU < mtu && mtu != v.MTU: // later plugins may lower the MTU without reporting it
+	case link.MTU > mtu || link.MTU < mtu && mtu != v.MTU: // later plugins may lower the MTU without reporting the change
 		return differs("interface %s has mtu %d, want %d", v.Name, link.MTU, mtu)
 	}
 	return nil

@@ -49,7 +49,7 @@ func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device
 }
 
 // TestClaims: the VFs of the pod's claims come after the VFs of its containers. The VFs are sorted by claim and allocation result. The
-// device plugin and the kubelet must lead to the same order. VFs with administrative access stay on the node.
+// order must not depend on whether the device plugin or the kubelet returns the VFs. VFs with administrative access stay on the node.
 func TestClaims(t *testing.T) {
 	admin := claimedDevice("c-0", "a", 0, vf2)
 	admin.Claim.Admin = true
@@ -111,7 +111,7 @@ func TestClaimUncertain(t *testing.T) {
 	l.isGolden()
 }
 
-// TestClaimOfOtherResource: ADD fails if the configuration does not name the resource of a claim. The test gets the devices once from the
+// TestClaimOfOtherResource: ADD fails if the configuration does not list the resource of a claim. The test gets the devices once from the
 // device plugin and once from the kubelet. ADD succeeds if another network attaches the VF, or if the access is administrative.
 func TestClaimOfOtherResource(t *testing.T) {
 	const third = "example.com/third"
@@ -152,7 +152,7 @@ func TestClaimOfOtherResource(t *testing.T) {
 	}
 }
 
-// TestSharedClaim: pods that share a claim get the VF one after another. The VF is never in two pods.
+// TestSharedClaim: pods that share a claim get the VF one after another. The VF is never in two pods at the same time.
 func TestSharedClaim(t *testing.T) {
 	l := newLab(t)
 	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true
@@ -219,7 +219,8 @@ func TestReturnClaim(t *testing.T) {
 	must(t, os.Remove(l.journalOf(vf0)))
 }
 
-// TestClaimEnds: the driver unprepares a claim during an ADD. ADD changes nothing, even if the device plugin has already answered.
+// TestClaimEnds: the driver unprepares a claim during an ADD. ADD then changes nothing, even if the device plugin has already returned the
+// VF of this claim.
 func TestClaimEnds(t *testing.T) {
 	l := newLab(t)
 	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true
@@ -233,7 +234,7 @@ func TestClaimEnds(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettle: FreeOrphan returns an error for a VF that a pod has. FreeOrphan restores an orphaned VF.
+// TestSettle: FreeOrphan returns an error for a VF that a pod still has. FreeOrphan restores an orphaned VF.
 func TestSettle(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
@@ -253,7 +254,8 @@ func TestSettle(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettleUnseen: for a daemon in a container, the folder of namespaces may be invisible. The daemon then takes no VF from a live pod.
+// TestSettleUnseen simulates a daemon in a container in which the folder of namespaces is invisible. The daemon then takes no VF from a
+// live pod.
 func TestSettleUnseen(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
@@ -319,7 +321,7 @@ func TestClaimedPF(t *testing.T) {
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 }
 
-// TestHoldingGone: for a process in a container, the folder of namespaces may be invisible. Gone then returns false.
+// TestHoldingGone simulates a process in a container in which the folder of namespaces is invisible. Gone then returns false.
 func TestHoldingGone(t *testing.T) {
 	folder := t.TempDir()
 	for netns, gone := range map[string]bool{

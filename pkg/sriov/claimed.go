@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// namedVF returns the VF whose address the caller passes. Multus, for example, passes an address. If this VF is allocated to a claim, the
-// settings of the claim and its class apply.
+// namedVF returns the VF whose address the caller passes. Multus, for example, passes an address. If the VF is allocated to a claim, the
+// settings of the claim and of its class apply to the VF.
 func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	v := vf{Address: cfg.Device}
 	record, ok, err := claim.Holder(s.claims, cfg.Kubelet, cfg.Device.String())
@@ -37,8 +37,8 @@ func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s, which is not a claim of this pod", v.Address, record)
 }
 
-// applyClaim applies the settings of the VF's claim and class. The argument index is the number of the VF in interface names; 0 is the
-// interface that the runtime requires.
+// applyClaim applies the settings of the VF's claim and class. The argument index is the number of the VF in interface names. The index 0
+// stands for the interface that the runtime requires.
 func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 	if v.config.IsZero() {
 		return nil
@@ -52,13 +52,13 @@ func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: %w", v.Address, v.claimName(), err)
 	}
 	if v.Wanted = &v.wanted.pfSettings; v.config.MAC != "" {
-		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // merge has already checked it
+		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // the merge of the settings has already checked this value
 	}
 	v.IPs = v.config.IPs
 	return v.renameByClaim(r, v.config.IfName, index)
 }
 
-// renameByClaim applies the key ifName of the claim or its class. A name that contains {index} does not apply to the interface that the
+// renameByClaim applies the key ifName of the claim or its class. If ifName contains {index}, it does not apply to the interface that the
 // runtime requires.
 func (v *vf) renameByClaim(r *plugin.Request, ifName string, index int) error {
 	name := vfconfig.ExpandName(ifName, index)

@@ -28,16 +28,16 @@ type Holding struct {
 	ContainerID string
 	Pod         string // namespace and name
 	Netns       string
-	Name, MAC   string // of the interface in the pod; MAC is "" without an interface
+	Name, MAC   string // properties of the interface in the pod; MAC is "" without an interface
 	IPs         []netip.Prefix
 	VLAN        int
 	Since       time.Time
-	Claim       *allocation.Claim // that assigned the VF; nil for the device plugin API
+	Claim       *allocation.Claim // claim that assigned the VF; nil for the device plugin API
 	Ready       bool              // ADD has finished; set only for a claim
 }
 
-// Gone reports whether the network namespace of the attachment no longer exists. The result is false if the folder of the namespace is not
-// visible, for example in a container that does not mount the folder.
+// Gone reports whether the network namespace of the attachment no longer exists. The result is false if this process cannot see the folder
+// of namespaces, for example in a container without a mount of the folder.
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
 // Holdings returns all readable journals.
@@ -51,7 +51,7 @@ func Holdings() (all []Holding, err error) {
 }
 
 // stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the lock of the VF. The result cannot be outdated,
-// because unprepare changes the claim record before it takes this lock.
+// because unprepare changes the claim record before unprepare takes the lock of the VF.
 func (s sriov) stillPrepared(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -83,8 +83,8 @@ func (h *lockedVF) noteReady(v *vf) error {
 }
 
 // FreeOrphan prepares a VF for a claim. If the attachment of the VF has ended without a DEL, FreeOrphan restores the VF. The call has no
-// effect if the VF has no journal, or if the journal belongs to the same claim. If a pod still has the VF, the error names the pod.
-// FreeOrphan needs CAP_NET_ADMIN.
+// effect if the VF has no journal, or if the journal belongs to the same claim. If a pod still has the VF, the error contains the name of
+// the pod. FreeOrphan needs CAP_NET_ADMIN.
 func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
 	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j vfJournal) error {
 		if j.Claim != nil && j.Claim.UID == claimUID {
@@ -98,8 +98,8 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 }
 
 // checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. The folder of namespaces may be
-// invisible, for example for a process in a container. When a network namespace ends, the kernel moves the interface back to the node. If
-// the interface is not on the node, the namespace therefore still exists.
+// invisible, for example for a process in a container. When a network namespace ends, the kernel moves the interface back to the node.
+// Therefore, if the interface is not on the node, the namespace still exists.
 func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	if !plugin.NetnsGone(j.Netns) {
 		return nil // ownerHas checks this namespace
@@ -122,9 +122,9 @@ func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	return nil
 }
 
-// RestoreClaim restores the VFs of a claim's pods, as DEL does. The VFs of a claim are those in the claim's record and those whose journals
-// name the claim. All containers of these pods must have stopped. If a pod's namespace still exists, RestoreClaim moves the interface out
-// of the namespace. The caller needs CAP_NET_ADMIN.
+// RestoreClaim restores the VFs of a claim's pods, as DEL does. The VFs of a claim are those in the claim's record and those whose
+// journals contain the claim. Before the call, all containers of these pods must have stopped. If a pod's namespace still exists,
+// RestoreClaim moves the interface out of the namespace. The caller needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
 	all, err := readJournals()
 	errs := []error{err}

@@ -19,8 +19,8 @@ import (
 
 // requestConfig is the validated configuration of a request.
 type requestConfig struct {
-	// Device is the VF that the caller names in its request. Multus, for example, names a VF. If Device is not valid, the kubelet allocated
-	// the VFs, and they belong to Resources.
+	// Device is the VF whose address the caller passes in its request. Multus, for example, passes the address of a VF. If the caller
+	// passes no address, Device is not valid, and the plugin attaches the VFs of Resources that the kubelet allocated.
 	Device    pci.Address
 	Resources []string
 	// OtherResources are resources whose VFs this plugin does not attach: another network attaches them, or the pod uses them directly.
@@ -137,12 +137,12 @@ func Check(r *plugin.Request) error {
 	return err
 }
 
-// Findings describes the settings that are valid but do not do what their names suggest. The function does no I/O.
+// Findings describes settings that are valid but do not have the effect that their names suggest. The function does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
 }
 
-// parseDevice reads the VF that the caller names.
+// parseDevice reads the address of the VF that the caller passes.
 func parseDevice(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	for _, key := range []struct{ name, value string }{{"runtimeConfig.deviceID", raw.RuntimeConfig.DeviceID}, {"deviceID", raw.DeviceID},
 		{"pciBusID", raw.PCIBusID}} {
@@ -319,7 +319,7 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// applyTo takes the current settings of the VF on its PF, and returns the settings after the change.
+// applyTo returns the settings that the VF has on its PF after the change. The argument contains the settings before the change.
 func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	if s.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"
@@ -346,7 +346,8 @@ func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	return now
 }
 
-// needsPF reports whether the PF must be changed. The function also returns one key that requires the change.
+// needsPF reports whether the PF must be changed. If a change is needed, the function also returns the key of one setting that requires
+// the change.
 func (s pfSettings) needsPF() (key string, ok bool) {
 	for _, k := range []struct {
 		key string

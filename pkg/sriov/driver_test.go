@@ -80,7 +80,7 @@ func TestRebind(t *testing.T) {
 	bound := l.boundAt(vf0)
 	l.onBinding(vf0, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755)) })
 	l.changeAsTenant("net1")
-	l.del("a", "rebind", nil) // the journal requires it
+	l.del("a", "rebind", nil) // the journal requires the rebind
 	if at := l.boundAt(vf0); at.Equal(bound) || l.driverOf(vf0) != "iavf" {
 		t.Errorf("bound at %s, before at %s, driver %s", at, bound, l.driverOf(vf0))
 	}

@@ -13,8 +13,8 @@ import (
 )
 
 // RestoreOrphans restores the orphaned VFs of ended pods. Each restored VF causes one log line. RestoreOrphans helps with runtimes that do
-// not call GC. RestoreOrphans skips a VF whose interface is not on the node, and a VF of a user space program, because a pod may still use
-// the VF. The next ADD checks these VFs. RestoreOrphans needs CAP_NET_ADMIN.
+// not call GC. RestoreOrphans skips VFs whose interface is not on the node. It also skips VFs of user space programs. A pod may still use
+// these VFs. The next ADD checks these VFs. RestoreOrphans needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	all, err := readJournals()
 	if err != nil || len(all) == 0 {
@@ -32,8 +32,8 @@ func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// restoreOrphan restores a VF that has a journal although its interface is on the node. The lock ensures that no other process is moving
-// the interface at the same time.
+// restoreOrphan restores a VF that has a journal although its interface is on the node. The lock of the VF ensures that no other process
+// moves the interface at the same time.
 func (n *nodeSide) restoreOrphan(a pci.Address) error {
 	h, err := lockKnown(a)
 	if h == nil {

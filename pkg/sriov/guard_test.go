@@ -71,7 +71,7 @@ func TestResetHidden(t *testing.T) {
 		!strings.Contains(err.Error(), "its interface is in another namespace") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// The namespace path cannot be resolved; a path in another mount namespace gives a similar error.
+	// The path of the network namespace cannot be resolved. A path in another mount namespace causes a similar error.
 	must(t, os.Rename(l.journalOf(vf0), l.journalOf(vf0)+"~"))
 	data, err := os.ReadFile(l.journalOf(vf0) + "~")
 	loop := filepath.Join(t.TempDir(), "loop")
@@ -156,8 +156,8 @@ func TestDefaultRoute(t *testing.T) {
 	must(t, l.host.DelLink("uplink"))
 }
 
-// TestCheckOldVersions: older CNI results contain no PCI addresses. CHECK still reports a lost record. CHECK accepts an MTU that is lower
-// than the configured MTU, because a later plugin may reduce the MTU without changing the CNI result.
+// TestCheckOldVersions: older CNI results contain no PCI addresses. CHECK still returns an error if the record is lost. CHECK accepts an
+// MTU that is lower than the configured MTU, because a later plugin may reduce the MTU without changing the CNI result.
 func TestCheckOldVersions(t *testing.T) {
 	for _, version := range []string{"1.1.0", "1.0.0", "0.4.0"} {
 		t.Run(version, func(t *testing.T) {

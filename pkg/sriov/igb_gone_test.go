@@ -21,8 +21,8 @@ func writeSysfs(t *testing.T, file, text string) {
 	must(t, os.WriteFile(filepath.Join(pci.Sysfs, "bus/pci", file), []byte(text), 0o600))
 }
 
-// TestIGBGone (F-33): VFs are removed in every possible way while pods use them. CHECK reports the removal, and DEL succeeds. The new VFs
-// are free and have no settings of earlier pods.
+// TestIGBGone (F-33): the test removes VFs in every possible way while pods use the VFs. CHECK reports the removal, and DEL succeeds. The
+// new VFs are free and have no settings of earlier pods.
 func TestIGBGone(t *testing.T) {
 	l := newIGB(t)
 	pf := kerneltest.RealPF(t)
@@ -87,8 +87,8 @@ func (l igb) recreateVFs() {
 	kerneltest.RealNIC(l.T, 2)
 }
 
-// TestIGBPodDies (F-34, F-35): when a namespace ends, the kernel moves its VF to the node. The VF has the name that it had in the pod, or
-// another name. DEL finds the VF by its PCI address, whether the runtime passes the namespace or not.
+// TestIGBPodDies (F-34, F-35): when a namespace ends, the kernel moves its VF to the node. In the test, the VF keeps the name that it had
+// in the pod, or gets another name. DEL finds the VF by its PCI address, even if the runtime passes no namespace.
 func TestIGBPodDies(t *testing.T) {
 	l := newIGB(t)
 	for _, netns := range []string{"named", ""} {
@@ -113,14 +113,15 @@ func TestIGBPodDies(t *testing.T) {
 			}
 		}
 	}
-	// The runtime passes no namespace in the call although the namespace exists.
+	// In this call of DEL, the runtime passes no namespace, although the namespace exists.
 	l.second()
 	l.add("a", "vlan", 100)
 	must(t, l.changeAll("net1"))
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestIGBNamesTaken (F-34): another interface has the former name of the VF. That interface keeps the name, and the VF gets a derived name.
+// TestIGBNamesTaken (F-34): another interface has the former name of the VF. The other interface keeps the name, and the VF gets a name
+// that is derived from its PCI address.
 func TestIGBNamesTaken(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -140,7 +141,7 @@ func TestIGBNamesTaken(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBHidden (F-34): a pod that hides its VF loses it, even if another interface of the pod has the name of the VF.
+// TestIGBHidden (F-34): a pod that hides its VF loses the VF, even if another interface of the pod has the name of the VF.
 func TestIGBHidden(t *testing.T) {
 	l := newIGB(t)
 	cellar := kerneltest.NewPod(t)
@@ -172,8 +173,8 @@ func TestIGBHidden(t *testing.T) {
 	}
 }
 
-// TestIGBOnePod (F-36): two pods ask for the same VF, and only one pod gets it. A late DEL of the earlier pod does not remove the VF from
-// the new pod.
+// TestIGBOnePod (F-36): two pods ask for the same VF, but only one pod gets the VF. A late DEL of the earlier pod does not remove the VF
+// from the new pod.
 func TestIGBOnePod(t *testing.T) {
 	l := newIGB(t, "vlan", 100)
 	vf := l.second()

@@ -31,7 +31,8 @@ func binaryPath(t *testing.T, folder, name string) string {
 // can occur.
 const killFault = "PODLACE_RUN_AT=%d kill -KILL $PPID"
 
-// runWithFault runs the plugin with a fault at the nth change or moment. The function also returns the list of reached moments.
+// runWithFault runs the plugin with a fault at the nth change or moment. runWithFault also returns the list of the moments that the plugin
+// reached.
 func (l igb) runWithFault(fault string, at int, verb, id string, keys ...any) (o outcome, moments []string) {
 	l.Helper()
 	trace := filepath.Join(l.TempDir(), "trace")
@@ -52,7 +53,7 @@ func (l igb) runWithFault(fault string, at int, verb, id string, keys ...any) (o
 	return o, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// runKilled runs a verb and kills the plugin at the nth moment. The second result is true if the verb has fewer than n moments.
+// runKilled runs a verb and kills the plugin at the nth moment. The second result is true if the plugin reached fewer than n moments.
 func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done bool) {
 	l.Helper()
 	o, moments := l.runWithFault(killFault, at, verb, id, keys...)
@@ -92,8 +93,8 @@ func everySetting() []any {
 		"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}}}
 }
 
-// killSweep runs a verb once for each moment and kills the plugin there. After each kill, killSweep calls after() to clean up. killSweep
-// counts the moments at which a kill leaves residue.
+// killSweep runs a verb once for each moment and kills the plugin at this moment. After each kill, killSweep calls after() to clean up.
+// killSweep counts the moments at which a kill leaves residue.
 func (l igb) killSweep(what string, before func(l igb, id string), verb string, after func(l igb, id string) (dirt string)) {
 	points, dirty := 0, 0
 	for at, done := 1, false; !done; at++ {
@@ -159,8 +160,8 @@ func TestIGBKillDel(t *testing.T) {
 	})
 }
 
-// TestIGBLives (F-31, F-32) creates and removes many pods in a row. One in twenty changes fails, or the plugin is killed before that
-// change.
+// TestIGBLives (F-31, F-32) creates and removes many pods in a row. At one in twenty changes, the change fails or the plugin is killed
+// before the change.
 func TestIGBLives(t *testing.T) {
 	const lives = 100
 	l := newIGB(t)

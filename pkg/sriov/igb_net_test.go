@@ -67,8 +67,8 @@ func (e endpoint) canReach(t *testing.T, to endpoint, within time.Duration) bool
 	return false
 }
 
-// The first value limits how long a packet may take. The second value is the time to wait for a packet that must not arrive. The machine is
-// emulated.
+// The first value is the maximum time until a packet must arrive. The second value is the time to wait for a packet that must not arrive.
+// The machine is emulated.
 const (
 	patience = 20 * time.Second
 	inVain   = time.Second
@@ -116,8 +116,8 @@ func TestIGBTraffic(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBMAC (S-31): a tenant cannot change the MAC that the PF set, unless the VF is trusted. Packets with this MAC reach other pods. The
-// test cannot cover forged MACs, because QEMU's emulated card ignores spoofchk.
+// TestIGBMAC (S-31): a tenant cannot change the MAC that the PF set, unless the VF is trusted. Packets with the MAC that the PF set reach
+// other pods. The test cannot cover forged MACs, because QEMU's emulated card ignores spoofchk.
 func TestIGBMAC(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "mac", "02:00:00:00:aa:01", "ipam", ranges())
 	l.second()

@@ -38,14 +38,14 @@ func newIGB(t *testing.T, keys ...any) igb {
 	must(t, err)
 	t.Cleanup(host.Close)
 	l := igb{testLab: unsetLab(t, host)}
-	// When a PF comes up, the PF forgets the MACs of its VFs. Later, the drivers of the VFs report the MACs again. The igb driver of Linux
-	// 6.12 crashes if the kernel sets the PF's multicast addresses while VFs are removed. IPv6 can cause the kernel to set these addresses at
-	// any time.
+	// When a PF is set up, the PF forgets the MACs of its VFs. The drivers of the VFs report the MACs to the PF again later. The igb
+	// driver of Linux 6.12 crashes if the kernel sets the PF's multicast addresses while VFs are removed. IPv6 can cause the kernel to
+	// set these addresses at any time.
 	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))
 	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
 	l.nic = kerneltest.RealNIC(t, 2)
 	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
-	for i, f := range l.nic.VFs { // the drivers report again, if they were faster than the PF
+	for i, f := range l.nic.VFs { // a driver that was faster than the PF must report its MAC again
 		if told := l.asPF(i).MAC; bytes.Equal(told, make([]byte, len(told))) {
 			link := l.link(f.Name)
 			must(t, host.SetUp(link), host.SetDown(link))
@@ -63,7 +63,7 @@ func newIGB(t *testing.T, keys ...any) igb {
 	return l
 }
 
-// asAdmin changes settings of the VFs as an admin would.
+// asAdmin changes settings of the VFs in the role of an admin.
 func (l igb) asAdmin() {
 	l.Helper()
 	first, second := l.link(l.nic.VFs[0].Name), l.link(l.nic.VFs[1].Name)
@@ -129,8 +129,8 @@ func (l igb) second() string {
 	return l.nic.VFs[1].Device
 }
 
-// changeAll changes the pod's interface in every way that a tenant can. The result is the error that the kernel returned for the change of
-// the MAC.
+// changeAll makes every change to the pod's interface that a tenant can make. changeAll returns the error that the kernel returned for the
+// change of the MAC.
 func (l igb) changeAll(name string) (mac error) {
 	l.Helper()
 	l.changeAsTenant(name)
@@ -143,8 +143,8 @@ func (l igb) changeAll(name string) (mac error) {
 	return mac
 }
 
-// isDefault checks the interface of a pod for which no settings are configured. The interface must have the same properties as on the node,
-// except for its names.
+// isDefault checks the interface of a pod for which no settings are configured. In the pod, the interface must have the properties that it
+// has on the node, except for its names.
 func (l igb) isDefault(name string, index int) {
 	l.Helper()
 	var was string
@@ -200,7 +200,7 @@ func TestIGBLife(t *testing.T) {
 	}
 }
 
-// TestIGBTenant (S-30, S-31): no settings are configured. Each pod gets the VF in the same state as the previous pod.
+// TestIGBTenant (S-30, S-31): no settings are configured. Each pod gets the VF in the state in which the previous pod got the VF.
 func TestIGBTenant(t *testing.T) {
 	l := newIGB(t)
 	for index, vf := range []string{l.first(), l.second()} {
@@ -231,7 +231,7 @@ func TestIGBMain(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBRefused (F-32): the PF's driver refuses a setting. The error names the key of the setting, and earlier changes are undone.
+// TestIGBRefused (F-32): the PF's driver refuses a setting. The error contains the key of the setting, and ADD undoes its earlier changes.
 func TestIGBRefused(t *testing.T) {
 	l := newIGB(t, "vlan", 100, "mac", "02:00:00:00:aa:01", "trust", "on", "mtu", 1400)
 	for _, vf := range []string{l.first(), l.second()} {
@@ -263,8 +263,8 @@ func TestIGBRefused(t *testing.T) {
 	}
 }
 
-// TestIGBUserspace: a VF for a user space program is bound to vfio-pci, and its group can be opened. After DEL, its interface has the
-// former name. Either the pod or the program may end first.
+// TestIGBUserspace: a VF for a user space program is bound to vfio-pci, and its group can be opened. After DEL, the interface of the VF
+// has its former name. Either the pod or the program may end first.
 func TestIGBUserspace(t *testing.T) {
 	l := newIGB(t, "driver", "vfio-pci", "mac", "02:00:00:00:aa:01", "vlan", 100)
 	for index, vf := range []string{l.first(), l.second()} {

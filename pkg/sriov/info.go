@@ -37,7 +37,7 @@ func resolveVarRun(path string) string {
 	return path
 }
 
-// infoPath returns the path of a VF's device-info file. A pod can compute this path from its own UID and its interface name.
+// infoPath returns the path of a VF's device-info file. A pod can compute the path of this file from its own UID and its interface name.
 func (c requestConfig) infoPath(r *plugin.Request, v vf) string {
 	if v.Default == r.IfName && c.InfoFile != "" {
 		return filepath.Clean(c.InfoFile)

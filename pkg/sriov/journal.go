@@ -96,7 +96,7 @@ func lock(a pci.Address) (*lockedVF, error) {
 	return lockVF(dir, a)
 }
 
-// lockKnown locks a VF that may have a journal. The result is nil if no VF has a journal.
+// lockKnown locks a VF that may have a journal. If the node has no folder of journals, lockKnown returns nil.
 func lockKnown(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -167,8 +167,8 @@ func parseJournal(data []byte, a pci.Address) (j vfJournal, err error) {
 	return j, err
 }
 
-// save() writes the journal. Only the journal is synced to disk. A lost record can be rebuilt from the kernel's state, because names are
-// derived from the key. The former settings of a VF are stored only in the journal.
+// save() writes the journal. Only the journal is synced to disk. A lost record needs no sync, because the plugin can rebuild it from the
+// kernel's state and from names that the key determines. The former settings of a VF are stored only in the journal.
 func (h *lockedVF) save(j vfJournal) error {
 	data, err := json.Marshal(j)
 	if err == nil {

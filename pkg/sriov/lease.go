@@ -96,8 +96,8 @@ func (s sriov) releaseAddresses(r *plugin.Request, st attachmentState, v vf) err
 	return s.ipam.Del(as, of)
 }
 
-// checkLease runs CHECK of the IPAM plugin for the addresses of a VF. The function builds its own prevResult, because the request's
-// prevResult may lack these addresses or contain other addresses.
+// checkLease runs CHECK of the IPAM plugin for the addresses of a VF. The function builds its own prevResult, because the prevResult of
+// the request may not contain exactly the addresses of the VF.
 func (s sriov) checkLease(j *requestJob, v vf) error {
 	of := ipam.Type(j.st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
@@ -121,7 +121,7 @@ func (s sriov) checkLease(j *requestJob, v vf) error {
 	return s.ipam.Check(as, of)
 }
 
-// collectLeases runs GC of the IPAM plugin. The function keeps the leases of all interfaces of recorded attachments, including the
+// collectLeases runs GC of the IPAM plugin. The function keeps the leases of all interfaces of attachments with a record, including the
 // attachments of other plugins. The function also keeps the leases of VFs that are not restored yet.
 func (s sriov) collectLeases(r *plugin.Request) error {
 	name := ipam.Type(ipam.Object(r.Config))

@@ -18,8 +18,8 @@ import (
 )
 
 // endPod ends the pod and its namespace. The tests use a veth in place of a VF. When a namespace ends, the kernel moves its VFs to the
-// node. endPod does the same with the veth. The veth keeps the name that it had in the pod, and it is down. The function also adds the name
-// of the veth to sysfs.
+// node. endPod likewise moves the veth to the node. The veth keeps the name that it had in the pod, and the veth is down. The function
+// also adds the name of the veth to sysfs.
 func (l testLab) endPod(address string) {
 	l.Helper()
 	l.addSysfsName(address, "net1")
@@ -83,8 +83,8 @@ func TestNoNetns(t *testing.T) {
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestNamespaceGone (F-34, V-21): the kernel moved a VF back to the node. DEL finds the VF by its PCI address, even if the VF has another
-// name now or another interface has its former name.
+// TestNamespaceGone (F-34, V-21): the kernel moved a VF back to the node. DEL finds the VF by its PCI address, even if the name of the VF
+// has changed or another interface has its former name.
 func TestNamespaceGone(t *testing.T) {
 	gone := func(t *testing.T) testLab {
 		l := newLab(t)
@@ -110,8 +110,8 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): a pod gave its VF the names of other VFs and then ended. After DEL, all VFs have their own names again, including
-// the VF of the dead pod.
+// TestSquatted (F-34): a pod gives its VF a name of another VF and then ends. After DEL, all VFs have their former names again,
+// including the VF of the ended pod.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {
 		t.Run(how, func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestSquatted(t *testing.T) {
 	}
 }
 
-// TestVFGone (F-33, V-21): after a VF was removed from the node, DEL succeeds because nothing is left to restore.
+// TestVFGone (F-33, V-21): after the removal of a VF from the node, DEL succeeds, because DEL has no VF to restore.
 func TestVFGone(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -193,8 +193,8 @@ func TestRecordLost(t *testing.T) {
 	}
 }
 
-// TestInterrupted (F-31, V-19): the next ADD with the same key removes the residue of a killed ADD. The next ADD does not remove the state
-// of a finished ADD.
+// TestInterrupted (F-31, V-19): the next ADD with the same key removes the residue of a killed ADD. If the earlier ADD finished, the next
+// ADD does not remove the state of the earlier ADD.
 func TestInterrupted(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)

@@ -24,7 +24,8 @@ const (
 	linkPoll    = 5 * time.Millisecond
 )
 
-// nodeSide gives one request access to the network namespace of the node. VFs are taken from this namespace and returned to it.
+// nodeSide gives one request access to the network namespace of the node. ADD takes VFs from this namespace, and DEL moves them back to
+// this namespace.
 type nodeSide struct {
 	sysfs string
 	host  *kernel.Node
@@ -37,14 +38,15 @@ func openNode(sysfs string, r *plugin.Request) (*nodeSide, error) {
 	return &nodeSide{sysfs: sysfs, host: host, r: r}, err
 }
 
-// vfCard holds a VF and its PF. If an interface of these two functions is in the namespace of the plugin, vfCard also holds the interface.
+// vfCard holds a VF and its PF. If the interface of the VF or of the PF is in the namespace of the plugin, vfCard also holds this
+// interface.
 type vfCard struct {
 	vf, pf pci.Device
 	link   kernel.Link // Index is 0 if there is none
 	pfLink kernel.Link // Index is 0 if there is none
 }
 
-// Userspace reports whether a driver passes the VF to a user space program. The VF then has no interface.
+// Userspace reports whether a driver passes the VF to a user space program. A VF with such a driver has no network interface.
 func Userspace(driver string) bool {
 	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
 }
@@ -93,8 +95,8 @@ func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 }
 
 // findInPod finds the interface of a journal's VF in the pod's namespace. The function compares the PCI device of each interface. Kernels
-// before Linux 5.14 do not report the device. On these kernels, findInPod compares name and MAC. The third result is true if the namespace
-// exists. The caller must then close the returned namespace.
+// before Linux 5.14 do not report the PCI device of an interface. On these kernels, findInPod compares name and MAC. The third result is
+// true if the namespace exists. If the third result is true, the caller must close the returned namespace.
 func findInPod(j vfJournal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -152,8 +154,8 @@ func (n *nodeSide) awaitBound(a pci.Address) (vfCard, error) {
 	return n.awaitLink(a)
 }
 
-// setMAC changes the MAC of the VF's interface. Some drivers accept only the MAC that the PF has set. These drivers read the MAC of the PF
-// only when they are bound.
+// setMAC changes the MAC of the VF's interface. Some drivers accept only the MAC that the PF has set. These drivers read the MAC that the
+// PF has set only when they are bound.
 func (n *nodeSide) setMAC(c vfCard, mac net.HardwareAddr) (vfCard, error) {
 	if bytes.Equal(c.link.MAC, mac) {
 		return c, nil

@@ -84,7 +84,7 @@ func TestNoVFByClaims(t *testing.T) {
 	l.isGolden()
 }
 
-// TestStatusKubeletDir: STATUS warns once if kubeletDir has no kubelet. STATUS warns again if the folder disappears later.
+// TestStatusKubeletDir: STATUS warns once if kubeletDir has no kubelet. STATUS warns again if the kubelet's folder disappears later.
 func TestStatusKubeletDir(t *testing.T) {
 	l := newLab(t)
 	root := t.TempDir()

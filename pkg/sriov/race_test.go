@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestTogether (F-36): several pods start at the same time with the same VF, and exactly one pod gets it.
+// TestTogether (F-36): several pods that request the same VF start at the same time, and exactly one pod gets the VF.
 func TestTogether(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

@@ -22,14 +22,14 @@ type ResetOptions struct {
 	Sysfs    string
 	Claims   string       // folder of claim records
 	Address  pci.Address  // the VF
-	Function func() error // resets the function while it has no driver; nil for no reset
+	Function func() error // resets the PCI function while no driver is bound; nil for no reset
 	Act      bool         // false only prints the steps
 	Out      io.Writer
 	Log      *slog.Logger
 }
 
 // Reset resets a VF that no pod uses. If the VF has a journal, Reset restores the settings in the journal. Without a journal, Reset sets
-// the default settings on the PF and rebinds the driver. For a VF in use, the result is an error with code 103.
+// the default settings on the PF and rebinds the driver. If the VF is in use, Reset returns an error with code 103.
 func Reset(o ResetOptions) error {
 	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
 	if err != nil {
@@ -121,7 +121,7 @@ func (n *nodeSide) resetVF(c vfCard, o ResetOptions) error {
 	var err error
 	if o.Function != nil {
 		if err = o.Function(); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-			return err // the kernel may still be working on it
+			return err // the kernel may still be resetting the function
 		}
 	}
 	if c.vf.Driver != "" {
@@ -144,7 +144,7 @@ func (n *nodeSide) resetPF(c vfCard, o ResetOptions) error {
 		return err
 	}
 	want := kernel.VF{MAC: make(net.HardwareAddr, len(have.MAC)), Proto: "802.1q", LinkState: "auto"}
-	if have.SpoofCheck != nil { // otherwise the driver does not support it
+	if have.SpoofCheck != nil { // otherwise the driver does not support this setting
 		want.SpoofCheck = new(true)
 	}
 	if have.Trust != nil {

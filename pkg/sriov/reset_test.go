@@ -121,7 +121,8 @@ func TestResetRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestReturn (V-22): neither DEL nor GC runs. RestoreOrphans restores a VF only after the kernel has moved the VF back to the node.
+// TestReturn (V-22) simulates a runtime that calls neither DEL nor GC. RestoreOrphans restores a VF once the kernel has moved the VF back
+// to the node.
 func TestReturn(t *testing.T) {
 	l := newLab(t)
 	back := func() string {

@@ -22,10 +22,11 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// askTimeout is the maximum time to find the VFs of a pod. While the kubelet restarts, it does not answer for some seconds.
+// askTimeout is the maximum time to find the VFs of a pod. A kubelet that restarts does not answer for some seconds.
 const askTimeout = 10 * time.Second
 
-// daemonTimeout is the part of askTimeout in which the device plugin must answer. After that, the plugin asks the kubelet.
+// daemonTimeout is the part of askTimeout in which the device plugin must answer. If the device plugin does not answer within this time,
+// the plugin asks the kubelet.
 const daemonTimeout = allocation.AnswerTimeout + time.Second
 
 // wantedVFs returns the VFs for the pod of an ADD, with their interface names in the pod. The result is empty for a pod without VFs.
@@ -105,14 +106,14 @@ func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices [
 	}
 	devices, others, err := s.askDevices(r, cfg)
 	if err != nil {
-		// ADD fails closed. Without its VF, a pod might wait forever or use another interface.
+		// ADD fails closed. This error is necessary because a pod without its VF might wait forever or use another interface.
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "find the VFs of the pod: %w", err), "%s", cfg.hintFor(err))
 	}
 	return devices, cfg.checkAttached(others)
 }
 
-// checkAttached returns an error if no network attaches the VF of one of the pod's claims. The configuration then lists the VF's resource
-// neither in resources nor in otherResources.
+// checkAttached returns an error if no network attaches the VF of one of the pod's claims. This error means that neither resources nor
+// otherResources in the configuration contains the VF's resource.
 func (c requestConfig) checkAttached(others []allocation.Device) error {
 	for _, d := range others {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
@@ -139,10 +140,10 @@ func (c requestConfig) hintFor(err error) string {
 	return "check that the kubelet is running with the folder " + c.Kubelet + ": systemctl status kubelet, podlace sriov"
 }
 
-// askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, askDevices asks the kubelet and reads
-// the records of claims. If an answer contains a device, the pod certainly has that device. If the kubelet reports no device, the pod may
-// nevertheless have a device, because the kubelet lists a new device with a delay. The second result contains the devices that the pod's
-// claims have from resources outside the configuration.
+// askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, askDevices asks the kubelet and
+// reads the records of claims. If the answer of the device plugin or of the kubelet contains a device, the pod certainly has this device.
+// If the kubelet reports no device, the pod may still have a device, because the kubelet lists a new device only after a delay. The
+// second result contains the devices that the pod's claims have from resources outside the configuration.
 func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []allocation.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))

@@ -68,8 +68,8 @@ type vfRestore struct {
 	c vfCard
 }
 
-// restoreVF restores a VF to the settings in its journal. After an error, restoreVF continues with the next setting. The function removes
-// the journal at the end if all settings are restored or the VF no longer exists.
+// restoreVF restores a VF to the settings in its journal. If the restoration of one setting fails, restoreVF continues with the next
+// setting. The function removes the journal at the end if all settings are restored or the VF no longer exists.
 func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	x := vfRestore{nodeSide: n, j: j}
 	var err error
@@ -97,8 +97,8 @@ func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	return h.removeJournal()
 }
 
-// returnLink moves the interface back to the node. When a namespace ends, the kernel moves the interface back itself. The interface then
-// has the name that it had in the pod.
+// returnLink moves the interface back to the node. If the namespace of the pod has ended, the kernel has already moved the interface back.
+// After such a move, the interface has the name that it had in the pod.
 func (x *vfRestore) returnLink() error {
 	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspaceDriver() != "" {
 		return nil
@@ -129,8 +129,8 @@ func (x *vfRestore) returnLink() error {
 	return err
 }
 
-// moveToNode moves the interface from a pod to the node. The function removes alternative names that the pod added, because they could
-// conflict with names on the node.
+// moveToNode moves the interface from a pod to the node. The function removes alternative names that the pod added, because these names
+// could conflict with names on the node.
 func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	home, err := x.host.File()
 	if err != nil {
@@ -148,8 +148,8 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 		}
 	}
 	if was := x.j.Former.Traits; was != link.Traits && was != (kernel.Traits{}) {
-		// The kernel disables duplicate address detection permanently for an interface that returns with the flag NOARP. If a setting fails here,
-		// the same setting is tried again on the node.
+		// If an interface has the flag NOARP when it returns to the node, the kernel permanently disables duplicate address detection for
+		// the interface. If a setting cannot be restored here, the plugin tries to restore the same setting again on the node.
 		_ = pod.SetTraits(link, was)
 	}
 	name, err := x.withFormerName(func(name string) error { return pod.MoveLink(link, home, name) })
@@ -188,9 +188,9 @@ func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	return f()
 }
 
-// reclaimName frees a name that a pod gave to another VF. The function has an effect only if the kernel has moved that VF back to the node
-// with this name. Without reclaimName, the VF could never get its name back. Later, the other VF gets its own name, which is stored in its
-// own journal.
+// reclaimName frees a name that a pod gave to another VF. The function has an effect only if the kernel has moved the other VF back to the
+// node with this name. The function is necessary because a VF cannot get its former name while another VF has this name. The journal of
+// the other VF contains the former name of that VF, and the plugin restores this former name later.
 func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {
@@ -216,8 +216,8 @@ func (x *vfRestore) reclaimName(name string) bool {
 // ownName returns a name that no other interface has, such as v00003b10.2.
 func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
 
-// parkedName returns the temporary name of an interface whose current name belongs to another VF. The interface keeps this name until its
-// own journal is processed.
+// parkedName returns the temporary name of an interface whose current name belongs to another VF. The interface keeps the temporary name
+// until the plugin restores the VF of the interface.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
 // restoreMAC sets the former MAC on the interface itself, if the driver allows this. The function does not set the MAC through the PF,
@@ -273,8 +273,8 @@ func (x *vfRestore) restoreDriver() (err error) {
 	return err
 }
 
-// rebindIfConfigured rebinds the driver if the configuration requests it. A rebind discards all state in the driver, such as queues and
-// filters.
+// rebindIfConfigured rebinds the driver if the configuration requests a rebind. A rebind discards all state in the driver, such as queues
+// and filters.
 func (x *vfRestore) rebindIfConfigured() (err error) {
 	if x.j.Rebind && x.c.link.Index != 0 {
 		x.c, err = x.rebind(x.c)
@@ -282,8 +282,8 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 	return err
 }
 
-// dropXDP removes the XDP programs that the pod attached. An XDP link stays while a file descriptor or a file system holds it. The XDP link
-// then disappears only together with the interface.
+// dropXDP removes the XDP programs that the pod attached. An XDP link stays while a file descriptor or a file system holds it. Such an XDP
+// link disappears only together with the interface.
 func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil

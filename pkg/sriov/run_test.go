@@ -56,7 +56,7 @@ type testLab struct {
 	card    func() string // describes the card if it is a real one
 }
 
-// newLab returns a node on which the plugin runs in a chain. When the test ends, the lab checks that nothing is left behind.
+// newLab returns a node on which the plugin runs in a chain. When the test ends, the lab checks that the plugin has left nothing behind.
 func newLab(t *testing.T, keys ...any) testLab {
 	t.Helper()
 	must(t, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"))
@@ -146,7 +146,7 @@ func (l testLab) allocate(addresses ...string) {
 	}
 }
 
-// otherPod returns the same node with another pod.
+// otherPod returns the node of the lab together with another pod.
 func (l testLab) otherPod() testLab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)

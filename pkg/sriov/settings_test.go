@@ -29,8 +29,8 @@ func claimed1(result int, address string) allocation.Device {
 	return claimedDevice("c-0", "a", result, address)
 }
 
-// TestClaimSettings: each VF gets the settings of its class and claim. If neither the class nor the claim has a setting, the setting of the
-// conflist applies. A VF without a claim gets only the settings of the conflist.
+// TestClaimSettings: each VF gets the settings of its class and claim. If a setting is in neither the class nor the claim, the setting of
+// the conflist applies. A VF without a claim gets only the settings of the conflist.
 func TestClaimSettings(t *testing.T) {
 	l := newLab(t, "ipam", ranges(), "mtu", 1300)
 	l.serveClaims(
@@ -145,8 +145,8 @@ func TestClaimAndAnnotation(t *testing.T) {
 	l.del("a")
 }
 
-// TestClaimOfNamedVF: if the caller names the VF, as Multus does, the settings of the VF's claim apply. ADD refuses the VF of another pod's
-// claim.
+// TestClaimOfNamedVF: if the caller passes the address of the VF, as Multus does, the settings of the VF's claim apply. ADD refuses the VF
+// of another pod's claim.
 func TestClaimOfNamedVF(t *testing.T) {
 	l := newLab(t)
 	dir := (&fakeKubelet{containers: []*api.ContainerResources{container("app")}}).serveSocket(t)
@@ -167,7 +167,8 @@ func TestClaimOfNamedVF(t *testing.T) {
 	l.del("a", keys("u-1")...)
 }
 
-// TestMergedSettings: if several sources define a setting, the last source applies on the PF. The pod's own egress limit applies too.
+// TestMergedSettings: if several sources define a setting, the last source applies on the PF. In addition to these settings, the pod's own
+// egress limit applies.
 func TestMergedSettings(t *testing.T) {
 	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
 		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})

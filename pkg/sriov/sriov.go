@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sriov attaches SR-IOV virtual functions (VFs) to pods. The VFs are those that the kubelet allocated to the pod, or the VF that
-// Multus names. If an earlier plugin in the chain created the pod's main interface, the VFs are additional interfaces. Otherwise, the first
-// VF is the main interface.
+// Package sriov attaches SR-IOV virtual functions (VFs) to pods. The plugin attaches the VFs that the kubelet allocated to the pod, or the
+// VF whose address Multus passes. If an earlier plugin in the chain created the pod's main interface, the VFs are additional interfaces.
+// Otherwise, the first VF is the main interface.
 //
-// A later pod gets the same VF again. ADD therefore saves the VF's settings to a journal before the first change. DEL restores these
-// settings, even after a crash or a change by the pod.
+// After the pod ends, another pod gets the same VF. ADD therefore saves the VF's settings to a journal before the first change. DEL
+// restores these settings, even after a crash or a change by the pod.
 package sriov
 
 import (
@@ -41,7 +41,7 @@ type attachmentState struct {
 	Wanted     pfSettings      `json:"wanted,omitzero"`
 }
 
-// vf is a VF of an attachment, with the values that ADD set.
+// vf describes a VF of an attachment and the values that the VF got from ADD.
 type vf struct {
 	Address   pci.Address      `json:"address"`
 	Name      string           `json:"name"`               // interface name in the pod
@@ -51,14 +51,14 @@ type vf struct {
 	MAC       string           `json:"mac,omitempty"`
 	MTU       int              `json:"mtu,omitempty"`
 	Userspace string           `json:"userspace,omitempty"` // driver that passes the VF to a user space program, such as vfio-pci; there is no interface
-	Leased    bool             `json:"leased,omitempty"`    // it may have addresses of the IPAM plugin
+	Leased    bool             `json:"leased,omitempty"`    // the VF may have leased addresses from the IPAM plugin
 	Addresses []netip.Prefix   `json:"addresses,omitempty"`
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
 	Claim  *allocation.Claim `json:"claim,omitempty"`  // claim that assigned the VF
 	Wanted *pfSettings       `json:"wanted,omitempty"` // settings with those of claim or class; nil if state.Wanted applies
 
-	config     *vfconfig.Config // of the claim and its class; nil if they set nothing
+	config     *vfconfig.Config // settings of the claim and its class; nil if there are none
 	wanted     vfSettings
 	journaled  bool        // this process has written the journal
 	dadLink    kernel.Link // interface in IPv6 duplicate address detection; Index is 0 for none
@@ -73,12 +73,13 @@ type sriov struct {
 	claims string // folder of claim records
 }
 
-// Plugin returns the sriov plugin. The arguments are IPAM plugins that run within the same process.
+// Plugin returns the sriov plugin. The arguments are IPAM plugins that run in the process of the sriov plugin.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
 }
 
-// PluginAt is like Plugin, but with other paths for sysfs, for the socket of the device plugin and for the folder of claim records.
+// PluginAt returns the sriov plugin with other paths: the paths of sysfs, of the device plugin's socket and of the folder of claim
+// records.
 func PluginAt(sysfs, socket, claims string, builtin ...plugin.Plugin) plugin.Plugin {
 	return sriov{ipam.Runner{Builtin: builtin}, sysfs, socket, claims}.plugin()
 }
@@ -180,8 +181,8 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.cniResult(), nil
 }
 
-// savePlan writes the record before the first change of the system. The record says that each VF has leased addresses. If ADD is killed,
-// DEL then releases the addresses.
+// savePlan writes the record before the first change of the system. The record says that each VF has leased addresses. DEL can therefore
+// release the addresses even if ADD is killed.
 func (j *requestJob) savePlan() error {
 	planned := j.st
 	planned.VFs = slices.Clone(j.st.VFs)
@@ -275,8 +276,8 @@ func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st atta
 	return att.Remove()
 }
 
-// delUnrecorded restores the VFs whose journals name the attachment. ADD writes the record before the journals. If the record is missing,
-// another program has removed the record.
+// delUnrecorded restores the VFs whose journals contain the attachment. ADD writes the record before the journals. If the record is
+// missing, another program has removed the record.
 func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) error {
 	if !mayHaveVFs(r) {
 		return nil
@@ -299,15 +300,16 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	return s.removeFromNode(r, att, st)
 }
 
-// mayHaveVFs reports whether an attachment that has no record may have VFs. If so, the caller must read the journals. There is one journal
-// for each attached VF of the node. The journals are not read if prevResult has only one pod interface and this interface belongs to
-// another plugin.
+// mayHaveVFs reports whether an attachment that has no record may have VFs. If the result is true, the caller must read the journals.
+// There is one journal for each attached VF of the node. The journals are not read if prevResult has only one pod interface and this
+// interface belongs to another plugin.
 func mayHaveVFs(r *plugin.Request) bool {
 	return !isChained(r) || len(r.Prev.Interfaces) == 0 ||
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })
 }
 
-// STATUS fails only if no ADD can succeed on this node. A node without VFs is no error, because pods without VFs can run there.
+// STATUS returns an error only if every ADD would fail on this node. The absence of VFs on the node is no error, because pods without VFs
+// can run there.
 func (s sriov) status(r *plugin.Request) error {
 	cfg, err := parseConfig(r)
 	if err != nil {

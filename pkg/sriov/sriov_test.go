@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// changeAsTenant changes a pod's interface in every way that a tenant can.
+// changeAsTenant makes every change to a pod's interface that a tenant can make.
 func (l testLab) changeAsTenant(name string) {
 	l.Helper()
 	must(l, l.Pod.Do(func() error { return pci.SetFeatures(name, nil) }))
@@ -99,7 +99,8 @@ func TestMainPlugin(t *testing.T) {
 	l.isGolden()
 }
 
-// TestMultus: the caller names the VF, and this VF becomes the interface. The plugin asks neither the device plugin nor the kubelet.
+// TestMultus: the caller passes the address of a VF, and this VF becomes the interface. The plugin asks neither the device plugin nor the
+// kubelet.
 func TestMultus(t *testing.T) {
 	l := newLab(t, "prevResult", nil, "resources", nil)
 	l.sriov.socket = "/nonexistent"
@@ -183,7 +184,7 @@ func TestNotToBeGiven(t *testing.T) {
 	l.isGolden()
 }
 
-// TestPFUntold: if the PF is not available, ADD refuses a setting on the PF. The error names the key of the setting.
+// TestPFUntold: if the PF is not available, ADD refuses a setting that the PF must apply. The error contains the key of the setting.
 func TestPFUntold(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

@@ -43,7 +43,7 @@ func WriteState(kubelet string, claims ...Claim) error {
 	return WriteText(kubelet, string(text))
 }
 
-// WriteText writes the file with any text and the checksum of the text.
+// WriteText writes the file with the given text and the checksum of this text.
 func WriteText(kubelet, text string) error {
 	data, err := json.Marshal(object{"Data": text, "Checksum": crc32.ChecksumIEEE([]byte(text))})
 	if err != nil {
