@@ -179,7 +179,7 @@ func (n *node) binaries() (found []Finding) {
 			found = append(found, Finding{Level: Warning, Code: pluginForeign,
 				What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),
 				Consequence: "keys that only Podlace's plugin knows have no effect, and its errors are not Podlace's",
-				Command:     "make install CNI_BIN_DIR=" + n.BinDir})
+				Command:     n.makeInstall(n.BinDir)})
 		case err != nil:
 			found = append(found, Finding{Level: Error, Code: pluginBroken, What: "the plugin " + name + " does not start", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: startCommand(path, err)})
