@@ -175,6 +175,7 @@ func (n *node) binaries() (found []Finding) {
 		case errors.Is(err, fs.ErrNotExist):
 			found = append(found, Finding{Level: Error, Code: pluginMissing, What: "the plugin " + name + " is missing", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: n.installCommand(name)})
+		case errors.Is(err, reconcile.ErrForeign) && !hasPlugin(name): // such as tuning
 		case errors.Is(err, reconcile.ErrForeign):
 			found = append(found, Finding{Level: Warning, Code: pluginForeign,
 				What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),

@@ -211,3 +211,13 @@ func TestPackagedPlugins(t *testing.T) {
 		}
 	}
 }
+
+// TestOtherPlugins: Podlace has no plugin tuning, so a plugin tuning of another project is no problem.
+func TestOtherPlugins(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `/29"}]]}}`, `/29"}]]}}, {"type": "tuning"}`, 1))
+	l.plugin("tuning", "plugin v1.9.1")
+	if found := l.problems("binaries"); len(found) > 0 {
+		t.Errorf("%q", found)
+	}
+}

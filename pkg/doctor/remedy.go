@@ -37,10 +37,15 @@ func (n *node) installCommand(name string) string {
 	if strings.HasPrefix(name, plugin.ClusterPrefix) {
 		return "podlace-node status, in the pod of podlace-node or on the node, shows why podlace-node does not install it"
 	}
-	if slices.Contains([]string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}, plugin.Kind(name)) {
+	if hasPlugin(name) {
 		return n.makeInstall(n.BinDir)
 	}
 	return fmt.Sprintf("Podlace has no plugin %s: correct the type in %s, or install the plugin of its project into %s", name, n.ConfDir, n.BinDir)
+}
+
+// hasPlugin reports whether Podlace has a plugin of this name.
+func hasPlugin(name string) bool {
+	return slices.Contains([]string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}, plugin.Kind(name))
 }
 
 // packagedPlugins is the folder of the plugins in the deb and in the rpm.
