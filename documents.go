@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podlace embeds the documents that the commands 'podlace explain' and 'podlace topology' read. The tables of keys and error codes
-// and the style sheet of the pictures thus exist only once.
+// Package podlace embeds the documents that the commands 'podlace explain' and 'podlace topology' read. The commands therefore need no
+// copies of these documents.
 package podlace
 
 import "embed"

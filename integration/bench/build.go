@@ -34,8 +34,8 @@ func (f pluginFolders) usableSets(s scenario) (usable []pluginSet, missing []str
 	return usable, missing
 }
 
-// neededTool returns the external program that a scenario needs, or "". With the nftables backend, only the reference starts an external
-// program.
+// neededTool returns the external program that a scenario needs, or "". With the nftables backend, only the reference plugin starts an
+// external program.
 func neededTool(side string, s scenario) string {
 	switch {
 	case s.backend == "iptables":

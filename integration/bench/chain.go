@@ -35,7 +35,7 @@ const (
 	resultsFolder = "/var/lib/cni/networks"
 )
 
-// scenario is a chain of plugins that both plugin sets run.
+// A scenario is a chain of plugins that both plugin sets run.
 type scenario struct {
 	name    string
 	backend string // backend of portmap and of masquerade; empty: only bridge and host-local
@@ -55,7 +55,7 @@ func nftables() scenario {
 	return scenario{name: scenarioNftables, backend: "nftables", subnet: "10.89.0.0/16", port: 18080}
 }
 
-// slug returns the name of the scenario in characters that are valid in names of networks and pods.
+// The method slug() returns the name of the scenario in characters that are valid in names of networks and pods.
 func (s scenario) slug() string {
 	if s.backend == "" {
 		return "plain"
@@ -94,8 +94,8 @@ func annotatedLimits(rate uint64) map[string]uint64 {
 	return map[string]uint64{"ingressRate": rate, "ingressBurst": runtimeBurst, "egressRate": rate, "egressBurst": runtimeBurst}
 }
 
-// capabilities returns the capabilities that a runtime passes for a pod with one port. If limited is true, the pod also has two bandwidth
-// annotations.
+// The method capabilities() returns the capabilities that a runtime passes for a pod with one port. If the argument `limited` is true, the
+// pod also has two bandwidth annotations.
 func (s scenario) capabilities(limited bool) map[string]any {
 	args := map[string]any{
 		"portMappings": []map[string]any{{"hostPort": s.port, "containerPort": podPort, "protocol": "tcp"}},
@@ -106,7 +106,7 @@ func (s scenario) capabilities(limited bool) map[string]any {
 	return args
 }
 
-// chain runs the plugins of one plugin set for one attachment, in the same order as libcni.
+// A chain runs the plugins of one plugin set for one attachment, in the same order as libcni.
 type chain struct {
 	folder  string
 	network string
@@ -118,7 +118,7 @@ type chain struct {
 	result  json.RawMessage
 }
 
-// invocation is one call of a plugin in a chain, which starts one process.
+// An invocation is one call of a plugin in a chain. Each call starts one process.
 type invocation struct {
 	name  string
 	path  string
@@ -130,7 +130,7 @@ type invocation struct {
 // processRunner executes an invocation and returns the stdout of the plugin.
 type processRunner func(invocation) ([]byte, error)
 
-// run executes one verb of the chain inside the node's network namespace.
+// The method run() executes one verb of the chain inside the node's network namespace.
 func (c *chain) run(verb string, exec processRunner) error {
 	return c.node.Do(func() error {
 		if verb == verbAdd {

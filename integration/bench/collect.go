@@ -70,7 +70,7 @@ func (r *report) addChain(s scenario, verb string, entries []*contenderEntry) {
 	r.Plugins = append(r.Plugins, plugins...)
 }
 
-// setVerdict checks whether the ratio of Podlace's median to the reference's median is at most the bar.
+// setVerdict checks whether the ratio of Podlace's median to the median of the reference plugins is at most the bar.
 func (row *chainRow) setVerdict(bar float64) {
 	row.target = compareAtMost(row.Sides[sideOurs].P50, row.Sides[sideReference].P50, bar)
 }

@@ -30,7 +30,7 @@ const (
 )
 
 // measureConnections measures connections from another machine to a hostPort. There are three cases: no other pods, a few other pods with
-// many ports, and many other pods with one port. The reference uses its default backend, iptables.
+// many ports, and many other pods with one port. The reference plugin uses its default backend, iptables.
 func (r *report) measureConnections(o options, n nodes) {
 	count := o.scaledSize(otherPorts)
 	packed, spread := map[string]figure{}, map[string]figure{}
@@ -73,7 +73,7 @@ type otherPods struct{ count, each int }
 
 // cloneRules simulates further pods on a node with one pod. For each further pod, cloneRules copies the iptables rules of the real pod and
 // changes the ports. The copies precede the pod's rules, as if the other pods had been attached before. ADD of so many pods with the
-// reference would take hours.
+// reference plugin would take hours.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()
@@ -96,8 +96,8 @@ func cloneRules(c *chain, count int) error {
 // clonesAtOnce is the maximum number of copies in one message to the kernel.
 const clonesAtOnce = 40
 
-// restoreClones adds copied rules for the simulated pods with the numbers first to end-1. The arguments saved and own contain the rules of
-// the real pod and the name of the real pod's chain.
+// restoreClones adds copied rules for the simulated pods with the numbers from first to end-1. The argument `saved` contains the rules of
+// the real pod, and the argument `own` contains the name of the real pod's chain.
 func restoreClones(saved, own string, first, end int) error {
 	var input strings.Builder
 	input.WriteString("*nat\n")

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// figure is the result of one plugin set in milliseconds. Base is the result of a comparison run, which lacks the property in the row's
-// name. Base is 0 if the row compares both plugin sets.
+// A figure is the result of one plugin set in milliseconds. Base is the result of a comparison run without the property in the row's name.
+// Base is 0 if the row compares both plugin sets.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
 	Value float64 `json:"value"`
@@ -25,8 +25,9 @@ func (f figure) growth() float64 {
 	return f.Value / f.Base
 }
 
-// figureRow contains the figures of both plugin sets. In a growth row, the bar limits the ratio of Podlace's Value to Base. In a load row,
-// the bar limits the ratio of Podlace's Value to the reference's Value, or the Value in milliseconds.
+// figureRow contains the figures of both plugin sets. In a row for growth, the bar is the maximum ratio of Podlace's Value to Podlace's
+// Base. In a row for load, the bar is the maximum ratio of Podlace's Value to the Value of the reference plugins, or the maximum Value in
+// milliseconds.
 type figureRow struct {
 	What  string            `json:"what"`
 	Sides map[string]figure `json:"sides"`
@@ -62,7 +63,7 @@ func (r *report) addGrowth(what string, bar float64, sides map[string]figure) {
 	r.Growth = append(r.Growth, row)
 }
 
-// addLoad adds a row that compares Podlace with the reference.
+// addLoad adds a row that compares Podlace with the reference plugins.
 func (r *report) addLoad(what string, bar float64, sides map[string]figure) {
 	r.Loads = append(r.Loads, figureRow{what, sides, compareAtMost(sides[sideOurs].Value, sides[sideReference].Value, bar)})
 }
@@ -121,7 +122,7 @@ func milliseconds(d time.Duration) float64 { return d.Seconds() * 1000 }
 // p50 returns the median in milliseconds.
 func p50(samples []time.Duration) float64 { return milliseconds(percentile(samples, 50)) }
 
-// thousands formats 12345 as 12,345.
+// The function thousands() formats 12345 as 12,345.
 func thousands(n int) string {
 	text := strconv.Itoa(n)
 	for i := len(text) - 3; i > 0; i -= 3 {

@@ -4,7 +4,7 @@ package main
 
 import "slices"
 
-// measurementGroup is a named group of measurements, which fills some tables of the report.
+// measurementGroup is a named group of measurements. Each group fills some tables of the report.
 type measurementGroup struct {
 	group, says string
 	measure     func(*report, options, nodes)

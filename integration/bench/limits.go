@@ -24,7 +24,8 @@ const (
 	limitRepeats = 3
 	fewRounds    = 10 // a run with fewer rounds omits slow measurements
 
-	// drained is the time that the reference needs to send the half gigabyte of the runtime's burst. Later traffic has the rate of the limit.
+	// The constant `drained` is the time that the reference plugin needs to send the half gigabyte of the runtime's burst. Later traffic has
+	// the rate of the limit.
 	drained = 1200 * time.Millisecond
 )
 

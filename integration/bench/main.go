@@ -6,10 +6,9 @@
 // parallel. Further measurements are the accuracy and the cost of bandwidth limits, and the delay that a full limit causes for other
 // traffic of the pod.
 //
-// Both plugin sets run in turn in the same run on the same machine. Ratios are therefore comparable between machines, unlike times. The
-// report shows missed targets, but a missed target does not change the exit status. The exit status is 1 if a measurement did not run or a
-// plugin gave a wrong result. Examples of wrong results are an address that two pods got, a leaked lease, and a GC that removed too much or
-// too little.
+// Both plugin sets run alternately on the same machine. Ratios are therefore comparable between machines, unlike times. The report shows
+// missed targets, but a missed target does not change the exit status. The exit status is 1 if a measurement did not run or a plugin gave a
+// wrong result. Examples of wrong results are an address that two pods got, a leaked lease, and a GC that removed too much or too little.
 package main
 
 import (

@@ -110,8 +110,8 @@ func (row chainRow) cell(side string) string {
 	return fmt.Sprintf("%.1f / %.1f", v.P50, v.P95)
 }
 
-// processCell returns the number and the names of the executed programs. If there were more forks than programs, it also returns the number
-// of forks.
+// processCell returns the number and the names of the executed programs. If there were more forks than programs, processCell also returns
+// the number of forks.
 func (row processRow) processCell(side string) string {
 	v, ok := row.Sides[side]
 	if !ok {

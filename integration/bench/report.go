@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report contains all results of one run. The maps contain no entry for a plugin set that was not measured.
+// A report contains all results of one run. The maps contain no entry for a plugin set that was not measured.
 type report struct {
 	Kernel      string       `json:"kernel"`
 	CPUs        int          `json:"cpus"`
@@ -40,7 +40,7 @@ type verbTimes struct {
 	P95 float64 `json:"p95"`
 }
 
-// target contains the required value of a row and the verdict. Both fields are empty if the row has no required value.
+// A target contains the required value of a row and the verdict. Both fields are empty if the row has no required value.
 type target struct {
 	Ratio   float64 `json:"ratio,omitempty"`
 	Bar     string  `json:"bar,omitempty"`
@@ -98,7 +98,7 @@ func (r *report) fail(what string, err error) {
 	r.Failed = append(r.Failed, what+": "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// chainBar returns the maximum ratio of Podlace's time of a verb to the reference's time. 0 means no maximum.
+// chainBar returns the maximum ratio of Podlace's time of a verb to the time of the reference plugins. 0 means no maximum.
 func chainBar(chain, verb string) float64 {
 	return map[string]float64{
 		scenarioPlain + verbAdd: 0.6, scenarioPlain + verbDel: 0.9,
@@ -133,7 +133,7 @@ func datapathVerdict(ratio float64) string {
 	return verdict(ratio >= datapathBar)
 }
 
-// compareAtMost compares value/base with the maximum bar. A bar of 0 means no maximum.
+// compareAtMost compares the ratio value/base with the bar, which is the maximum ratio. A bar of 0 means no maximum.
 func compareAtMost(value, base, bar float64) target {
 	if value == 0 || base == 0 {
 		return target{}

@@ -19,7 +19,7 @@ const (
 	settle = 4 * time.Millisecond // gives the kernel time to finish the previous side's deferred work
 )
 
-// contender runs verbs in the rounds of a scenario. A chain is a contender.
+// A contender runs verbs in the rounds of a scenario. A chain is a contender.
 type contender interface {
 	run(verb string, exec processRunner) error
 }
@@ -119,7 +119,7 @@ func (e *contenderEntry) countProcesses() (map[string]startedProcesses, error) {
 	return counts, errors.Join(errs...)
 }
 
-// percentile returns the nearest-rank percentile of a non-empty slice of times.
+// The function percentile() returns the nearest-rank percentile of a non-empty slice of times.
 func percentile(times []time.Duration, p int) time.Duration {
 	sorted := slices.Clone(times)
 	slices.Sort(sorted)
@@ -130,8 +130,8 @@ func percentile(times []time.Duration, p int) time.Duration {
 // pluginFolders contains the two compared folders of plugins.
 type pluginFolders struct{ plugins, reference string }
 
-// nodes maps names to simulated nodes. Each node is a network namespace and belongs to one plugin set, so that plugin sets do not share
-// bridges, rules and qdiscs.
+// The type `nodes` maps names to simulated nodes. Each node is a network namespace and belongs to one plugin set, so that plugin sets do
+// not share bridges, rules and qdiscs.
 type nodes map[string]*sandbox.Pod
 
 func (n nodes) open(name string) (*sandbox.Pod, error) {

@@ -26,7 +26,7 @@ const (
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method `end` undoes the setup.
+// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method end() undoes the setup.
 type fakeTest struct {
 	testing.TB
 	folder string
@@ -134,7 +134,7 @@ func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 			"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
 }
 
-// measureWithoutVF measures a pod without VFs, which is the most frequent kind of pod. Package card replaces the device plugin.
+// measureWithoutVF measures a pod without VFs. Most pods are of this kind. Package card replaces the device plugin.
 func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	const idle, asking = "nothing", "sriov"
 	entries := map[string]*contenderEntry{}
@@ -163,7 +163,7 @@ func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	return nil
 }
 
-// measureVF measures a pod with one VF without settings and without IPAM.
+// measureVF measures a pod with one VF. The configuration has no settings and no IPAM.
 func (n nodes) measureVF(r *report, o options) error {
 	c, err := n.chainOf("sriov-vf", "node-sriov", pluginSet{sideOurs, o.plugins})
 	if err != nil {

@@ -32,7 +32,7 @@ func (inv invocation) runTraced() ([]byte, startedProcesses, error) {
 	}
 	defer func() { _ = os.RemoveAll(folder) }() // best effort: it is a temporary folder
 	log := filepath.Join(folder, "calls")
-	// With -z strace prints only successful calls, one line for each call.
+	// With the option -z, strace prints only successful calls, one line for each call.
 	inv.args = []string{"-f", "-qq", "-z", "-e", "signal=none", "-e", "trace=execve,clone,?clone3,?fork,?vfork", "-o", log, inv.path}
 	inv.path = "strace"
 	out, err := executeProcess(inv)

@@ -46,7 +46,7 @@ func packageLayers() [][]string {
 // name that ends in "/" means all packages of a folder.
 func allowedImporters() map[string][]string {
 	return map[string][]string{
-		// These packages access the kernel. The sandbox does not use pkg/kernel, so that a check of the product's code does not rely on the same
+		// These packages access the kernel. The sandbox does not use pkg/kernel, because a check of Podlace's code must not rely on the checked
 		// code.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
@@ -198,8 +198,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestGivenPackages checks that production code imports only the listed packages of the reference's modules, and imports each listed
-// package in only one place.
+// TestGivenPackages checks that production code imports only the listed packages of the reference plugins' modules. Only one package of
+// Podlace may import each listed package.
 func TestGivenPackages(t *testing.T) {
 	uses := map[string]string{
 		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin",   // opens the namespaces of pods

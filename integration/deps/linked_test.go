@@ -56,8 +56,8 @@ func binaryFolder(t *testing.T) string {
 	return dir
 }
 
-// TestLean checks that packages for CNI binaries import no forbidden package. From x/net they may import only packages without further
-// imports.
+// TestLean checks that packages for CNI binaries import no forbidden package. The packages for CNI binaries may import a package of x/net
+// only if this package has no further imports.
 func TestLean(t *testing.T) {
 	out, err := goTool("list", "-deps", "./pkg/allocation", "./pkg/podresources").CombinedOutput()
 	if err != nil {

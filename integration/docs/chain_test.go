@@ -36,7 +36,7 @@ const (
 	containerID = "example"
 )
 
-// testNetwork is a network configuration with the plugins that it names, for calls through libcni.
+// testNetwork contains a network configuration and the folder of its plugins, for calls through libcni.
 type testNetwork struct {
 	list  *libcni.NetworkConfigList
 	cni   *libcni.CNIConfig

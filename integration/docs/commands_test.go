@@ -94,7 +94,7 @@ func runnableLine(line, folder string) string {
 		if err != nil {
 			panic(err)
 		}
-		// BIN names binaries that are already built.
+		// The variable BIN names binaries that are already built.
 		return `make install VERSION="$(podlace version | sed -n 's/^podlace //p')" BIN=` + bin + " DESTDIR=" + folder + strings.TrimPrefix(line,
 			"make install")
 	case strings.HasPrefix(line, "make "):

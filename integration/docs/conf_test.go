@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/integration/harness/card"
 )
 
-// conflists returns the names of the shipped configurations.
+// The function conflists() returns the names of the shipped configurations.
 func conflists(t testing.TB) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(treeRoot, "conf", "*"))

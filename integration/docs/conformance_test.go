@@ -58,7 +58,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// withItems returns the document with a new, sorted table. An item without a test keeps its row, so that TestConformance reports this item.
+// withItems returns the document with a new, sorted table. A row stays even if its item has no test, so that TestConformance reports the
+// item.
 func withItems(text string, found map[string][]string) string {
 	rules := map[string]string{}
 	for id := range found {

@@ -117,7 +117,7 @@ func (c installTree) installedFiles(t *testing.T) (files []string) {
 	return files
 }
 
-// allInstalled returns the expected files of an installation, and the files in extra.
+// allInstalled returns the expected files of an installation, and the files in the argument `extra`.
 func allInstalled(t *testing.T, extra ...string) []string {
 	t.Helper()
 	for _, name := range makeVariable(t, "CNI_PLUGINS") {

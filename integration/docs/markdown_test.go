@@ -114,7 +114,7 @@ func (d markdownDocument) blocksOf(lang string) []codeBlock {
 
 func (d markdownDocument) at(b codeBlock) string { return fmt.Sprintf("%s:%d", d.path, b.line) }
 
-// backquoted returns the texts of a cell that are in backquotes.
+// The function backquoted() returns the texts of a cell that are in backquotes.
 func backquoted(cell string) []string {
 	var words []string
 	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cell, -1) {
@@ -123,7 +123,7 @@ func backquoted(cell string) []string {
 	return words
 }
 
-// documents lists every Markdown file of the tree.
+// The function documents() returns every Markdown file of the tree.
 func documents(t testing.TB) []markdownDocument {
 	t.Helper()
 	var all []markdownDocument

@@ -42,7 +42,7 @@ func needReference(t *testing.T) string {
 	return dir
 }
 
-// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. The argument edits contains pairs: a
+// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. The argument `edits` contains pairs: a
 // text of the configuration, and the text that replaces it.
 func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...string) testNetwork {
 	t.Helper()

@@ -77,7 +77,7 @@ func TestRollback(t *testing.T) {
 				t.Errorf("after a rollback without pods, this remains: %s", left)
 			}
 
-			// ADD of the reference enables route_localnet permanently. Reset the sysctl, as if no pod had been attached by the reference.
+			// ADD of the reference plugin enables route_localnet permanently. Reset the sysctl, as if the reference plugin had attached no pod.
 			if err := os.WriteFile("/proc/sys/net/ipv4/conf/mixed0/route_localnet", []byte("0"), 0o644); err != nil {
 				t.Fatal(err)
 			}

@@ -83,7 +83,7 @@ func plug(t *testing.T, ns *kernel.NS, name string, addresses []string) {
 	}
 }
 
-// tellAddresses starts a server in the pod that answers each line with the client's address.
+// tellAddresses starts a server in the pod. The server answers each line with the client's address.
 func tellAddresses(t *testing.T, pod *sandbox.Pod, address string) {
 	t.Helper()
 	var l net.Listener
@@ -126,7 +126,7 @@ func dialFrom(pod *sandbox.Pod, address string) (c net.Conn, err error) {
 	return c, err
 }
 
-// exchangeLine sends a line and compares the reply with want.
+// exchangeLine sends a line and compares the reply with the expected reply.
 func exchangeLine(c net.Conn, want string) error {
 	if err := c.SetDeadline(time.Now().Add(trafficLimit)); err != nil {
 		return err
@@ -141,7 +141,7 @@ func exchangeLine(c net.Conn, want string) error {
 	return err
 }
 
-// exchangeOnce opens a connection, sends one line and compares the reply with want.
+// exchangeOnce opens a connection, sends one line and compares the reply with the expected reply.
 func exchangeOnce(pod *sandbox.Pod, address, want string) error {
 	c, err := dialFrom(pod, address)
 	if err != nil {
@@ -241,9 +241,9 @@ func createSharedState(t *testing.T, networks ...testNetwork) {
 	}
 }
 
-// TestTakeOver (F-44) checks that Podlace's DEL removes all state of pods that the reference attached. The test runs with each backend and
-// with an existing, an unnamed and a deleted namespace. Before DEL, the pods' traffic continues while the plugins are replaced (F-43) and
-// while other pods start and end. CHECK succeeds, even with antiSpoof in the new configuration.
+// TestTakeOver (F-44) checks that Podlace's DEL removes all state of pods that the reference plugins attached. The test runs with each
+// backend and with an existing, an unnamed and a deleted namespace. Before DEL, the pods' traffic continues while the plugins are replaced
+// (F-43) and while other pods start and end. CHECK succeeds, even with antiSpoof in the new configuration.
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{
@@ -289,8 +289,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestTakeOverVariants (F-44) checks that DEL of Podlace removes state that only some configurations of the reference create, such as rules
-// of macspoofchk.
+// TestTakeOverVariants (F-44) checks that DEL of Podlace removes state that only some configurations of the reference plugins create, such
+// as rules of macspoofchk.
 func TestTakeOverVariants(t *testing.T) {
 	reference := needReference(t)
 	spoof := withSpoofCheck(true)
@@ -349,7 +349,8 @@ func withSpoofCheck(on bool) []string {
 
 func antiSpoof() []string { return []string{`"ipMasq"`, `"antiSpoof": true, "ipMasq"`} }
 
-// endAs runs DEL twice. If netns is "empty" or "gone", the runtime has lost the name of the namespace or the namespace itself.
+// endAs runs DEL twice. If netns is "empty", the runtime has lost the name of the namespace. If netns is "gone", the namespace no longer
+// exists.
 func endAs(t *testing.T, n testNetwork, netns, id string, pod *sandbox.Pod) {
 	t.Helper()
 	switch netns {

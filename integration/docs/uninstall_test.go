@@ -177,7 +177,7 @@ func TestUninstallWarnsOfPods(t *testing.T) {
 	}
 }
 
-// record writes a file among the records of the node.
+// The method record() writes a file among the records of the node.
 func (c installTree) record(t *testing.T, name string) {
 	t.Helper()
 	path := filepath.Join(c.into, "run/podlace", name)

@@ -17,8 +17,8 @@ import (
 // systemdUnit maps the sections and keys of a systemd unit to their values.
 type systemdUnit map[string]map[string][]string
 
-// readUnit parses a unit. readUnit supports the part of systemd.unit(5)'s syntax that these units use, and fails for any other line. An
-// empty assignment is a value.
+// readUnit parses a unit. readUnit supports only the syntax of systemd.unit(5) that these units use, and fails for any other line. An empty
+// assignment is a value.
 func readUnit(t *testing.T, path string) systemdUnit {
 	t.Helper()
 	u, section := systemdUnit{}, ""

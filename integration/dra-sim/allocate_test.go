@@ -88,7 +88,7 @@ func (p claimProblem) isPossible() bool {
 	return p.tryAlternatives(0, nil, try)
 }
 
-// tryAlternatives calls the function try for each alternative of a request, until one call returns true.
+// tryAlternatives calls the given function for each alternative of a request, until one call returns true.
 func (p claimProblem) tryAlternatives(n int, taken []int, try func(n, alternative, got, from int, taken []int) bool) bool {
 	if n == len(p.requests) {
 		return p.meetsConstraints(taken)
@@ -101,7 +101,7 @@ func (p claimProblem) tryAlternatives(n int, taken []int, try func(n, alternativ
 	return false
 }
 
-// meetsConstraints reports whether the taken devices meet the constraints of the claim.
+// meetsConstraints reports whether the chosen devices meet the constraints of the claim.
 func (p claimProblem) meetsConstraints(taken []int) bool {
 	seen := map[string]bool{}
 	for k, i := range taken {
@@ -174,8 +174,8 @@ func randomProblem(r *rand.Rand, consumable bool) (claimProblem, machine) {
 	return p, m
 }
 
-// TestAllocatorFindsWhatIsThere checks that each allocator of the scheduler finds devices in Podlace's slices exactly if a search of all
-// choices finds devices. No allocator may allocate a device that is already allocated, is tainted, or belongs to another resource.
+// TestAllocatorFindsWhatIsThere checks that each allocator of the scheduler finds devices in Podlace's slices if and only if a search of
+// all choices finds devices. No allocator may allocate a device that is already allocated, is tainted, or belongs to another resource.
 func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	c, err := parseDefaultConfig()
 	if err != nil {

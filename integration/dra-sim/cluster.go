@@ -57,7 +57,7 @@ func channels() []allocatorVariant {
 		ListTypeAttributes: true, OptionalNodeOperations: true, PartitionableDevices: true, PrioritizedList: true}}}
 }
 
-// allocator returns a new allocator of the scheduler, for one scheduling cycle.
+// The method allocator() returns a new allocator of the scheduler, for one scheduling cycle.
 func (c *allocatorInput) allocator(ctx context.Context, f structured.Features) (structured.Allocator, error) {
 	return structured.NewAllocator(ctx, f, structured.AllocatedState{AllocatedDevices: c.taken}, c.classes, c.slices, c.cache)
 }

@@ -152,8 +152,8 @@ func resourceOf(parsed *pool.Config, cl *allocatorInput, device string) *pool.Re
 	return nil
 }
 
-// checkedSettings returns the settings that check-claim prints, by request and key. checkedSettings returns nil if check-claim refuses the
-// claim because of values that Prepare reads.
+// checkedSettings returns the settings that check-claim prints, by request and key. The result is nil if check-claim refuses the claim
+// because of values that Prepare reads.
 func checkedSettings(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[string]string {
 	t.Helper()
 	dir := t.TempDir()

@@ -196,7 +196,7 @@ func checkClaims(t *testing.T, config string, shown []string) {
 	}
 }
 
-// TestGuardsMatter uses an expression that reads an attribute, but does not test the presence of the attribute. The expression must fail
+// TestGuardsMatter uses an expression that reads an attribute without a test that the device has this attribute. The expression must fail
 // for a device without the attribute. The command check-claim must report the expression.
 func TestGuardsMatter(t *testing.T) {
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(`device.attributes["resource.kubernetes.io"].numaNode == 1`, cel.Options{})

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// machine is a node with network cards. Each NUMA node has nearly the same number of PFs.
+// A machine is a node with network cards. Each NUMA node has nearly the same number of PFs.
 type machine struct {
 	name  string
 	numa  int // NUMA nodes
@@ -39,7 +39,7 @@ func parseConfig(config string) (*pool.Config, error) {
 	return pool.Parse(pool.Source{File: "config.json", Prefix: "example.com", Host: "node"}, []byte(config))
 }
 
-// snapshot returns the PCI devices of the machine in the form of a scan.
+// The method snapshot() returns the PCI devices of the machine in the form of a scan.
 func (m machine) snapshot() *pci.Snapshot {
 	s := &pci.Snapshot{}
 	for n := range m.numa {
@@ -79,7 +79,7 @@ func (m machine) cardDevices(p, node int) []pci.Device {
 	return devices
 }
 
-// inventory returns the inventory that the daemon has of the machine.
+// The method inventory() returns the inventory that the daemon has of the machine.
 func (m machine) inventory(c *pool.Config) dra.Inventory {
 	s := m.snapshot()
 	i := dra.Inventory{Snapshot: s, Pools: pool.Assign(c, s, pool.Env{}), Taints: c.Taints, Faults: map[string]dra.Fault{},

@@ -139,8 +139,8 @@ func (c *allocatorInput) measureClaim(ctx context.Context, o simOptions, want in
 	return m, nil
 }
 
-// claimFor returns a claim for VFs. The argument want is the number of VFs. The argument match names the attribute whose value must be
-// equal for all VFs.
+// claimFor returns a claim for VFs. The argument `want` contains the number of VFs. The argument `match` contains the name of the attribute
+// whose value must be equal for all VFs.
 func claimFor(want int, match string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "shop", UID: "u1"}}
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "vf", Exactly: &resourceapi.ExactDeviceRequest{

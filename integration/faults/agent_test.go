@@ -25,8 +25,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// nodeAPI starts a Kubernetes API server that streams two Node objects to every watch. The gateway of the route to the second node's
-// podCIDRs is the first address of the test's link.
+// nodeAPI starts a Kubernetes API server that streams two Node objects to every watch. The gateway of the route that leads to the second
+// node's podCIDRs is the first address of the test's link.
 func nodeAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	type object = map[string]any
@@ -60,7 +60,7 @@ type agentLab struct {
 
 const agentConflist = `{"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}, {"type": "podlace-portmap"}]}`
 
-// resetNode removes everything that the agent wrote. resetNode keeps the configuration of another network.
+// resetNode removes everything that the agent wrote, but keeps the configuration of another network.
 func (l agentLab) resetNode() {
 	l.Helper()
 	host, err := kernel.Host()
@@ -71,7 +71,7 @@ func (l agentLab) resetNode() {
 		os.MkdirAll(l.dir+"/net.d", 0o755), os.WriteFile(l.dir+"/net.d/05-other.conflist", []byte("{}"), 0o600))
 }
 
-// startAgent starts the agent with additional environment variables, and writes the agent's output to out.
+// startAgent starts the agent with additional environment variables, and writes the agent's output to the argument `out`.
 func (l agentLab) startAgent(out *bytes.Buffer, env ...string) *exec.Cmd {
 	l.Helper()
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), "podlace-node"), "run", "--node-name", "n1", "--config", l.dir+"/config.json",
@@ -91,7 +91,8 @@ func (l agentLab) hasRoute() bool {
 	return len(routes) == 2
 }
 
-// checkOrder checks the order of the agent's steps: the prerequisites of each existing file or route exist, and no file is incomplete.
+// checkOrder checks the order of the agent's steps. If a file or route exists, all files and routes that the agent creates before it must
+// exist too. No file may be incomplete.
 func (l agentLab) checkOrder(when string) {
 	l.Helper()
 	whole := 0

@@ -22,8 +22,8 @@ import (
 // bootID is the file with the kernel's boot ID, which plugins use to distinguish boots.
 const bootID = "/proc/sys/kernel/random/boot_id"
 
-// rebootNode emulates a reboot: it removes the kernel's state and /run, and keeps the leases. A new boot ID is mounted over the file of the
-// kernel.
+// rebootNode emulates a reboot: it removes the kernel's state and /run, and keeps the leases. rebootNode mounts a file with a new boot ID
+// over the kernel's file.
 func rebootNode(t *testing.T, pods ...*sandbox.Pod) {
 	t.Helper()
 	harness.Program(t, "nft")
@@ -47,7 +47,7 @@ func rebootNode(t *testing.T, pods ...*sandbox.Pod) {
 	})
 }
 
-// TestFaultBoot reboots the node, or changes its clock.
+// TestFaultBoot reboots the node or changes the node's clock.
 func TestFaultBoot(t *testing.T) {
 	t.Run("F-27 reboot with pods", testReboot)
 	t.Run("F-27 leases of an earlier boot are given again, those of this one never", testRebootFull)
@@ -96,7 +96,7 @@ func testReboot(t *testing.T) {
 	s.Report(t)
 }
 
-// testRebootFull fills a pool with leases of pods that never get a DEL, and reboots the node. New pods then get addresses.
+// testRebootFull fills a pool with leases of pods for which the runtime never calls DEL, and reboots the node. New pods then get addresses.
 func testRebootFull(t *testing.T) {
 	conf := modelConf().With("name", "full", "bridge", "full0")
 	y := harness.Tally{}
@@ -173,8 +173,8 @@ func testRebootMidway(t *testing.T, verb string) {
 	s.Report(t)
 }
 
-// testClocks attaches a pod and detaches it after a large change of the wall clock. The modification times of the state files change by the
-// same amount.
+// testClocks emulates a large change of a clock between ADD and DEL of a pod. To emulate a change of the wall clock, testClocks changes the
+// modification times of the state files.
 func testClocks(t *testing.T) {
 	unshare := harness.Program(t, "unshare")
 	s := newSweep(t, "nftables")

@@ -80,7 +80,7 @@ func testBridgeChanged(t *testing.T) {
 	defer s.Must(t, "DEL", harness.Attachment(&sandbox.Pod{}, "one", nil))
 	port := hostVethOf(t, result)
 	for title, c := range harness.InOrder(map[string]struct {
-		breaks, mends string // mends restores what the next ADD does not repair
+		breaks, mends string // the command in mends restores the settings that the next ADD does not repair
 		told          bool   // CHECK reports the difference
 		refused       bool   // the next ADD fails
 	}{

@@ -76,7 +76,7 @@ func callFailures() map[string][]string {
 	}
 }
 
-// killedCalls returns the system calls that change the node, take or release a lock, or write the answer. The test sends SIGKILL to the
+// killedCalls returns the system calls that change the node, take or release a lock, or write the result. The test sends SIGKILL to the
 // program in place of each of these calls.
 func killedCalls() map[string][]string {
 	kills := map[string][]string{}
@@ -87,7 +87,7 @@ func killedCalls() map[string][]string {
 	return kills
 }
 
-// sigkill stands in the place of an error name. It means that a signal kills the program at the call.
+// The constant `sigkill` replaces an error name. With this name, a signal kills the program at the call.
 const sigkill = "SIGKILL"
 
 // TestFaultCalls lets single system calls of the real programs fail, or kills the program at a call.
@@ -99,8 +99,8 @@ func TestFaultCalls(t *testing.T) {
 	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 5, 1) })
 }
 
-// failCalls tests a sample of the kinds of failure. The first number is the stride of the sample, and the second number is the first system
-// call that fails. FAULTS=all tests all kinds and calls.
+// failCalls tests a sample of the kinds of failure. The first argument is the stride of the sample, and the second argument is the number
+// of the first system call that fails. With FAULTS=all, the test covers all kinds and calls.
 func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
 	t.Helper()
 	strace := harness.Program(t, "strace")
@@ -120,7 +120,7 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 }
 
 // failCall runs the verb once for each system call of one kind, and lets this call fail. failCall ends when the program makes no further
-// call of this kind. In a sampled run only some of these calls fail.
+// call of this kind. In a sampled run, only some of these calls fail.
 func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")
@@ -168,7 +168,7 @@ func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace str
 }
 
 // failedCalls returns the failed system calls from the output of strace, one for each thread. If strace prints a call in two lines,
-// failedCalls joins the lines, because the second line ("<... write resumed>") names no file.
+// failedCalls joins the lines, because the second line ("<... write resumed>") contains no file name.
 func failedCalls(log string) (hits []string) {
 	began := map[string]string{}
 	for line := range strings.Lines(log) {
@@ -188,8 +188,9 @@ func failedCalls(log string) (hits []string) {
 	return hits
 }
 
-// preventsAnswer reports whether a program cannot answer after this failure. The failed call then had one of three purposes: to write to
-// stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go runtime.
+// preventsAnswer reports whether this failure prevents the program from printing a result or an error. If the result is true, the failed
+// call had one of three purposes: to write to stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go
+// runtime.
 func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }
@@ -201,7 +202,7 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for n := 3; n < 24; n += harness.Some(6, 1) {
-				// With fewer than 8 files the Go runtime cannot create its poller, and exits without an answer.
+				// With fewer than 8 files, the Go runtime cannot create its poller, and exits without a result or an error of the plugin.
 				s.addLimited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
 			}
 		}
@@ -211,7 +212,7 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for kib := 2000; kib < 2_000_000; kib += kib*harness.Some(16, 1)/8 + 1 {
-				// Without enough memory the Go runtime exits without an answer.
+				// Without enough memory, the Go runtime exits without a result or an error of the plugin.
 				s.addLimited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
 			}
 		}
@@ -229,8 +230,8 @@ func TestFaultLimits(t *testing.T) {
 	})
 }
 
-// addLimited runs ADD of a plugin under a resource limit. If the plugin must answer, ADD returns a result or an error with a code. A DEL
-// without the limit must then remove everything.
+// addLimited runs ADD of a plugin under a resource limit. If the plugin must answer, ADD returns a result or an error with a code. After
+// ADD, a DEL without the resource limit must remove everything.
 func (s *killSweep) addLimited(t *testing.T, plugin string, answers bool, wrap ...string) {
 	t.Helper()
 	s.tryCase(t, plugin+" under "+strings.Join(wrap, " "), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {

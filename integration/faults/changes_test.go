@@ -10,10 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// toleratesFailure reports whether the call only logs a failure of the change and still succeeds. The kernel removes stale UDP connections
-// after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file with the next address
-// to assign is only a hint. A missing index is rebuilt from the leases. If a verb cannot write the index, only ADD fails, and ADD then
-// releases its leases. The mark of a finished DEL in a record is optional.
+// toleratesFailure reports whether the call still succeeds and only logs an error if the given change fails. The kernel removes stale UDP
+// connections after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file with the
+// next address to assign is only a hint. A missing index is rebuilt from the leases. If a verb cannot write the index, only ADD fails, and
+// ADD then releases its leases. The mark of a finished DEL in a record is optional.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
@@ -21,7 +21,7 @@ func (c pluginCall) toleratesFailure(change string) bool {
 	case c.verb != "ADD" && (strings.Contains(change, "/.podlace/") || strings.HasPrefix(change, "write /run/podlace/")):
 		return true
 	}
-	// Only other programs read this file. A failed removal of this file does not prevent the restoration of a VF.
+	// Podlace itself does not read this file. A failed removal of this file does not prevent the restoration of a VF.
 	if strings.HasPrefix(change, "remove /var/run/k8s.cni.cncf.io/devinfo/cni/") {
 		return true
 	}
@@ -31,7 +31,7 @@ func (c pluginCall) toleratesFailure(change string) bool {
 // forEachChange runs the given test once for each change of a successful call. The change is the name of the subtest.
 func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w faultWorld, n int)) {
 	w.Helper()
-	if len(changes) == 0 && c.plugin != "bandwidth" { // its devices disappear with the bridge's link
+	if len(changes) == 0 && c.plugin != "bandwidth" { // bandwidth may change nothing, because its devices disappear with the bridge's link
 		w.Errorf("%s %s makes no change that could fail", c.plugin, c.verb)
 	}
 	for i, op := range changes {
@@ -61,7 +61,7 @@ func (w faultWorld) changesOf(i int) []string {
 	return changes
 }
 
-// TestAdd (C-39, F-11, F-31, F-32): after a failed ADD the node is as before, without any DEL, and the next ADD works.
+// TestAdd (C-39, F-11, F-31, F-32): after a failed ADD, the node has the same state as before the ADD, without any DEL. The next ADD works.
 func TestAdd(t *testing.T) {
 	forEachChain(t, func(w faultWorld) {
 		for i := range w.chain {
@@ -103,11 +103,12 @@ func TestAddAfterFault(t *testing.T) {
 	})
 }
 
-// TestDel (C-53, F-11, F-31): the DEL after a failed DEL finishes. The error text of a failed DEL contains no phrase that a runtime
-// interprets as success.
+// TestDel (C-53, F-11, F-31): after a failed DEL, the next DEL removes the remaining state. The error text of a failed DEL contains no
+// phrase that a runtime interprets as success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
-// TestGC (F-11): the GC after a failed GC finishes. The list of valid attachments lacks the pod, so GC deletes the pod's state.
+// TestGC (F-11): after a failed GC, the next GC removes the remaining state. The list of valid attachments lacks the pod, so GC deletes the
+// pod's state.
 func TestGC(t *testing.T) { testRemoval(t, "GC") }
 
 func testRemoval(t *testing.T, verb string) {

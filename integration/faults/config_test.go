@@ -117,8 +117,8 @@ func testExhausted(t *testing.T) {
 	y.Report(t)
 }
 
-// testRangeMoved changes the range of a network with running pods. Pods with addresses of the old range keep them, and no pod of the new
-// range gets one of these addresses.
+// testRangeMoved changes the range of a network with running pods. Pods with addresses of the old range keep these addresses, and no new
+// pod gets one of these addresses.
 func testRangeMoved(t *testing.T) {
 	s := newSweep(t, "nftables")
 	ranged := func(from, to string) object {
@@ -228,7 +228,7 @@ func testDamagedRecords(t *testing.T) {
 		s.Next++
 		_, checked := s.Do("CHECK", rt, nil)
 		_, deleted := s.Do("DEL", rt, nil)
-		if i%15 == 14 { // a folder cannot be read or replaced: DEL reports it until it is removed
+		if i%15 == 14 { // DEL cannot read or replace a folder, and reports the folder until the folder is removed
 			err = os.RemoveAll(path)
 			_, deleted = s.Do("DEL", rt, nil)
 		}
@@ -294,8 +294,8 @@ func testLockFileRemoved(t *testing.T) {
 	s.Report(t)
 }
 
-// testLockHeld stops a process that holds the lock of an attachment. The stopped process blocks only this attachment, and each verb of the
-// attachment fails after its deadline.
+// testLockHeld stops, with SIGSTOP, a process that holds the lock of an attachment. The stopped process blocks only this attachment, and
+// each verb of the attachment fails after its deadline.
 func testLockHeld(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
@@ -319,8 +319,8 @@ func testLockHeld(t *testing.T) {
 	s.Report(t)
 }
 
-// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD. The returned function kills the stopped
-// process.
+// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD with SIGSTOP. The returned function kills
+// the stopped process.
 func stallADD(t *testing.T, add harness.Call) (dir string, release func()) {
 	t.Helper()
 	dir = t.TempDir()

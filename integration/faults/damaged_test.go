@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// recordDamage makes a record unreadable. The field reason is a part of the text that Podlace reports.
+// recordDamage makes a record unreadable. The field `reason` contains a part of the text that Podlace reports.
 type recordDamage struct {
 	of     func(path string, data []byte) error
 	reason string
@@ -68,8 +68,9 @@ func ls() (status int, list []listedAttachment, stderr string, err error) {
 	return status, list, stderr, json.Unmarshal([]byte(stdout), &list)
 }
 
-// TestFaultUnreadable (F-05) makes each record of a pod unreadable in turn. The commands ls, limits and reload print the path of the record
-// with the reason. After DEL, or after GC of a pod that is gone, no plugin has a record of the pod and ls does not show the pod.
+// TestFaultUnreadable (F-05) makes the records of a pod unreadable, one at a time. The commands `podlace ls`, `podlace limits` and `podlace
+// reload` print the path of the record with the reason. After DEL, or after GC of a pod that is gone, no plugin has a record of the pod and
+// `podlace ls` does not show the pod.
 func TestFaultUnreadable(t *testing.T) {
 	s := newSweep(t, "nftables")
 	hash := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
@@ -129,7 +130,7 @@ func (s *killSweep) checkGCNames(then, path, reason string) error {
 	return nil
 }
 
-// checkNothingLeft checks that no record remains and that ls does not show the pod.
+// checkNothingLeft checks that no record remains and that `podlace ls` does not show the pod.
 func checkNothingLeft(hash string) error {
 	left, err := filepath.Glob("/run/podlace/chain/*" + hash + "*")
 	if len(left) > 0 {
@@ -147,8 +148,8 @@ func checkNothingLeft(hash string) error {
 	return errors.Join(err, lsErr)
 }
 
-// TestFaultNewer replaces records by records of a newer format. GC keeps these records while the runtime lists their pod, so a downgrade
-// and a later upgrade lose no state.
+// TestFaultNewer replaces records by records of a newer format. GC keeps these records while the runtime lists their pod, so no state is
+// lost by a downgrade and a later upgrade.
 func TestFaultNewer(t *testing.T) {
 	s := newSweep(t, "nftables")
 	pod := harness.NewPod(t, victimID)

@@ -109,8 +109,8 @@ func testFull(t *testing.T, dir string, inodes bool) {
 	s.Report(t)
 }
 
-// testReadOnly makes the disk read-only. ADD fails with a coded error. DEL removes what it can and reports the rest in its error. ADD and
-// DEL succeed once the disk is writable again.
+// testReadOnly makes the disk read-only. ADD fails with a coded error. DEL removes all state that it can remove, and its error lists the
+// state that remains. ADD and DEL succeed once the disk is writable again.
 func testReadOnly(t *testing.T, dir string) {
 	s := newSweep(t, "nftables")
 	remount := func(flags uintptr) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|flags, "") }

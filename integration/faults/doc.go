@@ -10,5 +10,5 @@
 //   - TestSweep* kill the chain between any two changes.
 //   - TestFault* and TestXTables inject the remaining faults.
 //
-// The tests visit a sample of the points. With FAULTS=all they visit every point.
+// The tests visit a sample of the points. With FAULTS=all, the tests visit every point.
 package faults

@@ -49,8 +49,8 @@ func sharedState() *regexp.Regexp {
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
-// TestFirst (F-11) lets each change of the first pod of a node fail, including the changes that create shared state. No state that belongs
-// only to this pod remains, and the second ADD creates the missing shared state.
+// TestFirst (F-11) runs ADD of a node's first pod once for each change that this ADD makes, and lets this change fail. Some of the changes
+// create shared state. No state that belongs only to this pod remains, and the second ADD creates the missing shared state.
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// checkMTU checks that the bridge of a plugin still has its original MTU, even if the change that fixes the MTU failed. checkMTU is a no-op
+// checkMTU checks that the bridge of a plugin still has its original MTU, even if the change that pins the MTU failed. checkMTU is a no-op
 // for a plugin without a bridge.
 func (w faultWorld) checkMTU(plugin int) {
 	w.Helper()

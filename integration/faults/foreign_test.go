@@ -25,7 +25,7 @@ var foreignLinks = map[string]string{
 	"port":   "ip link add %s type veth peer name foreign1 && ip link set %[1]s master chain0 up",
 }
 
-// foreignNames returns the link names that Podlace uses for the victim.
+// foreignNames returns the link names that Podlace uses for the tested pod.
 func foreignNames() map[string]string {
 	key := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}
 	return map[string]string{"host side": key.HostVeth(), "device of the egress limit": "bwp" + key.ReferenceHash()[:12]}
@@ -40,8 +40,8 @@ func runShell(line string, args ...any) error {
 	return nil
 }
 
-// TestFaultForeignLink (F-18): another program has created a link with a name that Podlace needs. ADD fails. Neither this ADD nor a
-// following DEL or GC changes the link.
+// TestFaultForeignLink (F-18): another program has created a link with a name that Podlace needs. ADD fails. The pod's ADD does not change
+// the foreign link, and a later DEL or GC does not change it either.
 func TestFaultForeignLink(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")
@@ -73,8 +73,8 @@ func TestFaultForeignLink(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultLinkExchanged: another program renames or deletes the host-side veth of a running pod, and gives its name to a foreign link. DEL
-// removes only the pod's links, even if the pod has no records.
+// TestFaultLinkExchanged: another program renames or deletes the host-side veth of a running pod, and gives the name of the veth to a
+// foreign link. DEL removes only the pod's links, even if the pod has no records.
 func TestFaultLinkExchanged(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")

@@ -33,7 +33,7 @@ type pluginCall struct {
 	prev json.RawMessage
 }
 
-// callOutcome contains the output of a call, its changes in order, and its moments. Each change counts as a moment.
+// callOutcome contains the output of a call, its changes in order, and its moments. Each change is also a moment.
 type callOutcome struct {
 	exit    int
 	stdout  []byte
@@ -100,7 +100,7 @@ func (c pluginCall) mustRun(t testing.TB) callOutcome {
 	return o
 }
 
-// checkRefused checks that the call printed one error document that names the fault.
+// checkRefused checks that the call printed one error document that contains the fault.
 func (o callOutcome) checkRefused(t testing.TB, c pluginCall, failAt int) {
 	t.Helper()
 	var doc struct {

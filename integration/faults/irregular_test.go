@@ -63,7 +63,8 @@ func makeTargets(t *testing.T) (untouched func() error) {
 	}
 }
 
-// filePaths returns the paths of the victim's files and of the shared files, and the paths of their temporary files for atomic writes.
+// filePaths returns the paths of the tested pod's files and of the shared files. filePaths also returns the paths of the temporary files
+// for atomic writes.
 func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 	t.Helper()
 	pod := harness.NewPod(t, victimID)
@@ -104,8 +105,8 @@ func withTemporary(paths []string) []string {
 	return paths
 }
 
-// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. If
-// a verb fails, the verb succeeds once the object is removed. No state remains.
+// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. A
+// failed verb succeeds once the object is removed. No state remains.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")
 	untouched := makeTargets(t)
@@ -118,9 +119,9 @@ func TestFaultIrregular(t *testing.T) {
 	for _, path := range slices.Concat(own, shared) {
 		for kind, place := range harness.InOrder(irregularFiles) {
 			if kind == "device" && !canMakeDevices() {
-				continue // only root of the initial user namespace can create them
+				continue // only root of the initial user namespace can create device files
 			}
-			// A plugin could block forever if it opens a FIFO at the temporary path of a record. Each run tests this case.
+			// If a FIFO is at the temporary path of a record, a plugin that opens this path could block forever. Each run tests this case.
 			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {
 				continue
 			}

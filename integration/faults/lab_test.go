@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// tryCase runs one case. The given function makes changes to a pod and cleans up as a runtime does. Afterwards no state of the pod may
-// remain, the permanent pod must be unchanged, and the next ADD and DEL of the container must work.
+// tryCase runs one case. The given function makes changes to a pod and cleans up as a runtime does. After this function, no state of the
+// pod may remain, the permanent pod must be unchanged, and the next ADD and DEL of the container must work.
 func (s *killSweep) tryCase(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	s.Points++
@@ -64,8 +64,8 @@ func (s *killSweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) er
 	return err
 }
 
-// onlyIndexRebuilt reports whether the only difference is an index that was rebuilt from the leases. The leases do not contain the names of
-// the pods.
+// onlyIndexRebuilt reports whether the only difference is an index that was rebuilt from the leases. The rebuilt index differs because the
+// leases do not contain the names of the pods.
 func onlyIndexRebuilt(difference string) bool {
 	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
 }
@@ -77,7 +77,7 @@ func (s *killSweep) delWithoutNetns(rt *libcni.RuntimeConf) error {
 	return err
 }
 
-// doPaused runs a verb of the chain, and runs a shell command at the given point of the verb.
+// doPaused runs a verb of the chain. When the verb reaches the given point, doPaused runs a shell command.
 func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, error) {
 	e := &faultExec{at: at, run: command, dir: s.dir}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
@@ -88,8 +88,9 @@ func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, e
 	return e, err
 }
 
-// atEveryPoint runs a verb once for each point, or for a sample of the points, and runs a shell command at this point. After each run of
-// the verb, atEveryPoint calls the given function. The verb and this function may fail, but only with a coded error.
+// atEveryPoint visits all points of a verb, or a sample of these points. For each point, the function runs the verb once and runs a shell
+// command when the verb reaches the point. After each run of the verb, atEveryPoint calls the given function. The verb and this function
+// may fail, but only with a coded error.
 func (s *killSweep) atEveryPoint(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	points, _ := s.measureVerb(t, verb)

@@ -18,8 +18,8 @@ import (
 // limitsBudget is the maximum duration of the sampled sweep of one bandwidth verb.
 const limitsBudget = 1500 * time.Millisecond
 
-// limitsSweep kills only the bandwidth plugin. The pod keeps running, and no main plugin deletes its link afterwards. The sweep therefore
-// finds everything that bandwidth leaves, and notices any damage that interrupts the pod's traffic.
+// limitsSweep kills only the bandwidth plugin. The pod keeps running, and no main plugin deletes the pod's link. Therefore the sweep finds
+// all leftovers of bandwidth, and notices each fault that interrupts the pod's traffic.
 type limitsSweep struct {
 	*harness.Alone
 	verb     string
@@ -35,7 +35,8 @@ func mbitRates(ingress, egress int) harness.Rates {
 	return harness.Rates{Ingress: ingress, Egress: egress}
 }
 
-// TestSweepLimits kills bandwidth at a sample of the points. With FAULTS=all it visits all points, each with all follow-ups.
+// TestSweepLimits kills bandwidth at a sample of the points. With FAULTS=all, the test visits all points, and tries all follow-ups at each
+// point.
 func TestSweepLimits(t *testing.T) {
 	for _, c := range []struct {
 		title, verb string
@@ -144,7 +145,8 @@ func (s *limitsSweep) runKilled(e *faultExec) error {
 	return err
 }
 
-// checkBounded checks that each direction has the old or the new limit. A direction with an old and a new limit must not be unlimited.
+// checkBounded checks that each direction has the old or the new limit. If a direction has an old and a new limit, this direction must not
+// be unlimited.
 func (s *limitsSweep) checkBounded() error {
 	got, err := s.InEffect()
 	if err != nil {
@@ -161,7 +163,7 @@ func (s *limitsSweep) checkBounded() error {
 	return err
 }
 
-// followUp makes the calls that a runtime makes after the kill. The last call is DEL or GC.
+// followUp makes the calls that a runtime makes after the kill. The last of these calls is DEL or GC.
 func (s *limitsSweep) followUp(then string) error {
 	del := s.Call("DEL", s.new)
 	switch then {

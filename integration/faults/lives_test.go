@@ -22,7 +22,7 @@ import (
 
 const (
 	vfsOfCard = 4
-	faulty    = 20 // one of this many calls fails at a change, and one is killed
+	faulty    = 20 // one of 20 calls fails at a change, and one of 20 calls is killed
 )
 
 // vfNode is a node on which pods with VFs start and end. The emulated runtime sends one DEL after a failed ADD. The emulated runtime
@@ -34,11 +34,11 @@ type vfNode struct {
 	host    *kernel.Node
 	golden  []string
 	running []*podLife // index: VF
-	late    []*podLife // their DEL comes late, perhaps when another pod has the VF
+	late    []*podLife // pods with a late DEL; at this DEL, another pod may have the VF
 	usual   map[string]callOutcome
 
 	number, failed, killed int
-	dirty, after, refused  int // after: pods that got a VF before its restoration
+	dirty, after, refused  int // the field after counts the pods that got a VF before its restoration
 }
 
 // podLife is the life of one pod.
@@ -53,8 +53,8 @@ type podLife struct {
 
 // TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, or a thousand with FAULTS=all. On average, one of twenty calls fails at a random
 // change, and one of twenty calls is killed at a random change. A pod gets a usual DEL, a repeated DEL, a late DEL, a DEL without a
-// namespace, a DEL after the end of the namespace, or no DEL. Each pod starts with a VF that has the administrator's settings. At the end
-// the VFs on the node have the same settings again.
+// namespace, a DEL after the end of the namespace, or no DEL. Each pod starts with a VF that has the administrator's settings. At the end,
+// the VFs are on the node and have the administrator's settings again.
 func TestLives(t *testing.T) {
 	l := newLives(t)
 	total := harness.Some(100, 1000)
@@ -186,7 +186,7 @@ func (l *vfNode) beginLife() {
 	l.checkAndChange(of)
 }
 
-// checkAndChange checks that a pod's VF has the expected settings. Then it changes settings that a tenant can change.
+// checkAndChange checks that a pod's VF has the expected settings. Then checkAndChange changes settings that a tenant can change.
 func (l *vfNode) checkAndChange(of *podLife) {
 	l.Helper()
 	l.withInterface(of, func(pod *kernel.NS, link kernel.Link) error {
@@ -229,7 +229,7 @@ func (l *vfNode) withInterface(of *podLife, f func(*kernel.NS, kernel.Link) erro
 	}
 }
 
-// closeNetns ends a pod's namespace. A VF in the namespace returns to the node.
+// closeNetns ends a pod's namespace. If a VF is in the namespace, the VF returns to the node.
 func (l *vfNode) closeNetns(of *podLife) {
 	l.Helper()
 	in := false
@@ -282,7 +282,8 @@ func (l *vfNode) delUntilDone(of *podLife) {
 	}
 }
 
-// delLate sends a late DEL. The VF may already belong to another pod, or may have belonged to another pod in the meantime.
+// delLate sends a late DEL. At the time of this DEL, the VF may already belong to another pod, or another pod may have used the VF and
+// ended.
 func (l *vfNode) delLate(of *podLife) bool {
 	l.Helper()
 	l.delUntilDone(of)

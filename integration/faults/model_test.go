@@ -23,8 +23,8 @@ import (
 // actorCount is the number of containers of the model. The pool has more addresses than containers.
 const actorCount = 4
 
-// verbModel runs random verbs of several containers in parallel. The model compares the plugins' answers with the resulting state, and
-// reads this state without code of Podlace.
+// verbModel runs random verbs of several containers in parallel. The model compares the results of the verbs with the state of the node,
+// and reads this state without code of Podlace.
 type verbModel struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -33,7 +33,7 @@ type verbModel struct {
 	harness.Tally
 }
 
-// verbMove is one verb of a round and its answer.
+// verbMove contains one verb of a round and the result of this verb.
 type verbMove struct {
 	verb  string
 	actor int
@@ -96,7 +96,7 @@ func (m *verbModel) runRound(number int) {
 	for i := range steps {
 		steps[i] = verbMove{verb: []string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC"}[m.random.IntN(6)], actor: m.random.IntN(actorCount)}
 		for j := range actorCount {
-			// The GC of a runtime lists the attachments as valid, and sometimes omits one of them.
+			// The test passes a list of the valid attachments to GC, as a runtime does. Sometimes one attachment is missing from the list.
 			steps[i].keeps = append(steps[i].keeps, m.attached[j] && m.random.IntN(6) > 0)
 		}
 		c, delay := m.call(steps[i]), time.Duration(m.random.IntN(20))*time.Millisecond
@@ -129,7 +129,7 @@ func (m *verbModel) runRound(number int) {
 	}
 }
 
-// checkActor compares the answers about one actor with the actor's state. checkActor returns the address of an attached actor.
+// checkActor compares the results of one actor's verbs with the actor's state. checkActor returns the address of an attached actor.
 func (m *verbModel) checkActor(number, actor int, steps []verbMove) string {
 	adds, removals, may := []string{}, 0, 0
 	for _, s := range steps {

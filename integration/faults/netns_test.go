@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultNetns changes pod namespaces as runtimes and administrators do.
+// TestFaultNetns changes the namespaces of pods, as runtimes and administrators do.
 func TestFaultNetns(t *testing.T) {
 	const vanish = "umount -l /run/netns/" + victimID + " && rm /run/netns/" + victimID
 	for _, verb := range []string{"ADD", "DEL"} {

@@ -189,7 +189,8 @@ func testNameTaken(t *testing.T) {
 	s.Report(t)
 }
 
-// testChurn runs verbs while other programs create and delete links. These changes interrupt every dump of the links.
+// testChurn runs verbs while other programs create and delete links. Because of these changes, the kernel interrupts every dump of the
+// links.
 func testChurn(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop := make(chan struct{})
@@ -203,7 +204,7 @@ func testChurn(t *testing.T) {
 					return
 				default:
 				}
-				// The loop only produces changes of links. The results of both commands do not matter.
+				// The loop only causes changes of links, so it ignores the results of both commands.
 				_ = exec.Command("ip", "link", "add", name, "type", "veth", "peer", "name", name+"p").Run()
 				_ = exec.Command("ip", "link", "del", name).Run()
 			}

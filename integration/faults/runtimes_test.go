@@ -42,7 +42,7 @@ func TestRuntimes(t *testing.T) {
 	}
 }
 
-// containerdHabits returns the failure sequences of containerd. After a failed ADD containerd sends one DEL, and the kubelet creates
+// containerdHabits returns the failure sequences of containerd. After a failed ADD, containerd sends one DEL, and the kubelet creates
 // another sandbox. Containerd retries DEL until DEL succeeds, and then sends one more DEL. Containerd sends STATUS every five seconds, and
 // never CHECK or GC.
 func containerdHabits() []stepKind {
@@ -67,9 +67,9 @@ func containerdHabits() []stepKind {
 	}
 }
 
-// crioHabits returns the failure sequences of CRI-O. CRI-O sends CHECK right after ADD. At the end of a pod CRI-O sends one DEL. CRI-O then
-// deletes the namespace and libcni's cached result, even if DEL failed. At its start CRI-O sends STATUS twice, GC with all pods, and CHECK
-// of each pod.
+// crioHabits returns the failure sequences of CRI-O. CRI-O sends CHECK right after ADD. At the end of a pod, CRI-O sends one DEL. CRI-O
+// then deletes the namespace and libcni's cached result, even if DEL failed. When CRI-O starts, it sends STATUS twice, GC with all pods,
+// and CHECK of each pod.
 func crioHabits() []stepKind {
 	return []stepKind{
 		{"RunPodSandbox", 3, (*soakRun).stepAddAndCheck},
@@ -118,7 +118,7 @@ func (s *soakRun) startStorm(n int) bool {
 	return len(list) > 2
 }
 
-// retryKilled kills an ADD. Afterwards it runs DEL of the pod, and ADD of the pod's next sandbox with the same ports.
+// retryKilled kills an ADD. Then retryKilled runs DEL of the pod, and runs ADD of the pod's next sandbox with the same ports.
 func (s *soakRun) retryKilled(m faultyRun) bool {
 	a := s.randomFree()
 	if a == nil {
@@ -131,7 +131,7 @@ func (s *soakRun) retryKilled(m faultyRun) bool {
 	return true
 }
 
-// repeatDel kills a DEL and retries DEL until it succeeds.
+// repeatDel kills a DEL and retries DEL until DEL succeeds.
 func (s *soakRun) repeatDel(m faultyRun) bool {
 	a := s.randomPod(nil)
 	if a == nil {
@@ -143,7 +143,7 @@ func (s *soakRun) repeatDel(m faultyRun) bool {
 	return true
 }
 
-// forgetKilled kills a DEL and never retries it.
+// forgetKilled kills a DEL and does not retry DEL.
 func (s *soakRun) forgetKilled(m faultyRun) bool {
 	a := s.randomPod(nil)
 	if a == nil {
@@ -159,7 +159,7 @@ func (s *soakRun) forgetKilled(m faultyRun) bool {
 // chain fail.
 type failingExec struct {
 	invoke.DefaultExec
-	plugin, at int // plugin's index in the chain, and the change's number
+	plugin, at int // index of the plugin in the chain, and number of the change
 	started    int
 	failed     bool
 }
@@ -207,7 +207,7 @@ func (s *soakRun) stepAddAndCheck() bool {
 	return a != nil
 }
 
-// stepRestartContainerd restarts containerd during an ADD. After its restart containerd deletes this pod.
+// stepRestartContainerd restarts containerd during an ADD. After its restart, containerd deletes this pod.
 func (s *soakRun) stepRestartContainerd() bool {
 	a := s.randomFree()
 	if a == nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultSignal sends signals to plugins. Each plugin completes its work or undoes it.
+// TestFaultSignal sends signals to plugins. After a signal, each plugin either completes its changes or undoes its changes.
 func TestFaultSignal(t *testing.T) {
 	for _, verb := range []string{"ADD", "DEL"} {
 		t.Run("F-46 SIGTERM, SIGINT, SIGHUP at any point of "+verb, func(t *testing.T) { signalEverywhere(t, verb) })
@@ -24,8 +24,8 @@ func TestFaultSignal(t *testing.T) {
 	t.Run("F-46 SIGPIPE: the result is not read", testBrokenPipe)
 }
 
-// signalEverywhere runs a verb once for each signal and each point, and sends the signal at this point. An ADD either succeeds or leaves no
-// state; a failed ADD needs no DEL. A DEL finishes.
+// signalEverywhere runs a verb once for each pair of signal and point, and sends the signal when the verb reaches the point. An ADD either
+// succeeds or leaves no state; a failed ADD needs no DEL. A DEL finishes.
 func signalEverywhere(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measureVerb(t, verb)

@@ -35,7 +35,7 @@ func (s *soakRun) auditNode() {
 	}
 }
 
-// settleNode restores flushed rules and collects the pods that got no DEL.
+// settleNode restores flushed rules and removes the state of the pods that ended without a DEL.
 func (s *soakRun) settleNode() {
 	s.Helper()
 	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
@@ -51,8 +51,8 @@ func (s *soakRun) settleNode() {
 	clear(s.orphans)
 }
 
-// recreateIncomplete runs CHECK of all pods. A pod may lack state, because it has lost a record and a later flush removed state that only
-// this record names. CHECK of this pod fails, as at a restart of CRI-O, and the kubelet recreates the pod.
+// recreateIncomplete runs CHECK of all pods. The state of a pod is incomplete if the pod has lost a record and a later flush has removed
+// state that only this record contains. CHECK of this pod fails, as at a restart of CRI-O, and the kubelet recreates the pod.
 func (s *soakRun) recreateIncomplete() {
 	s.Helper()
 	live := s.livePods()
@@ -70,12 +70,12 @@ func (s *soakRun) recreateIncomplete() {
 }
 
 // checkOwned checks that every name, address and key on the node belongs to a live pod or to an orphan. A later GC collects the orphans.
-// Each chain of the iptables backend must have a rule that jumps to it after GC.
+// After GC, each chain of the iptables backend must be the target of a jump.
 func (s *soakRun) checkOwned(orphans map[string]bool) {
 	s.Helper()
 	known := s.knownIdentities()
 	maps.Copy(known, orphans)
-	for _, path := range s.statePaths() { // after a killed ADD only the lease names the addresses
+	for _, path := range s.statePaths() { // after a killed ADD, only the lease contains the addresses
 		lease, err := os.ReadFile(path)
 		if container, _, ok := strings.Cut(string(lease), "\r\n"); err == nil && ok && orphans[container] {
 			known[filepath.Base(path)] = true
@@ -166,7 +166,7 @@ func (s *soakRun) statePaths() (list []string) {
 	return list
 }
 
-// checkFiles checks that docs/STATE.md names every file. The records and leases must be exactly those of the live pods.
+// checkFiles checks that docs/STATE.md lists every file. Exactly the live pods must have records and leases.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)

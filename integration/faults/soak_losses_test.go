@@ -54,7 +54,7 @@ func (s *soakRun) stepDeleteTable() bool {
 	return true
 }
 
-// stepFlushSet empties a map or a set. STATUS does not notice this.
+// stepFlushSet empties a map or a set. STATUS does not notice the empty map or set.
 func (s *soakRun) stepFlushSet() bool {
 	sets := []string{"map inet podlace_hostport ports4", "map inet podlace_hostport ports6", "set inet podlace_hostport snat4"}
 	set := sets[s.random.IntN(len(sets))]
@@ -64,7 +64,7 @@ func (s *soakRun) stepFlushSet() bool {
 	return true
 }
 
-// stepDeleteElement deletes one hostPort of a pod. STATUS does not notice this.
+// stepDeleteElement deletes one hostPort of a pod. STATUS does not notice the missing hostPort.
 func (s *soakRun) stepDeleteElement() bool {
 	a := s.randomPod(func(a *podSlot) bool { return a.ports && a.network.backend == "nftables" })
 	if a == nil {
@@ -126,7 +126,7 @@ func (s *soakRun) stepLoseRecord(lose func(path string) error) bool {
 
 func (s *soakRun) truncate(path string) error { return os.Truncate(path, int64(s.random.IntN(60))) }
 
-// stepLoseNotes deletes the marks of a network. The next ADD writes the marks again.
+// stepLoseNotes deletes the marker files of a network. The next ADD writes the marker files again.
 func (s *soakRun) stepLoseNotes() bool {
 	a := s.randomFree()
 	if a == nil {

@@ -73,7 +73,7 @@ func (s *soakRun) stepAddAgain() bool {
 	return true
 }
 
-// stepAddsAtOnce runs two parallel ADDs for each of several pods. For each pod one ADD succeeds and the other ADD fails.
+// stepAddsAtOnce runs two parallel ADDs for each of several pods. For each pod, one ADD succeeds and the other ADD fails.
 func (s *soakRun) stepAddsAtOnce() bool {
 	var list []*podSlot
 	for range 3 {
@@ -161,7 +161,7 @@ func (s *soakRun) dropCache(a *podSlot) {
 	}
 }
 
-// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD it runs DEL again.
+// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD, the step runs DEL again.
 func (s *soakRun) stepDelBeforeEnd() bool {
 	a := s.randomFree()
 	if a == nil {
@@ -181,8 +181,7 @@ func (s *soakRun) stepDelBeforeEnd() bool {
 	return true
 }
 
-// stepNoDel ends a pod without a DEL. The state of the pod stays on the node until GC removes it, or until an ADD that needs the resources
-// removes it.
+// stepNoDel ends a pod without a DEL. The state of the pod stays on the node until GC, or until an ADD that needs the pod's resources.
 func (s *soakRun) stepNoDel() bool {
 	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -203,8 +202,7 @@ func (s *soakRun) stepCheck() bool {
 	return a != nil
 }
 
-// checkPod runs CHECK of a pod. The test fails if CHECK fails although the pod has lost no record. The result reports whether CHECK
-// succeeded.
+// checkPod runs CHECK of a pod. If the pod has lost no record, a failed CHECK fails the test. The result reports whether CHECK succeeded.
 func (s *soakRun) checkPod(a *podSlot) bool {
 	s.Helper()
 	_, err := a.network.doVerb("CHECK", a.rt, nil)
@@ -217,7 +215,8 @@ func (s *soakRun) checkPod(a *podSlot) bool {
 	return err == nil
 }
 
-// stepRestore runs a command that restores lost state on the whole node. Afterwards the state of some pods is complete again.
+// stepRestore runs a command that restores lost state on the whole node. After the command, some pods that had lost state have their
+// complete state again.
 func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	if err := do(); err != nil {
 		s.Errorf("%s: %v", verb, err)
@@ -235,7 +234,7 @@ func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	return true
 }
 
-// timedKill starts the programs of bin/, and kills one of them at a given time after its start.
+// timedKill starts the programs of bin/, and kills one program at a given time after the start of this program.
 type timedKill struct {
 	invoke.DefaultExec
 	plugin  int // index in the chain
@@ -275,7 +274,7 @@ type faultyRun struct {
 // momentsOf returns the approximate number of moments of a verb for a pod with ports and limits.
 func momentsOf(verb string) int { return map[string]int{"ADD": 75, "DEL": 25}[verb] }
 
-// atPoint returns a run that is killed at a random moment of package fault.
+// atPoint returns a run in which a plugin is killed at a random moment (see package fault).
 func (s *soakRun) atPoint(verb string) faultyRun {
 	policy := []string{"self", "root", "all"}[s.random.IntN(3)]
 	e := &faultExec{at: 1 + s.random.IntN(momentsOf(verb)), run: killCommand(policy, syscall.SIGKILL), dir: s.dir}
@@ -337,7 +336,7 @@ func (s *soakRun) stepKillDel(m faultyRun) bool {
 	return true
 }
 
-// stepKillRestore kills a verb while it restores flushed rules.
+// stepKillRestore kills a verb while the verb restores flushed rules.
 func (s *soakRun) stepKillRestore(verb string) bool {
 	s.flush()
 	at := 1 + s.random.IntN(12)

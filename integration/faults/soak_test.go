@@ -36,8 +36,8 @@ func soakFlags() {
 
 func flagOf[T any](name string) T { return flag.Lookup(name).Value.(flag.Getter).Get().(T) }
 
-// stepKind is one kind of step. A round performs each kind a fixed number of times. The function of a step returns false if no pod was
-// suitable.
+// stepKind is one kind of step. A round performs the steps of each kind a fixed number of times. The function of a step returns false if no
+// pod was suitable.
 type stepKind struct {
 	name  string
 	times int
@@ -45,8 +45,8 @@ type stepKind struct {
 }
 
 // soakRun is a node with the pods of two networks. The seed determines the order of the steps. The random decisions of a step depend only
-// on the seed and the number of the step. A step uses data of the previous steps, but never their duration. A soak is therefore
-// reproducible.
+// on the seed and the number of the step. A step uses data of the previous steps, but does not depend on how long the previous steps took.
+// A soak is therefore reproducible.
 type soakRun struct {
 	*testing.T
 	seed     uint64
@@ -75,7 +75,7 @@ type soakRun struct {
 
 // TestSoak runs pods on a node with antiSpoof, both families, limits, hostPorts and both backends. The steps are verbs, kills, flushes and
 // losses of records in random order. At every audit, all state of the node belongs to a live pod. The traffic, hostPorts and limits of
-// every live pod work. At the end the node is in the same state as before the first pod.
+// every live pod work. At the end, the node is in the same state as before the first pod.
 func TestSoak(t *testing.T) {
 	steps, pods, audits := flagOf[int]("steps"), flagOf[int]("pods"), flagOf[int]("audit")
 	if steps < 0 || pods < 1 || pods > 240 || audits < 1 {
@@ -214,7 +214,8 @@ func (s *soakRun) endSoak(before *harness.Oracle) {
 	before.Clean(s, "the end of all pods")
 }
 
-// printCounts prints the number of performed steps of each kind. On request, the test fails if a kind was never performed.
+// printCounts prints the number of performed steps of each kind. If the caller requests this check, printCounts fails the test when a kind
+// was never performed.
 func (s *soakRun) printCounts(kinds []stepKind, all bool) {
 	s.Helper()
 	var counts []string

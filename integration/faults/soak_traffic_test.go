@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// probeAttempts is the number of tries of a probe. A probe needs several tries, because a machine under load may lose a packet.
+// probeAttempts is the maximum number of attempts of a probe. A probe makes several attempts, because a machine under load may lose a
+// packet.
 const probeAttempts = 3
 
 // checkServer checks that a client gets the expected server name.
@@ -57,12 +58,12 @@ func (s *soakRun) checkTraffic(a *podSlot) {
 	}
 }
 
-// podElsewhere returns a pod of the other network, or nil if no pod is suitable. The node routes the traffic to this pod, so the traffic
-// needs no additional neighbour entry.
+// podElsewhere returns a pod of the other network, or nil if no pod is suitable. The node routes the traffic between the two networks, so
+// the traffic needs no additional neighbour entry.
 func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
 	var list []*podSlot
 	for _, other := range s.livePods() {
-		if other.network != a.network && len(other.lost) == 0 { // a pod that lost a record may lack state that only the record names
+		if other.network != a.network && len(other.lost) == 0 { // a pod that lost a record may lack state that only the record contains
 			list = append(list, other)
 		}
 	}

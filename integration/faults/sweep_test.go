@@ -27,7 +27,7 @@ const sweepBudget = 6 * time.Second
 // victimID is the container ID of the pod whose ADD or DEL is killed.
 const victimID = "sweep-victim"
 
-// killSweep kills a chain at every point, or at a sample of the points. After each kill the sweep does what a runtime would do next.
+// killSweep kills a chain at every point, or at a sample of the points. After each kill, the sweep does what a runtime would do next.
 type killSweep struct {
 	*harness.Network // the chain, without kills
 	conflist         []byte
@@ -38,7 +38,7 @@ type killSweep struct {
 	bridge           int          // number of points of ADD of the bridge, the first plugin
 	kills            int
 	failures         int
-	// In some cases the files of the pod are unreadable.
+	// In some cases, the files of the pod are unreadable.
 	unreadable bool
 	collected  string // log of the last GC
 
@@ -61,7 +61,8 @@ const (
 	thenAdd     = "ADD again"
 )
 
-// TestSweepAdd and TestSweepDel visit a sample of the cases, so that every run can include them. With FAULTS=all they visit every case.
+// TestSweepAdd and TestSweepDel visit only a sample of the cases, so that they are short enough for every test run. With FAULTS=all, the
+// tests visit every case.
 func TestSweepAdd(t *testing.T) { sweepBoth(t, "ADD", "F-01 SIGKILL at each change of ADD") }
 
 func TestSweepDel(t *testing.T) { sweepBoth(t, "DEL", "F-02 SIGKILL at each change of DEL") }
@@ -90,8 +91,8 @@ func newSweep(t *testing.T, backend string) *killSweep {
 	return s
 }
 
-// settleNode makes the permanent pod old enough for GC. settleNode changes the time of the lease folder, so that the index is rebuilt
-// before the first case. settleNode creates the state that the first pod with a port shares with later pods.
+// settleNode makes the permanent pod old enough for GC. settleNode also changes the modification time of the lease folder, so that a plugin
+// rebuilds the index before the first case. settleNode also creates the state that the first pod with a port shares with later pods.
 func (s *killSweep) settleNode(t *testing.T) {
 	t.Helper()
 	file := "/var/lib/cni/networks/chain/touched"
@@ -126,7 +127,7 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	cases := casesOf(verb, points)
 	stride := 1
 	if !harness.Exhaustive() {
-		// Consecutive cases have different follow-ups. A stride that is divisible by neither 2 nor 3 therefore reaches all follow-ups.
+		// Consecutive cases have different follow-ups. If the stride is not divisible by 2 or 3, the sample therefore contains all follow-ups.
 		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}
@@ -145,7 +146,7 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 }
 
 // measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points of the verb and the duration of one case.
-// The duration of one case is about twice the duration of this ADD and DEL.
+// The duration of one case is about twice as long as this ADD and DEL together.
 func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) {
 	t.Helper()
 	points := 0
@@ -172,7 +173,7 @@ func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) 
 	return points, 2 * time.Since(start)
 }
 
-// casesOf pairs every point with every follow-up. The policies alternate from case to case.
+// casesOf pairs every point with every follow-up. Consecutive cases use different policies.
 func casesOf(verb string, points int) []killCase {
 	policies := []string{"self", "root", "all"}
 	follow := []string{thenDel, thenEmptied, thenCollect}
@@ -240,7 +241,7 @@ func (s *killSweep) tryOne(k killCase) (where string, err error) {
 	return e.where, err
 }
 
-// followUp does what the runtime does after the kill.
+// followUp makes the calls that the runtime makes after the kill.
 func (s *killSweep) followUp(k killCase, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	switch k.then {
 	case thenAdd:

@@ -68,11 +68,11 @@ type faultWorld struct {
 	base  *sandbox.Snapshot // snapshot before the pod's first ADD
 }
 
-// newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain begins with a chained
-// plugin, connectPod connects the pods as a main plugin of another project does.
+// newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain has no main plugin,
+// newWorld calls `connectPod()` for each pod. This function does the work of a main plugin.
 func newWorld(t *testing.T, c pluginChain) faultWorld {
 	t.Helper()
-	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and notes it
+	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and records that it has done so
 		kubelet := t.TempDir()
 		if err := os.Mkdir(filepath.Join(kubelet, "pod-resources"), 0o700); err != nil {
 			t.Fatal(err)
@@ -90,7 +90,7 @@ func newWorld(t *testing.T, c pluginChain) faultWorld {
 	first.addChain(len(c))
 	first.delChain(len(c))
 	w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
-		// The kernel sets the address of lo when lo is first set up.
+		// The kernel adds the address of lo when a program first sets lo up.
 		Ignore: regexp.MustCompile(`^host: file .*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$|: address 127\.0\.0\.1/8 dev lo$`)}
 	w.base = w.take()
 	return w
@@ -131,7 +131,7 @@ func connectPod(t *testing.T, pod *sandbox.Pod, n int) []byte {
 			t.Fatal(err)
 		}
 	}
-	// The settings of portmap on a pod's link exist exactly as long as the link exists.
+	// The settings of portmap on a pod's link disappear together with the link.
 	if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + name + "/route_localnet", Value: "1"}); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The legacy tables of a namespace stay loaded after the first access. These tests therefore come last in this folder.
+// After the first access, the legacy tables stay loaded in the network namespace. Therefore these tests run after all other tests in this
+// folder.
 
 // TestXTables: the node has both iptables programs (legacy and nft), and other programs use iptables at the same time.
 func TestXTables(t *testing.T) {
@@ -76,7 +77,7 @@ func testFlavours(t *testing.T) {
 		n.Must(t, "ADD", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 		n.Must(t, "DEL", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 	}
-	// Networks without pods still have rules, and a reload removes them.
+	// Networks without pods still have rules, and `podlace reload` removes these rules.
 	if err := doMeanwhile(t, nft.Network, "reload"); err != nil {
 		t.Fatal(err)
 	}
@@ -107,8 +108,8 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// doMeanwhile runs STATUS, reload, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The verb may
-// write the rules of all pods again.
+// doMeanwhile runs STATUS, `podlace reload`, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The
+// verb in between may write the rules of all pods again.
 func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {

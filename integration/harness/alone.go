@@ -170,7 +170,7 @@ func (a *Alone) Warm(t testing.TB) {
 	}
 }
 
-// Wants fails the test if the limits differ from the wanted limits, or if traffic does not pass.
+// Wants checks that the kernel applies the wanted limits and that traffic passes.
 func (a *Alone) Wants(t testing.TB, want Rates, after string) {
 	t.Helper()
 	if got, err := a.InEffect(); got != want || err != nil {

@@ -59,7 +59,7 @@ func NewCall(verb, plugin string, pod *sandbox.Pod, id string, conf any) Call {
 	return c
 }
 
-// With returns a copy of the call with replaced environment variables. The arguments are names and values in turn.
+// With returns a copy of the call with replaced environment variables. The arguments are alternately names and values.
 func (c Call) With(pairs ...string) Call {
 	c.Env = maps.Clone(c.Env)
 	for p := range slices.Chunk(pairs, 2) {
@@ -71,7 +71,7 @@ func (c Call) With(pairs ...string) Call {
 // Verb returns CNI_COMMAND.
 func (c Call) Verb() string { return c.Env["CNI_COMMAND"] }
 
-// Run runs the call, and fails the test if the plugin could not start or did not end in time.
+// Run starts the plugin, and fails the test if the plugin cannot start or does not end in time.
 func (c Call) Run(t testing.TB) Outcome {
 	t.Helper()
 	o, err := c.Start()
@@ -230,8 +230,8 @@ func Encode(v any) []byte {
 	return b
 }
 
-// With returns a deep copy with replaced values. The arguments are dotted paths and values in turn. A nil value removes the key. A reserved
-// key such as cni.dev/x counts as one step of a path.
+// With returns a deep copy with replaced values. The arguments are alternately dotted paths and values. A nil value removes the key. A
+// reserved key such as cni.dev/x counts as one step of a path.
 func (o Object) With(pairs ...any) Object {
 	out := Object{}
 	d := json.NewDecoder(bytes.NewReader(Encode(o)))

@@ -30,7 +30,7 @@ const BinEnv = "PODLACE_BIN"
 // these programs.
 const ToolsEnv = "PODLACE_TOOLS"
 
-// A Tool builds additional programs that the tests use into the folder of ToolsEnv.
+// A Tool builds additional programs for the tests and stores them in the folder of ToolsEnv.
 type Tool func(dir string) error
 
 // Main runs the tests of a package, with the tested programs and the given tools. TestMain of each package calls Main.
@@ -93,7 +93,7 @@ func FaultDir() string { return filepath.Join(os.Getenv(ToolsEnv), "fault") }
 // ReferenceDir returns the folder of the reference plugins.
 func ReferenceDir() string { return filepath.Join(os.Getenv(ToolsEnv), "reference") }
 
-// AllPlugins returns the names of the plugins that exist in Podlace and in the reference.
+// AllPlugins returns the names of the plugins that exist both in Podlace and in the reference project.
 func AllPlugins() []string {
 	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth"}
 }

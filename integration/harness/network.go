@@ -53,7 +53,7 @@ func (n *Network) Must(t testing.TB, verb string, rt *libcni.RuntimeConf, valid 
 	return RawObject(t, string(Encode(result)))
 }
 
-// OpenNetwork parses a conflist. The argument exec starts the plugins. If exec is nil, Network.Exec starts the plugins.
+// OpenNetwork parses a conflist. The argument `exec` starts the plugins. If exec is nil, Network.Exec starts the plugins.
 func OpenNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*Network, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {

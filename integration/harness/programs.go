@@ -43,7 +43,7 @@ func NeedBackend(t *testing.T, backend string) {
 	}
 }
 
-// Await calls the function ok repeatedly until the function returns true.
+// Await calls the given function repeatedly until the function returns true.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(CallLimit); !ok(); time.Sleep(5 * time.Millisecond) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Exhaustive reports whether FAULTS=all is set. With this setting the tests run every case. Otherwise the tests run only a sample of the
+// Exhaustive reports whether FAULTS=all is set. With this setting, the tests run every case. Otherwise the tests run only a sample of the
 // cases.
 func Exhaustive() bool { return os.Getenv("FAULTS") == "all" }
 

@@ -66,7 +66,7 @@ type queryChecker struct {
 }
 
 // checkQuery returns the mistakes in a query: metrics and labels that no program serves, and functions that do not suit the type of a
-// metric. The argument texts contains legends or annotations that name labels in braces.
+// metric. The argument `texts` contains legends or annotations that name labels in braces.
 func checkQuery(metrics map[string]listedMetric, query string, texts ...string) []string {
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *queryChecker) add(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// The method `use` checks that all selected metrics have the given labels.
+// The method use() checks that all selected metrics have the given labels.
 func (c *queryChecker) use(where string, labels ...string) {
 	for _, label := range labels {
 		if !slices.Contains(c.known, label) {
@@ -129,7 +129,7 @@ func (c *queryChecker) selector(selector *parser.VectorSelector, ranged bool) {
 	c.known = append(c.known, m.labels...)
 }
 
-// The method aggregate checks the labels of an aggregation. If the aggregation drops the label instance, no text may name this label.
+// The method aggregate() checks the labels of an aggregation. If the aggregation drops the label `instance`, no text may name this label.
 func (c *queryChecker) aggregate(a *parser.AggregateExpr, texts []string) {
 	c.use(a.String(), a.Grouping...)
 	if a.Without || a.Op == parser.TOPK || a.Op == parser.BOTTOMK || slices.Contains(a.Grouping, "instance") {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestBadEnvMissing omits each required variable alone, and each pair of required variables.
+// TestBadEnvMissing first omits each single required variable, and then each pair of required variables.
 func TestBadEnvMissing(t *testing.T) {
 	required := map[string][]string{
 		"ADD":   {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"},
@@ -125,7 +125,7 @@ func TestGoodNames(t *testing.T) {
 	}
 }
 
-// badNamespaces returns paths that are not the network namespace of a pod.
+// badNamespaces returns paths that do not lead to the network namespace of a pod.
 func badNamespaces(t *testing.T) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
@@ -201,7 +201,7 @@ func checkOwnLo(t *testing.T, node *sandbox.Pod, conf object) {
 	before.Clean(t, "DEL in the plugin's own namespace")
 }
 
-// readsArgs reports whether the plugin evaluates CNI_ARGS. The other plugins ignore CNI_ARGS, as in the reference.
+// readsArgs reports whether the plugin evaluates CNI_ARGS. The other plugins ignore CNI_ARGS, as the reference plugins do.
 func readsArgs(plugin string) bool { return plugin == "bridge" || plugin == "host-local" }
 
 func TestBadEnvArgs(t *testing.T) {

@@ -156,7 +156,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestUnknownKey passes a misspelled key. The plugin warns and suggests the nearest key.
+// TestUnknownKey passes a misspelled key. The plugin logs a warning that suggests the most similar key.
 func TestUnknownKey(t *testing.T) {
 	typos := map[string][][2]string{
 		"bridge":     {{"isGatway", "isGateway"}, {"ipMask", "ipMasq"}, {"ipam.subnt", "subnet"}},

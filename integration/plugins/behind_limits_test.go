@@ -24,7 +24,7 @@ const ownBridge = `{"cniVersion": "1.0.0", "name": "behind-bridge", "plugins": [
 	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.100.0.0/24"}]]}},
 	{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`
 
-// TestBehindLimits checks that limits work in both directions if the main plugin is bridge, and if it is the reference's ptp.
+// TestBehindLimits checks that limits work in both directions. The main plugin is Podlace's bridge or the reference plugin ptp.
 // TestBehindKubernetesShaping covers pods whose addresses have no subnet, as with Calico.
 func TestBehindLimits(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {

@@ -60,7 +60,7 @@ func TestBehindKubernetesDocs(t *testing.T) {
 }
 
 // TestBehindKubernetesDocsNFT: kube-proxy in nftables mode creates no KUBE-MARK-MASQ. ADD fails and leaves no state. The error contains the
-// missing chain and the remedy. The same conflist works without the key for this chain.
+// missing chain and the remedy. The same conflist works if the key that selects this chain is removed.
 func TestBehindKubernetesDocsNFT(t *testing.T) {
 	harness.Program(t, "iptables")
 	harness.Program(t, "nft")
@@ -110,7 +110,7 @@ func checkLimitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	}
 	defer l.Close()
 	size := int64(rate / 8)
-	go func() { // the server reads everything, and then sends the same amount
+	go func() { // the server reads all bytes, and then sends the same number of bytes
 		for {
 			c, err := l.Accept()
 			if err != nil {
@@ -154,7 +154,7 @@ func TestBehindCalico(t *testing.T) {
 	})
 }
 
-// TestBehindPTP runs portmap and bandwidth after the reference's ptp.
+// TestBehindPTP runs portmap and bandwidth after the reference plugin ptp.
 func TestBehindPTP(t *testing.T) {
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "ptp.conflist", harness.Capabilities(), edits...)
@@ -162,7 +162,7 @@ func TestBehindPTP(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctl runs Podlace's plugins between plugins of the reference, in the order of nerdctl's default network.
+// TestBehindNerdctl runs Podlace's plugins between reference plugins, in the order of nerdctl's default network.
 func TestBehindNerdctl(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -171,9 +171,9 @@ func TestBehindNerdctl(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctlDrop: the reference's firewall plugin accepts packets from pods and the replies to them. The plugin does not accept new
-// connections to pods. Docker or ufw may set the policy of FORWARD to drop. A hostPort is then reachable only from the node, until a rule
-// accepts the pods' subnet.
+// TestBehindNerdctlDrop: the reference plugin firewall accepts packets from pods and the replies to these packets. The plugin does not
+// accept new connections to pods. Docker or ufw may set the policy of FORWARD to drop. With this policy, a hostPort is reachable only from
+// the node until a rule accepts the pods' subnet.
 func TestBehindNerdctlDrop(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -193,7 +193,7 @@ func TestBehindNerdctlDrop(t *testing.T) {
 	})
 }
 
-// checkWarned checks the warning that a verb prints on stderr. The warning contains the commands that the test runs.
+// checkWarned checks the warning that a verb prints on stderr. The warning must contain the commands that the test runs.
 func (b *behindLab) checkWarned(t *testing.T, verb string) {
 	t.Helper()
 	text := b.Stderr.String()
@@ -206,8 +206,8 @@ func (b *behindLab) checkWarned(t *testing.T, verb string) {
 	}
 }
 
-// TestBehindMacvlan: a node and its macvlan pods cannot reach each other over the link that they share. HostPorts therefore do not work,
-// and CHECK cannot detect this. Other machines reach the pod's own address.
+// TestBehindMacvlan: a node and its macvlan pods cannot reach each other over the link that they share. Therefore hostPorts do not work,
+// and CHECK cannot detect this problem. Other machines reach the pod's own address.
 func TestBehindMacvlan(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -232,7 +232,7 @@ func (b *behindLab) checkOwnAddress(t *testing.T) {
 	}
 }
 
-// TestBehindMacvlanShim: a node with its own macvlan link reaches its macvlan pods. With masqAll the replies of the pods return through
+// TestBehindMacvlanShim: a node with its own macvlan link reaches its macvlan pods. With masqAll, the replies of the pods return through
 // this link.
 func TestBehindMacvlanShim(t *testing.T) {
 	needMacvlan(t)

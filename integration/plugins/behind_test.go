@@ -23,8 +23,8 @@ type behindLab struct {
 	oracle           *harness.Oracle
 }
 
-// newBehind reads a conflist of testdata/behind and applies edits, which are pairs of old and new text. Then it attaches and detaches a
-// first pod, so that the shared state exists.
+// newBehind reads a conflist of testdata/behind and applies edits, which are pairs of old and new text. Then newBehind attaches and
+// detaches a first pod, so that the shared state exists.
 func newBehind(t *testing.T, file string, caps map[string]any, edits ...string) *behindLab {
 	t.Helper()
 	return behindOf(t, strings.NewReplacer(edits...).Replace(readBehind(t, file)), caps)
@@ -105,7 +105,8 @@ func (b *behindLab) views(v6 bool) []clientView {
 	return list
 }
 
-// checkTraffic connects to the hostPort from every client. The last arguments are the titles of the clients that cannot reach the hostPort.
+// checkTraffic connects to the hostPort from every client. The last arguments are the titles of the clients that must not be able to reach
+// the hostPort.
 func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	t.Helper()
 	server, err := harness.ServeClientAddress(b.web, 80)
@@ -132,7 +133,7 @@ func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...stri
 	}
 }
 
-// runLife attaches both pods, calls f, and runs CHECK. It then runs DEL of both pods twice.
+// runLife attaches both pods, calls f, and runs CHECK. Then runLife runs DEL of both pods twice.
 func (b *behindLab) runLife(t *testing.T, f func()) {
 	t.Helper()
 	b.Must(t, "ADD", b.rtWeb)

@@ -11,9 +11,9 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestOldChain: a hostPort works with configurations older than version 0.3.0, as it does with the plugins of the reference. Old versions
-// of flannel have such configurations. The same is true for configurations without a version, which the specification defines as version
-// 0.1.0. Results of these versions contain no interfaces.
+// TestOldChain: a hostPort works with configurations of versions before 0.3.0, as with the reference plugins. Old versions of flannel use
+// configurations of these versions. A hostPort also works with configurations without a version. The specification defines that such a
+// configuration has version 0.1.0. Results of these versions contain no interfaces.
 func TestOldChain(t *testing.T) {
 	for title, version := range harness.InOrder(map[string]string{"no version": "", "0.1.0": "0.1.0", "0.2.0": "0.2.0"}) {
 		for _, backend := range []string{"nftables", "iptables"} {
@@ -23,7 +23,7 @@ func TestOldChain(t *testing.T) {
 				if err := json.Unmarshal(harness.ChainOf(t, "1.1.0", backend), &list); err != nil {
 					t.Fatal(err)
 				}
-				plugins := list["plugins"].([]any)[:2] // bandwidth requires 0.3.0, like the reference's
+				plugins := list["plugins"].([]any)[:2] // bandwidth requires 0.3.0, as the reference plugin does
 				list = list.With("plugins", plugins, "cniVersion", version)
 				if version == "" {
 					delete(list, "cniVersion")

@@ -61,7 +61,8 @@ func chainLife(t *testing.T, version, backend string) {
 	before.Clean(t, "ADD and DEL of two pods")
 }
 
-// chainCollect runs GC with both pods as valid attachments, and then with one of them. chainCollect then attaches the other pod again.
+// chainCollect runs GC with both pods as valid attachments, and then with only one pod as a valid attachment. chainCollect then attaches
+// the other pod again.
 func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.RuntimeConf) {
 	t.Helper()
 	n.Must(t, "STATUS", nil)
@@ -88,7 +89,7 @@ func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.Runt
 	n.Must(t, "CHECK", rtClient)
 }
 
-// TestChainParallel attaches many pods in parallel and detaches them in parallel. As with go-cni, each pod also gets loopback.
+// TestChainParallel attaches many pods in parallel and detaches them in parallel. As in go-cni, the plugin loopback also runs for each pod.
 func TestChainParallel(t *testing.T) {
 	harness.Need(t, "loopback")
 	n, err := harness.OpenNetwork(harness.ChainOf(t, "1.0.0", "nftables"), t.TempDir(), nil)

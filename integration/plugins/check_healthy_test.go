@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// otherTables contains chains like those of kube-proxy, Docker, firewalld and similar programs. The priorities of these chains are lower
-// than, equal to and higher than Podlace's.
+// otherTables contains chains that resemble the chains of kube-proxy, Docker, firewalld and similar programs. The priorities of these
+// chains are lower than, equal to and higher than Podlace's.
 const otherTables = `
 table ip kube-proxy {
 	chain services { ip daddr 10.96.0.10 tcp dport 53 counter accept; }
@@ -63,7 +63,7 @@ func healthyPorts() map[string][]any {
 	}
 }
 
-// TestCheckAllowsTables checks that CHECK succeeds for all kinds of ports and limits beside the tables of other programs.
+// TestCheckAllowsTables checks that CHECK succeeds for all kinds of ports and limits, even if the node has tables of other programs.
 func TestCheckAllowsTables(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		n := newNode(t, "well-"+backend, 149+i, backend)

@@ -46,7 +46,7 @@ func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	return all
 }
 
-// takesAll is a filter that matches every frame. Every kernel that supports bandwidth limits supports this form of filter. The script
+// takesAll is a tc filter that matches every frame. Every kernel that supports bandwidth limits supports this form of filter. The script
 // droppingFilter adds a filter and then deletes the target of the filter, so that the filter drops all frames.
 const (
 	takesAll       = "pref 1 protocol all u32 match u32 0 0 action mirred egress redirect dev "
@@ -134,8 +134,8 @@ func (x tableOf) breakages() map[string]string {
 	}
 }
 
-// TestCheckTellsTables changes Podlace's tables as another program might do. CHECK reports each change. STATUS, GC and reload each restore
-// the table.
+// TestCheckTellsTables changes Podlace's tables as another program might do. CHECK reports each change. STATUS, GC and `podlace reload`
+// each restore the table.
 func TestCheckTellsTables(t *testing.T) {
 	needTools(t, "nft")
 	n := newNode(t, "tables", 148, "nftables")

@@ -95,8 +95,8 @@ func TestClusterNames(t *testing.T) {
 	}
 }
 
-// TestHolderUnderClusterName: gc collects state that no configuration refers to. The plugin that created the state is installed only under
-// its other name.
+// TestHolderUnderClusterName: `podlace gc` collects state of a network without a configuration. The plugin that created the state is
+// installed only under its other name, podlace-bridge.
 func TestHolderUnderClusterName(t *testing.T) {
 	c := newCollector(t)
 	bin := renamedPlugins(t)

@@ -85,7 +85,7 @@ func sameAddresses(t *testing.T, h attachedPod) {
 	}
 }
 
-// liveRoutes returns routes for the result. Together they use every attribute that a route in a result can have.
+// liveRoutes returns routes for the result. Together the routes use every attribute that a route in a result can have.
 func liveRoutes() []any {
 	return []any{
 		object{"dst": "192.0.2.0/24", "mtu": 1300, "advmss": 1200, "priority": 77},
@@ -178,7 +178,7 @@ func TestAddTwice(t *testing.T) {
 	}
 }
 
-// addParallel runs an ADD eight times in parallel. Only one call may succeed, and addParallel returns its result.
+// addParallel runs an ADD eight times in parallel. Only one ADD may succeed, and addParallel returns the result of this ADD.
 func addParallel(t *testing.T, add harness.Call) (result string) {
 	t.Helper()
 	outs := make([]harness.Outcome, 8)

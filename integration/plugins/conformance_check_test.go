@@ -30,7 +30,7 @@ func TestCheckNeeds(t *testing.T) {
 	})
 }
 
-// breakage is one kind of damage. The field plugin is the number of the plugin whose CHECK must report the damage.
+// breakage is one kind of damage. The field `plugin` contains the number of the plugin whose CHECK must report the damage.
 type breakage struct {
 	plugin int
 	change func(attachedPod) error
@@ -168,7 +168,7 @@ func otherBreakages() map[string]breakage {
 	}
 }
 
-// TestCheckTells makes one kind of damage at a time. CHECK must report each kind of damage. ADD of the next pod repairs the shared state,
+// TestCheckTells causes one kind of damage at a time. CHECK must report each kind of damage. ADD of the next pod repairs the shared state,
 // and CHECK succeeds afterwards.
 func TestCheckTells(t *testing.T) {
 	n := newNode(t, "tells", 140, "nftables")
@@ -224,7 +224,8 @@ func TestCheckTellsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckAllows: a later plugin of the chain may change the pod if its result contains the change. The MAC of a bridge may change.
+// TestCheckAllows: a later plugin of the chain may change the pod if the result of this plugin contains the change. The MAC of a bridge may
+// change.
 func TestCheckAllows(t *testing.T) {
 	n := newNode(t, "allows", 142, "nftables")
 	t.Run("C-66 MAC and routes as the result says", func(t *testing.T) {
@@ -270,7 +271,7 @@ func TestCheckAllows(t *testing.T) {
 	})
 }
 
-// checksEnv is the environment variable that sets the number of pods of TestCheckAtOnce. Before a release the test runs with 1,000 pods.
+// checksEnv is the environment variable that sets the number of pods of TestCheckAtOnce. Before a release, the test runs with 1,000 pods.
 const checksEnv = "PODLACE_CHECKS"
 
 func TestCheckAtOnce(t *testing.T) {
@@ -329,7 +330,8 @@ func TestCheckLooks(t *testing.T) {
 	})
 }
 
-// TestCheckShadowed: a flush removes a pod's hostPort, and then another pod gets this port. CHECK of the first pod reports this.
+// TestCheckShadowed: a flush removes a pod's hostPort, and then another pod gets this port. CHECK of the first pod reports the missing
+// hostPort.
 func TestCheckShadowed(t *testing.T) {
 	n := newNode(t, "shadowed", 146, "nftables")
 	t.Run("C-69 hostPort of another pod", func(t *testing.T) {

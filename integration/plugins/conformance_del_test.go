@@ -56,7 +56,7 @@ func TestDelHarsh(t *testing.T) {
 				f.Life(t, plugin, func() {
 					f.Good("ADD", plugin).Run(t).OK(t)
 					edit(f.Good("DEL", plugin)).Run(t).OK(t)
-					if plugin == "loopback" { // loopback cannot find lo without the namespace; lo ends with it
+					if plugin == "loopback" { // without the namespace, loopback cannot find lo; lo disappears with the namespace
 						f.Good("DEL", plugin).Run(t).OK(t)
 					}
 				})
@@ -132,8 +132,8 @@ func TestDelRanges(t *testing.T) {
 	})
 }
 
-// TestDelOwn attaches one pod to two networks, and twice to one of them, with each backend. DEL of one attachment does not change the other
-// two attachments.
+// TestDelOwn attaches one pod to two networks, with two attachments in one of these networks, and with each backend. DEL of one attachment
+// does not change the other two attachments.
 func TestDelOwn(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-50 DEL of one interface of three/"+backend, func(t *testing.T) {
@@ -159,10 +159,11 @@ func TestDelOwn(t *testing.T) {
 	}
 }
 
-// TestDelUnknown runs DEL for an unknown container. DEL changes nothing, not even state that the comparison in other tests ignores.
+// TestDelUnknown runs DEL for an unknown container. DEL changes nothing. The comparison includes state that the comparisons of other tests
+// ignore.
 func TestDelUnknown(t *testing.T) {
 	n := newNode(t, "unknown", 120, "nftables")
-	h := n.attach("10.120.0.9") // its ID looks like an address that it does not have
+	h := n.attach("10.120.0.9") // the ID of this pod looks like an address that the pod does not have
 	o := &harness.Oracle{Options: sandbox.Options{Pods: []*sandbox.Pod{h.pod}, Dirs: harness.StateDirs()}}
 	o.Rebase(t)
 	ids := []string{"10.120.0.2", "10.120.0.3", "10.120.0.1", "last_reserved_ip.0", "last_reserved_ip.1", "lock", "mark", "released", "x",
@@ -233,7 +234,7 @@ func TestDelReadOnly(t *testing.T) {
 	}
 }
 
-// TestDelBusy: DEL reports a lease that it cannot delete although the folder is writable.
+// TestDelBusy: although the folder is writable, DEL cannot delete a lease. DEL then reports this lease.
 func TestDelBusy(t *testing.T) {
 	n := newNode(t, "undeletable", 122, "nftables")
 	before := harness.Watch(t)
@@ -258,8 +259,8 @@ func TestDelBusy(t *testing.T) {
 	}
 }
 
-// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused checks that the
-// text of a failed DEL contains none of these phrases.
+// TestDelTexts: some runtimes treat a failed DEL as successful if the error text contains certain phrases. The method Refused() checks that
+// the text of a failed DEL contains none of these phrases.
 func TestDelTexts(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)

@@ -94,7 +94,7 @@ func runLocked(t *testing.T, calls []*blockedDEL, locks ...string) {
 	wait.Wait()
 }
 
-// statusRuns is the number of measured runs of STATUS. If STATUS waits for a lock, even the fastest run is slow.
+// statusRuns is the number of measured runs of STATUS. If STATUS waits for a lock, even the fastest of these runs is slow.
 const statusRuns = 5
 
 // statusTimes runs STATUS of a plugin several times, and returns the shortest and the longest duration.

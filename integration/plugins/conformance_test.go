@@ -22,8 +22,8 @@ type testNode struct {
 	confs []object
 }
 
-// newNode creates a network for one test. newNode also attaches and detaches a first pod, which creates the shared state. Comparisons of
-// the node's state then show only the state of later pods.
+// newNode creates a network for one test. newNode also attaches and detaches a first pod, which creates the shared state. Therefore
+// comparisons of the node's state show only the state of later pods.
 func newNode(t *testing.T, network string, subnet int, backend string) testNode {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -89,7 +89,7 @@ func (h attachedPod) callOf(i int, verb string) harness.Call {
 	return harness.NewCall(verb, conf["type"].(string), h.pod, h.pod.Name, conf).With("CNI_IFNAME", h.ifname)
 }
 
-// delChain runs DEL of the chain, with each call edited.
+// delChain edits each call of the chain's DEL and runs the calls.
 func (h attachedPod) delChain(edits ...func(harness.Call) harness.Call) {
 	h.Helper()
 	for i := range slices.Backward(h.confs) {

@@ -116,8 +116,8 @@ func (n *crioNode) checkWorks(t *testing.T) {
 	}
 }
 
-// TestRestartAfterFlush (F-21) flushes the firewall and removes qdiscs, as other programs do. Then it restarts CRI-O. STATUS and GC restore
-// the state. CHECK, which makes no changes, then succeeds. Masquerade and limits work again.
+// TestRestartAfterFlush (F-21) flushes the firewall and removes qdiscs, as other programs do. Then TestRestartAfterFlush restarts CRI-O.
+// STATUS and GC restore the state. Therefore CHECK succeeds, although CHECK itself restores nothing. Masquerade and limits work again.
 func TestRestartAfterFlush(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "tc")
@@ -168,9 +168,9 @@ func TestRestartAfterFlush(t *testing.T) {
 	}
 }
 
-// TestRestartWithAntiSpoof enables antiSpoof while pods are running without it, and restarts CRI-O. CHECK of these pods succeeds with the
-// new configuration and with the old configuration, which CRI-O cached at ADD. New pods have the protection. DEL of old and new pods works
-// with both configurations.
+// TestRestartWithAntiSpoof starts pods without antiSpoof, then enables antiSpoof and restarts CRI-O. CHECK of these pods succeeds with the
+// new configuration and with the old configuration, which CRI-O cached at ADD. The protection applies to new pods. DEL of old and new pods
+// works with both configurations.
 func TestRestartWithAntiSpoof(t *testing.T) {
 	open := harness.ChainOf(t, "1.1.0", "nftables")
 	guarded := []byte(strings.Replace(string(open), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1))

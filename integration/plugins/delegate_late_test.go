@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestFaultLate: the runtime kills the plugin at its deadline, while a third-party IPAM plugin is about to allocate an address.
+// TestFaultLate: the runtime kills the main plugin at the runtime's deadline, while a third-party IPAM plugin is about to allocate an
+// address.
 func TestFaultLate(t *testing.T) {
 	for title, script := range harness.InOrder(map[string]string{
 		"child":      `sleep 0.6; : >"$0.lease"`,
@@ -59,7 +60,7 @@ func (s *stubIPAM) killEarly(t *testing.T, y *harness.Tally, script string) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	s.call("DEL").Run(t).OK(t)
-	// The test waits longer than the child sleeps, because there is no event for "no allocation happens".
+	// The test waits longer than the child sleeps, because the test cannot wait for an event: a missing allocation causes no event.
 	for end := time.Now().Add(900 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if _, err := os.Stat(lease); err == nil {
 			y.Leaks++

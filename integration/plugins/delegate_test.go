@@ -68,7 +68,7 @@ func (s *stubIPAM) call(verb string) harness.Call {
 }
 
 // TestDelegate runs the bridge plugin with a third-party IPAM plugin. The IPAM plugin gets the environment and the configuration of the
-// bridge plugin, and the bridge plugin uses the answers of the IPAM plugin.
+// bridge plugin, and the bridge plugin uses the results of the IPAM plugin.
 func TestDelegate(t *testing.T) {
 	s := newStub(t)
 	o := s.call("ADD").With("TRACEPARENT", "00-1-2-01").Run(t).OK(t)
@@ -179,8 +179,8 @@ func TestDelegateFails(t *testing.T) {
 	}
 }
 
-// allCodes returns the possible error codes of failures whose exact code does not matter. This list does not contain 999, the code of the
-// stub.
+// allCodes returns the possible error codes of failures whose exact code does not matter. The list does not contain the stub's error code
+// 999.
 func allCodes() []int { return []int{5, 6, 7, 11, 50, 101, 102, 103, 104, 105} }
 
 // TestDelegateMissing configures IPAM plugins that cannot be started.
@@ -215,7 +215,7 @@ func TestDelegateStatus(t *testing.T) {
 	s.f.Oracle.Clean(t, "STATUS")
 }
 
-// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins, whatever the version of their result is.
+// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins. The test uses every version for the earlier result.
 func TestPrevResult(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		if plugin == "host-local" {
@@ -249,7 +249,7 @@ func prevFor(t *testing.T, f *harness.Fixture, plugin string) object {
 	return prev.With("interfaces", append(prev["interfaces"].([]any), object{"name": "other0", "mac": "02:00:00:00:00:09"}))
 }
 
-// TestDNS: DNS settings in the bridge's configuration override those of the IPAM plugin.
+// TestDNS: DNS settings in the bridge's configuration override the DNS settings of the IPAM plugin.
 func TestDNS(t *testing.T) {
 	s := newStub(t)
 	s.setScript(t, "ADD", "echo '"+strings.Replace(stubResult, "{", `{"dns":{"nameservers":["192.0.2.1"],"domain":"a"},`, 1)+"'")

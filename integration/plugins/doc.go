@@ -4,7 +4,7 @@
 // kernel's state.
 //
 //   - testdata/script contains testscript scripts, one for each behaviour. The flag -update rewrites their expected output.
-//   - TestChain* run whole conflists through libcni in every version.
+//   - TestChain* run whole conflists through libcni in every version of the specification.
 //   - TestBehind* run portmap and bandwidth after third-party main plugins, and between third-party plugins. The program harness/calico
 //     takes the place of Calico's plugin.
 //   - TestBad* contain tables of invalid input. TestGood* and TestRuntime* contain unusual but valid input.

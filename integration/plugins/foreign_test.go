@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestF44ForeignHands (F-44): the reference's host-local and Podlace's host-local use the same folder in turn. No address is assigned
-// twice, each plugin also deletes leases of the other plugin, and no state remains.
+// TestF44ForeignHands (F-44): the reference plugin host-local and Podlace's host-local use the same folder in turn. No address is assigned
+// twice. Each of the two plugins can delete leases that the other plugin created. No state remains.
 func TestF44ForeignHands(t *testing.T) {
 	harness.Need(t, "host-local")
 	reference := filepath.Join(harness.ReferenceDir(), "host-local")
@@ -75,7 +75,7 @@ func TestF44ForeignHands(t *testing.T) {
 	mustBeLeased(t, filepath.Join(dir, "mixed"), nil)
 }
 
-// mustBeLeased checks that the lease files are exactly those of the assigned addresses.
+// mustBeLeased checks that exactly the assigned addresses have lease files.
 func mustBeLeased(t *testing.T, dir string, given map[string]string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

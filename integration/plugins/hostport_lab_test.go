@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// labAddresses contains the addresses of the lab's machines in one family.
+// labAddresses contains the addresses of the lab's machines in one address family.
 type labAddresses struct {
 	family      string // the option of ip(8)
 	node, lan   string // the node and its router
@@ -85,7 +85,7 @@ func startSpeakers(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	}
 }
 
-// netQuery is an address with the name of the pod that must answer there. An empty name means that no answer is allowed.
+// netQuery is an address with the name of the pod that must answer at this address. If the name is empty, no pod may answer.
 type netQuery struct {
 	from    *sandbox.Pod
 	address string

@@ -47,7 +47,7 @@ func TestLoopbackFromOutside(t *testing.T) {
 	})
 }
 
-// checkClosed checks that the node reaches all ports of 127.0.0.1. It also checks that no other machine reaches these ports.
+// checkClosed checks that the node reaches all ports of 127.0.0.1. checkClosed also checks that no other machine reaches these ports.
 func (c crossingLab) checkClosed(t *testing.T) {
 	t.Helper()
 	checkAnswers(t, "8080 8081", netQuery{nil, "127.0.0.1", c.web.Name})

@@ -14,7 +14,7 @@ import (
 )
 
 // TestLoopbackAfterLoss (S-07): the records of hostPorts are lost, and DEL or GC runs. Even then, a pod does not reach a service on the
-// node's 127.0.0.1. After a flush of all rules and a verb that makes changes, the pod does not reach the service either.
+// node's 127.0.0.1. If all rules are then flushed and a verb makes changes, the pod still does not reach the service.
 func TestLoopbackAfterLoss(t *testing.T) {
 	harness.Program(t, "nft")
 	caps := harness.Mappings(harness.Port(8080, 80, "tcp"))
@@ -63,7 +63,7 @@ func (c crossingLab) attackByClient(t *testing.T) {
 	prepareAttack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
 }
 
-// loopbackState returns the node's sysctls that make 127.0.0.1 reachable for other machines, and the tables that prevent this.
+// loopbackState returns the node's sysctls that make 127.0.0.1 reachable for other machines, and the tables that prevent this access.
 func loopbackState(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", "grep -v '^0$' /proc/sys/net/ipv4/conf/*/route_localnet; nft list tables | grep podlace_loopback; true").Output()

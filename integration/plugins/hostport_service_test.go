@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// kubeServices returns for each mode the commands that add and remove a Service. Packets to port 8080 at the node's address reach a pod, as
-// in each mode of kube-proxy.
+// For each mode of kube-proxy, kubeServices returns the commands that add and remove a Service. The Service sends packets for port 8080 at
+// the node's address to a pod. The commands create the same kind of rules as kube-proxy in this mode.
 func kubeServices() map[string][2]string {
 	return map[string][2]string{
 		"iptables": {`iptables -w -t nat -N KUBE-SERVICES
@@ -28,7 +28,7 @@ func kubeServices() map[string][2]string {
 	}
 }
 
-// TestServicesWin (S-01): a Service and a hostPort have the same port. The Service gets the packets, whichever of the two was created first
+// TestServicesWin (S-01): a Service and a hostPort have the same port. The Service gets the packets, regardless of the order of creation
 // (CVE-2019-9946). If Service and hostPort have chains with the same priority, the kernel decides the order, and ADD prints a warning.
 func TestServicesWin(t *testing.T) {
 	harness.Program(t, "nft")
@@ -49,7 +49,7 @@ func (c crossingLab) besideService(t *testing.T, service [2]string, first, undec
 	add := func() { harness.Shell(t, fmt.Sprintf(service[0], harness.NodeV4, harness.IPv4Of(t, c.client))) }
 	t.Cleanup(func() { _ = exec.Command("/bin/sh", "-c", service[1]).Run() })
 	if first {
-		harness.Shell(t, "nft flush ruleset") // earlier pods registered iptables' hooks before the Service's
+		harness.Shell(t, "nft flush ruleset") // pods of earlier tests registered the hooks of iptables before the Service did
 		add()
 	}
 	c.Stderr.Reset()

@@ -76,15 +76,15 @@ func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	// The clients do not use 127.0.0.1, because the end of an attachment resets route_localnet of the bridge, and this breaks open connections
-	// from 127.0.0.1.
+	// The clients do not use 127.0.0.1, because the end of an attachment resets route_localnet of the bridge, and open connections from
+	// 127.0.0.1 then break.
 	clients := []*steadyClient{{from: s.lan, address: harness.NodeV4}, {from: s.lan, address: harness.NodeV6}, {address: harness.NodeV4}}
 	stop := startSteady(clients, s.web)
 	defer stop()
 	for _, c := range clients {
 		c.awaitServed(t)
 	}
-	// Only portmap runs DEL at this point. The interface of the attachment stays, because the open connections need this interface.
+	// Here only portmap runs DEL. The interface of the attachment stays, because the open connections need this interface.
 	conf := object{"cniVersion": "1.1.0", "name": s.networks[ends].List.Name, "type": "portmap", "backend": s.backends[ends]}
 	harness.NewCall("DEL", "portmap", s.web, s.rt[ends].ContainerID, conf).With("CNI_IFNAME", s.rt[ends].IfName).Run(t).OK(t)
 	for _, c := range clients {

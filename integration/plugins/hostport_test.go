@@ -33,7 +33,7 @@ func dnsPorts(hostIPs ...string) map[string]any {
 }
 
 // TestPortOfOthers (S-06): hostPort 53 receives only packets to an address of the node. Packets from pods, the node and other machines to
-// port 53 of another host reach this host (CVE-2025-67499). The same is true if the hostIP is an address of another host.
+// port 53 of another host reach this host (CVE-2025-67499). This rule also applies if the hostIP is an address of another host.
 func TestPortOfOthers(t *testing.T) {
 	foreign := families()
 	for title, x := range map[string]struct {
@@ -154,7 +154,7 @@ func (c crossingLab) testOnlyLoopback(t *testing.T) {
 }
 
 // testBothMappings: the list of a pod contains a mapping of a port at one address and a mapping of this port at all addresses. The mapping
-// at one address takes precedence over the other mapping, whichever of the two comes first in the list.
+// at one address takes precedence over the other mapping, in any order of the list.
 func (c crossingLab) testBothMappings(t *testing.T) {
 	t.Helper()
 	one, all := atHostIP(harness.NodeV4, harness.Port(8080, 81, "tcp")), harness.Port(8080, 80, "tcp")

@@ -17,8 +17,8 @@ import (
 // kataTap is the name that Kata gives its tap.
 const kataTap = "tap0_kata"
 
-// virtualMachine is a virtual machine behind a pod's tap. The test emulates the virtual machine by a network namespace. Its interface has
-// the MAC and the address of the pod.
+// virtualMachine is a virtual machine behind a pod's tap. The test emulates the virtual machine by a network namespace. The interface of
+// the virtual machine has the MAC and the address of the pod.
 type virtualMachine struct {
 	guest           *sandbox.Pod
 	outside, inside *os.File

@@ -12,7 +12,7 @@ import (
 )
 
 // TestLimitsMeasured: rates are in bits per second, and bursts are in bits. Ingress is the traffic to the pod, and egress is the traffic
-// from the pod. The meaning is the same in runtimeConfig and in the conflist.
+// from the pod. These units are the same in runtimeConfig and in the conflist.
 func TestLimitsMeasured(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)

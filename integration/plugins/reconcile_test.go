@@ -82,8 +82,8 @@ func (c gcLab) list() ([]reconcile.Network, []*reconcile.Attachment) {
 	return networks, list
 }
 
-// TestOldList (C-85): a pod is attached after the list of valid attachments was made. GC keeps the pod, whatever the age of the list is. GC
-// also keeps a pod that was attached again under its old name.
+// TestOldList (C-85): a pod is attached after the list of valid attachments was made. GC keeps the pod, regardless of the age of the list.
+// GC also keeps a pod that was attached again under its old name.
 func TestOldList(t *testing.T) {
 	c := newCollector(t)
 	c.addPod("oldlist-stays")
@@ -181,8 +181,8 @@ func earlierBoot(t *testing.T, data, boot []byte) []byte {
 	return data
 }
 
-// TestLeftAlone: gc reports plugins that are not Podlace's and keeps their attachments. gc also collects the attachments of a network whose
-// configuration is gone.
+// TestLeftAlone: `podlace gc` reports plugins of other projects and keeps their attachments. The command also collects the attachments of a
+// network whose configuration is gone.
 func TestLeftAlone(t *testing.T) {
 	harness.Need(t, "podlace")
 	c := newCollector(t)
@@ -216,7 +216,7 @@ func TestLeftAlone(t *testing.T) {
 		"0 removed, 1 left")
 	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "host-local is left alone",
 		"1 left")
-	// The configuration is gone, so gc has only the records.
+	// The configuration is gone, so `podlace gc` knows the network only from the records.
 	says(gc(0, "--conf-dir", t.TempDir(), "--bin-dir", harness.BinDir()), "has no configuration in", "1 removed, 0 left")
 	before.Clean(t, "GC by records alone")
 	says(gc(2, "--conf-dir", filepath.Join(c.conf, "none")), "no such file")

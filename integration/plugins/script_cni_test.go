@@ -156,7 +156,8 @@ func validList(s string) []types.GCAttachment {
 	return list
 }
 
-// normaliseJSON sorts the keys of a JSON document, and replaces random values: MAC addresses and the names of host-side interfaces.
+// normaliseJSON sorts the keys of a JSON document. normaliseJSON also replaces random values: MAC addresses and names of host-side
+// interfaces.
 func normaliseJSON(text string) string {
 	var v any
 	if json.Unmarshal([]byte(text), &v) != nil {

@@ -24,7 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden output of the scripts")
 
-// sequentialT makes testscript run scripts one after another, because they share one host.
+// sequentialT makes testscript run scripts one after another, because the scripts share one host.
 type sequentialT struct{ *testing.T }
 
 func (sequentialT) Parallel()       {}
@@ -84,8 +84,8 @@ func (s *scriptState) close() {
 	awaitQuiet()
 }
 
-// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL. The next script therefore does not see links that
-// disappear.
+// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL. Therefore the next script sees no links that are
+// about to disappear.
 func awaitQuiet() { awaitVeths(0) }
 
 // awaitVeths waits until the host has n veth interfaces, and reports whether the number was reached in time.

@@ -23,8 +23,9 @@ func vfRanges() []any {
 		[]any{object{"subnet": "fd00:61::/64", "rangeStart": "fd00:61::100"}}}
 }
 
-// TestVFIPAM: VFs get addresses from any IPAM plugin. The test uses host-local with several ranges, the reference's static, and an unknown
-// plugin in the role of whereabouts. Each interface has its own addresses, the pod's lease stays the same, and no state remains at the end.
+// TestVFIPAM: VFs get addresses from any IPAM plugin. The test uses host-local with several ranges, the reference plugin static, and an
+// unknown plugin in the role of whereabouts. Each interface has its own addresses, the pod's lease stays the same, and no state remains at
+// the end.
 func TestVFIPAM(t *testing.T) {
 	harness.Need(t, "bridge", "sriov", "host-local")
 	harness.Program(t, "ip")
@@ -70,8 +71,8 @@ func TestVFIPAM(t *testing.T) {
 	}
 }
 
-// foreignIPAM returns a folder with the reference's static and host-local; Podlace does not know the name that host-local has in this
-// folder.
+// foreignIPAM returns a folder with the reference plugins static and host-local. In this folder, host-local has a name that Podlace does
+// not know.
 func foreignIPAM(t *testing.T) (dir string) {
 	t.Helper()
 	reference := harness.ReferenceDir()
@@ -87,8 +88,8 @@ func foreignIPAM(t *testing.T) (dir string) {
 	return dir
 }
 
-// checkAddresses runs ADD, CHECK and DEL of a pod and checks the addresses of its VFs. Later pods get later addresses from host-local;
-// static always assigns the same address.
+// checkAddresses runs ADD, CHECK and DEL of a pod and checks the addresses of its VFs. host-local assigns a later address to each later
+// pod, and static always assigns the same address.
 func (l vfNode) checkAddresses(t *testing.T, use string, want []string, vfs int) {
 	t.Helper()
 	rt := harness.Attachment(l.web, l.web.Name, nil)

@@ -23,7 +23,7 @@ type multusDelegate struct {
 	cache string // cache folder that Multus gives to libcni
 }
 
-// fastNet returns a network of VFs with addresses, in which a plugin of the reference runs after sriov.
+// fastNet returns a network of VFs with addresses. In this network, a reference plugin runs after sriov.
 func fastNet(name string) object {
 	return object{"cniVersion": "1.0.0", "name": name, "plugins": []any{
 		object{"type": "sriov", "capabilities": object{"mac": true, "ips": true, "deviceID": true, "CNIDeviceInfoFile": true},
@@ -50,9 +50,9 @@ func newDelegate(t *testing.T, list object, device, cache string) multusDelegate
 	return d
 }
 
-// multusRuntimeConf returns the RuntimeConf for one element of the annotation k8s.v1.cni.cncf.io/networks. The function does the same as
-// newCNIRuntimeConf in pkg/types/conf.go of Multus. As DelegateAdd of multus.go does, multusRuntimeConf adds the MAC and the IP for plugins
-// without these capabilities.
+// multusRuntimeConf returns the RuntimeConf for one element of the annotation k8s.v1.cni.cncf.io/networks. multusRuntimeConf does the same
+// as newCNIRuntimeConf in pkg/types/conf.go of Multus. As DelegateAdd of multus.go does, multusRuntimeConf adds the MAC and the IP for
+// plugins without these capabilities.
 func multusRuntimeConf(pod *sandbox.Pod, ifname, device, mac string, ips ...string) *libcni.RuntimeConf {
 	caps := map[string]any{"deviceID": device, "CNIDeviceInfoFile": "/run/k8s.cni.cncf.io/devinfo/cni/shop-fast-" + pod.Name + "_" + ifname}
 	rt := &libcni.RuntimeConf{ContainerID: pod.Name, NetNS: pod.Path, IfName: ifname, CapabilityArgs: caps,

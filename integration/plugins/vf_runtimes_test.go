@@ -85,8 +85,8 @@ func (l vfNode) warmUp(t *testing.T, edit func(*libcni.RuntimeConf)) {
 	l.oracle.Rebase(t)
 }
 
-// containerdCaps returns the capabilities that containerd passes for a pod with a port and limits. crioCaps returns those that CRI-O
-// passes, without a port, because CRI-O maps hostPorts itself.
+// containerdCaps returns the capabilities that containerd passes for a pod with a port and limits. crioCaps returns the capabilities that
+// CRI-O passes. These capabilities contain no port, because CRI-O maps hostPorts itself.
 func containerdCaps() map[string]any {
 	const bits = limitRate * 1_000_000
 	return map[string]any{"portMappings": []any{object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
@@ -142,7 +142,7 @@ func TestVFsByCRIO(t *testing.T) {
 		l.Must(t, "DEL", rt)
 		l.oracle.Clean(t, "a pod of CRI-O")
 
-		l.Must(t, "ADD", rt) // its DEL and the pod are lost
+		l.Must(t, "ADD", rt) // the runtime has lost the pod and sends no DEL for the pod
 		for _, name := range []string{"net1", "net2"} {
 			card.Leave(t, l.web.Path, name)
 		}
@@ -157,7 +157,8 @@ func TestVFsByCRIO(t *testing.T) {
 	})
 }
 
-// restartedRuntime returns the runtime after a restart without libcni's cache. All pods are then old enough for GC.
+// restartedRuntime returns a runtime that has restarted and has lost libcni's cache. restartedRuntime also makes all pods old enough for
+// GC.
 func (l vfNode) restartedRuntime(t *testing.T) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork(l.conflist, t.TempDir(), nil)

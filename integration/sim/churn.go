@@ -48,7 +48,7 @@ func podTrace(seed uint64, pods int, load float64, vfs int) []arrivingPod {
 	return out
 }
 
-// departures is a heap of pods by departure time.
+// The type `departures` is a heap of pods by departure time.
 type departures []leaving
 
 type leaving struct {
@@ -151,7 +151,7 @@ func randomPicker(seed uint64) kubelet.Pick {
 
 func first(vfs []int, n int) []int { return vfs[:min(n, len(vfs))] }
 
-// difference returns the sorted elements of the first list that are missing from the second list.
+// The function difference() returns the sorted elements of the first list that are missing from the second list.
 func difference(list, other []int) []int {
 	out := slices.DeleteFunc(slices.Clone(list), func(i int) bool { return slices.Contains(other, i) })
 	slices.Sort(out)

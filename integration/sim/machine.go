@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// topology describes a machine. Each NUMA node has the same number of cards.
+// A topology describes a machine. Each NUMA node has the same number of cards.
 type topology struct {
 	nodes, pfs, vfs int // pfs near each node, vfs of each PF
 	ports           int // PFs of a card
@@ -34,7 +34,7 @@ func parseTopology(s string, ports int) (topology, error) {
 
 func (t topology) String() string { return fmt.Sprintf("%dx%dx%d", t.nodes, t.pfs, t.vfs) }
 
-// machine is a topology in the data types of pkg/pool and pkg/kubelet. VFs are numbered in the order of their addresses.
+// A machine is a topology in the data types of pkg/pool and pkg/kubelet. VFs are numbered in the order of their addresses.
 type machine struct {
 	topology
 	pool   *pool.Topology

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command sim simulates a node on which pods with VFs start and end. The command compares methods of choosing VFs: the kubelet's random
-// choice, and the policies of the device plugin. pkg/kubelet reimplements the kubelet's part. The device plugin's part is pkg/pool itself.
+// choice, and the policies of the device plugin. pkg/kubelet reimplements the kubelet's part. For the part of the device plugin, the
+// simulation uses pkg/pool itself.
 //
 // Pods arrive at random times (Poisson), request 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and have exponentially distributed
-// lifetimes. A pod that does not find enough free VFs is dropped without a retry, so that all methods get the same pods at the same times.
-// Each seed gives a separate run. The output contains the means of the runs and their 95 % confidence intervals (Student's t). The same
-// flags give the same output.
+// lifetimes. If there are not enough free VFs for a pod, the simulation drops the pod. All methods therefore get the same pods at the same
+// times. Each seed gives a separate run. The output contains the means of the runs and their 95 % confidence intervals (Student's t). The
+// same flags give the same output.
 package main
 
 import (

@@ -49,7 +49,7 @@ func measures() [measureCount]measureColumn {
 	}
 }
 
-// row contains the results of one method for one topology and policy.
+// A row contains the results of one method for one topology and policy.
 type row struct {
 	topology  topology
 	policy    kubelet.Policy
@@ -122,7 +122,7 @@ func (r *report) findRow(t topology, p kubelet.Policy, a choiceMethod) (row, boo
 	return row{}, false
 }
 
-// loss is a measure for which a method of Podlace is worse than the kubelet's random choice.
+// A loss is a measure for which a method of Podlace is worse than the kubelet's random choice.
 type loss struct {
 	row
 	measure      int

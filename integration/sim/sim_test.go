@@ -102,7 +102,8 @@ func TestEffects(t *testing.T) {
 	}
 }
 
-// TestPorts checks that distinct-pf uses several NUMA nodes to get VFs of different PFs, but not to get VFs of different cards.
+// TestPorts checks the policy distinct-pf. The policy uses several NUMA nodes if this is necessary for VFs of different PFs, but not for
+// VFs of different cards.
 func TestPorts(t *testing.T) {
 	for _, ports := range []string{"1", "2"} {
 		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-policies", "none", "-ports", ports)

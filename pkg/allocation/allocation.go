@@ -2,7 +2,7 @@
 
 // Package allocation defines a protocol: other programs ask the SR-IOV device plugin which devices a pod has. A connection carries one
 // question and one answer over a unix socket that only root can use. The question and the answer are one line of JSON each. The package is
-// small, because it is linked into a CNI plugin.
+// kept small, because each CNI plugin process that uses it is started for a single call.
 package allocation
 
 import (
@@ -40,7 +40,7 @@ const (
 type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
-	UID       string `json:"uid,omitempty"` // of the pod; it distinguishes pods of the same name
+	UID       string `json:"uid,omitempty"` // UID of the pod, which distinguishes pods with the same name
 	// If this list is set, the answer about one pod contains only devices of the listed resources. Other device plugins may serve some of
 	// these resources. An empty list means all resources of this device plugin.
 	Resources []string `json:"resources,omitempty"`
@@ -83,24 +83,24 @@ type Claim struct {
 	Result   int    `json:"result"`            // index in status.allocation.devices.results
 	Pool     string `json:"pool"`              // the node's name
 	Device   string `json:"device"`            // name in the ResourceSlice
-	ShareID  string `json:"shareID,omitempty"` // for a device that several claims share
-	// Admin marks administrative access (adminAccess). The device stays with the pod that uses it: Podlace does not move, configure or bind
-	// the device.
+	ShareID  string `json:"shareID,omitempty"` // set if several claims share the device
+	// Admin is true for administrative access (adminAccess). The device stays with the pod that uses it: Podlace does not move, configure or
+	// bind the device.
 	Admin bool `json:"admin,omitempty"`
 }
 
 // Answer is the device plugin's answer. If Error is set, the pod's devices are unknown, and the field Devices is not valid.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices contains the devices of the pod with this UID.
-	// Without the checkpoint, Devices contains the devices of the pod with the same name.
+	// UID is a copy of the question's UID. If the kubelet's checkpoint is readable, Devices contains the devices of the pod with this UID. If
+	// the checkpoint is unreadable, Devices contains the devices of the pod with the same name.
 	UID string `json:"uid,omitempty"`
 	// Resources is a copy of the question's list of resources. The copy confirms that Devices contains all of the pod's devices of these
 	// resources.
 	Resources []string `json:"resources,omitempty"`
 	// Claims is a copy of the question's field. If Claims is true, the list Devices includes the devices of ResourceClaims.
 	Claims bool `json:"claims,omitempty"`
-	// Others is a list of the pod's claimed devices whose resources the question does not name. The list is nil if an older daemon sent the
+	// Others is a list of the pod's claimed devices of resources that the question does not list. The list is nil if an older daemon sent the
 	// answer.
 	Others []Device `json:"others,omitzero"`
 	// Faults maps the ID of each unhealthy device to the reason why it is unhealthy. Only the answer to a question about all pods sets Faults.
@@ -108,8 +108,8 @@ type Answer struct {
 	// Published maps device IDs to the content of the ResourceSlices.
 	Published map[string]Published `json:"published,omitempty"`
 	Error     string               `json:"error,omitempty"`
-	// Uncertain is true if the pod may have a device although the kubelet lists no container that uses this device. The text in Error explains
-	// this.
+	// Uncertain is true if the pod may have a device although the kubelet lists no container that uses this device. Error then contains an
+	// explanation.
 	Uncertain bool `json:"uncertain,omitempty"`
 }
 
@@ -124,9 +124,9 @@ type Published struct {
 // ErrUncertain means that the pod may have a device although the kubelet lists no container that uses this device.
 var ErrUncertain = errors.New("the device was allocated, but the kubelet lists no container that has it")
 
-// Ask sends a question to the socket and waits for the answer until a deadline. Ask returns the text in the answer's Error as a Go error.
-// If the answer is uncertain, the Go error matches ErrUncertain (errors.Is). The Go error is fs.ErrNotExist or syscall.ECONNREFUSED if no
-// daemon listens, and os.ErrDeadlineExceeded after the deadline.
+// Ask sends a question to the socket and waits for the answer until a deadline. If the answer contains an error, Ask returns a Go error
+// with the same text. If the answer is uncertain, the Go error matches ErrUncertain (errors.Is). The Go error is fs.ErrNotExist or
+// syscall.ECONNREFUSED if no daemon listens, and os.ErrDeadlineExceeded after the deadline.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -142,7 +142,7 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	return a, nil
 }
 
-// answerError is the Go error for an answer whose Error is set.
+// answerError is the Go error for an answer that contains an error.
 type answerError struct{ answer Answer }
 
 func (r answerError) Error() string        { return "the SR-IOV device plugin answers: " + r.answer.Error }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// conn is a blocking connection with a deadline. Package net is not used, because every pod start waits for an answer. Starting the poller,
-// its timers and its threads would take longer than the answer.
+// A conn is a blocking connection with a deadline. A conn does not use package net. Each start of a pod waits for an answer. Package net
+// would prolong this wait, because starting the package's poller, timers and threads takes longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time
@@ -32,8 +32,8 @@ func dial(socket string, until time.Time) (*conn, error) {
 	return c, nil
 }
 
-// callWithDeadline runs a blocking system call and retries it after a signal. The socket option (SO_SNDTIMEO or SO_RCVTIMEO) limits the
-// time of the call.
+// callWithDeadline runs a blocking system call and retries it after a signal. The socket option (SO_SNDTIMEO or SO_RCVTIMEO) limits how
+// long the call may block.
 func (c *conn) callWithDeadline(option int, f func() error) error {
 	for {
 		left := time.Until(c.until)

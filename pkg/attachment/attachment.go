@@ -57,8 +57,8 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset() returns the byte of the network's lock file that serves as the attachment's lock. All plugins of a chain use the same lock.
-// Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
+// offset() returns the position of the attachment's lock, which is one byte in the network's lock file. All plugins of a chain use the same
+// lock. Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
@@ -98,7 +98,7 @@ type Attachment struct {
 	saved  bool
 }
 
-// Open locks the attachment of r against all plugins, and creates the folder for its record.
+// Open locks the attachment that r describes, so that no other plugin can change the attachment, and creates the folder for its record.
 func Open(r *plugin.Request) (*Attachment, error) {
 	dir, err := store.Make(folder(r.Network), 0o700)
 	if err != nil {
@@ -184,8 +184,8 @@ func (a *Attachment) Resave(state any) {
 	}
 }
 
-// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record, so that the caller
-// computes the state from the key.
+// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record. Without a readable
+// record, the caller computes the state from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
 	return ok, err
@@ -270,7 +270,7 @@ func All() ([]Record, error) {
 	return records, err
 }
 
-// Scan returns the records of all plugins in all networks, and a second list with the record files that cannot be decoded.
+// Scan returns the records of all plugins in all networks. The second result lists the record files that cannot be decoded.
 func Scan() (records []Record, damaged []Damaged, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -280,7 +280,7 @@ func Scan() (records []Record, damaged []Damaged, err error) {
 	return records, damaged, err
 }
 
-// readRecords returns a network's records whose file names begin with the prefix, and a second list with those files that cannot be
+// readRecords reads those record files of a network whose names begin with the prefix. The second result lists the files that cannot be
 // decoded.
 func readRecords(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))
@@ -295,7 +295,7 @@ func readRecords(network, prefix string) (records []Record, damaged []Damaged, e
 		}
 		rec, e := readRecord(dir, name)
 		if errors.Is(e, fs.ErrNotExist) {
-			continue // a DEL removed it meanwhile
+			continue // a DEL has removed the record in the meantime
 		}
 		if e == nil && (rec.Network != network || name != rec.Plugin+"-"+rec.Hash()) {
 			e = errOther
@@ -323,7 +323,7 @@ func readRecord(dir *store.Dir, name string) (Record, error) {
 	return rec, err
 }
 
-// errOther means that a record's content names another attachment than the record's file name does.
+// errOther means that the attachment in a record's content differs from the attachment in the record's file name.
 var errOther = errors.New("it belongs to another attachment")
 
 func parse(data []byte) (Record, error) {
@@ -365,9 +365,9 @@ func (k Key) ReferenceHash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ReferenceHashes returns the hashes under which an attachment without a record may have left objects. The result contains Podlace's hash
-// and the reference plugins' hash. For eth0 the two hashes are equal. The reference plugins' hash is left out if the container's eth0 has a
-// record of the plugin, because the hash then belongs to eth0.
+// ReferenceHashes returns the hashes that the names of an attachment's objects may contain if the attachment has no record. The result
+// contains Podlace's hash and the reference plugins' hash, which are equal for eth0. If eth0 of the same container has a record of the
+// plugin, the result contains only Podlace's hash, because the other hash belongs to eth0.
 func (k Key) ReferenceHashes(plugin string) []string {
 	eth0 := Key{k.Network, k.ContainerID, "eth0"}
 	if k == eth0 {
@@ -379,12 +379,14 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
 }
 
-// MAC returns a locally administered unicast MAC address, which is a hash of the key and of a text that names one end of the link.
+// MAC returns a locally administered unicast MAC address. The address is a hash of the key and of the argument, which identifies one end of
+// the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
-// AddressMAC returns a locally administered unicast MAC address, which is a hash of the network and of the pod's first address. Other
-// hosts' neighbour entries for the first address stay valid when the next pod gets the same first address. Neighbour entries for a pod's
-// additional addresses may become wrong, because another pod may later get such an address together with another first address.
+// AddressMAC returns a locally administered unicast MAC address. The MAC is a hash of the network's name and of the pod's first address.
+// Other hosts' neighbour entries for the first address stay valid when the next pod gets the same first address. Neighbour entries for a
+// pod's additional addresses may become wrong: the next pod with an additional address may have another first address, and therefore
+// another MAC.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

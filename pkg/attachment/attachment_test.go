@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// TestNames checks fixed names, because a new version must find the objects that an old version created on the node. The expected reference
-// hash was computed with sha512sum(1).
+// TestNames checks fixed names, because a new version must find the objects that an old version created on the node. The expected hash of
+// the reference plugins was computed with sha512sum(1).
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key       Key
@@ -183,7 +183,7 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestNotes checks that a note belongs to the network and is not listed as a record.
+// TestNotes checks that a note file belongs to the network and is not listed as a record.
 func TestNotes(t *testing.T) {
 	a, r := attach(t, "id")
 	if _, ok := a.Noted("mark"); ok {
@@ -309,7 +309,7 @@ func TestList(t *testing.T) {
 	a, _ := attach(t, "a")
 	b := mustOpen(t, request(t.Name(), "b", "eth0"))
 	t.Cleanup(b.Close)
-	b.plugin = "testing" // has the other's name as prefix
+	b.plugin = "testing" // the other plugin's name is a prefix of this name
 	junk := filepath.Join(store.Root, t.Name(), "test-junk")
 	if err := errors.Join(a.Save(testState{"a"}), b.Save(testState{"b"}), os.WriteFile(junk, []byte("x"), 0o600)); err != nil {
 		t.Fatal(err)

@@ -38,8 +38,8 @@ func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 	}
 }
 
-// yieldStale locks the attachment of a listed record, and yields it if it is stale. The record is read again under the lock, because
-// another process may have changed it.
+// yieldStale locks the attachment of a listed record. If the attachment is stale, yieldStale yields the attachment. The record is read
+// again under the lock, because another process may have changed it.
 func (g *GC[T]) yieldStale(listed Record, yield func(*Attachment, T) bool) (more bool) {
 	att, rec, found, err := take[T](g.r, listed.Key)
 	if err != nil {
@@ -62,12 +62,12 @@ func (g *GC[T]) fail(rec Record, err error) {
 	if rec.Pod != "" {
 		of = "pod " + rec.Pod + ", " + of
 	}
-	g.r.KeepAttachment(rec.Attachment()) // the rest of its state still uses its addresses
+	g.r.KeepAttachment(rec.Attachment()) // the attachment's remaining state still uses its addresses
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 
-// Unreadable yields the hash of each unreadable record, for example of a record that a newer version wrote. Records that GC must keep are
-// left out. Each unreadable record is logged. The caller removes all state that belongs to the hash, and calls ReportUnreadable.
+// Unreadable yields the hash of each unreadable record, for example of a record that a newer version wrote. Unreadable logs each of these
+// records, and leaves out the records that GC must keep. The caller removes all state that belongs to the hash, and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")
@@ -80,7 +80,7 @@ func (g *GC[T]) Unreadable() iter.Seq[string] {
 		valid, dead := g.hashes(g.r.Valid), g.hashes(g.r.Dead)
 		for _, d := range damaged {
 			hash, own := strings.CutPrefix(d.Name, g.r.Plugin+"-")
-			if !own || !isHash(hash) { // such as a copy of a record beside it
+			if !own || !isHash(hash) { // for example a copy of a record
 				continue
 			}
 			if valid[hash] || g.r.Dead != nil && !dead[hash] {
@@ -103,8 +103,8 @@ func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
 	return set
 }
 
-// ReportUnreadable stores the error of a removal: the caller has tried to remove the state that belongs to a hash. If there was no error,
-// ReportUnreadable deletes the record file.
+// ReportUnreadable stores the result of removing the state that belongs to a hash. If the removal succeeded, ReportUnreadable deletes the
+// record file.
 func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	if err == nil {
 		err = forget(g.r.Network, g.r.Plugin+"-"+hash)

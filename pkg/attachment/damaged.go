@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Damaged is a file that has the name of a record, but whose content is not a record in the current format.
+// Damaged is a file with the name of a record. The content of the file is not a record in the current format.
 type Damaged struct {
 	Network string
 	Name    string // name of the file
@@ -23,7 +23,7 @@ func (d Damaged) Plugin() string {
 	return plugin
 }
 
-// Of returns true if the file belongs to the attachment with the key.
+// Of reports whether the file belongs to the attachment with the given key.
 func (d Damaged) Of(k Key) bool { return d.Network == k.Network && d.Name == d.Plugin()+"-"+k.Hash() }
 
 // Unreadable returns all record files of the node whose content is not a record in the current format.

@@ -9,15 +9,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Locker is a way to take a lock that another process may hold: waiting for the holder, or failing at once.
+// Locker determines what a process does if another process holds a lock: the process waits, or it fails at once.
 type Locker int
 
 const (
-	// Waiting is the choice to wait until the holder releases the lock. All verbs except STATUS use this value.
+	// Waiting means that the process waits until the other process releases the lock. All verbs except STATUS use this value.
 	Waiting Locker = iota
 
-	// Trying is the choice to fail at once if another process holds the lock. STATUS uses this value. If a lock is held, STATUS skips the
-	// repair, and the next STATUS tries the repair again.
+	// Trying means that the process fails at once if another process holds the lock. STATUS uses this value. If a lock is held, STATUS skips
+	// the repair, and the next STATUS tries the repair again.
 	Trying
 )
 
@@ -34,7 +34,7 @@ func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	}
 }
 
-// within() returns the longest time to wait for a lock. For Waiting this is the given time, and for Trying it is zero.
+// within() returns the longest time to wait for a lock. For Waiting, the result is the argument. For Trying, the result is zero.
 func (l Locker) within(most time.Duration) time.Duration {
 	if l == Trying {
 		return 0
@@ -50,7 +50,7 @@ func (l Locker) Tolerate(err error) error {
 	return err
 }
 
-// Node takes a lock for state that the pods of all networks share. The argument names the state, for example "guards".
+// Node acquires a lock on state that the pods of all networks share. The argument is a name for this state, for example "guards".
 func (l Locker) Node(what string) (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -64,8 +64,8 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 	return func() { _ = lock.Unlock(); dir.Close() }, nil
 }
 
-// Key takes the lock of an attachment. While the lock is held, no other plugin changes the attachment. A key that contains only a network
-// stands for the network's lock. The folder of the network must exist.
+// Key acquires the lock of an attachment. While the lock is held, no other plugin changes the attachment. If the key contains only a
+// network, Key acquires the network's lock. The folder of the network must exist.
 func (l Locker) Key(k Key) (*Attachment, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {

@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any returns true if a plugin has at least one record on the node. Any reads only the file names, not the records.
+// Any reports whether a plugin has at least one record on the node. Only the file names are read, not the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {
@@ -85,7 +85,8 @@ func AllOf(plugin string) (all []Record, err error) {
 	return all, err
 }
 
-// Attachments returns the records of a network by attachment and plugin, and a second list with the record files that cannot be decoded.
+// Attachments returns the records of a network, grouped by attachment and plugin. The second result lists the record files that cannot be
+// decoded.
 func Attachments(network string) (found map[Key]map[string]Record, damaged []Damaged, err error) {
 	records, damaged, err := readRecords(network, "")
 	found = map[Key]map[string]Record{}
@@ -98,9 +99,9 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 	return found, damaged, err
 }
 
-// Checked returns the recorded state of the attachment that a CHECK request names. If the record is unreadable, the result is an error with
-// plugin.CodeStateDiffers. A record of a newer version is only logged: after a downgrade, a failed CHECK could make the runtime restart the
-// node's pods.
+// Checked returns the recorded state of the attachment that a CHECK request identifies. If the record is unreadable, the result is an error
+// with plugin.CodeStateDiffers. A record of a newer version is only logged: after a downgrade, a failed CHECK could make the runtime
+// restart the node's pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	records, err := RecordsOf(KeyOf(r), r.Plugin)
 	rec, found := records[r.Plugin]
@@ -118,8 +119,8 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	return st, found, nil
 }
 
-// LostRecord returns the error with which CHECK fails if an attachment of Podlace has no record. LostRecord returns nil if a newer version
-// wrote the record.
+// LostRecord returns an error for an attachment of Podlace that has no record. CHECK fails with this error. LostRecord returns nil if a
+// newer version wrote the record.
 func LostRecord(r *plugin.Request) error {
 	if Recorded(r) {
 		return nil
@@ -129,8 +130,8 @@ func LostRecord(r *plugin.Request) error {
 
 const renew = "the record cannot be restored, and DEL works without it; delete and recreate the pod"
 
-// RecordsOf returns the named plugins' records of one attachment, by plugin. If a record is unreadable, the result is an error that names
-// the file.
+// RecordsOf returns the records that the given plugins stored for one attachment. The map's key is the plugin's name. If a record is
+// unreadable, the result is an error with the file's path.
 func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {
@@ -210,7 +211,8 @@ func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool
 // Journals is the folder of the VF journals, beside the folders of the networks. A journal saves a VF's settings before a pod gets the VF.
 const Journals = ".vfs"
 
-// Journaled returns the PCI addresses of all VFs that have a journal: a pod uses the VF, or the VF's settings have not been restored yet.
+// Journaled returns the PCI addresses of all VFs that have a journal. A journal exists while a pod uses the VF, and afterwards until the
+// VF's settings have been restored.
 func Journaled() ([]string, error) {
 	dir, err := store.Open(filepath.Join(store.Root, Journals))
 	if err != nil {
@@ -221,8 +223,8 @@ func Journaled() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") }), err
 }
 
-// Clear removes the records and notes of all networks. No plugin may run at the same time. Clear keeps the files of other programs. Clear
-// also keeps the VF journals, because only the journals contain the settings to restore.
+// Clear removes the records and note files of all networks. The caller must ensure that no plugin runs at the same time. Clear keeps the
+// files of other programs. Clear also keeps the VF journals, because only the journals contain the settings to restore.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}

@@ -46,7 +46,7 @@ func TestReopen(t *testing.T) {
 	if err != nil || len(got) != 1 || string(got[0].State) != `{"value":"z"}` || got[0].Pod != "shop/web-0" || got[0].Netns != "/run/netns/x" {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for i := range 2 { // another plugin's record, and none
+	for i := range 2 { // first with another plugin's record, then without any record
 		if _, _, ok, err := Waiting.Reopen(key, []string{"other", "test"}[i]); ok || err != nil {
 			t.Errorf("%t, %v", ok, err)
 		}

@@ -14,18 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Note writes a note for the whole network: a file with a mark as its name and a text as its content.
+// Note writes a note file for the whole network. The first argument is the file's name without the leading dot.
 func (a *Attachment) Note(mark, text string) error {
 	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// Noted returns the text of the network's note that has the given mark. The second result is false if there is no note with this mark.
+// Noted returns the text of the network's note file with the given name. The second result is false if this file does not exist.
 func (a *Attachment) Noted(mark string) (text string, ok bool) {
 	data, err := a.dir.Read("." + mark)
 	return string(data), err == nil
 }
 
-// Notes returns those marks of the network's notes that begin with a prefix.
+// Notes returns the names of those note files of the network whose names begin with a prefix.
 func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 	names, err := a.dir.List()
 	for _, name := range names {
@@ -36,17 +36,18 @@ func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 	return marks, err
 }
 
-// Unnote removes the network's note with the mark.
+// Unnote removes the network's note file with the given name.
 func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
 
-// NotedIn returns the text of a network's note without taking the network's lock. The second result is false if there is no note with this
-// mark.
+// NotedIn returns the text of a network's note file without taking the network's lock. The second result is false if the file does not
+// exist.
 func NotedIn(network, mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
 	return string(data), err == nil
 }
 
-// NotedBy returns the name of a network that has a note with the mark. If several networks have this note, the choice is arbitrary.
+// NotedBy returns the name of a network that has a note file with the given name. If several networks have this file, the choice is
+// arbitrary.
 func NotedBy(mark string) (network string, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -57,7 +58,7 @@ func NotedBy(mark string) (network string, ok bool, err error) {
 	return "", false, err
 }
 
-// NotedAs reports whether any network has a note with this mark and this text.
+// NotedAs reports whether any network has a note file with this name and this text.
 func NotedAs(mark, text string) (bool, error) {
 	networks, err := Networks()
 	return slices.ContainsFunc(networks, func(network string) bool {
@@ -66,7 +67,7 @@ func NotedAs(mark, text string) (bool, error) {
 	}), err
 }
 
-// UnnoteAll removes the notes with the mark from all networks.
+// UnnoteAll removes the note files with the given name from all networks.
 func UnnoteAll(mark string) error {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -75,7 +76,7 @@ func UnnoteAll(mark string) error {
 	return err
 }
 
-// NoteNode writes a note for the node. The note is a file beside the folders of the networks.
+// NoteNode writes a note file for the node. This file is beside the folders of the networks.
 func NoteNode(mark, text string) error {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -85,13 +86,13 @@ func NoteNode(mark, text string) error {
 	return dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// NodeNoted returns the text of the node's note with the mark. The second result is false if there is no note with this mark.
+// NodeNoted returns the text of the node's note file with the given name. The second result is false if this file does not exist.
 func NodeNoted(mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(store.Root, "."+mark))
 	return string(data), err == nil
 }
 
-// UnnoteNode removes the node's note with the mark.
+// UnnoteNode removes the node's note file with the given name.
 func UnnoteNode(mark string) error {
 	dir, err := store.Open(store.Root)
 	if err != nil {
@@ -101,14 +102,15 @@ func UnnoteNode(mark string) error {
 	return dir.Remove("." + mark)
 }
 
-// Changed saves a text as a note of the node, and reports whether the text differs from the previous text of the note. An empty text
-// removes the note. Each verb runs in a separate process. The note lets these processes log a lasting condition only once.
+// Changed saves a text in a note file of the node, and reports whether the text differs from the file's previous text. An empty text
+// removes the file. Each verb runs in a separate process. The file prevents each of these processes from logging the same lasting problem
+// again.
 func Changed(mark, text string) bool {
 	if before, _ := NodeNoted(mark); before == text {
 		return false
 	}
 	if text == "" {
-		_ = UnnoteNode(mark) // while the note stays, each call reports the change again
+		_ = UnnoteNode(mark) // while the note file exists, each call reports the change again
 	} else {
 		_ = NoteNode(mark, text)
 	}

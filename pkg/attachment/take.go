@@ -11,17 +11,17 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Take locks the attachment of r for DEL and returns the recorded state. The third result is false if there is no record. The lock is taken
-// even without a record, so that DEL does not remove the changes of a concurrent ADD. The caller removes the attachment's state, calls
-// Remove, and closes the attachment. If the network has no folder, att is nil. Close, Remove and ForgetWithLink do nothing for a nil
-// attachment.
+// Take locks the attachment that the DEL request r identifies, and returns the recorded state. The third result is false if there is no
+// record. The lock is taken even without a record, so that DEL does not remove the changes of a concurrent ADD. The caller removes the
+// attachment's state, calls Remove, and closes the attachment. If the network has no folder, the first result is nil. Close, Remove and
+// ForgetWithLink do nothing for a nil attachment.
 func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, KeyOf(r))
 	return att, rec.State, found, err
 }
 
-// TakeDead does the same as Take for another attachment in r's network. TakeDead returns the attachment only if the attachment has a record
-// and the recorded namespace is gone.
+// TakeDead locks another attachment in r's network and returns its recorded state, as Take does. The attachment must have a record, and the
+// recorded namespace must be gone. The third result is false if one of these conditions does not hold.
 func TakeDead[T any](r *plugin.Request, of plugin.Attachment) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, Key{r.Network, of.ContainerID, of.IfName})
 	if err != nil || !found || !plugin.NetnsGone(rec.Netns) {
@@ -58,7 +58,7 @@ type Of[T any] struct {
 	State T
 }
 
-// States decodes the states in the results of List or AllOf. A record is left out if its state has another format.
+// States decodes the states in the records that List or AllOf returned. A record is left out if its state has another format.
 func States[T any](records []Record, err error) ([]Of[T], error) {
 	var all []Of[T]
 	for _, rec := range records {

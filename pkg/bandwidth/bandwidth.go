@@ -2,11 +2,11 @@
 
 // Package bandwidth limits the traffic that a pod receives and sends. The runtime takes the rates from the pod annotations
 // kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth, and passes them as the bandwidth capability. In the plugin chain, the
-// bandwidth plugin follows a main plugin that connects the pod with a pair of veth or netkit devices.
+// bandwidth plugin follows a main plugin that connects the pod to the node through a pair of veth or netkit devices.
 //
 // Ingress is shaped on the host side of the pair, where the node sends the pod's packets. Egress arrives on the host side of the pair, is
 // redirected to an intermediate functional block device (ifb), and is shaped there. The token buckets for ingress and egress are in the
-// node's namespace. There, even a pod with CAP_NET_ADMIN cannot change the token buckets.
+// node's namespace. In this namespace, even a pod with CAP_NET_ADMIN cannot change the token buckets.
 package bandwidth
 
 import (
@@ -23,7 +23,7 @@ import (
 
 const pluginName = "bandwidth"
 
-// The struct state holds the limits that are stored in an attachment's record. Attachments without limits have no record.
+// This struct holds the limits that are stored in an attachment's record. Attachments without limits have no record.
 type state struct {
 	Link  string `json:"link"` // host side of the pair
 	Index int    `json:"index"`
@@ -42,7 +42,7 @@ func Plugin() plugin.Plugin {
 
 const devicePrefix = "bwp"
 
-// ifbName returns the device name that the reference plugin would use. After a rollback, the reference plugin can therefore remove the
+// ifbName returns the device name that the reference plugin also uses. After a rollback, the reference plugin can therefore remove the
 // device.
 func ifbName(key attachment.Key) string { return devicePrefix + key.ReferenceHash()[:12] }
 
@@ -113,8 +113,8 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace() changes the limits of a link in place. Limits that the new state does not contain are removed last. Until then, a live pod
-// always has a limit.
+// replace() changes the limits of a link in place, so that a live pod is never without a limit during the change. Limits that the new state
+// does not contain are removed last.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
@@ -145,8 +145,8 @@ func (st state) subtract(next state) state {
 	return st
 }
 
-// merge() returns the limits of two states of the same link. If both states have a limit for a direction, the result contains the limit of
-// the state in the argument.
+// merge() returns the limits of two states of the same link. If both states have a limit for a direction, the argument's limit takes
+// precedence.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
@@ -165,7 +165,7 @@ func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	return st
 }
 
-// setEgress sets the egress limit and the name of its device. A nil bucket means that there is no limit.
+// setEgress sets the egress limit and the name of the ifb device. A nil bucket means that there is no limit.
 func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	st.Egress, st.IFB = bucket, ""
 	if bucket != nil {
@@ -210,8 +210,8 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 }
 
 // hostSide returns the host side of the pod's link pair. The namespaces of the two ends are compared by the IDs that the kernel assigns to
-// them. The result is an error if prevResult names another link that also leads into the pod. A pod with several interfaces could exchange
-// their names.
+// them. The result is an error if prevResult contains another link that also leads into the pod: the pod may have exchanged the names of
+// its interfaces.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {
@@ -277,7 +277,8 @@ func del(r *plugin.Request) error {
 	defer host.Close()
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-		// The runtime calls the main plugin's DEL next. The main plugin's DEL deletes the link together with the limits, and then the record.
+		// The runtime calls the main plugin's DEL next. The main plugin's DEL deletes the link together with the limits, and deletes the record
+		// afterwards.
 		if !att.WithLink { // a record of an earlier version
 			att.WithLink = true
 			att.Resave(st)
@@ -334,8 +335,8 @@ func deleteLimits(host *kernel.Node, st state) error {
 	return errors.Join(errs...)
 }
 
-// hostSide returns the recorded link. The link is searched by name first, and then by ifindex in case another program renamed it. The zero
-// state contains no link.
+// hostSide returns the recorded link. hostSide first searches for the link by name. If another program renamed the link, hostSide finds the
+// link by its ifindex. The zero state contains no link.
 func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err error) {
 	if st.Index == 0 {
 		return kernel.Link{}, false, nil
@@ -347,8 +348,8 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may name another program's link,
-// which must not be changed.
+// device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may contain the name of another
+// program's link, and Podlace must not change that link.
 func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {
@@ -357,7 +358,7 @@ func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err erro
 	return link, true, nil
 }
 
-// status() restores lost limits, and only logs an error of this repair. STATUS fails only if the configuration is invalid.
+// status() restores lost limits. If the restoration fails, status() only logs the error. STATUS fails only if the configuration is invalid.
 func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err

@@ -113,7 +113,7 @@ func TestChangedInPlace(t *testing.T) {
 	}
 }
 
-// TestMoved checks that ADD removes the old limits after the pod was connected by another link.
+// TestMoved checks that ADD removes the old limits after another link replaced the pod's link.
 func TestMoved(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -181,8 +181,8 @@ func hasFairQueue(l lab) bool {
 	return kerneltest.Feature(l, has, "fq_codel")
 }
 
-// TestFairQueue checks that limits use fair queues if the kernel supports them. A kernel without this support is asked only once, and CHECK
-// compares with the choice that ADD recorded.
+// TestFairQueue checks that limits use fair queues if the kernel supports them. If the kernel lacks this support, the plugin asks the
+// kernel only once. CHECK expects the kind of queue that ADD recorded.
 func TestFairQueue(t *testing.T) {
 	l := newLab(t)
 	has := hasFairQueue(l)
@@ -353,8 +353,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestTinyBurst (S-14) checks that a burst smaller than a full frame is raised to 4 frames, because it would block the pod. The plugin logs
-// the change.
+// TestTinyBurst (S-14) checks that a burst smaller than a full frame is raised to 4 frames. The plugin logs the change. With the smaller
+// burst, no full frame could pass.
 func TestTinyBurst(t *testing.T) {
 	l := newLab(t)
 	const least = 4 * (1400 + 18)

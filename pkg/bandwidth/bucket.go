@@ -14,9 +14,9 @@ import (
 // never less than burstFrames full frames.
 //
 // A segment is a packet of up to 64 KiB. If a segment is longer than the burst, the kernel splits it into frames before queueing
-// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only. In return, the packets in the
-// queues of these links are small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments,
-// because a shorter queue would drop every segment.
+// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable only on slow links. The advantage of splitting is
+// that the queued packets are small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole
+// segments, because a shorter queue would drop every segment.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -24,7 +24,7 @@ const (
 	queueFrames    = 16
 	segment        = 64<<10 + overhead
 	queueSegments  = 2
-	header         = 14         // of Ethernet: a queue counts a frame as MTU plus header
+	header         = 14         // bytes of the Ethernet header: a queue counts a frame as MTU plus header
 	overhead       = header + 4 // and a VLAN tag
 
 	// maxBurstTime is the longest time that a burst may last at its rate. The kernel stores this time as a 32-bit number of ticks of 64 ns.
@@ -32,8 +32,8 @@ const (
 )
 
 // bucket() returns the token bucket that enforces a limit on a link with the given MTU. The result is nil if the rate is zero. The latency
-// is the longest time that a packet waits. If the minimum queue length needs more time at this rate, a packet may wait longer. With a fair
-// queue, a flow waits only for its own packets.
+// is the longest time that a packet waits. If even the shortest allowed queue needs more time at this rate, a packet may wait longer. With
+// a fair queue, a flow waits only for its own packets.
 func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket {
 	if l.Rate == 0 {
 		return nil
@@ -45,8 +45,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	}
 	burst = min(max(burst, burstFrames*frame), l.sentIn(maxBurstTime), maxBytes)
 	queue := max(l.sentIn(latency), queueFrames*frame, queueSegments*min(burst, segment))
-	// A queue that is full of whole frames must still have room for small packets, at least half a frame. Without this room, greedy flows
-	// would keep the queue full, and no small packet would ever enter it.
+	// A queue that is full of whole frames must still have room for half a frame, so that small packets fit into the queue. Without this room,
+	// greedy flows would keep the queue full, and no small packet would ever enter it.
 	counted := uint64(mtu + header)
 	queue += max(queue%counted, counted/2) - queue%counted
 	bucket := kernel.Bucket{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
@@ -56,16 +56,17 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	return &bucket
 }
 
-// logBurst logs that a burst was changed, either to the minimum number of full frames or to the limits of the kernel's clock.
+// logBurst logs that a burst was out of bounds and was changed. The bounds are the minimum number of full frames and the longest time that
+// the kernel's clock can represent.
 func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Bucket) {
 	if got != nil && asked.Burst > 0 && asked.Burst/8 != uint64(got.Burst) {
 		r.Log.Warn("burst is out of bounds and was clamped", "direction", direction, "asked", asked.Burst, "applied", uint64(got.Burst)*8)
 	}
 }
 
-// These constants are parameters of a fair queue, which is an fq_codel qdisc. CoDel must not drop a packet that waits only for one earlier
-// frame, since this is no persistent queue. Therefore the target is at least the time in which 1.5 frames are sent. A flow without
-// congestion control, such as unanswered UDP, can queue at most the bytes that are sent in one interval.
+// These constants are parameters of a fair queue, which is an fq_codel qdisc. CoDel must not drop a packet that waits for only one earlier
+// frame, since one waiting frame is not a persistent queue. Therefore the target is at least the time in which 1.5 frames are sent. A flow
+// without congestion control, such as unanswered UDP, can queue at most the bytes that are sent in one interval.
 const (
 	fairInterval   = 100 * time.Millisecond // the kernel's default, enough for any round trip on Earth
 	fairMinPackets = 64
@@ -82,8 +83,8 @@ func (l Limit) fairQueue(frame uint64, latency time.Duration) kernel.FairQueue {
 		Packets: uint32(min(max(l.sentIn(interval)/frame, fairMinPackets), fairMaxPackets))}
 }
 
-// noFairQueue is the mark of a note which says that the node's kernel has no fair queues. The note is valid until the next boot. Without
-// the note, each process would ask the kernel again, and the kernel would start modprobe(8) each time.
+// noFairQueue is the name of a note file which says that the node's kernel has no fair queues. The file is valid until the next boot.
+// Without the file, each process would ask the kernel again, and the kernel would start modprobe(8) each time.
 const noFairQueue = "no-fq_codel"
 
 func fairQueues(host *kernel.Node) (bool, error) {
@@ -97,6 +98,6 @@ func fairQueues(host *kernel.Node) (bool, error) {
 	return has, err
 }
 
-// sentIn returns the number of bytes that are sent in a time at the limit's rate. The product cannot overflow: for maxRate and maxBurstTime
-// it is less than 2^62.
+// sentIn returns the number of bytes that are sent in the given time at the limit's rate. The product cannot overflow, because maxRate
+// times maxBurstTime is less than 2^62.
 func (l Limit) sentIn(t time.Duration) uint64 { return l.Rate / 8 * uint64(t.Microseconds()) / 1e6 }

@@ -42,7 +42,7 @@ func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	limit = atLeast(atLeast(in(latency), 16*frame), 2*whole.Int64())
 	counted := big.NewInt(int64(mtu) + 14)
 	rest, half := new(big.Int).Mod(limit, counted), big.NewInt((int64(mtu)+14)/2)
-	limit.Add(limit, half.Sub(half, atMost(rest, half))) // room for half a frame is left beside full ones
+	limit.Add(limit, half.Sub(half, atMost(rest, half))) // the queue keeps room for half a frame beside full frames
 	return burst, atMost(limit, n(math.MaxUint32))
 }
 
@@ -74,7 +74,8 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	}
 }
 
-// TestFairQueueOf checks that a fair queue gets the kernel's defaults where they fit. Slow links get more time and fewer packets.
+// TestFairQueueOf checks the parameters of fair queues. Fast links get the kernel's defaults, and slow links get a longer time and fewer
+// packets.
 func TestFairQueueOf(t *testing.T) {
 	for _, c := range []struct {
 		rate    uint64

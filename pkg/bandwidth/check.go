@@ -59,7 +59,7 @@ func check(r *plugin.Request) error {
 	return attachment.LostRecord(r)
 }
 
-// checkSending returns an error if a filter takes all frames of a link before the frames pass the link's token bucket.
+// checkSending returns an error if a filter drops or redirects all frames of a link before the frames reach the link's token bucket.
 func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	captor, ok, err := host.Captor(link, kernel.Sending)
 	if err != nil || !ok || !captor.Drops && captor.To == 0 {
@@ -81,7 +81,8 @@ func captureError(link kernel.Link, side kernel.Side, limit string, captor kerne
 }
 
 // checkEgress checks the redirect to the device of an egress limit, and the token bucket of that device. If there is no record, the
-// reference plugin created the redirect. The reference plugin's redirect misses short frames until podlace reload replaces it.
+// reference plugin created the redirect. The reference plugin's redirect does not match short frames. The command 'podlace reload' replaces
+// this redirect.
 func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) error {
 	ifb, have, err := redirectedTo(host, link, want.IFB)
 	if err != nil {
@@ -130,8 +131,8 @@ func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) 
 	return ""
 }
 
-// checkBucket compares the token bucket of a link with the wanted bucket. If there is no record, the reference plugin created the bucket,
-// with another burst and another queue length.
+// checkBucket compares the token bucket of a link with the wanted bucket. Without a record, only the rate is compared, because the
+// reference plugin uses another burst and another queue length.
 func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours bool) error {
 	has, ok, err := host.Shaped(link)
 	if err != nil {

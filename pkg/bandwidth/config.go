@@ -37,8 +37,8 @@ type Config struct {
 // unlimited() reports whether neither direction has a limit.
 func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
-// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number() parses a value, and returns an error that names the
-// key if the value is not a number.
+// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number() parses a value. If the value is not a number, number()
+// returns an error that contains the key.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`
@@ -67,7 +67,7 @@ const (
 	maxRate = 100_000_000_000 // 100 Gbit/s
 )
 
-// maxBytes is the maximum burst in bytes, because tc stores a burst in 32 bits.
+// maxBytes is the maximum burst in bytes: tc stores a burst in 32 bits.
 const maxBytes = math.MaxUint32
 
 // Parse reads and validates the configuration of ADD, CHECK or STATUS. If the conflist contains a limit, all limits from the runtime are
@@ -140,7 +140,8 @@ func requestedLimit(direction string, rate, burst *json.RawMessage, annotations 
 	return l, nil
 }
 
-// clamp() returns an error for an invalid limit in the configuration file. A limit from the runtime is moved into the bounds.
+// clamp() returns an error for an invalid limit in the configuration file. If a limit from the runtime is outside the bounds, clamp()
+// changes the limit to the nearest bound.
 func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
 	rate, burst := l.Rate, l.Burst
 	switch {
@@ -165,15 +166,16 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 		l.Burst = most
 		r.Log.Warn("burst is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
 	default:
-		// Runtimes without a burst annotation send a burst that stands for "unlimited": 2^32-1, 2^31-1 or 2^35-9. With that burst, the first half
-		// gigabyte would pass without any limit.
+		// A runtime that reads no burst annotation sends a burst that means "unlimited": 2^32-1, 2^31-1 or 2^35-9. With a burst of this size, the
+		// first half gigabyte would pass without any limit.
 		r.Log.Debug("burst of the runtime means unlimited; deriving one from the rate", "direction", direction, "burst", burst)
 		l.Burst = 0
 	}
 	return l, nil
 }
 
-// These are the bounds of the latency. Timers are too imprecise for a lower latency, and senders give up before a higher latency ends.
+// These are the bounds of the latency. Timers are too imprecise for a lower latency. With a higher latency, senders would time out before
+// their packets leave the queue.
 const (
 	minLatency = time.Millisecond
 	maxLatency = 10 * time.Second

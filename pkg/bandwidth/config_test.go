@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 		runtime(`"ingressRate":100000000001`):                    {Ingress: limit(1e11, 0)},
 		runtime(`"ingressRate":18446744073709551615`):            {Ingress: limit(1e11, 0)},
 		runtime(`"ingressBurst":4294967295,"egressBurst":7`):     {}, // runtimes send a burst with or without a rate
-		// One key in the conflist makes Parse ignore all limits from the runtime.
+		// If the conflist contains any limit, Parse ignores all limits from the runtime.
 		`"ingressRate":1000000,"ingressBurst":8000,` + runtime(`"ingressRate":5,"egressRate":2000000`): {Ingress: limit(1e6, 8000)},
 		`"egressBurst":0,` + runtime(`"ingressRate":2000000`):                                          {},
 	} {
@@ -77,7 +77,7 @@ func TestUnlimitedBursts(t *testing.T) {
 	}
 }
 
-// TestAnnotations checks that a pod can set its burst within the bounds of the conflist. The annotation accepts any form of a Kubernetes
+// TestAnnotations checks that a pod can set its burst within the bounds of the conflist. The value of the annotation may be any Kubernetes
 // quantity.
 func TestAnnotations(t *testing.T) {
 	annotated := func(rate int, ingress string) string {
@@ -124,7 +124,8 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestClampIsLogged (S-14) checks that a runtime's rate is moved into the bounds, and that the plugin logs the change.
+// TestClampIsLogged (S-14) checks that a runtime's rate outside the bounds is changed to the nearest bound, and that the plugin logs this
+// change.
 func TestClampIsLogged(t *testing.T) {
 	for _, direction := range []string{"ingress", "egress"} {
 		for asked, applied := range map[uint64]uint64{

@@ -30,7 +30,8 @@ const (
 	elsewhere = "action mirred egress redirect dev lo"
 )
 
-// TestCheckTellsFilters (C-64) checks that CHECK fails if another program's filter takes all frames before the limit.
+// TestCheckTellsFilters (C-64) checks that CHECK fails if another program's filter drops or redirects all frames before the limit can count
+// them.
 func TestCheckTellsFilters(t *testing.T) {
 	if _, err := exec.LookPath("tc"); err != nil {
 		t.Skip("SKIPPED: tc is not installed")

@@ -17,7 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// broadcastFrame returns a broadcast frame of the given total length. The argument types lists the frame's EtherTypes, VLAN tags first.
+// broadcastFrame returns a broadcast frame of the given total length. The last argument contains the frame's EtherTypes, beginning with the
+// VLAN tags.
 func broadcastFrame(length int, types ...uint16) []byte {
 	out := []byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01")
 	for i, t := range types {

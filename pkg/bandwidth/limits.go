@@ -19,12 +19,12 @@ import (
 type Limits struct {
 	attachment.Key
 	Pod  string `json:"pod,omitempty"`
-	Gone bool   `json:"gone"` // the pod's namespace is gone, and the limits with it
+	Gone bool   `json:"gone"` // the pod's namespace and its limits are gone
 	Both[*Direction]
 }
 
-// Direction describes the limit of one direction, named from the pod's side. Asked and Applied differ in three cases: the limit is missing
-// in the kernel, an admin lifted it, or the pod is dead.
+// Direction describes the limit of one direction, named from the pod's side. The fields Asked and Applied differ in three cases: the limit
+// is missing in the kernel, an admin removed the limit, or the pod is dead.
 type Direction struct {
 	Asked   Limit          // unknown if an older version recorded it
 	Applied *kernel.Bucket // the kernel's bucket, with its counters since the limit was set
@@ -103,8 +103,8 @@ func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, i
 	return list, nil
 }
 
-// Read returns the recorded limits with the kernel's current counters. Read takes no lock and does not wait, so it may report a limit as
-// missing while an ADD or DEL changes the limit. A record is left out if its state cannot be decoded.
+// Read returns the recorded limits with the kernel's current counters. Read takes no lock and does not wait, so Read may report a limit as
+// missing while an ADD or DEL changes this limit. A record is left out if its state cannot be decoded.
 func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err error) {
 	if len(records) == 0 {
 		return nil, nil

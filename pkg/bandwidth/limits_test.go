@@ -97,7 +97,7 @@ func quietLab(t *testing.T) lab {
 	return l
 }
 
-// The struct counters holds the numbers that Look measures.
+// This struct holds the numbers that Look measures.
 type counters struct {
 	Rate                           uint64
 	Dropped, DroppedTotal, Waiting uint32
@@ -138,7 +138,7 @@ func TestMeasured(t *testing.T) {
 				t.Errorf("%s: %d frames: %+v, want %+v", name, frames, got, want)
 			}
 		}
-		measure(5, counters{Rate: 5 * 1134 * 8 / 2}) // the burst except for two bytes: the next token is some nine seconds away
+		measure(5, counters{Rate: 5 * 1134 * 8 / 2}) // the burst except for two bytes: the next token comes after about nine seconds
 		if fair {
 			measure(60, counters{Waiting: 60 * 1134})
 			continue

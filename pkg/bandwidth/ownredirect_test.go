@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// redirectItself redirects the pod's egress to an ifb device inside the pod. This device delays the packets. redirectItself calls the
-// function send, removes the redirect, and then releases the delayed packets.
+// redirectItself redirects the pod's egress to an ifb device inside the pod. This device delays the packets. redirectItself calls send(),
+// removes the redirect, and then releases the delayed packets.
 func redirectItself(send func() error) error {
 	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "own0", TxQLen: 1000}}); err != nil {
 		return err

@@ -55,7 +55,7 @@ func TestStateFormat(t *testing.T) {
 	}
 }
 
-// TestStatePlanned checks that the state computed by plan has the format of the recorded states.
+// TestStatePlanned checks that the state that plan() computes has the format of the recorded states.
 func TestStatePlanned(t *testing.T) {
 	config, err := json.Marshal(object{annotatedConfig[0].(string): annotatedConfig[1], annotatedConfig[2].(string): annotatedConfig[3]})
 	if err != nil {

@@ -52,7 +52,7 @@ func delUnrecorded(r *plugin.Request) error {
 // limit.
 func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	link, ok, err := host.Link(attachment.KeyOf(r).HostVeth())
-	ok = ok && link.LeadsGroup() // any other link of that name is another program's
+	ok = ok && link.LeadsGroup() // any other link with that name belongs to another program
 	if r.Netns != nil {
 		link, err = hostSide(r, host)
 		if ok = err == nil; !ok {
@@ -98,7 +98,7 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 }
 
 // replaceRedirects replaces redirects that the reference plugin created for attachments without a record. The reference plugin's redirects
-// miss short frames.
+// do not match short frames.
 func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()
 	errs := []error{err}
@@ -106,14 +106,14 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 		if p.To.Kind != "ifb" || !strings.HasPrefix(p.To.Name, devicePrefix) {
 			continue
 		}
-		if taken, err := isRecordedDevice(p.To.Name); taken || err != nil { // its attachment's lock protects it
+		if taken, err := isRecordedDevice(p.To.Name); taken || err != nil { // the lock of the other attachment protects the device
 			errs = append(errs, err)
 			continue
 		}
 		redirectErr := host.Redirect(p.From, p.To)
 		_, ok, err := device(host, p.To.Name)
 		switch {
-		case err == nil && !ok: // a DEL deleted it meanwhile: the redirect would drop all frames
+		case err == nil && !ok: // a DEL has deleted the device: a redirect to it would drop all frames
 			errs = append(errs, host.DelRedirect(p.From, kernel.Link{}, true))
 		case err != nil || redirectErr != nil:
 			errs = append(errs, redirectErr, err)
@@ -124,7 +124,7 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// isRecorded reports whether any attachment has a record for which matches returns true.
+// isRecorded reports whether any attachment has a record for which the function matches() returns true.
 func isRecorded(matches func(state) bool) (bool, error) {
 	records, err := attachment.AllOf(pluginName)
 	return slices.ContainsFunc(records, func(rec attachment.Record) bool {
@@ -133,7 +133,7 @@ func isRecorded(matches func(state) bool) (bool, error) {
 	}), err
 }
 
-// isRecordedDevice reports whether a record of any attachment names the device.
+// isRecordedDevice reports whether a record of any attachment contains the device's name.
 func isRecordedDevice(name string) (bool, error) {
 	return isRecorded(func(st state) bool { return st.IFB == name })
 }

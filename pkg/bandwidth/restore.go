@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore restores the limits of all live pods after another program removed a token bucket, a device or a redirect. Redirects that miss
-// short frames are replaced. Existing token buckets are not changed. After an error in one attachment, Restore continues with the next
-// attachment.
+// Restore restores the limits of all live pods after another program removed a token bucket, a device or a redirect. Redirects that do not
+// match short frames are replaced. Existing token buckets are not changed. After an error in one attachment, Restore continues with the
+// next attachment.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(restoreLimits(host, log, attachment.Waiting), replaceRedirects(host, log))
 }

@@ -39,7 +39,7 @@ func TestMissingAndRestore(t *testing.T) {
 			l := newLab(t)
 			l.OK(l.Call("ADD", "a"))
 			index := ifb(l).Index
-			l.must(l.host.Shape(l.hostSide, kernel.Bucket{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // as another program may want it
+			l.must(l.host.Shape(l.hostSide, kernel.Bucket{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // another program may set this bucket
 			l.must(c.lose(l))
 			got := l.look()
 			if got.Ingress.Missing != c.ingress || got.Egress.Missing != c.egress || !got.Missing() ||
@@ -67,7 +67,8 @@ func TestMissingAndRestore(t *testing.T) {
 	}
 }
 
-// TestNotRestored checks that Restore does nothing for a dead pod, and nothing on another link that only has the recorded name.
+// TestNotRestored checks that Restore does not change the link of a dead pod. Restore must also not change another program's link that has
+// the recorded name.
 func TestNotRestored(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -145,7 +146,7 @@ func TestRenamed(t *testing.T) {
 	rename("bwt1")
 }
 
-// TestDamagedRecord checks that no verb changes another program's link if a damaged record names that link.
+// TestDamagedRecord checks that no verb changes another program's link if a damaged record contains that link.
 func TestDamagedRecord(t *testing.T) {
 	l := connected(t)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bwbr0"}}

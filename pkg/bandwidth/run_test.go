@@ -20,7 +20,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// lab is a node with one pod. A veth pair connects the pod, as a main plugin would do.
+// A lab is a node with one pod. In place of a main plugin, the test connects the pod with a veth pair.
 type lab struct {
 	kerneltest.Lab
 	host     *kernel.Node

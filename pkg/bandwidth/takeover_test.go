@@ -28,8 +28,8 @@ func (l lab) byReference() {
 		}))
 }
 
-// TestTakenOver checks that DEL removes a device of the reference plugin together with the redirect to it. Without the device, the redirect
-// would drop all packets that a live pod sends.
+// TestTakenOver checks that DEL removes a device that the reference plugin created, together with the redirect to this device. Without the
+// device, the redirect would drop all packets that a live pod sends.
 func TestTakenOver(t *testing.T) {
 	for what, lift := range map[string]func(lab){
 		"DEL without a record": func(l lab) { l.OK(l.Call("DEL", "a")) },

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// attack is a test setup with two pods. The victim has limits, and the tenant's eth0 gets the same ifindexes as the victim's pair. Each
+// An attack is a test setup with two pods. The victim has limits, and the tenant's eth0 gets the same ifindexes as the victim's pair. Each
 // namespace has its own ifindexes, so a tenant can choose them freely. The tenant's own pair consists of bwt1 on the host and real0 in the
 // pod.
 type attack struct{ victim, tenant lab }

@@ -8,7 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns valid settings that have no effect, or whose effect differs from what their names suggest. Findings does no I/O.
+// Findings returns a list of valid but misleading settings. A setting is in this list if it has no effect, or if its name suggests another
+// effect. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config)...)
 }

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The struct state is the content of an attachment's record.
+// This struct is the content of an attachment's record.
 type state struct {
 	Bridge     string          `json:"bridge"`
 	BridgeMAC  string          `json:"bridgeMAC,omitempty"`
@@ -55,14 +55,14 @@ func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return plugin.Plugin{Name: "bridge", Add: b.add, Del: b.del, Check: b.check, GC: b.gc, Status: b.status}
 }
 
-// The struct job holds one ADD or CHECK: the request, its configuration and the open handles.
+// A job describes one ADD or CHECK: the request, the request's configuration and the open handles.
 type job struct {
 	r    *plugin.Request
 	cfg  Config
 	att  *attachment.Attachment
 	host *kernel.Node
 	pod  *kernel.NS
-	// shared is true if the IPAM plugin's subnets are known. With known subnets, masquerade rules cover whole subnets.
+	// This field is true if the IPAM plugin's subnets are known. With known subnets, masquerade rules cover whole subnets.
 	shared bool
 	fresh  bool // this ADD created the bridge or added a gateway address to it
 	// recordedState is the state that ADD recorded, for use by CHECK. If the record cannot be read, hasRecord is false.
@@ -176,8 +176,8 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.attachmentResult(w, layer3, addresses), nil
 }
 
-// clearResidue removes objects that an unfinished ADD with the same key left behind. The result is an error if the container is already
-// attached, even in another namespace: the runtime still uses the result of the earlier ADD.
+// clearResidue removes objects that an unfinished ADD with the same key left behind. If the container is already attached, even in another
+// namespace, the result is an error, because the runtime still uses the result of the earlier ADD.
 func (b bridge) clearResidue(j *job) error {
 	var st state
 	recorded, err := j.att.Load(&st)
@@ -185,7 +185,7 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if recorded && st.Unfinished {
-		// An earlier process began this ADD. That process has ended, because the current process holds the lock. The links that it created are
+		// An earlier process began this ADD. That process has ended, because the current process holds the lock. The links of that process are
 		// found by their names.
 		if err := b.clear(j, st); err != nil {
 			return err
@@ -248,8 +248,9 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove() removes all parts of an attachment. Removing continues after an error. The record is deleted last, and only if all other parts
-// are gone. The addresses are released after the node no longer uses them, so that two pods never use one address.
+// remove() removes all parts of an attachment. If one part cannot be removed, remove() continues with the next part. The record is deleted
+// last, and only if all other parts are gone. The addresses are released only when the node no longer uses these addresses. Two pods
+// therefore never use one address at the same time.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
@@ -258,7 +259,7 @@ func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) er
 	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
 }
 
-// finishRemove does the last steps of remove(). The argument err contains the errors of the earlier steps on the node.
+// finishRemove does the last steps of remove(). The last argument contains the errors of the earlier steps on the node.
 func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
 		err = b.releaseAddresses(r, st.IPAM)

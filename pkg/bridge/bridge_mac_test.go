@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// addForeignBridge creates a bridge in the way that 'ip link add' does. The MAC of this bridge follows the lowest MAC of its ports.
+// addForeignBridge creates a bridge like the command 'ip link add'. The MAC of this bridge follows the lowest MAC of its ports.
 func addForeignBridge(t *testing.T, name string) {
 	t.Helper()
 	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
@@ -36,8 +36,8 @@ func foreignLab(t *testing.T, name string, keys ...any) lab {
 	return l
 }
 
-// addPort adds a port to a bridge. The port's MAC is the lowest of all ports, as can happen with other programs. The returned function
-// deletes the port.
+// addPort adds a port to a bridge, as another program could do. The port's MAC is lower than the MACs of all other ports. The returned
+// function deletes the port.
 func addPort(t *testing.T, bridge string) (del func()) {
 	t.Helper()
 	master, err := netlink.LinkByName(bridge)

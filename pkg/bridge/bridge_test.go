@@ -165,7 +165,7 @@ func TestAddressReused(t *testing.T) {
 		l.mustAnswer(nil, addr)
 		l.mustAnswer(other.Pod, addr)
 	}
-	// This is a MAC that Podlace did not compute, as in pods of the reference plugin.
+	// Podlace did not compute this MAC. Pods that the reference plugin attached have MACs of this kind.
 	bridge, err := netlink.LinkByName("bt0")
 	if err != nil {
 		t.Fatal(err)

@@ -233,10 +233,10 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
-// reloadHint names the commands that restore state shared by all pods of a network.
+// reloadHint is a hint for error messages. The hint lists the command and the verbs that restore state shared by all pods of a network.
 const reloadHint = "'podlace reload', STATUS and GC bring it back"
 
-// checkPaths fails if the node does not forward the pod's packets, or does not route the pod's addresses to its bridge.
+// checkPaths fails if the node does not forward the pod's packets, or does not route packets for the pod's addresses to the pod's bridge.
 func (j *job) checkPaths(w wiring, l layer3) error {
 	families := map[bool]bool{}
 	for i, gw := range l.gateways {
@@ -261,8 +261,8 @@ func (j *job) checkPaths(w wiring, l layer3) error {
 	return nil
 }
 
-// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry. If the pod has no entry, or only a stale entry, its kernel
-// learns the new MAC by itself.
+// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry. If the pod has no entry, or only a stale entry, the pod's
+// kernel learns the new MAC by itself.
 func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	now, atADD := w.gateway.MAC.String(), ""
 	for _, i := range j.r.Prev.Interfaces {
@@ -321,10 +321,10 @@ func (j *job) compareMasquerade(l layer3) error {
 	return nil
 }
 
-// checkRecord fails if Podlace attached the pod but the record is lost. A pod without a record may belong to the reference plugin, so
-// checkRecord needs evidence that Podlace attached the pod. The host side must have Podlace's name. In addition, the port must have the
-// flags of a guarded pod, or Podlace's rules must masquerade the pod and the reference plugin's rules must not masquerade it. A flush of
-// the rules does not change port flags.
+// checkRecord fails if Podlace attached the pod but the record is lost. The reference plugin may have attached a pod that has no record, so
+// checkRecord needs evidence that Podlace attached the pod. The first condition is that the host side has the name that Podlace gives to
+// host sides. The second condition is that the port has the flags of a guarded pod, or that only Podlace's rules, and no rules of the
+// reference plugin, masquerade the pod's traffic. A flush of the rules does not change port flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

@@ -43,12 +43,12 @@ func (a attached) runInPod(command string) error {
 	return a.Pod.Do(func() error { return a.run(command) })
 }
 
-// damage consists of a command that disconnects or exposes pods, and of the text with which CHECK must report this.
+// This struct contains a shell command that disconnects or exposes pods, and the text that CHECK's error must then contain.
 type damage struct {
 	command  string
 	says     string
 	restored string // verbs that restore it: "STATUS GC", "GC" or ""
-	repair   string // command that repairs a damage which no verb restores and which the next pod would meet
+	repair   string // command that repairs the damage if no verb does
 }
 
 // damages() returns commands that each make one change on the node. The pods are on bridge btn0 and have hairpinMode.
@@ -97,8 +97,8 @@ func nodeLab(t *testing.T, keys ...any) lab {
 		[]any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})}, keys...)...)
 }
 
-// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each single damage on the node. STATUS and GC must restore the state that ADD
-// created, before CRI-O calls CHECK.
+// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each change that damages() returns. STATUS and GC must restore the state that
+// ADD created, before CRI-O calls CHECK.
 func TestCheckDetectsNode(t *testing.T) {
 	l := nodeLab(t)
 	for what, d := range damages() {
@@ -110,7 +110,7 @@ func TestCheckDetectsNode(t *testing.T) {
 	}
 }
 
-// mustReport checks that CHECK reports a damage, and that the listed verbs restore the state.
+// mustReport checks that CHECK reports a damage. The listed verbs must then restore the state.
 func (l lab) mustReport(d damage) {
 	l.Helper()
 	a := l.add("a")
@@ -136,7 +136,7 @@ func (l lab) mustReport(d damage) {
 	}
 }
 
-// mustRestore checks that a verb restores the damaged part and logs this once. The next call of the verb must restore nothing.
+// mustRestore checks that a verb restores the damaged part and logs the repair once. The next call of the verb must restore nothing.
 func (a attached) mustRestore(verb string) {
 	a.Helper()
 	keys := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}

@@ -150,7 +150,7 @@ func TestIPTablesMasquerade(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables")
-	id := strings.Repeat("0123456789abcdef", 15) // gives the longest comments
+	id := strings.Repeat("0123456789abcdef", 15) // this container ID leads to the longest comments
 	a := l.add(id)
 	l.OK(a.check())
 	chain := masqueradeChain(key("tables", id))
@@ -187,8 +187,8 @@ func breakRule(t *testing.T, is4 bool, chain, line string) {
 	}
 }
 
-// TestCheckRoutesOfOthers checks that a later plugin may add routes. A later plugin may also remove Podlace's route if it removes the route
-// from the result.
+// TestCheckRoutesOfOthers checks that a later plugin may add routes. A later plugin may also remove Podlace's route from the pod, if the
+// plugin removes the route from its result too.
 func TestCheckRoutesOfOthers(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -227,9 +227,9 @@ func TestMasqueradeLines(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecord (F-21) checks an attachment without a record, such as a pod of the reference plugin. Podlace cannot restore the
-// masquerade of an attachment without a record. After a flush, CHECK logs the loss but succeeds, because CRI-O drops the address of a pod
-// whose CHECK fails.
+// TestCheckWithoutRecord (F-21) checks an attachment without a record, for example a pod that the reference plugin attached. Podlace cannot
+// restore the masquerade of an attachment without a record. After a flush, CHECK logs the loss but succeeds, because CRI-O drops the
+// address of a pod whose CHECK fails.
 func TestCheckWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -250,7 +250,7 @@ func TestCheckWithoutRecord(t *testing.T) {
 		a.result.Interfaces[1].Name = name
 	}
 	ours := a.hostVeth()
-	rename("vethref0") // the reference chooses random names
+	rename("vethref0") // the reference plugin chooses random names
 	if log := l.OK(a.check()).Log; !strings.Contains(log, "masquerade of [10.60.0.0/24 fd00:60::/64] is missing") {
 		t.Errorf("log: %s", log)
 	}

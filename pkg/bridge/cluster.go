@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// useClusterCIDR is a keyword in ipMasq.nonMasqueradeCIDRs. The keyword stands for the pod CIDRs of all nodes. Upper and lower case are
-// equal.
+// useClusterCIDR is a keyword in ipMasq.nonMasqueradeCIDRs. The keyword stands for the pod CIDRs of all nodes. The keyword may be written
+// in upper or lower case.
 const useClusterCIDR = "useClusterCidr"
 
 // resolve() replaces the keywords "auto" and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call resolve().
@@ -25,7 +25,7 @@ const useClusterCIDR = "useClusterCidr"
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
-		if err != nil && file == nodefile.Path { // otherwise no file has an MTU, and the uplink's is used
+		if err != nil && file == nodefile.Path { // otherwise no file contains an MTU, and the uplink's MTU is used
 			return plugin.Errorf(plugin.CodeConfig, "mtu auto: %w", err)
 		}
 		c.MTU = node.MTU
@@ -85,8 +85,8 @@ func RenewClusterCIDRs(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// readClusterCIDRs returns a function that reads node.json when it is first called. The returned function has the result nil if the file
-// contains no CIDRs.
+// readClusterCIDRs returns a function that returns the CIDRs in node.json. The first call of this function reads the file, and later calls
+// return the same CIDRs. The result is nil if the file contains no CIDRs.
 func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()

@@ -22,7 +22,7 @@ const defaultBridge = "cni0"
 type Config struct {
 	Bridge         string
 	MTU            int  // 0: the kernel's default
-	AutoMTU        bool // the MTU in node.json, or else the uplink's
+	AutoMTU        bool // the MTU in node.json, or else the uplink's MTU
 	MAC            net.HardwareAddr
 	IPAM           string // plugin type; "" for layer 2 only
 	DNS            *types.DNS

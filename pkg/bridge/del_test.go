@@ -32,8 +32,8 @@ func TestDel(t *testing.T) {
 	}
 }
 
-// TestDelOfOther checks DEL for a pod that was never attached, with the namespace and interface name of an attached pod. The attached pod
-// must not change.
+// TestDelOfOther checks DEL for a pod that was never attached. The request contains the namespace and interface name of an attached pod.
+// The attached pod must not change.
 func TestDelOfOther(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -54,8 +54,8 @@ func TestDelUnrecorded(t *testing.T) {
 	}
 }
 
-// TestDelForeignVeth checks a veth pair that another plugin created for the attachment, with another host name. DEL deletes the pair if
-// prevResult proves that it belongs to the attachment.
+// TestDelForeignVeth checks a veth pair that another plugin created for the attachment. The host side has a name that Podlace does not use.
+// DEL deletes the pair if prevResult proves that the pair belongs to the attachment.
 func TestDelForeignVeth(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")

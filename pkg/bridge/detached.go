@@ -5,6 +5,7 @@ package bridge
 import (
 	"errors"
 	"log/slog"
+	"regexp"
 
 	"golang.org/x/sys/unix"
 
@@ -18,12 +19,12 @@ type DetachedPort struct {
 	Record    attachment.Record
 	Interface string
 	Bridge    string // the recorded bridge
-	Missing   bool   // the node has no bridge of that name
-	Master    string // the link whose port the host side is now; "" for none
+	Missing   bool   // the node has no bridge with that name
+	Master    string // bridge that the host side is attached to now, or ""
 }
 
-// DetachedPorts returns the host sides that another program detached from their bridge. It leaves out unfinished ADDs, and pods that are
-// gone.
+// DetachedPorts returns the host sides that another program detached from their bridge. DetachedPorts ignores attachments whose ADD is
+// unfinished or whose pod is gone.
 func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	pods, err := attachment.States[state](attachment.AllOf("bridge"))
 	errs := []error{err}
@@ -46,14 +47,42 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	return found, errors.Join(errs...)
 }
 
-// recordedPort returns the host side of an attachment. ok is false if it is gone, or if the recorded ifindex belongs to another link.
+// This regular expression matches the names that attachment.HostVeth returns. The names of the reference plugin have eight digits.
+var ourPort = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
+
+// UnrecordedPorts returns those ports of a bridge that have a name from Podlace's bridge plugin but no record. The record is lost, for
+// example, if another program deleted /run/podlace. The result is empty if the node has no bridge with this name.
+func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err error) {
+	link, ok, err := host.Link(bridge)
+	if err != nil || !ok {
+		return nil, err
+	}
+	ports, err := host.Ports(link)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := attachment.States[state](attachment.AllOf("bridge"))
+	recorded := map[string]bool{}
+	for _, pod := range pods {
+		recorded[pod.HostVeth()] = true
+	}
+	for _, name := range ports {
+		if ourPort.MatchString(name) && !recorded[name] {
+			names = append(names, name)
+		}
+	}
+	return names, err
+}
+
+// recordedPort returns the host side of an attachment. The second result is false if the host side is gone, or if the recorded ifindex
+// belongs to another link.
 func recordedPort(host *kernel.Node, pod attachment.Of[state]) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.LinkByIndex(pod.State.Index)
 	return link, ok && link.Name == pod.HostVeth(), err
 }
 
-// joinRecorded makes a host side without a bridge a port of the recorded bridge again. It is a no-op if the node has no such bridge: the
-// next ADD creates the bridge and attaches all pods.
+// joinRecorded makes a host side without a bridge a port of the recorded bridge again. If the node has no such bridge, joinRecorded does
+// nothing: the next ADD creates the bridge and attaches all pods.
 func joinRecorded(host *kernel.Node, log *slog.Logger, link kernel.Link, st state) error {
 	bridge, ok, err := host.Link(st.Bridge)
 	if err != nil || !ok || bridge.Kind != "bridge" {
@@ -67,7 +96,7 @@ func joinRecorded(host *kernel.Node, log *slog.Logger, link kernel.Link, st stat
 	return err
 }
 
-// join makes a host side a port of a bridge, with the recorded VLANs and flags.
+// join() attaches a host side to a bridge, with the recorded VLANs and flags.
 func join(host *kernel.Node, bridge, link kernel.Link, st state) error {
 	if st.VLANs.used() && !bridge.FiltersVLANs {
 		return plugin.Errorf(plugin.CodeDevice, "bridge %s does not keep VLANs apart: %s is not attached", bridge.Name, link.Name)

@@ -25,7 +25,7 @@ func (l lab) hostHandle() *kernel.Node {
 	return host
 }
 
-// detached returns the ports that DetachedPorts finds, without their records.
+// detached() returns the ports that DetachedPorts finds, without their records.
 func (l lab) detached(host *kernel.Node) []DetachedPort {
 	l.Helper()
 	found, err := DetachedPorts(host)
@@ -38,8 +38,8 @@ func (l lab) detached(host *kernel.Node) []DetachedPort {
 	return found
 }
 
-// TestDetachedPort: another program removes pods' ports from the bridge. DetachedPorts names them, and Restore attaches them with their
-// flags and VLANs.
+// TestDetachedPort checks ports of pods that another program removed from the bridge. DetachedPorts returns these ports, and Restore
+// attaches them again with their flags and VLANs.
 func TestDetachedPort(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain":    {"hairpinMode", false},
@@ -79,7 +79,8 @@ func TestDetachedPort(t *testing.T) {
 	}
 }
 
-// TestDetachedElsewhere: Restore leaves a port of another bridge alone. It attaches a pod to a bridge that another program made again.
+// TestDetachedElsewhere checks that Restore does not change a port that another program moved to another bridge. If another program deletes
+// the pod's bridge and creates it again, Restore attaches the pod to the new bridge.
 func TestDetachedElsewhere(t *testing.T) {
 	l := bareLab(t, "name", "elsewhere", "bridge", "btels", "isGateway", false, "ipMasq", false)
 	t.Cleanup(func() { _ = onHost("btels", netlink.LinkDel); _ = onHost("btother", netlink.LinkDel) })
@@ -105,7 +106,7 @@ func TestDetachedElsewhere(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestJoinKeepsVLANsApart: a pod with a VLAN does not join a bridge that would mix the VLANs.
+// TestJoinKeepsVLANsApart checks that a pod with a VLAN is not attached to a bridge that would mix the VLANs.
 func TestJoinKeepsVLANsApart(t *testing.T) {
 	err := join(nil, kernel.Link{Name: "btmix", Kind: "bridge"}, kernel.Link{Name: "port0"}, state{VLANs: VLANs{ID: 7}})
 	if plugin.Code(err) != plugin.CodeDevice {

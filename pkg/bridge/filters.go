@@ -8,8 +8,8 @@ import (
 )
 
 // checkFilters fails if a traffic control filter on the host side drops all frames of the pod. Filters that redirect frames are ignored,
-// because another program may use them to provide a service. A link without classifiers, such as the link of a pod without limits, needs
-// only one netlink request.
+// because another program may use them to provide a service. For a link without classifiers, such as the link of a pod without limits,
+// checkFilters sends only one netlink request.
 func (j *job) checkFilters(link kernel.Link) error {
 	if has, err := j.host.HasClassifiers(link); err != nil || !has {
 		return err

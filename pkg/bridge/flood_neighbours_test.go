@@ -23,7 +23,8 @@ import (
 // floodSize is larger than the kernel's limit for neighbour entries (gc_thresh3 in ip-sysctl.rst, 1,024 by default).
 const floodSize = 3000
 
-// uplinkAddresses contains the addresses of a machine on the node's uplink. The entry with the key true is the IPv4 address.
+// uplinkAddresses contains the addresses of a machine on the node's uplink. The map key is true for the IPv4 address, and false for the
+// IPv6 address.
 var uplinkAddresses = map[bool]string{true: "203.0.113.2", false: "2001:db8:113::2"}
 
 // unassignedAddress returns the nth unassigned address in the pods' subnet.
@@ -37,8 +38,8 @@ func unassignedAddress(is4 bool, n int) netip.Addr {
 	return netip.AddrFrom16(address)
 }
 
-// A flood creates neighbour entries for floodSize unassigned addresses. The argument from is the number of the first address, and tap is a
-// packet socket on the pod's eth0.
+// A flood creates neighbour entries for floodSize unassigned addresses. A function of this type gets a packet socket on the pod's eth0, and
+// the number of the first address.
 type flood func(a attached, tap int, is4 bool, from int) error
 
 // forge() sends neighbour requests for the gateway, with forged sender addresses. The gateway then stores a neighbour entry for each forged

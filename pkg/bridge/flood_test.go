@@ -99,9 +99,9 @@ func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 	}
 }
 
-// TestMACFlood checks a pod that sends frames from many MACs. The bridge learns no more MACs than its limit, and no forged MACs with
-// antiSpoof or macspoofchk. All other pods stay reachable. Pods whose MAC the bridge has forgotten must stay reachable, and new pods must
-// be reachable.
+// TestMACFlood checks a pod that sends frames from many MACs. The bridge learns no more MACs than its limit. With antiSpoof or macspoofchk,
+// the bridge learns no forged MACs. All other pods stay reachable. Pods whose MAC the bridge has forgotten must stay reachable, and new
+// pods must be reachable.
 func TestMACFlood(t *testing.T) {
 	const frames = 5 * kernel.MaxLearned
 	for name, c := range map[string]struct {

@@ -15,14 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// The struct span is one interval of an nftables set.
+// A span is one interval of an nftables set.
 type span struct {
 	text     string // first address, and the first address after the interval
 	elements []nft.Element
 }
 
-// foreignIntervals returns the intervals that another program added to the network's sets. An interval in both sets is not foreign: the
-// subnet of a deleted pod stays in both sets. The function lists both sets, whose size depends on the number of subnets.
+// foreignIntervals returns the intervals that another program added to the network's sets. An interval in both sets is not foreign, because
+// the subnet of a deleted pod stays in both sets. foreignIntervals lists both sets, whose size depends on the number of subnets.
 func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -86,7 +86,7 @@ func address(key []byte) string {
 
 // checkForeign fails if another program added an interval to the network's sets. Other pods' records are read only if some interval does
 // not belong to this pod. If an external IPAM plugin assigns the addresses, checkForeign does nothing. With an external plugin, the sets
-// contain one entry for each pod, and listing them would take too long.
+// contain one entry for each pod, so listing the sets would take too long.
 func (j *job) checkForeign(l layer3) error {
 	if !j.shared || !j.hasRecord {
 		return nil

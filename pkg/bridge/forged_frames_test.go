@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ip4 returns an IPv4 packet. The argument flags contains the fragment flags and the offset in units of 8 bytes. The length of options must
-// be a multiple of 4 bytes.
+// ip4 returns an IPv4 packet. The 16-bit argument consists of the fragment flags and the fragment offset in units of 8 bytes. The length of
+// the IP options must be a multiple of 4 bytes.
 func ip4(to, from net.HardwareAddr, src, dst netip.Addr, protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
 	data := slices.Concat(body...)
 	length := be(uint16(20 + len(options) + len(data)))
@@ -184,7 +184,7 @@ func TestRouterPort(t *testing.T) {
 	}
 }
 
-// The struct pair holds a sender m and a receiver v.
+// This struct holds a sender m and a receiver v.
 type pair struct{ m, v station }
 
 func (p pair) in4(protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
@@ -247,7 +247,8 @@ func (p pair) harmlessFrames() []frame {
 	}
 }
 
-// forgeries() returns frames of a pod that acts as a router, server or neighbour. The frames are wrapped so that simple rules miss them.
+// forgeries() returns frames with which a pod pretends to be a router, a server or a neighbour. The frames are wrapped so that simple rules
+// do not detect them.
 func (p pair) forgeries() []frame {
 	var (
 		gateway4, gateway6 = netip.MustParseAddr("10.60.0.1"), netip.MustParseAddr("fd00:60::1")

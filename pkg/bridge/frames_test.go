@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// station is a pod from the view of its neighbours: its MAC and its addresses.
+// A station is a pod from the view of its neighbours: its MAC and its addresses.
 type station struct {
 	mac            net.HardwareAddr
 	v4, v6, linkLo netip.Addr

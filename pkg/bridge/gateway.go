@@ -18,8 +18,8 @@ import (
 func (j *job) setUpGateway(w wiring, l layer3) error {
 	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
-		// The note's name contains the prefix length. The kernel could return the prefix length only in a list of all addresses, and reading this
-		// list would be slower.
+		// The name of the note file contains the prefix length. The kernel could return the prefix length only in a list of all addresses, and
+		// reading this list would be slower.
 		_, noted := j.att.Noted(gatewayNote(bridge, gw))
 		if err := forward(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
@@ -53,14 +53,14 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 	return err
 }
 
-// gatewayNote returns the name of a note which says that this network has added a gateway address to a bridge.
+// gatewayNote returns the name of a note file which says that this network has added a gateway address to a bridge.
 func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
 
-// placeGateway adds a gateway address to the bridge, after it has removed conflicting addresses. If the network has a note about a
-// conflicting address, the address is from an earlier configuration. This old address is removed once no pod uses it. A conflicting address
-// without a note belongs to another program.
+// placeGateway removes conflicting addresses from the bridge, and then adds a gateway address. If the network has a note file about a
+// conflicting address, an earlier configuration of the network added this address. This old address is removed once no pod uses it. A
+// conflicting address without a note file belongs to another program.
 func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
 	addresses, err := j.host.Addresses(bridge)
 	if err != nil {
@@ -94,8 +94,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 			continue
 		}
 		if gw.Addr().Is6() && !other.Overlaps(gw) {
-			// This address does not conflict, so it may stay. An address from an earlier configuration of the network is removed once no pod uses
-			// it.
+			// This address does not conflict with the gateway address. The address is removed only if an earlier configuration of the network added
+			// it and no pod uses it any more.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
@@ -109,8 +109,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 	return gone, nil
 }
 
-// removeGateway removes a gateway address of an earlier configuration from the bridge. The masquerade of that subnet ends too. For this
-// purpose, removeGateway empties the masquerade's note. The next ADD then rewrites the sets from the pods' records.
+// removeGateway removes a gateway address of an earlier configuration from the bridge. To end the masquerade of that subnet too,
+// removeGateway empties the note file with the masquerade configuration. The next ADD then rewrites the sets from the pods' records.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	unlock, err := j.att.LockNetwork() // otherwise a STATUS between the two steps would restore the address
 	if err != nil {
@@ -173,7 +173,7 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 }
 
 // userOf describes a pod that is on the bridge and has an address in the gateway's subnet. A port without a record is treated as a user of
-// the subnet. The result is empty if the subnet has no user. The function reads the records of all attachments on the node.
+// the subnet. The result is empty if the subnet has no user. userOf reads the records of all attachments on the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {

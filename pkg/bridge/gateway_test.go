@@ -60,7 +60,7 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 }
 
 // TestBridgeRenamed checks a changed key "bridge" while a pod is still on the old bridge. ADD of a pod on the new bridge logs a warning
-// that names both bridges. Once the old bridge is deleted, ADD logs no warning.
+// with the names of both bridges. Once the old bridge is deleted, ADD logs no warning.
 func TestBridgeRenamed(t *testing.T) {
 	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil, "ipam", hostLocal("10.76.0.0/24", "fd00:76::/64"))
 	for _, name := range []string{"btf-0", "btf-1", "btf-2"} {

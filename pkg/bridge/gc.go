@@ -37,7 +37,7 @@ func (b bridge) gc(r *plugin.Request) error {
 }
 
 // delByHash removes the links and rules whose names contain the hash of an unreadable record. ADD writes the record before it creates the
-// veth pair, so a veth pair with this name is Podlace's.
+// veth pair. If the record exists, the veth pair with this name therefore belongs to Podlace.
 func delByHash(host *kernel.Node, name string) error {
 	link, ok, err := host.Link(name)
 	if ok && link.Kind == "veth" {
@@ -54,8 +54,8 @@ func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin
 }
 
 // allocate() gets addresses from the IPAM plugin. If the pool is exhausted, dead pods for which the runtime never called DEL are removed,
-// and allocate() tries again. An in-process IPAM plugin reuses the addresses of dead pods itself, and reports the attachments that had
-// them. For an external IPAM plugin, allocate() releases the addresses of dead pods and tries once more.
+// and allocate() tries again. An in-process IPAM plugin reuses the addresses of dead pods itself, and reports the attachments to which
+// these addresses belonged. For an external IPAM plugin, allocate() releases the addresses of dead pods and tries once more.
 func (b bridge) allocate(j *job) (*types100.Result, error) {
 	var dead []plugin.Attachment
 	j.r.Reclaimed = func(of plugin.Attachment) { dead = append(dead, of) }
@@ -79,9 +79,9 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
-// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. Collecting cannot deadlock. A
-// process takes the lock of a second attachment only for a collection. That attachment is always dead, and no ADD holds the lock of a dead
-// attachment.
+// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. A process takes the lock of a
+// second attachment only in order to remove that attachment. This second lock cannot cause a deadlock, because the second attachment is
+// always dead and no ADD holds the lock of a dead attachment.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {
@@ -96,8 +96,8 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	return n
 }
 
-// removeDead removes a dead attachment by means of its record alone. Another program may meanwhile have attached the container in another
-// namespace. Leases that are newer than the record belong to the other program's attachment.
+// removeDead removes a dead attachment according to the attachment's record. Another program may meanwhile have attached the container in
+// another namespace. Leases that are newer than the record belong to the other program's attachment.
 func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
 	att, st, found, err := attachment.TakeDead[state](j.r, of)
 	if err != nil || !found {

@@ -49,8 +49,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCStrayFile checks a file whose name only begins like the name of a record. GC ignores the file and removes no link because of it. An
-// unreadable record belongs to the attachment whose hash is in the record's file name.
+// TestGCStrayFile checks a file whose name only begins like the name of a record. GC ignores the file and removes no link. An unreadable
+// record belongs to the attachment whose hash is in the record's file name.
 func TestGCStrayFile(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -162,7 +162,7 @@ func (l lab) mustOwn(want map[plugin.Attachment]bool) {
 
 // TestGCWhileAdding (C-85) checks that GC removes no live pod while pods are added and deleted. The runtime's list of valid attachments is
 // outdated. In the subtest "plain", GC skips young attachments, although they are not in the list. In the subtest "named", the request also
-// names the pod as dead, although the pod is live again.
+// lists the pod as dead, although the pod is alive again.
 func TestGCWhileAdding(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain": {"cni.dev/valid-attachments", []any{}},
@@ -178,7 +178,7 @@ func TestGCWhileAdding(t *testing.T) {
 				if name == "named" {
 					l.age()
 				}
-				if i%2 == 0 { // a GC that began after the ADD ended
+				if i%2 == 0 { // this GC began after the ADD had ended
 					<-rounds
 					<-rounds
 				}

@@ -26,8 +26,8 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// The first constant is the name of a lock, which is taken to write the guards of all networks. The second constant is the mark of a note
-// which says that the node has the guard table.
+// The first constant is the name of a lock. A process holds this lock while it writes the guards of any network. The second constant is the
+// name of a note file which says that the node has the guard table.
 const (
 	guards  = "guards"
 	guarded = "guarded"
@@ -91,8 +91,8 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	return SetGuards(all)
 }
 
-// forgetFlushedGuards removes the note about the guard table if the table is missing and no attachment needs it. The caller holds the lock
-// of the guards.
+// forgetFlushedGuards removes the note file of the guard table if the table is missing and no attachment needs the table. The caller holds
+// the lock of the guards.
 func forgetFlushedGuards(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(guarded); !noted || !isDifferent(compareGuards(host)) {
 		return nil
@@ -110,7 +110,7 @@ func guardsOf(pods []attachment.Of[state]) (all []Guard) {
 }
 
 // unguard() removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite of
-// all guards would restore it.
+// all guards would restore this guard in the kernel.
 func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {
 		return nil
@@ -129,7 +129,7 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 }
 
 // checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. Stronger protection
-// in a new configuration is only logged. A pod without a record may be a pod of the reference plugin, so CHECK only logs that the
+// in a new configuration is only logged. The reference plugin may have attached a pod that has no record, so CHECK only logs that the
 // protection of this pod is missing. CHECK does not fail for weaker protection, because an error could make the runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {

@@ -11,7 +11,8 @@ import (
 
 // TestGuardOfNewConfiguration checks that pods keep the protection that their ADD set up when the configuration changes. CHECK of these
 // pods passes. CHECK logs a warning if the protection is weaker than configured. STATUS and GC do not change the guards of these pods, and
-// DEL leaves no state. Without the record, CHECK also reports the lost record, because Podlace's rules masquerade the pod.
+// DEL leaves no state. If the record is lost, CHECK reports the loss, because Podlace's masquerade rules show that Podlace attached the
+// pod.
 func TestGuardOfNewConfiguration(t *testing.T) {
 	protections := map[string][]any{"nothing": nil, "macspoofchk": {"macspoofchk", true}, "antiSpoof": {"antiSpoof", true}}
 	strength := map[string]int{"nothing": 0, "macspoofchk": 1, "antiSpoof": 2}

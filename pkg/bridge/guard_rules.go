@@ -40,7 +40,8 @@ type guardRules struct {
 	sets map[string]*nftables.Set
 }
 
-// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address of the type in the field key.
+// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The second field contains the
+// type of this address.
 type guardSet struct {
 	name string
 	key  []nftables.SetDatatype
@@ -51,8 +52,8 @@ func guardSets() []guardSet {
 		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}}}
 }
 
-// buildGuards writes the rules, which are the same for any number of pods. The sets are returned by name. For each guarded port, elements
-// are added to the sets.
+// buildGuards writes the rules, which are the same for any number of pods. The result maps the name of each set to the set. For each
+// guarded port, elements are added to the sets.
 func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
 	g := guardRules{r, map[string]*nftables.Set{}}
 	for _, s := range guardSets() {
@@ -92,8 +93,9 @@ func etherSource() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
 }
 
-// toBridge matches frames to the destinations 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes these frames itself, for
-// example LACP and LLDP. The guard rules see these frames only because the port is set to forward them (kernel.NS.SetReserved).
+// toBridge matches frames whose destination is in the range 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes these
+// frames itself, for example LACP and LLDP. The guard rules see these frames only because the port is set to forward them
+// (kernel.NS.SetReserved).
 func toBridge() []expr.Any {
 	destination := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 6}
 	return []expr.Any{destination, &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: []byte{1, 0x80, 0xc2, 0, 0, 1},
@@ -124,8 +126,8 @@ func (g guardRules) notOwnedByPort(value expr.Any, set string) []expr.Any {
 func networkField(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
 // addARPRules accepts two kinds of ARP packets: those with the pod's own MAC and address (RFC 826), and probes for the pod's own address
-// (RFC 5227). The sender address of a probe is 0.0.0.0. A probe for another pod's address is dropped, because it would make that pod give
-// up its address.
+// (RFC 5227). The sender address of a probe is 0.0.0.0. A probe for another pod's address is dropped, because the probe would make the
+// other pod give up the address.
 func (g guardRules) addARPRules(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
 	g.Rule(chain, slices.Concat(g.notOwnedByPort(networkField(8, 6), "macs"), nft.Drop())...)
@@ -140,8 +142,9 @@ func matchProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{protocol})}
 }
 
-// matchOtherProtocol matches packets with any other transport protocol. Neither function matches a packet that the kernel cannot parse:
-// wrong lengths, another IP version, or extension headers that continue in a later fragment.
+// matchOtherProtocol matches packets with any other transport protocol. Neither matchProtocol nor matchOtherProtocol matches a packet that
+// the kernel cannot parse. The kernel cannot parse packets with wrong lengths, with another IP version, or with extension headers that
+// continue in a later fragment.
 func matchOtherProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{protocol}}}
 }

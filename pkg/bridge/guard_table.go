@@ -49,7 +49,7 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 }
 
 // compareGuards returns nil if the kernel has all rules of the current version and all entries of the given guards. If a part is missing,
-// compareGuards returns an error that names the part, with plugin.CodeStateDiffers.
+// compareGuards returns an error with the name of the part and with plugin.CodeStateDiffers.
 func compareGuards(host *kernel.Node, guards ...Guard) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
@@ -154,8 +154,8 @@ func delGuard(host *kernel.Node, g Guard) error {
 	return nft.IgnoreUnsupported(err)
 }
 
-// delGuardOf removes the guard of a port if only the port's name is known. The function reads all guards of the node, if the guard table
-// exists.
+// delGuardOf removes the guard of a port if only the port's name is known. If the guard table exists, delGuardOf reads all guards of the
+// node.
 func delGuardOf(host *kernel.Node, link string) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// These are kinds of frames. Each kind has the name of the protection that drops these frames.
+// These are the kinds of frames that the tests send. Each kind has the name of the protection that drops these frames.
 const (
 	always   = iota // no protection stops it
 	forgery         // antiSpoof stops it

@@ -53,7 +53,7 @@ func TestReservedDestinations(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, n := range believed {
-				// On the bridge itself, macspoofchk does not protect against a forged address.
+				// For neighbours on the bridge, only antiSpoof protects against a forged address. macspoofchk does not.
 				if n.IP.String() == forged.String() && (n.LinkIndex != bridge.Attrs().Index || key == "antiSpoof") {
 					t.Errorf("the node believes that %s is at %s", n.IP, n.HardwareAddr)
 				}

@@ -46,7 +46,7 @@ func (j *job) masquerade(l layer3) error {
 	if m.Backend == "" {
 		return j.endMasquerade()
 	}
-	// Pods that nftables rules masqueraded before a change of the configuration stay masqueraded.
+	// If nftables rules masqueraded a pod before the configuration was changed, the pod stays masqueraded.
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
@@ -67,11 +67,11 @@ func (j *job) endMasquerade() error {
 	return j.att.Unnote(masqueraded)
 }
 
-// This constant is the mark of a note which says that the network has a chain and sets in nftables. The text of the note is the masquerade
-// configuration in force.
+// This constant is the name of a note file which says that the network has a chain and sets in nftables. The file contains the current
+// masquerade configuration.
 const masqueraded = "masqueraded"
 
-// noteText formats the configuration as the text of this note.
+// noteText formats the configuration as the text of this note file.
 func (m Masquerade) noteText() string {
 	data, _ := json.Marshal(m)
 	return string(data)
@@ -117,8 +117,8 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	return writeMasquerade(j.att, m, pods)
 }
 
-// writeMasquerade replaces the chain and the sets of a network. The note with the configuration is written last. If the process is killed
-// before this last step, the next ADD finds an empty note and writes all parts again.
+// writeMasquerade replaces the chain and the sets of a network. The note file with the configuration is written last. If the process is
+// killed before this last step, the next ADD finds an empty note file and writes all parts again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
 	if err := att.Note(masqueraded, ""); err != nil {
 		return err
@@ -130,7 +130,7 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 }
 
 // repairMasquerade rewrites the chain and the sets of a network that has pods, if any part is missing. Parts that a running ADD is about to
-// write do not count as missing. If no pod needs masquerade and the chain was flushed, the note is removed.
+// write do not count as missing. If no pod needs masquerade and the chain was flushed, the note file is removed.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
@@ -185,7 +185,7 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 }
 
 // unmasquerade() removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a
-// concurrent rewrite of the network's sets would restore it. Subnets that other pods may share stay in the sets.
+// concurrent rewrite of the network's sets would restore this masquerade in the kernel. Subnets that other pods may share stay in the sets.
 func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil

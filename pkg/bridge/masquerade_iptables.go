@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The name of the chain and the form of the rules are those of the reference plugin. After a rollback, the reference plugin can therefore
-// remove the chain and the rules.
+// The chain has the same name as the reference plugin's chain, and the rules have the same format. After a rollback, the reference plugin
+// can therefore remove the chain and the rules.
 func masqueradeChain(key attachment.Key) string { return reference.Bridge(reference.Of(key)).Chain() }
 
 func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix) error {

@@ -59,8 +59,8 @@ func (m MasqueradeSets) elements() (out []nft.Element) {
 	return out
 }
 
-// addMasquerade adds the prefixes in m, which missingMasquerade returned. The network's chain and sets must exist. The error unix.EEXIST
-// means that a prefix overlaps with an existing interval. After this error, SetMasquerade must rewrite all intervals.
+// addMasquerade adds the prefixes that missingMasquerade returned. The network's chain and sets must exist. The error unix.EEXIST means
+// that a prefix overlaps with an existing interval. After this error, SetMasquerade must rewrite all intervals.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -84,8 +84,8 @@ func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the kernel's sets contain all prefixes in m. If a part is missing, the result is an error that names the
-// part, with plugin.CodeStateDiffers.
+// compareMasquerade returns nil if the kernel's sets contain all prefixes in m. If a part is missing, the result is an error with the name
+// of the part and with plugin.CodeStateDiffers.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {
@@ -110,7 +110,7 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 }
 
 // hasMasqueradeRules reports whether the network's chain has the expected number of rules: one rule for each address family. ADD uses this
-// check because it is quick.
+// check because counting the rules is quick.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {

@@ -23,7 +23,7 @@ func mtuLab(t *testing.T, bridge, subnet string) lab {
 	return bareLab(t, "name", bridge, "bridge", bridge, "ipMasq", false, "ipam", hostLocal(subnet))
 }
 
-// mustHaveMTU checks that the bridge has this MTU, and that no note about an interrupted change is left.
+// mustHaveMTU checks that the bridge has this MTU, and that no note file about an interrupted change is left.
 func (l lab) mustHaveMTU(want int) {
 	l.Helper()
 	bridge := l.Conf["bridge"].(string)
@@ -150,8 +150,8 @@ func TestMTUAtOnce(t *testing.T) {
 	l.mustHaveMTU(1500)
 }
 
-// TestMTUAfterKill checks an ADD that was killed at any step of pinning. The next ADD of any network finishes the work. If an admin has
-// changed the MTU since, the new MTU stays.
+// TestMTUAfterKill checks an ADD that was killed at any step of pinning. The next ADD of any network completes the pinning. If an admin
+// changed the MTU after the kill, the admin's MTU stays.
 func TestMTUAfterKill(t *testing.T) {
 	l := mtuLab(t, "btkill", "10.74.5.0/24")
 	l.add("a")

@@ -22,7 +22,7 @@ import (
 // nodeUplink is a link of the node, which the tenant in these tests tries to delete.
 const nodeUplink = "btuplink0"
 
-// deleteNodeUplink deletes nodeUplink, although the calling thread is in the pod's namespace. The netlink request names the node's
+// deleteNodeUplink deletes nodeUplink, although the calling thread is in the pod's namespace. The netlink request identifies the node's
 // namespace by the namespace ID that the kernel shows for eth0's peer.
 func deleteNodeUplink() error {
 	eth0, err := netlink.LinkByName("eth0")
@@ -57,8 +57,8 @@ func tenantMain() int {
 }
 
 // TestNodeByNamespaceID checks a known gap, which SECURITY.md describes. A process in a pod can delete a link of the node if it has
-// CAP_NET_ADMIN in the node's user namespace. The veth pair makes this possible: because of the pair, the kernel assigns to the node's
-// namespace an ID that is valid in the pod.
+// CAP_NET_ADMIN in the node's user namespace. Because of the veth pair, the kernel assigns an ID to the node's namespace, and this ID is
+// valid in the pod.
 func TestNodeByNamespaceID(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -75,7 +75,7 @@ func TestNodeByNamespaceID(t *testing.T) {
 // false).
 func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
 	l := newLab(t).other()
-	tenant := exec.Command("/proc/self/exe") //nolint:noctx // ends with its standard input
+	tenant := exec.Command("/proc/self/exe") //nolint:noctx // the process ends when its standard input ends
 	tenant.Env = append(os.Environ(), "BRIDGE_TENANT=1")
 	tenant.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,

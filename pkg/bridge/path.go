@@ -17,7 +17,8 @@ import (
 )
 
 // compareForwarding returns an error if the node does not forward packets from a gateway link. isDifferent() recognizes this error. The
-// first result is true if forwarding is on for the node but off for this link, as an admin may have set it.
+// first result is true if forwarding is on for the node but off for this link. In that state, an admin may have excluded the link from
+// forwarding on purpose.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
@@ -60,8 +61,8 @@ func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	return host.Set(settings...)
 }
 
-// path is the way from the node to a pod. A path consists of the link with the pod's gateway address, this gateway address, and the pod's
-// address.
+// A path describes how the node reaches a pod. A path consists of the link with the pod's gateway address, this gateway address, and the
+// pod's address.
 type path struct {
 	link    string
 	gateway netip.Prefix
@@ -82,9 +83,9 @@ func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute checks that the node sends the pod's packets through the link. If the packets take another way, the result is an error that
-// isDifferent() recognizes. The first result is true if the subnet of another link contains the pod's address. ADD has already warned about
-// this overlap.
+// compareRoute checks that the node sends packets for the pod through the link. If the packets take another route, the result is an error
+// that isDifferent() recognizes. The first result is true if the subnet of another link contains the pod's address. ADD has already warned
+// about this overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil
@@ -105,7 +106,7 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	return overlap, differs("the node sends packets for %s through %s, not through %s", p.pod, cmp.Or(other.Name, "another link"), link.Name)
 }
 
-// repair is a missing part of a path and the function that restores it.
+// A repair describes a missing part of a path, and contains the function that restores this part.
 type repair struct {
 	what string
 	do   func() error
@@ -189,8 +190,9 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts attaches host sides without a bridge to the recorded bridge. It restores the port flags that ADD set, and group_fwd_mask of
-// guarded ports. It does not change the port state, since an admin may disable a port on purpose. It leaves ports of other bridges alone.
+// repairPorts attaches host sides without a bridge to the recorded bridge. repairPorts also restores the port flags that ADD set, and
+// group_fwd_mask of guarded ports. The port state is not changed, since an admin may disable a port on purpose. Ports of other bridges are
+// not changed either.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {

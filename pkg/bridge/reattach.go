@@ -13,14 +13,14 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The struct port is the host side of a live attachment whose bridge was deleted. The recorded state of the attachment is included.
+// This struct contains the host side of a live attachment whose bridge was deleted, and the recorded state of the attachment.
 type port struct {
 	link kernel.Link
 	state
 }
 
-// orphanedPorts returns the host sides that were ports of this bridge, according to the records of all networks, and that have no bridge
-// now. The function is called only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step.
+// orphanedPorts returns host sides that have no bridge now but were ports of this bridge according to the records of all networks. The
+// caller calls orphanedPorts only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step.
 // A bridge that is down may therefore come from a killed ADD that had not attached the orphaned ports yet.
 func (j *job) orphanedPorts() ([]port, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
@@ -55,9 +55,9 @@ func previousMAC(lost []port) net.HardwareAddr {
 	return randomMAC()
 }
 
-// adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note
+// adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note file
 // contains the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is
-// new, even if it is up.
+// new to the network, even if this bridge is up.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)
@@ -78,9 +78,9 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	return j.att.Note(note, identity)
 }
 
-// pinMAC makes the kernel keep the bridge's current MAC. An unpinned bridge takes the lowest MAC of its ports. After a change, pods would
-// send packets to the previous MAC for some seconds. A bridge that ADD of any network created already has a pinned MAC. The reference
-// plugin pins the MAC whenever it adds a gateway address.
+// pinMAC makes the kernel keep the bridge's current MAC. An unpinned bridge always has the lowest MAC of its ports. After a change of the
+// bridge's MAC, pods send packets to the previous MAC for some seconds. If an ADD of any network created the bridge, the MAC is already
+// pinned. The reference plugin pins the MAC whenever it adds a gateway address.
 func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	if made {
 		return nil

@@ -137,7 +137,7 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// unfinish() marks an attachment's record as unfinished. A killed ADD leaves a record with this mark.
+// unfinish() marks an attachment's record as unfinished. A killed ADD leaves a record that is marked in this way.
 func unfinish(t *testing.T, l lab, id string) {
 	t.Helper()
 	path := filepath.Join(store.Root, l.network(), "bridge-"+key(l.network(), id).Hash())

@@ -67,7 +67,7 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	}
 	side, ok, err := provenPodSide(r, host, link)
 	switch {
-	case ok && side.LeadsGroup(): // our veth under another name
+	case ok && side.LeadsGroup(): // Podlace's veth under another name
 		return host.DelGroup(side)
 	case ok:
 		return pod.DelLink(r.IfName)
@@ -75,8 +75,8 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// isReferenceVeth reports whether a name has the form of the reference plugin's host sides: "veth" and eight hexadecimal digits. The names
-// of Podlace's host sides have eleven digits.
+// isReferenceVeth reports whether a name looks like the name of a host side that the reference plugin created: "veth" and eight hexadecimal
+// digits. The names of Podlace's host sides have eleven digits.
 func isReferenceVeth(name string) bool { return isVeth(name, 8) }
 
 func isVeth(name string, digits int) bool {
@@ -85,15 +85,15 @@ func isVeth(name string, digits int) bool {
 }
 
 // isOtherAttachment reports whether a host side belongs to an attachment other than the attachment of r. Podlace's names contain a hash of
-// the key, so the name shows the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. The next pod
-// with the same address has the same MAC, and so does a pod with the same address in another network.
+// the key, so the name identifies the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. Pods
+// with the same address have the same MAC, for example the next pod or a pod in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
 
 // provenPodSide reports whether the pod's interface belongs to this attachment. The proof is that prevResult contains the interface's name
-// and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side must have a name in the form of the
-// reference plugin's names, and must be on the configured bridge. The first result is the host side, if it exists.
+// and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side's name must look like a name that the
+// reference plugin chose, and the host side must be on the configured bridge. The first result is the host side, if it exists.
 func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {
@@ -126,9 +126,9 @@ func NameIn(config []byte) string {
 	return conf.Bridge
 }
 
-// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. prevResult must contain the
-// name and the MAC of the host side, and the bridge of the host side. The veth of a VLAN's gateway, which pods share, is not a bridge port
-// and is therefore never deleted here.
+// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. The pair is deleted only if
+// prevResult contains the host side's name and MAC, and the host side's bridge. Pods share the veth pair of a VLAN's gateway. That pair is
+// never deleted here, because the gateway's end is not a bridge port.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {
 		return nil

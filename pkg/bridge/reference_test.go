@@ -15,8 +15,8 @@ import (
 )
 
 // TestDelLeavesAnothers (C-49, C-50, C-52) checks that DEL without a record never deletes a link of a live attachment. In this test,
-// prevResult contains the interface name and MAC of the live attachment. The cases are: with and without the namespace, a deleted
-// attachment, an unknown container ID, and another network.
+// prevResult contains the interface name and MAC of the live attachment. DEL is called with and without the namespace, with the container
+// ID of a deleted attachment, with an unknown container ID, and for another network.
 func TestDelLeavesAnothers(t *testing.T) {
 	l := newLab(t, "capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.50"}})
 	old := l.add("old")
@@ -98,7 +98,7 @@ func (l lab) attachAsReference(id, address string) object {
 	if err := os.WriteFile("/var/lib/cni/networks/"+l.network()+"/"+address, []byte(id+"\r\neth0"), 0o600); err != nil {
 		l.Fatal(err)
 	}
-	l.Cleanup(func() { // also removes the table, which the reference leaves too
+	l.Cleanup(func() { // this also removes the table, which the reference plugin leaves
 		c, err := nftables.New()
 		if err != nil {
 			l.Fatal(err)
@@ -117,7 +117,7 @@ func (l lab) attachAsReference(id, address string) object {
 		object{"name": veth, "mac": mac(l.T, veth)}, object{"name": "eth0", "mac": podMAC, "sandbox": l.Pod.Path}}}
 }
 
-// TestDelOfSuccessor (F-44) checks a container that Podlace attached, and that the reference plugin attached again later. The reference
+// TestDelOfSuccessor (F-44) checks a container that Podlace attached first and the reference plugin attached again later. The reference
 // plugin does not know Podlace's record. One DEL removes both attachments, with or without a namespace and prevResult.
 func TestDelOfSuccessor(t *testing.T) {
 	for what, c := range map[string]struct{ gone, noResult bool }{

@@ -36,8 +36,9 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	return errors.Join(append(errs, forgetFlushedVLANs(host))...)
 }
 
-// restoreFlushed restores the rules of all networks if a base chain is missing or empty. restoreFlushed needs one query for each table, or
-// no query on a node that never had rules. Errors are only logged, because the current ADD is for another pod.
+// restoreFlushed restores the rules of all networks if a base chain is missing or empty. On a node that never had rules, restoreFlushed
+// sends no query. On any other node, restoreFlushed sends one query for each table. Errors are only logged, because the current ADD is for
+// another pod.
 func (j *job) restoreFlushed() {
 	t, err := j.host.NFT.Open("")
 	if err != nil {
@@ -73,7 +74,7 @@ func baseChains() (all []nft.Place) {
 }
 
 func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
-	// a key that contains only a network stands for the network's lock
+	// a key with only a network selects the network's lock
 	att, err := locks.Key(attachment.Key{Network: network})
 	if err != nil {
 		return locks.Tolerate(err)
@@ -124,8 +125,8 @@ func Intact(host *kernel.Node) bool {
 	return ok || err != nil
 }
 
-// oldestPod returns the record of a network's oldest pod. Every flush since this pod was attached has removed the pod's rules. A younger
-// pod may have been attached after the flush, so its rules may exist.
+// oldestPod returns the record of a network's oldest pod. The rules of this pod show whether a flush has happened since the pod was
+// attached. A younger pod may have been attached after the flush, so the younger pod's rules may exist.
 func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	for rec := range attachment.OldestIn(network, "bridge") {
 		var st state

@@ -72,8 +72,8 @@ func TestPlainVerbsRestore(t *testing.T) {
 	}
 }
 
-// TestPlainNode checks a node whose pods need no rules. ADD creates no table and no note, and removes the notes of flushed tables that no
-// pod needs any more.
+// TestPlainNode checks a node whose pods need no rules. ADD creates no table and no note file, and removes the note files of flushed tables
+// that no pod needs any more.
 func TestPlainNode(t *testing.T) {
 	l := bareLab(t, "name", "needy", "bridge", "btpn", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btpn", netlink.LinkDel) })
@@ -93,8 +93,8 @@ func TestPlainNode(t *testing.T) {
 	}
 }
 
-// TestPortJoinedAgain checks the port of a guarded pod after another program removed it from the bridge and added it again. Leaving the
-// bridge resets the port's flags. GC restores the flags.
+// TestPortJoinedAgain checks the port of a guarded pod after another program removed it from the bridge and added it again. The kernel
+// resets the port's flags when the port leaves the bridge. GC restores the flags.
 func TestPortJoinedAgain(t *testing.T) {
 	l := bareLab(t, "name", "rejoined", "bridge", "btre", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btre", netlink.LinkDel) })

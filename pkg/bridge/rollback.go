@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// Recorded is that part of an attachment's record which commands for the whole node use.
+// Recorded is the part of an attachment's record that node-wide commands use.
 type Recorded struct {
 	Addresses []netip.Prefix // with the prefix length of their subnet
 	DataDir   string         // data directory of the IPAM plugin; "" for its default
@@ -39,10 +39,10 @@ func FromRecord(rec attachment.Record) (Recorded, error) {
 
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
 
-// ToReference returns the steps that replace an attachment's rules by rules of the reference plugin, so that the reference plugin's DEL can
-// remove them. The argument addresses contains all addresses of the container in the network, because the reference plugin uses one
-// iptables chain for all of them. Podlace's own nftables rules are not removed here. The nftables rules are removed together with their
-// tables.
+// ToReference returns the steps that replace an attachment's rules by rules in the reference plugin's format. The reference plugin's DEL
+// can remove rules in this format. The second argument contains all addresses of the container in the network, because the reference plugin
+// uses one iptables chain for all these addresses. Podlace's own nftables rules are not removed here. The nftables rules are removed
+// together with their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -73,7 +73,7 @@ func resetPort(name string) error {
 }
 
 // referenceGuard returns the steps that write the reference plugin's MAC check, if the configuration has macspoofchk. The reference plugin
-// has no check of addresses, so this protection ends.
+// does not check the addresses of packets, so this part of the protection ends.
 func referenceGuard(rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
 	if guard == nil {
 		return nil, nil
@@ -125,9 +125,9 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 	return steps, nil
 }
 
-// referenceMasquerade returns the configured masquerade with the backend that the reference plugin would choose. The reference plugin has
-// no configuration keys for families and exceptions. Rules in the reference plugin's form can still express families and exceptions, and
-// the reference plugin's DEL removes these rules.
+// referenceMasquerade returns the configured masquerade with the backend that the reference plugin chooses. The reference plugin has no
+// configuration keys for families and exceptions. Podlace still writes rules for families and exceptions, in a format that the reference
+// plugin's DEL can remove.
 func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if conf == nil {
 		return Masquerade{}, errNoConfiguration

@@ -108,7 +108,7 @@ func TestCheckOfTheReference(t *testing.T) {
 	l.add("b") // this ADD rewrites the sets
 }
 
-// TestToReferenceWithExceptions checks that families and exceptions also work in rules of the reference plugin's form.
+// TestToReferenceWithExceptions checks that families and exceptions also work in rules that have the format of the reference plugin.
 func TestToReferenceWithExceptions(t *testing.T) {
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []any{"192.0.2.0/25"}})
 	l.add("a")

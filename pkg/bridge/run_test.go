@@ -31,7 +31,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// lab is a node with one pod and with the network of a configuration.
+// A lab is a node with one pod and one configured network.
 type lab struct {
 	kerneltest.Lab
 }
@@ -70,7 +70,7 @@ func (l lab) other() lab {
 	return l
 }
 
-// The struct attached is a pod together with the result of its ADD.
+// This struct contains a pod together with the result of its ADD.
 type attached struct {
 	lab
 	id     string

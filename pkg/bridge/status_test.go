@@ -84,8 +84,8 @@ func (a attached) mustBeRestoredBy(verb, flush string, keys ...any) {
 	}
 }
 
-// TestStatusNeverWaits (C-72) checks STATUS while other processes hold the locks: it succeeds, restores nothing and logs nothing. The next
-// STATUS after that restores the rules.
+// TestStatusNeverWaits (C-72) checks STATUS while other processes hold the locks: it succeeds, restores nothing and logs nothing. Once the
+// locks are released, the next STATUS restores the rules.
 func TestStatusNeverWaits(t *testing.T) {
 	l := bareLab(t, "name", "busy", "bridge", "btsb", "ipam", hostLocal("10.74.0.0/24"), "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btsb", netlink.LinkDel) })
@@ -112,8 +112,8 @@ func TestStatusNeverWaits(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusNeverWaitsForIPTables checks that STATUS does not wait while another process holds the iptables lock. The next STATUS after
-// that restores the rules.
+// TestStatusNeverWaitsForIPTables checks that STATUS does not wait while another process holds the iptables lock. Once the lock is
+// released, the next STATUS restores the rules.
 func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	if !iptables.Installed(true) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -139,9 +139,9 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusAfterYoungerPods checks STATUS if some pods were attached after a flush of iptables, so that their rules exist. STATUS must
-// find the missing rules of older pods. The test includes rules that are missing in only one address family, and a pod whose ADD was
-// killed.
+// TestStatusAfterYoungerPods checks STATUS after a flush of iptables. Pods that were attached after the flush still have their rules.
+// STATUS must find the missing rules of older pods. The test includes rules that are missing in only one address family, and a pod whose
+// ADD was killed.
 func TestStatusAfterYoungerPods(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

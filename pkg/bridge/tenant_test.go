@@ -67,7 +67,7 @@ func TestForgedPeer(t *testing.T) {
 	l.OK(victim.check())
 }
 
-// TestLostRecordAfterFlush checks that CHECK fails for a guarded pod after its record and its rules were lost. No verb can restore the
+// TestLostRecordAfterFlush checks that CHECK fails for a guarded pod after the pod's record and rules were lost. No verb can restore the
 // protection without the record. The port's flags still show that the pod was guarded.
 func TestLostRecordAfterFlush(t *testing.T) {
 	l := bareLab(t, "name", "both", "bridge", "btlost", "antiSpoof", true)

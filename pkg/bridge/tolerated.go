@@ -10,9 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// tolerate() logs a difference for which CHECK fails only with strictCheck. There are three reasons for this: a tenant may cause the
-// difference in its own pod, an admin may want the difference, or no verb can restore the state. A failed CHECK may make the runtime
-// recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
+// tolerate() logs a difference that CHECK treats as an error only with strictCheck. CHECK tolerates a difference for one of three reasons:
+// a tenant may have caused the difference in its own pod, an admin may want the difference, or no verb can restore the state. A failed
+// CHECK may make the runtime recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !isDifferent(err) {
 		return err
@@ -21,12 +21,12 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkTolerated compares the settings whose differences CHECK tolerates without strictCheck. The settings belong to the pod, to its
+// checkTolerated compares those settings whose changes CHECK tolerates unless strictCheck is set. The settings belong to the pod, to its
 // record, and to the bridge.
 func (j *job) checkTolerated(w wiring, l layer3) error {
 	made, noted := j.att.Noted(madeNote(w.bridge.Name))
 	var errs []error
-	ours := w.host.Name == j.att.HostVeth() // a pod of the reference plugin has other names and settings
+	ours := w.host.Name == j.att.HostVeth() // a pod that the reference plugin attached has other names and settings
 	ra, known := w.pod.Conf6("accept_ra")
 	switch {
 	case ours && !attachment.Recorded(j.r):
@@ -49,7 +49,7 @@ func (j *job) checkTolerated(w wiring, l layer3) error {
 }
 
 // compareBridgeMTU returns an error if the MTU of the bridge is larger than the pod's MTU. Bridges that other programs created are ignored.
-// ADD lowers the bridge's MTU to the pod's MTU, so a larger MTU was set later.
+// ADD lowers the bridge's MTU to the pod's MTU, so a larger MTU must have been set later.
 func (j *job) compareBridgeMTU(bridge kernel.Link) error {
 	if !j.lowersMTU(bridge) {
 		return nil

@@ -15,8 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns valid settings that have no effect, or whose effect differs from what their names suggest. The second argument contains
-// the subnets of the pods' addresses. The third argument contains the subnets behind the node's links. Findings does no I/O.
+// Findings returns a list of valid but misleading settings. A setting is in this list if it has no effect, or if its name suggests another
+// effect. The second argument contains the subnets of the pods' addresses. The third argument contains the subnets behind the node's links.
+// Findings does no I/O.
 func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
 }
@@ -59,8 +60,8 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 }
 
 // overlaps() returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
-// conflict, because the route to the pods is more specific. The router expects this larger subnet if it knows the pods of all nodes. The
-// first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
+// conflict, because the route to the node's own pods is more specific. For example, the larger subnet may contain the pods of all nodes.
+// The first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
 // gets this address.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {
@@ -78,7 +79,7 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 }
 
 // logTraps logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may belong to
-// another program and never counts as new, so a note prevents repeated logs.
+// another program, so logTraps never treats the bridge as new. Instead, a note file prevents repeated logs.
 func (j *job) logTraps(l layer3) {
 	if j.cfg.IPAM == "" {
 		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))

@@ -17,7 +17,7 @@ import (
 
 const trapped = "does not have the effect that it suggests"
 
-// runOnNode runs a shell script in the node's namespace. When the test ends, runOnNode runs the script undo.
+// runOnNode runs a shell script in the node's namespace. The second script runs when the test ends.
 func (l lab) runOnNode(script, undo string) {
 	l.Helper()
 	if _, err := exec.LookPath("ip"); err != nil {
@@ -166,7 +166,7 @@ func TestFindingsOfConfiguration(t *testing.T) {
 	}
 }
 
-// TestForeignBridgeWithoutIPAM checks that ADD changes nothing on another program's bridge, and that it logs the finding only once.
+// TestForeignBridgeWithoutIPAM checks that ADD changes nothing on another program's bridge. The log must contain the finding only once.
 func TestForeignBridgeWithoutIPAM(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bttrap", "ipam", nil)
 	t.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-foreign") })

@@ -63,7 +63,7 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// ranges() returns the ID ranges in one entry of vlanTrunk. Each range consists of its first and its last ID.
+// ranges() returns the ID ranges in one entry of vlanTrunk. Each range is a pair: the first ID and the last ID.
 func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 	for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
 		if id != nil && (*id < 1 || *id > 4094) {
@@ -84,7 +84,7 @@ func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 
 func (v VLANs) used() bool { return v.ID != 0 || len(v.Trunk) > 0 }
 
-// onPort returns the VLANs that a pod's port needs. The argument byDefault is the default VLAN of the bridge.
+// onPort returns the VLANs that a pod's port needs. The argument is the default VLAN of the bridge.
 func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	native := v.ID
 	if native == 0 {

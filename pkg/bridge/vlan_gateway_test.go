@@ -169,7 +169,7 @@ func TestChangedSubnetOfVLAN(t *testing.T) {
 }
 
 // TestGatewayOfOthers checks that ADD uses a gateway pair that the reference plugin created. If the bridge was deleted and created again,
-// ADD attaches the pair to it. ADD does not change any other link that has the name of a gateway.
+// ADD attaches the pair to the new bridge. ADD does not change any other link that has the name of a gateway.
 func TestGatewayOfOthers(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// vlanSchema is the version number of the table, and vlanChain is the name of one of its base chains.
+// vlanSchema is the version number of the table, and vlanChain is the name of a base chain in the table.
 const (
 	vlanSchema = 2
 	vlanChain  = "postrouting"
@@ -36,10 +36,10 @@ func (g VLANGateway) elements() []nft.Element {
 // buildVLANs writes the rules, which are the same for any number of VLANs. For each VLAN gateway, elements are added to the sets.
 //
 // Kubernetes needs br_netfilter with bridge-nf-call-iptables. With this setting, IP rules see a packet through a gateway's port twice: when
-// it is bridged, and when it is routed. NAT for the whole connection is decided when the packet is bridged. At that point, the input
-// interface is the bridge, which has no address in the VLAN. NAT would therefore use a wrong address. The rules in this table therefore
-// exclude bridged frames from connection tracking if they have the gateway's MAC. A Service may have a backend in the client's own VLAN. A
-// connection to a backend of this kind is masqueraded. Without masquerade, the backend would answer the client directly.
+// the packet is bridged, and when the packet is routed. The kernel chooses NAT for the whole connection when the packet is bridged. The
+// input interface is then the bridge, which has no address in the VLAN, so NAT would use a wrong address. The rules in this table therefore
+// exclude bridged frames with the gateway's MAC from connection tracking. If a Service has a backend in the client's own VLAN, connections
+// to this backend are masqueraded. Without masquerade, the backend would answer the client directly.
 func buildVLANs(r nft.Ruleset) error {
 	gateways, err := r.Set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
@@ -87,7 +87,7 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
 }
 
-// vlanTable is the mark of a note which says that the node has the table of VLAN gateways.
+// vlanTable is the name of a note file which says that the node has the table of VLAN gateways.
 const vlanTable = "vlan-gateways"
 
 // hasVLANTable reports whether the kernel has the table in the current version.
@@ -99,9 +99,9 @@ func hasVLANTable(host *kernel.Node) (bool, error) {
 	return t.Marked(vlanSchema)
 }
 
-// forgetFlushedVLANs removes the note about the table if the table is missing and no gateway needs it. An ADD may create the table at the
-// same time. ADD creates the table first and writes the note afterwards. The function therefore checks again after it has removed the note.
-// If the table exists now, the note is restored.
+// forgetFlushedVLANs removes the note file of the table if the table is missing and no gateway needs the table. An ADD may create the table
+// at the same time. ADD creates the table first and writes the note file afterwards. Therefore forgetFlushedVLANs looks for the table again
+// after removing the file. If the table exists by then, forgetFlushedVLANs restores the file.
 func forgetFlushedVLANs(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return nil

@@ -254,8 +254,8 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 	l.OK(a.check())
 }
 
-// setBridge changes some attributes of a bridge. The request contains only these attributes. The kernel would reject some of the other
-// attributes in the form in which the library reads them.
+// setBridge changes some attributes of a bridge. The request contains only these attributes, because the kernel would reject the values
+// that the library reads for some other attributes.
 func setBridge(set func(*netlink.Bridge)) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		b := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}

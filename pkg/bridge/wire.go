@@ -18,8 +18,8 @@ import (
 // (RFC 4862 section 5.4). The work queue of the kernel takes less than a millisecond on an idle node.
 const addressTimeout = 10 * time.Second
 
-// The struct wiring contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the
-// gateway addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
+// This struct contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the gateway
+// addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
 type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
 // createLinks creates the bridge if it is missing. The veth pair is also created, but stays down.
@@ -157,8 +157,8 @@ func (j *job) setMAC(w *wiring, l layer3) error {
 // configure() sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
 // forwards frames as soon as the host side is up.
 func (j *job) configure(w wiring, l layer3) error {
-	// The host side is a bridge port, which needs no IPv6 address. With IPv6, each host side would add three routes to the node, and the
-	// kernel walks all routes at every link change.
+	// The host side is a bridge port, which needs no IPv6 address. With IPv6 on, the kernel would add three routes for each host side. Many
+	// routes slow the node down, because the kernel walks all routes at every link change.
 	if err := j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + w.host.Name + "/disable_ipv6", Value: "1"}); err != nil {
 		return err
 	}
@@ -219,8 +219,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until the kernel answers requests for the new addresses of a link. A timeout is only logged. A slow node may still
-// have to add thousands of addresses, and a retry of ADD would make this worse.
+// awaitAddresses waits until the kernel answers requests for the new addresses of a link. A timeout is only logged, because a repeated ADD
+// would be even more work for a slow node that still has to add thousands of addresses.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
@@ -237,8 +237,8 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 }
 
 // podSettings returns the sysctls for the pod's end of the veth pair. IPv6 is off in a pod of an IPv4 network. The link-local address would
-// bypass policies for the pod's IPv4 address (CVE-2024-32473), and its announcements would go to every bridge port. The other sysctls apply
-// if the pod enables IPv6 later.
+// bypass policies for the pod's IPv4 address (CVE-2024-32473), and the announcements of this address would go to every bridge port. The
+// other sysctls apply if the pod enables IPv6 later.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
 	settings := append(j.hardenedSysctls(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})

@@ -34,10 +34,10 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
-// Run runs cmd and kills it after the timeout. The program inherits the open lock file in the last argument. If the program survives this
-// process, the lock stays held until the program ends. If this process dies, the kernel kills the program.
+// Run runs cmd and kills it after the timeout. If this process dies, the kernel kills the program. The program inherits the open lock file
+// in the last argument, so the lock stays held until the program has ended.
 func Run(cmd *exec.Cmd, timeout time.Duration, hold *os.File) error {
-	// The signal at the parent's death is bound to the thread that starts the program, so this thread must not end.
+	// The kernel kills the program when the thread that started the program ends, so this thread must not end earlier.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

@@ -22,8 +22,8 @@ import (
 const timestampMargin = time.Second
 
 // Cache reads the claim records of a folder and the kubelet's file of claims. A later read opens only those files that have changed. The
-// cache is needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. A change is therefore visible
-// in the identity, the time and the size of the file.
+// cache is needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. The inode number, the
+// modification time or the size of the file then shows the change.
 type Cache struct {
 	folder, kubelet string
 
@@ -37,7 +37,7 @@ type Cache struct {
 	}
 }
 
-// recordFile is the file of a claim record as of its last read.
+// recordFile holds the content and the file information of a claim record from the last read.
 type recordFile struct {
 	uid     string
 	info    fs.FileInfo
@@ -47,16 +47,16 @@ type recordFile struct {
 	err     error
 }
 
-// NewCache returns a cache of a folder. The folder may be missing. The second argument is the root folder of the node's kubelet, or "" if
-// this folder is unknown.
+// NewCache returns a cache for a folder of claim records. The folder may be missing. The second argument is the root folder of the node's
+// kubelet, or "" if this folder is unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// isSameFile reports whether two descriptions have the same file, modification time and size.
+// isSameFile reports whether two descriptions are of the same file and have the same modification time and size.
 func isSameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// decode parses the record on its first call only, because ADD needs few of the records.
+// decode() parses the record only on the first call, because an ADD needs only few of the records.
 func (f *recordFile) decode() (Record, error) {
 	if !f.decoded && f.err == nil {
 		f.record, f.err = decode(f.uid, f.data)
@@ -75,8 +75,9 @@ func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	return errors.Join(errs...)
 }
 
-// refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. refresh
-// skips the files if the time of the folder has not changed, unless the last change was so recent that the time may hide a later change.
+// refresh() reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. If the
+// time of the folder has not changed, refresh() does not check the files. Directly after a change, refresh() always checks the files,
+// because a second change may result in the same time.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if isSameFile(c.seen, info) {
@@ -111,7 +112,7 @@ func (c *Cache) refresh() error {
 	return err
 }
 
-// readRecord returns the file of a record. If the file has not changed, the result is the file from the last read.
+// readRecord returns the file of a record. If the file has not changed, the result is the content from the last read.
 func readRecord(dir *store.Dir, e fs.DirEntry, before []*recordFile) *recordFile {
 	info, _ := e.Info()
 	i, found := slices.BinarySearchFunc(before, e.Name(), func(f *recordFile, uid string) int { return strings.Compare(f.uid, uid) })
@@ -158,7 +159,7 @@ func (c *Cache) List() (list []Record, err error) {
 }
 
 // reservedFor returns the records that are reserved for a pod. The function does not parse records of other pods, because a node may have
-// many of them.
+// many records.
 func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,7 +176,7 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", the result contains these claims of all pods. The
+// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", the result contains the claims of all pods. The
 // function returns the same errors as KubeletClaims.
 func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 	path := stateFile(c.kubelet)

@@ -59,7 +59,7 @@ func newRecord(uid, namespace, name string, requests ...string) Record {
 	return r
 }
 
-// newNode returns a folder with records, and the root folder of a kubelet that contains a file.
+// newNode returns a folder with claim records and a second folder, which is the root folder of a kubelet and contains a file of claims.
 func newNode(t *testing.T, file string, records ...Record) (folder, kubelet string) {
 	t.Helper()
 	kubelet = t.TempDir()
@@ -150,8 +150,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// TestUnreadable: a record cannot be read. The record must not hide a device from the pod for which the claim is reserved, or from any pod
-// in the namespace of the claim.
+// TestUnreadable: a record cannot be read. Find must return an error for each pod that may have a device of the claim.
 func TestUnreadable(t *testing.T) {
 	folder, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first")), newRecord("c-1", "shop", "shared", "a"))
 	path := filepath.Join(folder, "c-1")

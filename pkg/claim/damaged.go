@@ -13,7 +13,7 @@ import (
 )
 
 // Damaged is the state of a stand-in for a record that cannot be read, for example because a newer version wrote it. This state is never
-// written to a file. The stand-in has the devices that are listed in the record's file and in the kubelet's file.
+// written to a file. The stand-in has all devices that the record's file or the kubelet's file lists.
 const Damaged State = "damaged"
 
 // standIn returns the part of an unreadable record that is known. The second result is false if the devices of the claim are unknown. A

@@ -14,15 +14,15 @@ import (
 // ErrUnprepared means that a claim of the pod is not prepared or has no record.
 var ErrUnprepared = errors.New("the claim is not prepared")
 
-// Pod identifies a pod as the runtime describes it to a CNI plugin.
+// Pod identifies a pod with the values that the runtime passes to a CNI plugin.
 type Pod struct{ Namespace, Name, UID string }
 
 // Find returns the devices that a pod has through claims, including devices with administrative access. If Find returns an error, the pod
 // may have devices. The pod must not start without these devices.
 //
-// The kubelet's file lists the claims of each pod. Find also uses records that are reserved for the pod. A device is therefore missed only
-// if both sources are wrong. If the kubelet's file cannot be read, Find looks for prepared claims in the pod's namespace. If the namespace
-// has no prepared claim, the pod certainly has no claim.
+// The kubelet's file lists the claims of each pod. Find also uses records that are reserved for the pod. Find therefore misses a device
+// only if the kubelet's file and the claim record are both wrong. If the kubelet's file cannot be read, Find looks for prepared claims in
+// the pod's namespace. If the namespace has no prepared claim, the pod certainly has no claim.
 func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	of, stateErr := c.claimsOf(pod.UID)
 	if pod.UID == "" {

@@ -30,7 +30,7 @@ func (n KubeletClaim) String() string { return "claim " + n.Namespace + "/" + n.
 // fs.ErrNotExist (errors.Is) if the kubelet has not prepared a claim yet, or if its root folder is another folder.
 func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claimsOf("") }
 
-// unwrap returns the JSON text that the kubelet's file contains as a string. The function verifies the checksum of that string.
+// unwrap() returns the JSON text that the kubelet's file contains as a string. The function verifies the checksum of that string.
 func unwrap(data []byte) (string, error) {
 	var outer struct {
 		Data     *string

@@ -56,8 +56,8 @@ type Record struct {
 	Reserved []Consumer `json:"reserved,omitempty"`
 	// Bound lists the devices whose driver is changed for the claim.
 	Bound []Binding `json:"bound,omitempty"`
-	// Devices lists the devices of this driver that the claim has. A record has at least one device. Each of these devices names the claim but
-	// no pod.
+	// Devices lists the devices of this driver that the claim has. A record has at least one device. Each device in the list contains data
+	// about the claim but not about a pod.
 	Devices []allocation.Device `json:"devices"`
 }
 
@@ -114,7 +114,7 @@ func (r Record) validate() error {
 	return nil
 }
 
-// decode parses the record of a claim. The claim must have the given UID.
+// decode() parses the record of a claim. The claim must have the given UID.
 func decode(uid string, data []byte) (r Record, err error) {
 	if err = json.Unmarshal(data, &r); err == nil {
 		err = r.validate()

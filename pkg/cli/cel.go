@@ -16,7 +16,7 @@ func maybeMissing() []attribute {
 	return []attribute{{"resource.kubernetes.io", "numaNode"}, {"dra.net", "numaNode"}}
 }
 
-// attribute identifies an attribute in a ResourceSlice by its domain and its name.
+// This struct identifies an attribute in a ResourceSlice by domain and name.
 type attribute struct{ domain, name string }
 
 func (a attribute) String() string { return a.domain + "/" + a.name }
@@ -34,12 +34,12 @@ var (
 	celDriver = regexp.MustCompile(`device\.driver\s*==`)
 )
 
-// unguarded returns the problems of a CEL expression that selects devices. A problem is an attribute that the expression reads although a
+// unguarded() returns the problems of a CEL expression that selects devices. A problem is an attribute that the expression reads although a
 // device may lack it. If a device lacks the attribute, the scheduler stops with an error, and the pod starts on no node. The last argument
 // is true if the expression sees only devices of this driver.
 //
-// The function searches the text of the expression and does not evaluate it. A test for an attribute counts as a guard if the test precedes
-// the reading of that attribute.
+// unguarded() searches the text of the expression and does not evaluate the expression. A test for an attribute counts as a guard if the
+// test precedes the reading of that attribute.
 func unguarded(expression string, sure bool) (problems []string) {
 	for _, m := range celBind.FindAllStringSubmatch(expression, -1) {
 		expression = regexp.MustCompile(`\b`+m[1]+`\.`).ReplaceAllLiteralString(expression, m[2]+".")
@@ -61,8 +61,8 @@ func unguarded(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// guard is a test in a CEL expression whether the device has an attribute. The guard protects the part of the expression that begins at the
-// offset.
+// A guard is a part of a CEL expression that tests whether the device has an attribute. The guard protects the part of the expression that
+// begins at the offset.
 type guard struct {
 	attribute
 	from int

@@ -92,7 +92,7 @@ func suggest(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w: %s", err, near)
 }
 
-// printLine prints a message on a single line. Control characters are removed, because a pod's name or a plugin's message may contain some.
+// printLine prints a message on a single line. Control characters in a pod's name or in a plugin's message are removed.
 func printLine(stderr io.Writer, text string) {
 	fmt.Fprintln(stderr, "podlace:", plugin.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
 }

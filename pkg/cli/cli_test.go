@@ -49,8 +49,8 @@ func playSudo(args []string) int {
 	return playedStatus
 }
 
-// playDemo replaces podlace demo. The printed report has one row, which contains the arguments. The row is a miss if the plugin folder
-// contains a file named "miss".
+// playDemo replaces podlace demo. The printed report has one row, which contains the arguments. The row has the result Miss if the plugin
+// folder contains a file named "miss".
 func playDemo(args []string) int {
 	dir := args[3]
 	row, status := demo.Row{Step: "step", Measured: strings.Join(args[4:], " "), Result: demo.OK}, 0
@@ -151,7 +151,7 @@ func pluginsDir(t *testing.T, files ...string) string {
 }
 
 // TestDemoFindsInstalledPlugins checks that the demo without --plugins uses the first folder that contains all plugins. If no folder
-// contains all plugins, the error names each folder and a missing plugin.
+// contains all plugins, the error contains each folder and the name of a missing plugin.
 func TestDemoFindsInstalledPlugins(t *testing.T) {
 	full, tools := pluginsDir(t), t.TempDir()
 	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {

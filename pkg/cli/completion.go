@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// completion is a function that completes an argument or the value of a flag.
+// A completion is a function that completes an argument or the value of a flag.
 type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
 // addCompletions adds the completion of pods, networks, PCI addresses and output formats to a command and all its subcommands.
@@ -32,7 +32,7 @@ func addCompletions(cmd *cobra.Command) {
 	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 		switch f.Name {
 		case "network":
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, completeNetworks) // fails for an unknown flag alone
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, completeNetworks) // the only possible error is an unknown flag
 		case "output":
 			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(formats(f.Usage), cobra.ShellCompDirectiveNoFileComp))
 		}

@@ -94,7 +94,7 @@ func TestCompleteDevices(t *testing.T) {
 	}
 }
 
-// TestRecordedNames checks that each pod and each network is completed only once, and without control characters.
+// TestRecordedNames checks that the shell completion offers each recorded name only once, without control characters.
 func TestRecordedNames(t *testing.T) {
 	all := []attachment.Record{{Pod: "default/web-1"}, {Pod: "default/web-0"}, {Pod: "default/web-1"}, {}, {Pod: "a/\x1b[2J"}}
 	got := distinctValues(all, func(rec attachment.Record) string { return rec.Pod })

@@ -76,7 +76,7 @@ func (f demoFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	return f.runBoth(ctx, opts, reference, stdout, stderr)
 }
 
-// options() reads all files that the demo needs, before the sandbox hides them.
+// options() reads all files that the demo needs, before the sandbox hides these files.
 func (f demoFlags) options(dir string) (opts demo.Options, err error) {
 	opts = demo.Options{Version: thisBuild().Version, Source: "shipped " + conf.Default}
 	if f.conflist == "" {
@@ -210,7 +210,7 @@ func (f demoFlags) child(ctx context.Context, opts demo.Options, stderr io.Write
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, stderr
 	err = cmd.Run()
-	// A run with the result Miss in some row exits with a special status, but still prints a complete report.
+	// If any row has the result Miss, the run exits with a special status, but its report is complete.
 	if decodeErr := json.Unmarshal(out.Bytes(), &report); decodeErr != nil {
 		return report, fmt.Errorf("run on %s: %w", opts.Plugins, errors.Join(err, decodeErr))
 	}

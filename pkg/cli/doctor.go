@@ -130,7 +130,7 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
 	return err
 }
 
-// maxEvidence is the maximum length of the printed evidence, because another program may have written the evidence.
+// maxEvidence is the maximum length of the printed evidence. Another program may have written the evidence, so its length is unknown.
 const maxEvidence = 600
 
 func printFinding(w io.Writer, f doctor.Finding) {
@@ -150,8 +150,8 @@ func printFinding(w io.Writer, f doctor.Finding) {
 	fmt.Fprintln(w)
 }
 
-// fixFindings asks the user about each finding that it can fix, and applies the remedy if the user agrees. The result contains the findings
-// that are not fixed.
+// fixFindings asks the user about each fixable finding, and applies the remedy if the user agrees. The result contains the findings that
+// are not fixed.
 func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (left []doctor.Finding) {
 	answers := bufio.NewScanner(stdin)
 	for _, f := range found {

@@ -26,10 +26,10 @@ const explainExample = `  podlace explain isGateway
   podlace explain 104
   podlace explain unknown-key`
 
-// anyPlugin is the subject of configuration keys that all plugins have.
+// This subject marks configuration keys that all plugins have.
 const anyPlugin = "plugin"
 
-// entry is a row of a table in the documents. The row explains a configuration key or an error code.
+// An entry is a row of a table in the documents. The row explains a configuration key or an error code.
 type entry struct {
 	subject string // plugin, "code" or "check"
 	names   []string
@@ -89,7 +89,7 @@ func explain(w io.Writer, name string) error {
 	return fmt.Errorf("there is no key or code %q: 'podlace explain' lists all", name)
 }
 
-// matchesName reports whether the row describes the given name. The name may have the plugin or the object ipam as a prefix.
+// matchesName reports whether the row describes the given name. The name may have a prefix, which is the name of a plugin or "ipam".
 func (e entry) matchesName(name string) bool {
 	return slices.ContainsFunc(e.names, func(n string) bool {
 		short := strings.TrimPrefix(n, "ipam.")
@@ -106,7 +106,7 @@ func (e entry) print(w io.Writer) {
 	fmt.Fprintf(w, "  from %s\n\n", e.source)
 }
 
-// wrapText splits a text into indented lines. The argument width is the maximum length of a line in bytes. A longer word gets a line of its
+// wrapText splits a text into indented lines. The last argument is the maximum length of a line in bytes. A longer word gets a line of its
 // own.
 func wrapText(text, indent string, width int) string {
 	var lines strings.Builder
@@ -188,7 +188,7 @@ var (
 	link     = regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
 )
 
-// namesIn returns the names in the code spans of a cell. If the cell is a number, the number is the only name.
+// namesIn returns the names in the code spans of a cell. If the cell contains only a number, this number is the only result.
 func namesIn(cell string) (names []string) {
 	for _, match := range codeSpan.FindAllStringSubmatch(cell, -1) {
 		names = append(names, match[1])

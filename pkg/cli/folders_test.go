@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/doctor"
 )
 
-// TestFolders checks that commands use the folders of the container runtime, as doctor does, unless flags name others.
+// TestFolders checks that commands use the folders of the container runtime, as doctor does, unless flags select other folders.
 func TestFolders(t *testing.T) {
 	asked := 0
 	runtime := func() doctor.Options {
@@ -38,7 +38,7 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// TestFirstConflist checks that the error of canary names a configuration that cannot be used.
+// TestFirstConflist checks that the error of 'podlace canary' contains the name of a configuration that cannot be used.
 func TestFirstConflist(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "net.d")
 	file := filepath.Join(dir, "10-a.conflist")

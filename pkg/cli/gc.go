@@ -54,7 +54,7 @@ func newGC() *cobra.Command {
 	return cmd
 }
 
-// collection is the result of one run of gc. The collection is printed as JSON.
+// This struct is the result of one run of 'podlace gc', which prints the result as JSON.
 type collection struct {
 	DryRun      bool                    `json:"dryRun"`
 	Asked       []string                `json:"asked"` // the runtimes that were asked for their containers

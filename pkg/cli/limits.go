@@ -34,7 +34,8 @@ ends or its runtime sets limits again.
 The exit status is 0 if all limits are in place, 1 if one is missing, and 2 if the
 command could not run.`
 
-// These are the bounds of the interval. In a shorter interval only a few packets arrive, and in a longer interval the operator has to wait.
+// These are the bounds of the interval. In a shorter interval, too few packets arrive for a measurement. In a longer interval, the operator
+// has to wait too long.
 const (
 	minInterval = 10 * time.Millisecond
 	maxInterval = time.Hour

@@ -204,7 +204,7 @@ func (f confFlags) findings(networks []reconcile.Network) (lines []string) {
 	return lines
 }
 
-// checkNetwork returns an error if --network names a network that is in no configuration, record or lease.
+// checkNetwork returns an error if no configuration, record or lease contains the network in the flag --network.
 func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.Attachment) error {
 	if f.network == "" || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == f.network }) ||
 		slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == f.network }) {

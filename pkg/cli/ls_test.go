@@ -41,7 +41,7 @@ func TestTextIsPlain(t *testing.T) {
 	}
 }
 
-// TestNoFolder checks that a missing folder causes an error. The error names the flag that selects another folder.
+// TestNoFolder checks that a missing folder causes an error. The error contains the flag that selects another folder.
 func TestNoFolder(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")

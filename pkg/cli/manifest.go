@@ -18,7 +18,7 @@ import (
 // claimAPI is the only version of resource.k8s.io that check-claim supports.
 const claimAPI = "resource.k8s.io/v1"
 
-// manifest is a Kubernetes object. A manifest has only the fields that decide which VFs a pod gets, and which settings these VFs get. All
+// A manifest is a Kubernetes object. A manifest has only the fields that decide which VFs a pod gets, and which settings these VFs get. All
 // other fields are validated by the API server only.
 type manifest struct {
 	APIVersion string          `json:"apiVersion"`

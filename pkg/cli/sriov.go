@@ -194,8 +194,8 @@ func askPlugin(ctx context.Context, socket string) (allocation.Answer, error) {
 	}
 }
 
-// otherOwner returns the owner of a device if the device was allocated from a resource that no longer contains it. For any other device,
-// the result is nil. The owner keeps the device until the pod ends, so no other pod can get the device.
+// otherOwner returns the owner of a device if the device was allocated from a resource that no longer contains the device. For any other
+// device, the result is nil. The owner keeps the device until the pod ends, so no other pod can get the device.
 func (n *sriovNode) otherOwner(device pci.Address, resource string) *allocation.Device {
 	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
 		return &h
@@ -211,8 +211,8 @@ type sriovDevice struct {
 	Holder   *allocation.Device `json:"holder,omitempty"`
 	Claims   []sriovClaim       `json:"claims,omitempty"`
 	CPUs     string             `json:"cpus,omitempty"`  // same, other, mixed or ""
-	Fault    string             `json:"fault,omitempty"` // why it cannot be allocated
-	Gone     bool               `json:"gone,omitempty"`  // a pod still has it, but the node does not
+	Fault    string             `json:"fault,omitempty"` // reason why the device cannot be allocated
+	Gone     bool               `json:"gone,omitempty"`  // a pod still has the device, but the node does not
 }
 
 func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {

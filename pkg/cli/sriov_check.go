@@ -106,7 +106,7 @@ type checkedRequest struct {
 	Settings []setting `json:"settings"`
 }
 
-// setting is a setting of a VF, together with the object that sets it.
+// This struct contains a setting of a VF, and the Kubernetes object that contains this setting.
 type setting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
@@ -130,10 +130,10 @@ func (f *checkFlags) print(c *checker, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// checker compares Kubernetes objects with a node's configuration.
+// A checker compares Kubernetes objects with a node's configuration.
 type checker struct {
 	resources map[string]*pool.Resource // resources of DRA
-	classes   []deviceClass             // of several with one name the first counts
+	classes   []deviceClass             // if several classes have one name, the first is used
 	objects   []manifest
 	checked   []checkedRequest
 	problems  []string
@@ -212,7 +212,7 @@ func (c *checker) checkObject(m manifest) {
 	}
 }
 
-// checkPod checks that the files contain all claims that a pod names. The extended resources of the pod are also checked.
+// checkPod checks that the files contain all claims in the pod's specification. The extended resources of the pod are also checked.
 func (c *checker) checkPod(m manifest, spec podSpec) {
 	for i, pc := range spec.Claims {
 		kind, name := kindClaim, pc.Claim

@@ -107,7 +107,7 @@ m.yaml: Pod shop/web, container app: request example.com/fast: 3 VFs of example.
 	}
 }
 
-// TestCheckClaimRefused checks that an error names the file, the object, the entry, the key and the value.
+// TestCheckClaimRefused checks that an error contains the file, the object, the entry, the key and the value.
 func TestCheckClaimRefused(t *testing.T) {
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {resourceClaims: [{name: vf, resourceClaimTemplateName: none}]}\n"
 	const at = "m.yaml: ResourceClaim shop/c: spec.devices."

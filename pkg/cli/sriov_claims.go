@@ -29,7 +29,7 @@ type sriovClaim struct {
 	Admin     bool        `json:"admin,omitempty"`
 	Settings  string      `json:"settings,omitempty"`  // merged from class and claim
 	Pod       string      `json:"pod,omitempty"`       // namespace/name; "" while several pods may use the claim
-	Interface string      `json:"interface,omitempty"` // in that pod, once attached
+	Interface string      `json:"interface,omitempty"` // interface name in that pod, after the VF was attached
 }
 
 // readClaims returns the devices of all prepared claims. The devices are sorted by claim and by request.

@@ -139,7 +139,7 @@ func scalar(name string) string {
 }
 
 // configYAML returns the part of the class that contains the resource's settings. The text is empty if the resource has no settings. The
-// entry names the resource. If a claim uses several classes, the settings therefore apply only to VFs of this resource.
+// entry contains the name of the resource. If a claim uses several classes, the settings therefore apply only to VFs of this resource.
 func (c resourceClass) configYAML() (string, error) {
 	if c.settings.IsZero() {
 		return "", nil

@@ -98,5 +98,5 @@ func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 	}
 }
 
-// plainText does the same as plain, but keeps the spaces of a text with several words.
+// plainText works like plain(), but keeps the spaces between words.
 func plainText(s string) string { return strings.Map(plugin.PlainRune, s) }

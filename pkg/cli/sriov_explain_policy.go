@@ -25,10 +25,10 @@ type resourceAnswer struct {
 	Resource string        `json:"resource"`
 	Count    int           `json:"count"`
 	Nodes    map[int]tally `json:"nodes"` // pci.Unknown: devices without a NUMA node
-	Hints    []hintAnswer  `json:"hints"` // null: the resource has no NUMA nodes
+	Hints    []hintAnswer  `json:"hints"` // null if the resource has no NUMA nodes
 }
 
-// tally contains the number of devices near a NUMA node.
+// A tally contains the number of devices near a NUMA node.
 type tally struct {
 	All    int `json:"devices"`
 	Free   int `json:"free"`
@@ -46,7 +46,7 @@ type policyAnswer struct {
 	Policy   string     `json:"policy"`
 	Admitted bool       `json:"admitted"`
 	Merged   hintAnswer `json:"merged"`           // without nodes: any
-	Never    bool       `json:"never,omitempty"`  // refused on the idle node, too
+	Never    bool       `json:"never,omitempty"`  // the policy refuses the request on an idle node too
 	Reason   string     `json:"reason,omitempty"` // of a refusal
 }
 
@@ -81,7 +81,7 @@ func hintLists(demands []demand, of func(demand) *kubelet.Devices) [][]kubelet.H
 }
 
 // decide() computes the decision of a policy. If the policy refuses the request, decide() also computes whether an idle node would refuse
-// it.
+// the request.
 func decide(p kubelet.Policy, machine kubelet.Mask, demands []demand, now, idle [][]kubelet.Hint) policyAnswer {
 	merged, admitted := kubelet.Merge(p, machine, now)
 	a := policyAnswer{Policy: string(p), Merged: answerOf(merged)}
@@ -112,7 +112,8 @@ func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	return ""
 }
 
-// refusal() returns the reason why no merged hint is preferred. The argument state names the counted devices, for example " free".
+// refusal() returns the reason why no merged hint is preferred. The last argument is a word that the text appends to the number of devices,
+// for example " free".
 func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state string) string {
 	var texts []string
 	for i, d := range demands {

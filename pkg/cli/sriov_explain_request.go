@@ -40,7 +40,8 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, which knows CPUs and other resources")
 }
 
-// demand is one resource of a request. A demand includes the devices or CPUs of this resource that the kubelet has.
+// A demand is one resource of a request. A demand also contains the devices or CPUs that the kubelet knows for this resource, both at
+// present and on an idle node.
 type demand struct {
 	name  string
 	count int
@@ -163,8 +164,8 @@ func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.
 	return demands, nil
 }
 
-// withDemand returns a resource of the flag --with. The resource may be in this node's configuration, or may belong to another device
-// plugin.
+// withDemand returns the demand for the resource in a value of the flag --with. The resource may be in this node's configuration, or may
+// belong to another device plugin.
 func (n *sriovNode) withDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, text string) (demand, error) {
 	resource, count, err := parseWith(text)
 	switch {

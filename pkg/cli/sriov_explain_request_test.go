@@ -87,7 +87,7 @@ func TestRequestOfDevices(t *testing.T) {
 	}
 }
 
-// TestRequestOfSeveral checks requests whose resources need different NUMA nodes, either at present or even on an idle node of this kind.
+// TestRequestOfSeveral checks requests whose resources need different NUMA nodes, either only at present, or also on an idle node.
 func TestRequestOfSeveral(t *testing.T) {
 	for _, c := range []struct {
 		name    string

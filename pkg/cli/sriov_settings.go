@@ -27,7 +27,7 @@ func (c resourceClass) entries() []configEntry {
 	return []configEntry{{Opaque: &opaque{Driver: claim.Driver, Parameters: text}}}
 }
 
-// claimEntry is a config entry in a claim that belongs to this driver.
+// This struct is a config entry of a claim. The entry belongs to this driver.
 type claimEntry struct {
 	vfconfig.Entry
 	path     string
@@ -65,7 +65,7 @@ func (s claimSpec) flatten(path string) (out []namedRequest) {
 	return out
 }
 
-// checkSpec checks the specification of a claim. The argument path is the place of the specification in the object.
+// checkSpec checks the specification of a claim. The second argument is the path from the object's root to the specification.
 func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	requests := spec.flatten(path)
 	if len(requests) == 0 {
@@ -136,8 +136,8 @@ func (d deviceClass) onlyDriver() bool {
 	})
 }
 
-// candidates() returns the resources from which a request may get VFs. The result contains the resources that the CEL expressions name, or
-// all resources of the configuration if they name none.
+// candidates() returns the resources from which a request may get VFs. The result contains the resources that occur in the CEL expressions.
+// If no resource occurs there, the result contains all resources of the configuration.
 func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
 	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
 		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {

@@ -117,7 +117,7 @@ func TestSRIOVExplain(t *testing.T) {
 	}
 }
 
-// TestSRIOVPossible checks the explanation why a pod was refused or would be refused.
+// TestSRIOVPossible checks the explanation of why the kubelet refused a pod, or would refuse a pod.
 func TestSRIOVPossible(t *testing.T) {
 	flags := labFlags(t)
 	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/fast", "--count", "1")

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// asRoot runs this command again under sudo. The reason for sudo is that the kernel refused to create the sandbox, in this process or in a
-// child process. The reason for the refusal has already been printed.
+// asRoot runs this command again under sudo. Before this call, the kernel refused to create the sandbox, in this process or in a child
+// process. The kernel's error has already been printed.
 func asRoot(ctx context.Context, stdout, stderr io.Writer) error {
 	if os.Geteuid() == 0 || os.Getenv("SUDO_UID") != "" {
 		return exitError(exitRefused)

@@ -184,7 +184,8 @@ func filesBelow(dir string) (names []string) {
 
 const commandTimeout = 20 * time.Second
 
-// outputOf runs a program and returns its output. If the program is not installed, the output is a note that says so.
+// outputOf runs a program and returns its output. If the program is not installed, the result is a text which says that the program is
+// missing.
 func outputOf(command ...string) ([]byte, error) {
 	path, err := exec.LookPath(command[0])
 	if err != nil {

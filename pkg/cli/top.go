@@ -36,7 +36,7 @@ const topExample = `  podlace top
   podlace top --sort drops --interval 5s
   podlace top --once -o json`
 
-// traffic is the measured traffic of one attachment in an interval.
+// This struct contains the measured traffic of one attachment in an interval.
 type traffic struct {
 	Network     string `json:"network"`
 	Pod         string `json:"pod,omitempty"`
@@ -46,7 +46,7 @@ type traffic struct {
 	Egress      flow   `json:"egress"`
 }
 
-// flow is the measured traffic in one direction.
+// A flow is the measured traffic in one direction.
 type flow struct {
 	Rate    uint64 `json:"rate"`            // bits per second
 	Packets uint64 `json:"packets"`         // per second
@@ -54,7 +54,7 @@ type flow struct {
 	Limit   uint64 `json:"limit,omitempty"` // bits per second
 }
 
-// counters holds the counters of a host interface. Directions are named from the node's side, as in the kernel.
+// This struct holds the counters of a host interface. Directions are named from the node's side, as in the kernel.
 type counters struct{ rxBytes, txBytes, rxPackets, txPackets, rxDropped, txDropped uint64 }
 
 type topFlags struct {
@@ -133,7 +133,7 @@ func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 
 // measure() returns the traffic of all live attachments that have an interface on the node.
 func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
-	networks, _, _ := reconcile.Networks(f.dir) // errors concern only leases in other folders, which have no interface
+	networks, _, _ := reconcile.Networks(f.dir) // errors concern only leases in other folders, and those have no interface
 	all, err := reconcile.List(networks)
 	if err != nil {
 		return nil, err

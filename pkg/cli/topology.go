@@ -37,12 +37,12 @@ const (
 	outputSVG  = "svg"
 )
 
-// topology is the pod network of one node.
+// This struct describes the pod network of one node.
 type topology struct {
 	Node    string           `json:"node"`
 	Bridges []topologyBridge `json:"bridges"`
 	Cards   []topologyCard   `json:"cards"`  // PFs
-	Others  []topologyPod    `json:"others"` // neither on a bridge nor with a VF of this node
+	Others  []topologyPod    `json:"others"` // pods that are not on a bridge and have no VF of this node
 }
 
 // topologyBridge is a bridge and the pods that are connected to it.
@@ -188,7 +188,7 @@ func bridgeOf(name string) topologyBridge {
 	if link.Flags&net.FlagUp != 0 {
 		b.State = "up"
 	}
-	addresses, _ := link.Addrs() // the link may just have gone; the picture then lacks them
+	addresses, _ := link.Addrs() // the link may be gone now; the picture then lacks its addresses
 	for _, a := range addresses {
 		if p, ok := a.(*net.IPNet); ok && !p.IP.IsLinkLocalUnicast() {
 			b.Addresses = append(b.Addresses, p.String())

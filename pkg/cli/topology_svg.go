@@ -76,7 +76,7 @@ func (p *svgPicture) branches(x int, list []branch) {
 	}
 }
 
-// drawRows draws one line for each row. A vertical line connects the rows. The argument top is the height at which this line begins.
+// drawRows draws one line for each row. A vertical line connects the rows. The second argument is the height at which this line begins.
 func (p *svgPicture) drawRows(x, top int, rows []row) {
 	widths := columnWidths(rows)
 	for _, r := range rows {
@@ -89,7 +89,7 @@ func (p *svgPicture) drawRows(x, top int, rows []row) {
 	}
 }
 
-// drawRow draws the interface and the pod as boxes, and the other facts as text.
+// drawRow draws the interface and the pod as boxes, and the other data as text.
 func (p *svgPicture) drawRow(x int, widths []int, r row) {
 	fill := svgFrame
 	if r.trouble != "" {

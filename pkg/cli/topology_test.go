@@ -22,7 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// exampleTopology returns a node with two bridges, two PFs, and pods with all kinds of facts. The test machine does not have these bridges.
+// exampleTopology returns a node with two bridges, two PFs, and pods with different properties. The test machine does not have these
+// bridges.
 func exampleTopology() topology {
 	address := func(text string) pci.Address {
 		a, err := pci.ParseAddress(text)
@@ -116,7 +117,7 @@ func (d drawnTexts) text(text string) (shape, bool) {
 }
 
 // TestTopologySVG checks that the SVG is well-formed, and that equal nodes give equal SVGs. The SVG contains all texts of the tree, escapes
-// names, marks trouble, and uses only colours that the dark scheme replaces.
+// names, highlights problems, and uses only colours that the dark scheme replaces.
 func TestTopologySVG(t *testing.T) {
 	svg := exampleTopology().svg()
 	if !bytes.Equal(svg, exampleTopology().svg()) {

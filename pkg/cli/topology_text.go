@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// branch is a part of the picture. Each branch has a heading, with rows or further branches below it. The text and the SVG are drawn from
+// A branch is a part of the picture. Each branch has a heading, with rows or further branches below it. The text and the SVG are drawn from
 // the same branches.
 type branch struct {
 	heading string
@@ -20,11 +20,11 @@ type branch struct {
 	below   []branch
 }
 
-// row describes a pod or a VF. A row contains the interface or VF on the node, the pod, and further columns, which may be empty.
+// A row describes a pod or a VF. A row contains the interface or VF on the node, the pod, and further columns, which may be empty.
 type row struct {
 	link, pod string
 	facts     []string
-	trouble   string // why it does not work, or ""
+	trouble   string // reason why the attachment does not work, or ""
 }
 
 // cells() returns the texts of all columns in a row.

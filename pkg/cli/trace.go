@@ -159,7 +159,7 @@ func printTraced(w io.Writer, t demo.Traced) {
 	}
 }
 
-// printPhases prints the time of each kind of work.
+// printPhases prints the time that a plugin spent in each phase.
 func printPhases(w io.Writer, t demo.Traced) {
 	var list []string
 	for _, p := range t.Phases {

@@ -34,7 +34,7 @@ type tracedPod struct {
 	records map[string]attachment.Record // by plugin
 }
 
-// tracedPlugin is a plugin of the attachment. The entry of a plugin holds the result of its CHECK, and the objects that it created.
+// tracedPlugin is a plugin of the attachment. The entry of a plugin holds the result of its CHECK, and the objects that the plugin created.
 type tracedPlugin struct {
 	demo.Traced
 	Objects []string `json:"objects,omitempty"`
@@ -66,7 +66,7 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 		return err
 	}
 	folders := doctor.Folders()
-	networks, _, err := reconcile.Networks(folders.ConfDir) // the records name the objects without a configuration, too
+	networks, _, err := reconcile.Networks(folders.ConfDir) // without a configuration, the records still contain the objects
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -125,7 +125,7 @@ func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks [
 		if err != nil {
 			return fmt.Errorf("the record of %s for %s: %w", kind, nameOf(rec), err)
 		}
-		i := p.indexOf(kind) // before p.Plugins is read: it may grow
+		i := p.indexOf(kind) // call this before reading p.Plugins, because indexOf may extend the list
 		p.Plugins[i].Objects = objects
 	}
 	leases, err := reconcile.LeaseFiles(networks, attachment.Key{Network: p.Network, ContainerID: p.ContainerID, IfName: p.IfName})

@@ -18,7 +18,7 @@ import (
 // Release builds set this variable with the linker flag -ldflags -X.
 var commit string
 
-// build describes this binary and the kernel that is running.
+// This struct describes this binary and the kernel that is running.
 type build struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit"`

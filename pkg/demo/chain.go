@@ -54,7 +54,7 @@ func command(environ []string) string {
 	return ""
 }
 
-// takeCalls returns the plugin calls since takeCalls was last called.
+// takeCalls returns the recorded plugin calls and clears the recording.
 func (e *timedExec) takeCalls() []call {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -139,7 +139,7 @@ func (c *chain) check(ctx context.Context, a attachment) error {
 	return nil
 }
 
-// An attachment describes a pod and its interface in the form in which a runtime passes them to plugins.
+// An attachment contains the data about a pod and its interface that a runtime passes to plugins.
 type attachment struct {
 	container string
 	netns     string

@@ -7,7 +7,7 @@
 // and a client outside has a namespace that is connected to the node by a veth pair. Each step returns one [Row]. Rows contain only data,
 // and a [Table] prints them.
 //
-// [Run] changes the network of the process's own namespace, so it must be called inside a sandbox.
+// [Run] changes the network of the process's own namespace, so callers must call [Run] inside a sandbox.
 package demo
 
 import (
@@ -23,7 +23,7 @@ import (
 type Options struct {
 	Plugins  string // folder with the plugin binaries
 	Conflist []byte // the network configuration list
-	Source   string // where Conflist comes from, for the report
+	Source   string // source of Conflist, for the report
 	Version  string // of this program, for the report
 }
 

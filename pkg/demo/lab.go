@@ -31,8 +31,8 @@ const (
 	cacheDir         = "/var/lib/cni" // as for container runtimes
 )
 
-// lastingFiles matches files that a node may keep after the last pod is gone. One of these files contains the last address of host-local.
-// Lock files stay, because a lock file cannot be removed without a race.
+// lastingFiles matches files that a node may keep after the last pod is gone. One of these files contains the address that host-local
+// assigned last. Lock files stay, because a lock file cannot be removed without a race.
 const lastingFiles = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
 // stateDirs returns the folders in which plugins and libcni store files.
@@ -51,7 +51,7 @@ type lab struct {
 	chain    *chain
 	loopback *chain
 	a, b     *pod
-	warm     *pod // added and deleted first, so that the baseline contains lasting state
+	warm     *pod // first pod, added and deleted so that the baseline contains lasting state
 	bad      *pod // its ADD is refused
 	client   *sandbox.Pod
 	lacks    map[string]string // features that this machine lacks, with the reasons
@@ -225,7 +225,7 @@ func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	}
 }
 
-// firstLines shortens a list of lines for a note.
+// firstLines shortens a list of lines, so that the list fits into a row of the report.
 func firstLines(lines []string, n int) string {
 	if len(lines) > n {
 		lines = append(lines[:n:n], fmt.Sprintf("and %d more", len(lines)-n))

@@ -23,7 +23,7 @@ const (
 	// The sender of the UDP flow sends at this multiple of the limit.
 	overload = 4
 
-	// The flows take several seconds, because a late receiver counts some bytes of the first second in a later second.
+	// Each flow is longer than the first second, because a delayed receiver counts some bytes of that second later.
 	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )
@@ -54,8 +54,8 @@ func paths() []path {
 	}
 }
 
-// stepsOfLimits returns one row for the kernel's settings in each direction, and two rows for each path. The first of these two rows runs
-// the flow, and both rows evaluate the flow's result.
+// stepsOfLimits returns one step for the kernel's settings in each direction, and two steps for each path. The first step of a path runs
+// the flow, and both steps evaluate the flow's result.
 func stepsOfLimits() []step {
 	const m = limit / 1e6
 	first := fmt.Sprintf("at most %.1f Mbit/s", m*mostAtFirst)
@@ -151,8 +151,8 @@ func (p path) measure(ctx context.Context, l *lab) measuredFlow {
 	return measuredFlow{result, err}
 }
 
-// evaluate() compares the load of the link with the limit. The load includes the packet headers, because the kernel's limits include the
-// headers. A rate outside the bounds is not a miss if pauses of the machine can explain it.
+// evaluate() compares the load of the link with the limit. The load includes the packet headers, because the kernel's limits apply to whole
+// packets. A rate outside the bounds is not a miss if pauses of the machine can explain it.
 func (m measuredFlow) evaluate(window func(meter.Result) (r meter.Rate, from, to time.Duration), least, most float64) outcome {
 	if m.err != nil {
 		return failed(m.err)

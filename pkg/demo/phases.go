@@ -12,18 +12,19 @@ import (
 
 // Change is a change of the system by a plugin.
 type Change struct {
-	What string        `json:"what"` // with the error of a change that failed
+	What string        `json:"what"` // includes the error if the change failed
 	At   time.Duration `json:"at"`   // nanoseconds from the start of the process to the start of the change
 	Took time.Duration `json:"took"` // nanoseconds
 }
 
-// Phase is the time that a plugin spent in one kind of work. The phases of a plugin do not overlap, and their sum is the plugin's time.
+// Phase is the time that a plugin spent on one kind of work, for example waiting for locks. The phases of a plugin do not overlap, and
+// their sum is the plugin's time.
 type Phase struct {
 	Name string        `json:"name"`
 	Took time.Duration `json:"took"` // nanoseconds
 }
 
-// Kinds of work. Package fault has their beginning and end in the debug log.
+// These are the names of phases. Package fault logs the beginning and the end of most phases, and phasesOf computes the others.
 const (
 	phaseStart   = "start"   // from the start of the process to the plugin's code
 	phaseSetup   = "setup"   // reads environment and configuration, opens the namespace
@@ -35,12 +36,12 @@ const (
 	phaseExit    = "exit"    // from the result to the end of the process
 )
 
-// phaseOrder is the order in which trace lists the kinds of work.
+// phaseOrder returns the names of the phases in the order in which trace prints them.
 func phaseOrder() []string {
 	return []string{phaseStart, phaseSetup, phaseLock, phaseIPAM, phaseChanges, phaseRecord, phaseRest, phaseExit}
 }
 
-// span is a part of a plugin's run, from its start.
+// A span is a part of a plugin's run. The times in a span are measured from the start of the run.
 type span struct {
 	name       string
 	begin, end time.Duration
@@ -48,8 +49,8 @@ type span struct {
 
 var logged = regexp.MustCompile(`msg=(change|phase) .*?\bat=(\d+) took=(\d+) (?:op|name)=("(?:[^"\\]|\\.)*"|\S+)(?: error=(.*))?$`)
 
-// readLog returns the phases and the changes in a debug log of package fault. A log without the phase setup is not Podlace's, and has no
-// phases.
+// readLog returns the phases and the changes in a debug log of package fault. If the log lacks the phase "setup", a program of another
+// project wrote the log, and the result contains no phases.
 func readLog(log string, began, ended time.Time) (phases []Phase, changes []Change) {
 	var spans []span
 	for line := range strings.Lines(log) {
@@ -87,7 +88,7 @@ func unquoted(text string) string {
 	return text
 }
 
-// phasesOf divides the time of a plugin among the kinds of work. Of spans that contain one another, the innermost counts.
+// phasesOf divides the time of a plugin among the phases. If spans are nested, the time belongs to the innermost span.
 func phasesOf(spans []span, took time.Duration) (phases []Phase) {
 	setup := slices.IndexFunc(spans, func(s span) bool { return s.name == phaseSetup })
 	if setup < 0 {
@@ -116,7 +117,8 @@ func phasesOf(spans []span, took time.Duration) (phases []Phase) {
 	return phases
 }
 
-// innermost returns the name of the span that began last of those that a moment is in.
+// innermost returns the name of the span that contains a moment. If several spans contain the moment, the result is the span that began
+// last.
 func innermost(spans []span, at time.Duration) string {
 	inner := span{name: phaseRest, begin: -1}
 	for _, s := range spans {

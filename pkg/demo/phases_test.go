@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestReadLog: phases do not overlap and add up to the time of the plugin, whatever contains what. A line that a tenant or another plugin
-// wrote in between is no phase.
+// TestReadLog checks that the phases do not overlap, and that their sum is the plugin's time, even if phases in the log are nested. The log
+// may also contain lines that a tenant or another plugin wrote. These lines are ignored.
 func TestReadLog(t *testing.T) {
 	began := time.UnixMicro(1_700_000_000_000_000)
 	line := func(kind string, at, took int, rest string) string {

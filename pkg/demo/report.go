@@ -20,7 +20,7 @@ type Row struct {
 	Step     string  `json:"step"`
 	Wanted   string  `json:"wanted,omitempty"`
 	Measured string  `json:"measured"`
-	Value    float64 `json:"value,omitempty"` // Measured as a number, if it is one
+	Value    float64 `json:"value,omitempty"` // Measured as a number, if the value is a number
 	Unit     string  `json:"unit,omitempty"`
 	Result   Verdict `json:"result"`
 	Note     string  `json:"note,omitempty"`

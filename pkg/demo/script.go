@@ -114,7 +114,7 @@ func stepsOfTheEnd() []step {
 	}
 }
 
-// A placeOf function selects a place of the lab. A place is a network namespace in which functions can run.
+// A placeOf function selects a network namespace of the lab. A place is a network namespace in which functions can run.
 type placeOf func(*lab) func(func() error) error
 
 func fromHost(*lab) func(func() error) error     { return func(f func() error) error { return f() } }

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// patience is the time limit for an answer. The time limit is long enough for a slow machine. A packet counts as dropped if there is no
-// answer within this time.
+// This constant is the time limit for an answer. The time limit is long enough for a slow machine. A packet counts as dropped if there is
+// no answer within this time.
 const patience = 5 * time.Second
 
 // A server answers every TCP and UDP request with its own name and the client's source address.
@@ -109,7 +109,7 @@ type answer struct {
 	took time.Duration
 }
 
-// ask() connects from a place to a server and returns the server's answer.
+// ask() connects from a network namespace to a server and returns the server's answer.
 func ask(ctx context.Context, from meter.Place, network string, target netip.AddrPort) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

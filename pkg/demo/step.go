@@ -12,8 +12,8 @@ import (
 type step struct {
 	name string
 	want string
-	// needs lists the requirements of the step that this machine may lack: plugin types whose kernel feature may be missing, "ipv6", or
-	// "br_netfilter".
+	// This field contains those requirements of the step that this machine may lack: plugin types whose kernel feature may be missing, "ipv6",
+	// or "br_netfilter".
 	needs []string
 	run   func(context.Context, *lab) outcome
 }

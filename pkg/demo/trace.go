@@ -36,15 +36,15 @@ type Traced struct {
 // TraceOptions holds the options of Trace.
 type TraceOptions struct {
 	Options
-	HostPort int    // of the pod's hostPort, 0 for none
-	Limit    uint64 // of the pod in both directions, in bits per second, 0 for none
-	Ping     bool   // the node asks each address of the pod, which has to answer
+	HostPort int    // number of the pod's hostPort, or 0
+	Limit    uint64 // limit of the pod in both directions, in bits per second, or 0
+	Ping     bool   // the node pings each address of the pod, and the pod must answer
 }
 
 // Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. The process's own namespace serves as the
 // node. The returned error contains all failures. DEL runs even if an earlier verb failed.
 func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error) {
-	// The plugins inherit it and log each change and each phase.
+	// The plugins inherit this environment variable, and therefore log each change and each phase.
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (t tracer) remove(ctx context.Context) error {
 	return err
 }
 
-// tracer consists of a chain and the pod for which the chain runs. The chain's plugins report their changes.
+// A tracer consists of a chain and the pod for which the chain runs. The chain's plugins report their changes.
 type tracer struct {
 	chain
 	pod *pod
@@ -127,7 +127,8 @@ func (t tracer) ping(ctx context.Context) error {
 	return nil
 }
 
-// tracingExec runs plugins as libcni does, and reports each with the phases and changes in its debug log.
+// tracingExec runs plugins in the same way as libcni. After each run, tracingExec reports the phases and the changes in the plugin's debug
+// log.
 type tracingExec struct {
 	version.PluginDecoder
 	show func(Traced)

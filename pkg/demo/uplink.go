@@ -31,8 +31,8 @@ func nodeV6() netip.Addr   { return nodePrefixes()[1].Addr() }
 func clientV4() netip.Addr { return clientPrefixes()[0].Addr() }
 func clientV6() netip.Addr { return clientPrefixes()[1].Addr() }
 
-// connect() connects the client to the node with a veth pair. Like a neighbour of a real node, the client has a route only to the node, and
-// none to the pods.
+// connect() connects the client to the node with a veth pair. Like a neighbour of a real node, the client has a route to the node, and no
+// route to the pods.
 func connect(client *sandbox.Pod, ipv6 bool) error {
 	file, err := os.Open(client.Path)
 	if err != nil {

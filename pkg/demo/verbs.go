@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Errors with the codes below carry no information. The value codeNone is zero. The value codeUnknown is for errors without a code of their
-// own.
+// The following error codes say nothing about the cause of an error. The value codeNone is zero. The value codeUnknown is for errors
+// without a code of their own.
 const (
 	codeNone    = 0
 	codeUnknown = 999

@@ -108,7 +108,7 @@ func TestAddShowsEachPlugin(t *testing.T) {
 	}
 }
 
-// TestSlowMachineIsNoMiss checks a step that takes a long time. The result is still OK, with the time and a note.
+// TestSlowMachineIsNoMiss checks a step that takes a long time. The result is still OK, and the row contains the time and a note.
 func TestSlowMachineIsNoMiss(t *testing.T) {
 	for took, note := range map[time.Duration]string{99 * time.Millisecond: "pod", time.Minute: "slow machine: usually below 100 ms; pod"} {
 		got := timed(took, addTime).withNote("pod")

@@ -29,7 +29,7 @@ func (l *testLab) writeClaim(resource, id string, admin bool) {
 	}
 }
 
-// TestClaimed checks a device that a claim has: it is not allocated, it keeps its driver, and its PF keeps its VFs. Answers list the
+// TestClaimed checks that a claimed device is not allocated and keeps its driver. The PF of the device also keeps its VFs. Answers list the
 // device. An unreadable record may contain any device, unless the kubelet's file shows which claims exist.
 func TestClaimed(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})

@@ -70,8 +70,8 @@ type registeredService struct {
 	stop context.CancelFunc
 }
 
-// refresh updates the resources and devices that the daemon reports to the kubelet. The function returns the time of the next refresh. The
-// result is the zero time if no refresh is needed before the next change.
+// refresh() updates the resources and devices that the daemon reports to the kubelet. The function returns the time of the next refresh.
+// The result is the zero time if no refresh is needed before the next change.
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.gate.Lock() // no allocation may use the old offers
 	defer d.gate.Unlock()
@@ -140,9 +140,9 @@ func (d *daemon) logFindings(env pool.Env) {
 	d.findings = found
 }
 
-// assignPools returns the pools of the configuration. From each pool, assignPools removes devices that pods still have from another
-// resource, so that no other pod gets these devices. The function does not remove devices from DRA pools. The DRA driver itself keeps a
-// claimed device published and does not publish the other devices.
+// assignPools returns the pools of the configuration. If a pod still has a device through another resource or through a claim, assignPools
+// removes the device from the pool. No second pod then gets the device. The function does not remove devices from DRA pools, because the
+// DRA driver itself decides which devices it publishes.
 func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
@@ -163,7 +163,7 @@ func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	return pools
 }
 
-// poolEnv returns everything except the devices that is needed to compute the pools. For a device whose interface is in a pod, the result
+// poolEnv returns the input for the computation of the pools, without the devices. For a device whose interface is in a pod, the result
 // contains the last known properties.
 func (d *daemon) poolEnv() pool.Env {
 	host, err := kernel.Host()
@@ -275,7 +275,7 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify wakes the goroutine that receives from c. The function never blocks, because one pending wake-up is enough.
+// notify() wakes the goroutine that receives from c. The function never blocks, because one pending wake-up is enough.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -306,7 +306,7 @@ func (d *daemon) removeStaleInfo() {
 	}
 }
 
-// reload reads the configuration if the file has changed. If the argument is true, reload also reads an unchanged file. The function
+// reload() reads the configuration if the file has changed. If the argument is true, reload() also reads an unchanged file. The function
 // reports whether a new configuration is in use. If the new configuration has errors, the daemon logs the errors and keeps the current
 // configuration.
 func (d *daemon) reload(asked bool) bool {

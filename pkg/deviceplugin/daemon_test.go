@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestDaemon checks that each resource offers its devices with their NUMA nodes and becomes ready. Metrics and answers contain the
-// resource.
+// TestDaemon checks that each resource offers its devices with their NUMA nodes and becomes ready. The metrics and the daemon's answers
+// contain the resource.
 func TestDaemon(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)
@@ -49,8 +49,8 @@ func TestDaemon(t *testing.T) {
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
 }
 
-// TestAnswerAll checks the answer about all pods: it contains devices that another device plugin assigned, and faults of devices. The
-// answer contains no resources of other device plugins.
+// TestAnswerAll checks the daemon's answer about all pods. The answer contains faults of devices, and also devices that another device
+// plugin assigned. The answer contains no resources of other device plugins.
 func TestAnswerAll(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Set(t, sysfs, vf01, "driver", "")
@@ -68,8 +68,8 @@ func TestAnswerAll(t *testing.T) {
 	}
 }
 
-// TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. A missing device without
-// a pod is removed at once.
+// TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. A missing device that no
+// pod has is removed at once.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
@@ -196,7 +196,8 @@ func TestHealth(t *testing.T) {
 	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
-// TestReload checks that the daemon logs an invalid configuration and keeps the current one. The next valid configuration takes effect.
+// TestReload checks that the daemon logs an invalid configuration and keeps the current configuration. The next valid configuration takes
+// effect.
 func TestReload(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Limits of requests to the API server. The values are the kubelet's defaults, which are made for 110 pods. Each Prepare reads its claim.
-// With client-go's default of 5 requests a second, 50 pods that start at once would wait for 8 seconds.
+// These constants limit the requests to the API server. The values are the kubelet's defaults, which suffice for 110 pods. Each Prepare
+// reads its claim. With client-go's default of 5 requests a second, 50 pods that start at once would wait for 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100
@@ -41,7 +41,7 @@ type claimDriver interface {
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
 
-// byAPI splits pools into those of the device plugin API and those of DRA.
+// byAPI splits pools into the pools of the device plugin API and the pools of DRA.
 func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	for _, p := range pools {
 		if p.Resource.API == pool.DRA {
@@ -80,7 +80,8 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	d.driver.Update(i)
 }
 
-// claimUse returns which devices belong to claims and which belong to pods without claims. The health of a device depends on this use.
+// claimUse returns which devices belong to claims and which belong to pods without claims. A fault of a device may depend on whether a
+// claim has the device.
 func (d *daemon) claimUse() claimUsage {
 	c := claimUsage{have: map[string]bool{}, held: map[string]bool{}, leaked: d.isLeaked}
 	for _, h := range d.held {
@@ -151,7 +152,7 @@ func (d *daemon) publishedDevices() map[string]allocation.Published {
 	return driver.Published()
 }
 
-// whyUnavailable returns the reason why no claim can get a device. The function does not consider devices that other claims have. The
+// whyUnavailable returns the reason why no claim can get a device. The function does not check whether another claim has the device. The
 // result is "" if a claim can get the device.
 func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
@@ -192,8 +193,8 @@ func faultTexts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get such devices, or if no
-// resource has the API DRA.
+// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get devices through claims, or if
+// no resource has the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

@@ -304,7 +304,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestAnswerPublished checks that an answer contains the content of the ResourceSlices if the question asks for it.
+// TestAnswerPublished checks that the daemon's answer contains the content of the ResourceSlices if the client asks for this content.
 func TestAnswerPublished(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	r := l.useRecorder()

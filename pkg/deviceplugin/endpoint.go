@@ -39,7 +39,7 @@ func newEndpoint(resource string, first *resourceOffer, log *slog.Logger, count 
 		changed: make(chan struct{})}
 }
 
-// update replaces the offer. If a stream is busy during several updates, it sends only the latest offer after that.
+// update() replaces the offer. A stream that is busy during several updates sends only the latest offer afterwards.
 func (e *endpoint) update(o *resourceOffer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,8 +67,8 @@ func (e *endpoint) stream(n int) {
 	e.streams += n
 }
 
-// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet uses one of these calls. The way of
-// registration determines the call.
+// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet makes one of these two calls, depending on how
+// the endpoint registers.
 //
 // A pod may request a resource in its limits and get the devices through a claim. A pod with devices from a claim may have no device of the
 // resource's endpoint. The kubelet (at least up to 1.37) then refuses to start the pod's containers while the endpoint requires
@@ -84,7 +84,7 @@ func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*p
 	return e.pluginOptions(), nil
 }
 
-// ListAndWatch sends all devices at once. ListAndWatch sends all devices again after each change.
+// ListAndWatch sends all devices when a stream starts. ListAndWatch sends all devices again after each change.
 func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	e.stream(1)
 	defer e.stream(-1)

@@ -81,7 +81,7 @@ func shortDir(t *testing.T) string {
 
 func (k *fakeKubelet) folder() kubeletDirs { return kubeletDirs{Plugins: k.dir} }
 
-// start deletes all sockets, as the kubelet does at its start, and listens.
+// start() deletes all sockets, as the kubelet does at its start, and listens.
 func (k *fakeKubelet) start() {
 	k.t.Helper()
 	entries, err := os.ReadDir(k.dir)
@@ -120,7 +120,7 @@ func (k *fakeKubelet) start() {
 	go k.server.Serve(l)
 }
 
-// kill ends the kubelet as SIGKILL does. The socket file remains.
+// kill() ends the kubelet as SIGKILL does. The socket file remains.
 func (k *fakeKubelet) kill() {
 	if k.server == nil {
 		return
@@ -182,7 +182,7 @@ func (k *fakeKubelet) watch(ctx context.Context, p *registeredPlugin) {
 	k.mu.Unlock()
 }
 
-// await waits until ok() returns true for a resource.
+// await() waits until ok() returns true for a resource.
 func (k *fakeKubelet) await(resource, what string, ok func(*registeredPlugin) bool) *registeredPlugin {
 	k.t.Helper()
 	timer := time.AfterFunc(maxWait, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })
@@ -261,7 +261,7 @@ func (k *fakeKubelet) assignDevices(namespace, pod, container, resource string, 
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// release frees all devices.
+// release() frees all devices.
 func (k *fakeKubelet) release() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -90,8 +90,8 @@ func (f deviceFolders) sweep(path string, stale func(name string, written time.T
 // cdiClass is the CDI class of all devices. sriov-network-device-plugin uses the same class.
 const cdiClass = "net-pci"
 
-// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. Several resources can have one kind,
-// because a device belongs to only one resource.
+// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. Several resources can have the same kind,
+// because a device belongs to only one resource and device names therefore never conflict.
 func cdiKind(resource string) string {
 	prefix, _, _ := strings.Cut(resource, "/")
 	return prefix + "/" + cdiClass
@@ -117,7 +117,7 @@ func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// publish writes the CDI specifications of pools and deletes the specifications of removed resources. Entries of lost devices are kept,
+// publish() writes the CDI specifications of pools and deletes the specifications of removed resources. Entries of lost devices are kept,
 // because the runtime reads them when a container of their pod restarts.
 func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
 	if f.cdi == "" {
@@ -181,8 +181,8 @@ func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// findByName returns a list with the device of the given name in a CDI specification. If the specification has no such device, the list is
-// empty.
+// findByName returns a list with the device of the given name in a CDI specification. If the specification has no device with this name,
+// the list is empty.
 func findByName(spec cdi.Spec, name string) []cdi.Device {
 	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
 	if i < 0 {

@@ -49,8 +49,8 @@ func (g *allocationGate) checkFree(ids map[string]bool) error {
 	return nil
 }
 
-// runChange calls change() for devices that no pod has and that no other call is changing. Before that, check() returns an error if a
-// device is in use. The daemon allocates no device while check() runs.
+// runChange calls change() for devices that no pod has and that no other call is changing. First, runChange calls check(), which returns an
+// error if a device is in use. The daemon allocates no device while check() runs.
 func (g *allocationGate) runChange(ids []string, check, change func() error) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestGroupRenumbered (V-09) checks an IOMMU group whose number changes, as after a reboot or with new VFs. The next container gets the new
+// TestGroupRenumbered (V-09) checks an IOMMU group whose number changes, for example after a reboot. The next container gets the new
 // number, both through the device plugin API and through CDI.
 func TestGroupRenumbered(t *testing.T) {
 	sysfs, folder := twoPFs(t), t.TempDir()

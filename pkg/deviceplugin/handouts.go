@@ -50,9 +50,8 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	}
 }
 
-// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The argument asked is the time of the
-// request for the list. The list and the checkpoint may be as old as this time, so the function ignores both for devices that were
-// allocated later.
+// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The first argument is the time of the
+// request for the list. The function ignores both sources for devices that were allocated after this time.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if it is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
@@ -72,7 +71,7 @@ func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Devi
 	}
 }
 
-// possibleDevices returns the devices that a pod may have: devices whose pod is this pod, and devices whose pod is unknown. A device whose
+// possibleDevices returns the devices that a pod may have: the devices of this pod, and the devices whose pod is unknown. A device whose
 // pod is unknown is dropped after one minute. If the kubelet failed to admit the pod, it may have freed the device without a report.
 func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
@@ -88,8 +87,8 @@ func (h *pendingAllocations) possibleDevices(uid string, resources []string) (id
 
 func (o pendingDevice) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
-// recentDevices returns the devices that were allocated within the last minute. Each of them has a container and a placeholder as the name
-// of its pod.
+// recentDevices returns the devices that were allocated within the last minute. In the result, a placeholder replaces the unknown name of
+// the pod.
 func (h *pendingAllocations) recentDevices() (held []allocation.Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -33,8 +33,8 @@ func (l *testLab) writeCheckpoint(entries ...[3]string) {
 	write(l.T, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":`+text+`,"RegisteredDevices":{}},"Checksum":1}`)
 }
 
-// awaitAnswer asks about a pod until the answer has no error, or until the error contains the given text. An answer with an error takes the
-// full time limit, which a slow machine may exceed.
+// awaitAnswer asks about a pod until the answer has no error, or until the error contains the given text. The daemon returns an error only
+// at the end of the time limit. The function doubles the limit after each attempt, because the machine may be slow.
 func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	l.Helper()
 	limit := 50 * time.Millisecond
@@ -62,7 +62,7 @@ func (l *testLab) openForTest() *daemon {
 	return d
 }
 
-// allocate allocates devices as the kubelet does.
+// allocate() allocates devices as the kubelet does.
 func (l *testLab) allocate(d *daemon, ids ...string) {
 	l.Helper()
 	if _, err := d.serving[resourceOne].Allocate(l.Context(), allocating(ids...)); err != nil {
@@ -71,7 +71,7 @@ func (l *testLab) allocate(d *daemon, ids ...string) {
 }
 
 // TestHandedOut (V-25) checks that the daemon answers "no device" about a pod only if the container of every allocated device is known. The
-// device of an init container is only in the checkpoint, and its checkpoint entry may get lost.
+// device of an init container is only in the checkpoint, and this entry may get lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -113,8 +113,8 @@ func TestHandedOut(t *testing.T) {
 	expect("no container had it in the minute since", "plain", "u-plain", "")
 }
 
-// TestOtherPod checks the UID: devices that the kubelet lists under a pod's name are returned only for the UID of that pod. For another
-// UID, the answer is an error, because the devices may belong to an earlier pod of the same name.
+// TestOtherPod checks that the daemon compares UIDs. If the kubelet lists devices under the name of a pod, the daemon returns these devices
+// only for the UID of that pod. For another UID, the answer is an error, because the devices may belong to an earlier pod of the same name.
 func TestOtherPod(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -194,8 +194,8 @@ func TestRefusedToTheEnd(t *testing.T) {
 	}
 }
 
-// TestUnreadableAtAllocate (V-25) checks a checkpoint that is unreadable during Allocate. A later entry of the device may then belong to a
-// pod that has ended. After an unreadable checkpoint, only PodResources can identify the owner.
+// TestUnreadableAtAllocate (V-25) checks a checkpoint that is unreadable during Allocate. The entry for the device in a later checkpoint
+// may belong to a pod that has ended. After an unreadable checkpoint, only PodResources can identify the owner.
 func TestUnreadableAtAllocate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -213,8 +213,8 @@ func TestUnreadableAtAllocate(t *testing.T) {
 	}
 }
 
-// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint that it may have read before an allocation. An old checkpoint
-// does not identify the owner of the device.
+// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint if it may have read the checkpoint before an allocation. An old
+// checkpoint does not identify the owner of the device.
 func TestFormerCheckpoint(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	d := l.openForTest()

@@ -47,7 +47,7 @@ func newHealth(files nodeFiles) *deviceHealth {
 	return &deviceHealth{files: files, conditions: map[pci.Address]*deviceCondition{}}
 }
 
-// update returns the reported faults of the pools' devices. The key is the ID of the device. The second result is the time of the next
+// update() returns the reported faults of the pools' devices. The key is the ID of the device. The second result is the time of the next
 // call, or the zero time if no change is pending.
 func (h *deviceHealth) update(
 	now time.Time, s *pci.Snapshot, pools []pool.Pool, by claimUsage,
@@ -105,7 +105,7 @@ func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device,
 	return found
 }
 
-// update updates the reported fault. The function returns the time at which the reported fault may change without another event.
+// update() updates the reported fault. The function returns the time at which the reported fault may change even if no event occurs.
 func (c *deviceCondition) update(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
 	if errors > c.errors {
 		c.errors, c.failed = errors, now

@@ -21,7 +21,7 @@ import (
 
 const (
 	// settlingTime is the time after a start of the kubelet during which its list may be incomplete. The kubelet answers even before it has
-	// found all running pods. If a pod ends before the first answer, its devices stay reserved for this time.
+	// found all running pods. If a pod ends before the kubelet's first answer, its devices stay reserved for this time.
 	settlingTime = 15 * time.Second
 	// maxUnlisted is the maximum time between the allocation of a device and the moment when the kubelet lists it.
 	maxUnlisted = time.Minute
@@ -84,8 +84,8 @@ func (d *daemon) kubelet() podresources.Kubelet {
 }
 
 // askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
-// than its checkpoint contains. Devices from the checkpoint are added to such a list, except those that the kubelet has listed before. The
-// kubelet removes such devices from its checkpoint with a delay.
+// than its checkpoint contains. In this case, the function adds devices from the checkpoint to the list. The function does not add a device
+// that the kubelet has listed before, because the kubelet removes a device from its checkpoint with a delay.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet

@@ -98,8 +98,8 @@ func probeHealth(socket string) error {
 	return nil
 }
 
-// TestHalfOpen opens 10,000 connections whose requests are never completed. The daemon needs a few MiB at most for these connections. While
-// the connections are open, and after that, the daemon answers /healthz and the kubelet.
+// TestHalfOpen opens 10,000 connections whose requests are never completed. The daemon needs a few MiB at most for these connections. The
+// daemon answers /healthz and the kubelet while these connections are open and after they are closed.
 func TestHalfOpen(t *testing.T) {
 	const most = 10_000
 	var limit syscall.Rlimit

@@ -93,7 +93,7 @@ func (l *testLab) configure(config string) {
 	}
 }
 
-// start runs a daemon until the test ends or until stop() is called.
+// start() runs a daemon until the test ends or until stop() is called.
 func (l *testLab) start() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -155,7 +155,7 @@ func twoPFs(t *testing.T) string {
 	return pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 }
 
-// await sends a request to the daemon until the answer contains all the given parts.
+// await() sends a request to the daemon until the answer contains all the given parts.
 func (l *testLab) await(path string, parts ...string) {
 	l.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,

@@ -38,7 +38,7 @@ const (
 	defaultPoll    = time.Minute
 )
 
-// readyTimeout is the maximum time to wait for the answer of another instance about its readiness.
+// readyTimeout is the maximum time to wait for a running instance to report whether it is ready.
 const readyTimeout = 5 * time.Second
 
 // Main runs the device plugin with command line arguments until SIGINT or SIGTERM. Main returns the exit status: 2 for wrong arguments, 1

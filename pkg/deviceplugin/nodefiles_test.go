@@ -27,8 +27,8 @@ func TestNoConnectionManager(t *testing.T) {
 	}
 }
 
-// TestNoVhostNet checks a device that needs vhost-net. The device is unhealthy, with a reason, until the node has both device files. A
-// device file counts as present if it is in /dev or if its module is loaded.
+// TestNoVhostNet checks a device that needs vhost-net. Until the node has both device files, the device is unhealthy and the daemon reports
+// the reason. A device file counts as present if it is in /dev or if its module is loaded.
 func TestNoVhostNet(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "one", "selectors": [{"pfNames": ["ens0f0#0"], "needVhostNet": true}, {"pfNames": ["ens0f0"]}]}]}`)

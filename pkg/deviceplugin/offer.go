@@ -26,7 +26,7 @@ type resourceOffer struct {
 
 // newOffer returns the offer of a pool. The last argument lists the lost devices: pods still have them, although they are missing or belong
 // to another resource now. The lost devices stay in the offer as unhealthy devices with their former NUMA nodes. After a restart, the
-// kubelet needs the lost devices to admit running pods again.
+// kubelet admits a running pod again only if the offer contains the devices of the pod.
 func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []allocation.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
@@ -74,7 +74,7 @@ func (o *resourceOffer) countHealthy() (n int) {
 	return n
 }
 
-// equalTo reports whether the kubelet sees no difference between two offers.
+// equalTo reports whether two offers are equal for the kubelet.
 func (o *resourceOffer) equalTo(other *resourceOffer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
@@ -88,7 +88,7 @@ func (o *resourceOffer) allocationPolicy() pool.Policy {
 	return o.pool.Resource.Policy
 }
 
-// allocate returns the settings that a container needs for the devices. The devices are ordered by address.
+// allocate() returns the settings that a container needs for the devices. The devices are ordered by address.
 func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	var devices []pool.Device
 	for _, id := range ids {
@@ -102,7 +102,7 @@ func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResp
 	return o.grant.containerResponse(o.pool.Name, devices)
 }
 
-// allocateAll calls allocate for each container.
+// allocateAll calls allocate() for each container.
 func (o *resourceOffer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*pluginapi.AllocateResponse, error) {
 	out := &pluginapi.AllocateResponse{}
 	for _, c := range containers {

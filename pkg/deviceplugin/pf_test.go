@@ -37,7 +37,7 @@ func barePF(t *testing.T) (sysfs string) {
 }
 
 // TestPFKeepsItsDriver (S-36) checks a PF whose VFs are created after the start of the daemon. The VFs are offered; the PF is not offered
-// and keeps its driver. The same is true after the VFs were removed and created again.
+// and keeps its driver. The test also removes the VFs and creates them again.
 func TestPFKeepsItsDriver(t *testing.T) {
 	for name, selectors := range map[string]string{"pfNames": `{"pfNames": ["ens0f0"]}`, "vendors": `{"vendors": ["8086"]}`, "none": `{}`,
 		"pciAddresses": `{"pciAddresses": ["` + pf0 + `", "` + vf00 + `", "` + vf01 + `"]}`} {
@@ -141,7 +141,7 @@ func TestNumVFsContradicted(t *testing.T) {
 }
 
 // TestDriverLoadedLater checks a VF whose driver is loaded only after the first attempt to bind it. The driver is bound at the next scan.
-// The daemon does not wait for the long pause after a failed bind.
+// The daemon skips the long pause that normally follows a failed bind.
 func TestDriverLoadedLater(t *testing.T) {
 	sysfs := twoPFs(t)
 	folder := filepath.Join(sysfs, "bus/pci/drivers/vfio-pci")

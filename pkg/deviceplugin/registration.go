@@ -94,7 +94,7 @@ func (r *registrar) socketFolder() string {
 	return r.kubelet.Plugins
 }
 
-// run registers the endpoint until ctx is done. After an error, run tries again.
+// run() registers the endpoint until ctx is done. After an error, run() tries again.
 func (r *registrar) run(ctx context.Context) {
 	defer r.stop()
 	removeStaleSockets(r.socketFolder(), r.resource)
@@ -134,7 +134,7 @@ func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth fu
 	}
 }
 
-// ensure creates the socket if it is missing, and registers the endpoint if it is not registered.
+// ensure() creates the socket if it is missing, and registers the endpoint if it is not registered.
 func (r *registrar) ensure(ctx context.Context) error {
 	r.mu.Lock()
 	refused, stale := r.refused, r.stale // since the last call
@@ -167,8 +167,8 @@ func (r *registrar) ensure(ctx context.Context) error {
 		return nil
 	}
 	if r.registeredAt != (probes.SocketID{}) {
-		// The socket is not the socket of the last registration. The kubelet treats a path that it already knows as an existing
-		// connection. Therefore a new path is used.
+		// The current socket differs from the socket of the last registration. The kubelet treats a path that it already knows as an existing
+		// connection. Therefore the endpoint uses a new path.
 		if err := r.listen(); err != nil {
 			return err
 		}
@@ -247,7 +247,7 @@ func (r *registrar) stop() {
 	r.server.Stop()
 }
 
-// register registers the endpoint with the kubelet. The kubelet then connects to the endpoint.
+// register() registers the endpoint with the kubelet. The kubelet then connects to the endpoint.
 func (r *registrar) register(ctx context.Context) error {
 	conn, err := dial(r.kubelet.registerSocket())
 	if err != nil {
@@ -321,8 +321,8 @@ func (r *registrar) isReady() bool {
 	return r.known && r.streamCount() > 0
 }
 
-// dial connects to a socket of the kubelet. The connection has no credentials, because the permissions of the folder protect the kubelet's
-// sockets.
+// dial() connects to a socket of the kubelet. The connection has no credentials, because the permissions of the folder protect the
+// kubelet's sockets.
 func dial(path string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<20)))

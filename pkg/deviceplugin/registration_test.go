@@ -63,7 +63,7 @@ func runEndpoint(t *testing.T, k kubeletDirs, o *resourceOffer) *registrar {
 
 func watched(*registeredPlugin) bool { return true }
 
-// TestKubeletRestarts checks that after each start the kubelet gets the resource with every device.
+// TestKubeletRestarts checks that the kubelet gets the resource with every device after each start.
 func TestKubeletRestarts(t *testing.T) {
 	restarts := 1000
 	if testing.Short() {

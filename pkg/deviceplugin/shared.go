@@ -19,8 +19,8 @@ type sharedCall struct {
 }
 
 // beginCall reports whether the caller must make the call. If the result is true, the caller must run endCall() after the call. If another
-// goroutine makes the call at the moment, beginCall waits until that call ends and returns false. beginCall also enforces sharedInterval.
-// The function returns early if ctx ends.
+// goroutine makes the call at the moment, beginCall waits until that call ends. The result is then false. beginCall also enforces
+// sharedInterval. The function returns early if ctx ends.
 func (s *sharedCall) beginCall(ctx context.Context) bool {
 	s.mu.Lock()
 	if done := s.done; done != nil {

@@ -88,8 +88,8 @@ func TestNoSocketThere(t *testing.T) {
 	}
 }
 
-// TestPipe checks that the daemon refuses a configuration that is not a regular file, both at the start and later. Such a file does not
-// delay the daemon's answers.
+// TestPipe checks that the daemon refuses a configuration that is not a regular file, both at the start and later. A FIFO in place of the
+// configuration does not delay the daemon's answers.
 func TestPipe(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)

@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestClusterNode checks that doctor accepts the plugins that podlace-node installs. These do not include host-local, which runs inside
-// podlace-bridge. The remedy for a missing plugin names podlace-node, because make install does not install a file with the prefix.
+// TestClusterNode checks that doctor accepts the plugins that podlace-node installs. podlace-node installs no host-local, because
+// host-local runs inside podlace-bridge. The remedy for a missing plugin mentions podlace-node, because the command 'make install' does not
+// install plugins with the prefix "podlace-".
 func TestClusterNode(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `"bridge", "bridge"`, `"podlace-bridge", "bridge"`, 1))
@@ -31,7 +32,7 @@ func TestClusterNode(t *testing.T) {
 	}
 }
 
-// TestForeignBridge checks that doctor reports a missing host-local if the bridge plugin is that of another project.
+// TestForeignBridge checks that doctor reports a missing host-local if the bridge plugin belongs to another project.
 func TestForeignBridge(t *testing.T) {
 	l := newLab(t)
 	l.plugin("bridge", "plugin v1.9.1")
@@ -43,7 +44,7 @@ func TestForeignBridge(t *testing.T) {
 	}
 }
 
-// TestAgentCommand checks that the remedy for an agent that does not run finds the agent's pods in the namespace of any installation.
+// TestAgentCommand checks the remedy for an agent that does not run: a command that lists the agent's pods in all namespaces.
 func TestAgentCommand(t *testing.T) {
 	l := newLab(t)
 	l.status(`{"ready": true}`)
@@ -52,7 +53,8 @@ func TestAgentCommand(t *testing.T) {
 	}
 }
 
-// TestNoNodeFile checks that the remedy for a missing node.json is the agent's status, because the conflist is correct.
+// TestNoNodeFile checks the remedy for a missing node.json: the command 'podlace-node status'. The remedy must not be a change of the
+// conflist, because the conflist is correct.
 func TestNoNodeFile(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", strings.Replace(ours, "10.91.0.0/29", "usePodCidr", 1))

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// Codes of findings whose check finds several things. Any other finding has the name of its check, an error of a configuration the code of
-// package validate, and an error of STATUS the number of the CNI error.
+// These are the codes of findings whose check can find several problems. The code of an error in a configuration comes from package
+// validate. The code of an error of STATUS is the number of the CNI error. The code of any other finding is the name of its check.
 const (
 	unreadable        plugin.FindingCode = "unreadable"
 	noRuntime         plugin.FindingCode = "no-runtime"
@@ -36,6 +36,7 @@ const (
 	damagedRecord     plugin.FindingCode = "damaged-record"
 	portDetached      plugin.FindingCode = "port-detached"
 	portMoved         plugin.FindingCode = "port-moved"
+	portUnrecorded    plugin.FindingCode = "port-unrecorded"
 	bridgeMissing     plugin.FindingCode = "bridge-missing"
 	checkFailed       plugin.FindingCode = "check-failed"
 	subnetChanged     plugin.FindingCode = "subnet-changed"
@@ -49,7 +50,7 @@ const (
 	kubeletGate       plugin.FindingCode = "kubelet-gate"
 )
 
-// answered returns the number of the CNI error that a plugin answered, or "" if it gave no answer.
+// answered() returns the number of the CNI error that a plugin returned, or "" if the plugin returned no CNI error.
 func answered(err error) plugin.FindingCode {
 	var refusal reconcile.Refusal
 	if errors.As(err, &refusal) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestCodes: a finding has the code of its cause, and its place if a configuration is wrong.
+// TestCodes checks the code of each finding. If a configuration is wrong, the test also checks the file, the line and the column.
 func TestCodes(t *testing.T) {
 	for name, c := range map[string]struct {
 		check        string

@@ -20,7 +20,7 @@ import (
 const noNetwork = "no configuration names a plugin of Podlace"
 
 // isOurs reports whether a network's main plugin is bridge or sriov. The type name may have the prefix of cluster installations. The
-// reference plugins have the same names, so the check of binaries finds out to which project the program belongs.
+// reference plugins have the same names, so the check "binaries" finds out which project a plugin's binary belongs to.
 func isOurs(net reconcile.Network) bool {
 	main := plugin.Kind(net.Plugins[0].Type)
 	return main == "bridge" || main == "sriov"
@@ -69,8 +69,7 @@ func (n *node) listNetworks() string {
 	return strings.Join(list, "; ")
 }
 
-// takesAll reports whether a runtime loads the configurations of several networks. A runtime of this kind also loads configuration files
-// after the first one.
+// takesAll reports whether a runtime loads the configurations of several networks. Other runtimes load only the first configuration file.
 func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }
@@ -105,8 +104,7 @@ func (n *node) permissions() (found []Finding) {
 	return found
 }
 
-// The check "conflist-keys" reports settings whose effect differs from what their names suggest, and pod subnets that overlap the node's
-// subnets.
+// The check "conflist-keys" reports settings whose names suggest another effect, and pod subnets that overlap the node's subnets.
 func (n *node) conflistKeys() (found []Finding) {
 	if len(n.networks) == 0 {
 		return skipped("there is no configuration")
@@ -135,8 +133,9 @@ func (n *node) ownNetworks() []reconcile.Network {
 	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
 }
 
-// pluginTypes returns the names of all plugins in Podlace's networks that the runtime or a plugin starts. This includes IPAM plugins, but
-// not the host-local that runs inside Podlace's bridge or sriov: podlace-node does not install a file host-local.
+// pluginTypes returns the names of all plugins in Podlace's networks that the runtime or a plugin starts. The result includes IPAM plugins.
+// If host-local runs inside Podlace's bridge or sriov, the result does not include host-local, because podlace-node installs no host-local
+// file.
 func (n *node) pluginTypes() (types []string) {
 	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {

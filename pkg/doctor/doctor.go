@@ -31,7 +31,7 @@ const (
 type Finding struct {
 	Check       string             `json:"check"`
 	Level       Level              `json:"level"`
-	Code        plugin.FindingCode `json:"code,omitempty"` // the check, unless the check finds several things
+	Code        plugin.FindingCode `json:"code,omitempty"` // name of the check, unless the check can find several problems
 	What        string             `json:"what"`
 	File        string             `json:"file,omitempty"`
 	Line        int                `json:"line,omitempty"`
@@ -54,34 +54,34 @@ func (f Finding) Fix() error {
 
 // Options holds the folders that doctor examines.
 type Options struct {
-	ConfDir string // folder with the network configurations; "" for that of the runtime
-	BinDir  string // folder with the plugins; "" for that of the runtime
+	ConfDir string // folder with the network configurations; "" for the runtime's folder
+	BinDir  string // folder with the plugins; "" for the runtime's folder
 	Root    string // folder that stands for /; only files of other programs are read below it
 }
 
-// The struct node holds all data about the node that the checks read.
+// This struct holds all data about the node that the checks read.
 type node struct {
 	Options
 	host     *kernel.Node
 	running  map[string]bool // names of the running programs (/proc/PID/comm)
 	runtimes []runtimeConfig
 	noCRI    string              // why a containerd is not among the runtimes, or ""
-	networks []reconcile.Network // in the order of their files
+	networks []reconcile.Network // networks in the order of their files
 	notes    []string            // unusable configurations
-	confErr  error               // why the folder of the configurations cannot be read
+	confErr  error               // reason why the folder of the configurations cannot be read
 
 	attachments    []*reconcile.Attachment
 	attachmentsErr error
 }
 
-// The struct check describes how to examine one subject. run() returns nil if it finds no problem.
+// A check describes how to examine one subject. The function run() returns nil if the check finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well
 	run  func(*node) []Finding
 }
 
-// checks() returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
+// checks() returns all checks. The checks of parts that every pod needs come first, because administrators are most interested in them.
 func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
@@ -93,8 +93,8 @@ func checks() []check {
 		{"records", "all records belong to living pods", (*node).records},
 		{"ports", "all pods are connected to their bridge", (*node).ports},
 		{"rules", "no rules are missing", (*node).rules},
-		{"status", "all plugins are ready", (*node).status},       // after rules, because STATUS restores them
-		{"pods", "CHECK of the live pods succeeds", (*node).pods}, // after status, which restores rules
+		{"status", "all plugins are ready", (*node).status},       // after the check "rules", because STATUS restores rules
+		{"pods", "CHECK of the live pods succeeds", (*node).pods}, // after the check "status", which restores rules
 		{"node-agent", "podlace-node is ready", (*node).agent},
 		{"forwarding", "the kernel forwards packets", (*node).forwarding},
 		{"forward-policy", "no other firewall drops the packets of pods", (*node).forwardPolicy},

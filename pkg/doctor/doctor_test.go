@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 const ours = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cnidoc", "isGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.91.0.0/29"}]]}}]}`
 
-// lab is a node for which doctor reports no problem.
+// A lab is a node for which doctor reports no problem.
 type lab struct {
 	t *testing.T
 	Options
@@ -128,7 +128,7 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// breakage is a single problem of a node, and the expected finding.
+// A breakage consists of a single problem of a node and the expected finding.
 type breakage struct {
 	check string
 	spoil func(*lab)

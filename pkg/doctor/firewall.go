@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The check "forward-policy" reports firewalls that drop forwarded packets by default, if they have no rule that names Podlace's bridge.
-// Podlace cannot correct this with a rule of its own, because a packet must be accepted by the chains of all tables.
+// The check "forward-policy" reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. A rule in
+// Podlace's own table cannot prevent the drop, because a packet passes only if the chains of all tables accept the packet.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
 	if err != nil {
@@ -41,7 +41,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 	return append(found, n.firewalld()...)
 }
 
-// isFORWARD reports whether a chain is the one of iptables, which ufw and Docker use.
+// isFORWARD reports whether a chain is the chain FORWARD of iptables. ufw and Docker use this chain.
 func isFORWARD(chain nft.DroppingChain) bool {
 	return chain.Family != "inet" && chain.Table == "filter" && chain.Chain == "FORWARD"
 }
@@ -69,11 +69,13 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
 }
 
-// ufwActive reports whether ufw manages the firewall. It loads its own rules at each start, so that rules of iptables(8) are lost.
+// ufwActive reports whether ufw manages the firewall. At each start, ufw loads only its own rules, so rules that were added with
+// iptables(8) are lost.
 func (n *node) ufwActive() bool { return n.shellValue("/etc/ufw/ufw.conf", "ENABLED") == "yes" }
 
-// ufw finds bridges without a rule of ufw, whose default drops forwarded packets (ufw-framework(8)). blocked has the chain that drops the
-// packets of a bridge; it is empty for iptables-legacy.
+// ufw() reports bridges whose forwarded packets ufw drops or may drop. Without a rule for the bridge, ufw drops forwarded packets by
+// default (ufw-framework(8)). The argument maps each bridge to the chain that drops the packets of this bridge. The map is empty for
+// iptables-legacy.
 func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	accepts := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY") == "ACCEPT"
 	rules, _ := os.ReadFile(n.path("/etc/ufw/user.rules"))
@@ -98,8 +100,8 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 }
 
 // firewalld() reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects the
-// packets of pods unless its target is ACCEPT (firewalld.zone(5)). Zones that exist only in firewalld's running configuration are not in
-// the files that this check reads.
+// packets of pods unless its target is ACCEPT (firewalld.zone(5)). The check reads only files, so the check does not see zones that exist
+// only in firewalld's running configuration.
 func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
@@ -143,7 +145,8 @@ func (n *node) shellValue(file, name string) (value string) {
 // reloadUnit is a systemd unit that restores Podlace's rules after a firewall service has started.
 const reloadUnit = "podlace-reload.service"
 
-// The check "firewall-reload" reports services that flush Podlace's rules when they start, if reloadUnit is not enabled on the node.
+// The check "firewall-reload" reports services that flush Podlace's rules when they start. The check reports nothing if reloadUnit is
+// enabled on the node.
 func (n *node) firewallReload() (found []Finding) {
 	if n.enabled(reloadUnit) {
 		return nil

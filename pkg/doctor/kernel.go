@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// The struct feature describes a kernel feature that Podlace needs. try() tests the feature in a network namespace of its own.
+// A feature is a kernel feature that Podlace needs. try() tests the feature in a network namespace of its own.
 type feature struct {
 	name   string
 	option string // of the kernel's configuration
@@ -27,8 +27,8 @@ type feature struct {
 	try    func(*kernel.Node) error
 }
 
-// features() returns all kernel features. Each feature is tested by using it. During the test, the kernel loads the feature's module if it
-// can.
+// features() returns all kernel features. Each feature is tested by using it. During the test, the kernel loads the feature's module if the
+// module is available.
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	return []feature{
@@ -152,7 +152,7 @@ func (n *node) forwarding() (found []Finding) {
 	}
 	settings := []struct{ path, key string }{
 		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {forwarding6, "net.ipv6.conf.all.forwarding"}}
-	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // a change of ip_forward changes all links
+	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // setting ip_forward also sets forwarding of all links
 		for _, name := range n.bridges() { // the kernel forwards an IPv4 packet by the setting of its ingress link
 			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding",
 				"net.ipv4.conf." + keyOf(name) + ".forwarding"})
@@ -190,8 +190,8 @@ func (n *node) keepAdvertised(path string) (commands string) {
 	return commands
 }
 
-// set() changes a setting below /proc/sys/net. The change uses a new connection to the kernel, because the examination has already closed
-// its own connection.
+// set() changes a setting below /proc/sys/net. set() opens a new connection to the kernel, because doctor closes its connection at the end
+// of the examination.
 func (n *node) set(path, value string) error {
 	host, err := kernel.Host()
 	if err != nil {

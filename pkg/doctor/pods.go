@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	// checkBudget limits the time of the check pods on a node with many pods.
+	// checkBudget limits the time of the check "pods" on a node with many pods.
 	checkBudget = 10 * time.Second
-	// maxPodFindings limits the number of different errors that the check pods reports.
+	// maxPodFindings limits the number of different errors that the check "pods" reports.
 	maxPodFindings = 10
 )
 
-// down matches the error of CHECK for a bridge or a host side that is down.
+// This regular expression matches CHECK's error about a bridge or a host side that is down.
 var down = regexp.MustCompile(`: (?:bridge )?([^\s,]+)(?:, the host side of [^\s,]+,)? is down$`)
 
-// The check pods reports live pods whose CHECK fails: links that are down or detached, and missing addresses, routes and rules. It follows
-// the check status, because STATUS restores flushed rules of all pods.
+// The check "pods" reports live pods whose CHECK fails, for example because a link is down or detached, or because an address, a route or a
+// rule is missing. This check runs after the check "status", because STATUS restores flushed rules of all pods.
 func (n *node) pods() []Finding { return n.podsWithin(checkBudget) }
 
 func (n *node) podsWithin(budget time.Duration) (found []Finding) {
@@ -42,7 +42,7 @@ func (n *node) podsWithin(budget time.Duration) (found []Finding) {
 	var first []reconcile.FailedCheck
 	for _, f := range failed {
 		if strings.Contains(f.Err.Error(), " is not a port of ") {
-			continue // the check ports reports it
+			continue // the check "ports" reports this port
 		}
 		if pods[f.Err.Error()]++; pods[f.Err.Error()] == 1 {
 			first = append(first, f)

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// pod adds a live pod with a record and an entry in libcni's cache.
+// pod() adds a live pod with a record and an entry in libcni's cache.
 func (l lab) pod(id string) {
 	l.t.Helper()
 	space := kerneltest.NewPod(l.t)
@@ -38,7 +38,7 @@ func (l lab) pod(id string) {
 	l.machine("/var/lib/cni/results/pods-"+id+"-eth0", string(entry))
 }
 
-// checks installs a plugin bridge whose CHECK runs a shell command.
+// checks() installs a bridge plugin whose CHECK runs a shell command.
 func (l lab) checks(command string) {
 	l.t.Helper()
 	l.plugin("bridge", "plugin of Podlace v1")
@@ -49,7 +49,8 @@ func (l lab) checks(command string) {
 	l.write("bin/bridge", string(text)+"[ \"$CNI_COMMAND\" != CHECK ] || { "+command+"; }\n")
 }
 
-// TestPods checks that the errors of CHECK are reported once for all pods, with a remedy, and that CHECK has the input of the ADD.
+// TestPods checks that doctor reports the same error of several pods only once, with a remedy. CHECK must get the arguments and the result
+// of the ADD.
 func TestPods(t *testing.T) {
 	l := newLab(t)
 	if found := l.problems("pods"); len(found) > 0 {
@@ -78,7 +79,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestPodsLeftOut: without time for all pods, the check must not report that CHECK of all pods succeeds.
+// TestPodsLeftOut checks that doctor reports the number of pods for whose CHECK the time did not suffice.
 func TestPodsLeftOut(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-5")
@@ -96,7 +97,7 @@ func TestPodsLeftOut(t *testing.T) {
 	}
 }
 
-// TestChangedSubnets checks that a subnet is reported only if ADD refuses it because of a live pod.
+// TestChangedSubnets checks that doctor reports a changed subnet only if a live pod in the old subnet makes ADD fail.
 func TestChangedSubnets(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-3")
@@ -115,7 +116,7 @@ func TestChangedSubnets(t *testing.T) {
 	}
 }
 
-// TestForwarding checks that disabled forwarding of the bridge is found, and not only that of the node.
+// TestForwarding checks that doctor reports disabled forwarding, both of a bridge and of the whole node.
 func TestForwarding(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-4")

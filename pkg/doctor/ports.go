@@ -5,11 +5,12 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// ports finds host sides of pods that another program detached from their bridge.
+// The check "ports" reports host sides of pods that another program detached from their bridge.
 func (n *node) ports() (found []Finding) {
 	detached, err := bridge.DetachedPorts(n.host)
 	if err != nil {
@@ -23,7 +24,26 @@ func (n *node) ports() (found []Finding) {
 		bridges[p.Bridge] = bridges[p.Bridge] || p.Missing
 		found = append(found, detachedPort(p))
 	}
+	for _, name := range n.bridges() {
+		found = append(found, n.unrecordedPorts(name)...)
+	}
 	return found
+}
+
+// unrecordedPorts reports bridge ports that Podlace created and whose records are lost.
+func (n *node) unrecordedPorts(name string) []Finding {
+	ports, err := bridge.UnrecordedPorts(n.host, name)
+	if err != nil {
+		return unknown("the ports of the bridge "+name, err)
+	}
+	if len(ports) == 0 {
+		return nil
+	}
+	list := strings.Join(ports[:min(len(ports), maxPodFindings)], " ")
+	return []Finding{{Level: Warning, Code: portUnrecorded, What: fmt.Sprintf("pods on %s without a record: %d", name, len(ports)),
+		Evidence:    "no record in /run/podlace has the interface " + list,
+		Consequence: "nothing restores the rules and limits of these pods after a flush, and podlace ls does not list the pods",
+		Command:     "delete these pods, so that their controllers create new pods"}}
 }
 
 func detachedPort(p bridge.DetachedPort) Finding {

@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestPorts: doctor names the host side of a pod that another program detached from its bridge, once per bridge if the bridge is missing.
+// TestPorts checks that doctor reports each host side that another program detached from its bridge. If the bridge is missing, the missing
+// bridge is the only finding.
 func TestPorts(t *testing.T) {
 	l := newLab(t)
 	l.t.Cleanup(func() { l.command("sh", "-c", "ip link del cnidoc 2>/dev/null; ip link del other0 2>/dev/null; true") })
@@ -30,6 +31,9 @@ func TestPorts(t *testing.T) {
 			"names cnidoc; " + veth + " has no bridge | podlace reload"},
 		{"ip link add other0 type bridge; ip link set " + veth + " master other0", "warning " + veth +
 			", the host side of container second, is not a port of cnidoc | the record of the pod names cnidoc; " + veth + " is a port of other0 | ip link set " + veth + " master cnidoc"},
+		{"ip link set " + veth + " master cnidoc; mv /run/podlace/pods /run/podlace/moved", "warning pods on cnidoc without a record: 2 | no record in /run/podlace has " +
+			"the interface veth"},
+		{"mv /run/podlace/moved /run/podlace/pods", ""},
 		{"ip link del cnidoc", "error the bridge cnidoc is missing | the record of container "},
 	} {
 		l.command("sh", "-c", c.spoil)

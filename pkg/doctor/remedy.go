@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// loopback reports that the plugin loopback is missing on a node whose runtime starts it. No configuration names this plugin, and the
-// plugin of another project serves as well.
+// loopback() returns a finding if the loopback plugin is missing on a node whose runtime starts this plugin. No configuration contains the
+// name of this plugin. The loopback plugin of another project is also accepted.
 func (n *node) loopback() []Finding {
 	path := filepath.Join(n.BinDir, "loopback")
 	starts := func(r runtimeConfig) bool { return r.Name == "containerd" && !r.InternalLoopback }
@@ -31,8 +31,8 @@ func (n *node) loopback() []Finding {
 		Command:     n.installCommand("loopback")}}
 }
 
-// installCommand returns the remedy for a missing plugin. podlace-node installs the plugins with its prefix. Podlace cannot install a
-// plugin of another project.
+// installCommand returns the remedy for a missing plugin. If the plugin's name has the prefix of cluster installations, podlace-node
+// installs the plugin. Podlace cannot install plugins of other projects.
 func (n *node) installCommand(name string) string {
 	if strings.HasPrefix(name, plugin.ClusterPrefix) {
 		return "podlace-node status, in the pod of podlace-node or on the node, shows why podlace-node does not install it"

@@ -51,7 +51,8 @@ func TestLastRule(t *testing.T) {
 	}
 }
 
-// TestLoopback checks that neither a foreign loopback nor a missing one is reported if containerd does not need Podlace's.
+// TestLoopback checks two cases without a finding: the loopback plugin of another project, and a missing loopback plugin if containerd does
+// not start this plugin.
 func TestLoopback(t *testing.T) {
 	l := newLab(t)
 	l.plugin("loopback", "plugin v1.9.1")

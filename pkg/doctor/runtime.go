@@ -18,19 +18,19 @@ import (
 // runtimeConfig holds the CNI settings in a container runtime's configuration.
 type runtimeConfig struct {
 	Name    string // containerd or CRI-O
-	File    string // the configuration; "" if there is none, so that all is default
+	File    string // path of the configuration; "" if there is none and the defaults apply
 	ConfDir string
-	BinDirs []string // in the order in which the runtime looks for a plugin
+	BinDirs []string // folders in the order in which the runtime searches for a plugin
 	MaxConf int      // number of networks that the runtime loads; 0 for all
-	Network string   // name of the only network that the runtime takes, or ""
+	Network string   // name of the only network that the runtime uses, or ""
 	setter  string   // the file that sets Network
-	err     error    // why the configuration cannot be read
+	err     error    // reason why the configuration cannot be read
 	noCRI   string   // plugin of the CRI that containerd's configuration disables, so that no kubelet can use it
 
-	InternalLoopback bool // containerd brings up lo without the plugin loopback
+	InternalLoopback bool // containerd itself sets lo up, without the plugin loopback
 }
 
-// comm is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
+// This constant is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
 const comm = "proc/[0-9]*/comm"
 
 // programs() returns the names of all running programs.
@@ -83,8 +83,8 @@ func (n *node) exists(name string) bool {
 // maxImports limits how deeply the imports in containerd's configuration files may be nested.
 const maxImports = 8
 
-// readContainerd reads the CNI settings in a containerd configuration of version 2 or later, and in the files that it imports
-// (containerd-config.toml(5)). A value in an imported file overrides the value that was read before.
+// readContainerd reads the CNI settings in a containerd configuration of version 2 or later, and in the files that this configuration
+// imports (containerd-config.toml(5)). A value in an imported file overrides the value that was read earlier.
 func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 	var raw struct {
 		Imports []string                  `toml:"imports"`

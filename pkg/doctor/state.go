@@ -195,7 +195,7 @@ func (n *node) agent() (found []Finding) {
 	return found
 }
 
-// minFree is a limit in percent: the check disk warns if a smaller share of a file system is free.
+// minFree is a limit in percent: the check "disk" warns if a smaller share of a file system is free.
 const minFree = 5
 
 // The check "disk" reports state folders on a file system that is almost full or read-only.

@@ -14,13 +14,14 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// gatewayState is the part of a record of bridge with the bridge's addresses.
+// gatewayState is the part of a bridge plugin's record that contains the gateway addresses on the bridge.
 type gatewayState struct {
 	Bridge   string         `json:"bridge"`
 	Gateways []netip.Prefix `json:"gateways"`
 }
 
-// changedSubnets reports bridges with live pods of a subnet that the configuration no longer has. Bridge refuses ADD there with code 102.
+// changedSubnets reports bridges whose live pods have addresses in a subnet that is no longer configured. On these bridges, ADD fails with
+// code 102.
 func (n *node) changedSubnets() (found []Finding) {
 	records, err := attachment.AllOf("bridge")
 	if err != nil {
@@ -51,7 +52,7 @@ func (n *node) changedSubnets() (found []Finding) {
 	return found
 }
 
-// refuses reports whether a gateway address of a live pod conflicts with the configured subnets.
+// refuses() reports whether a gateway address of a live pod conflicts with the configured subnets.
 func refuses(gw netip.Prefix, subnets []netip.Prefix) bool {
 	conflicts := func(s netip.Prefix) bool {
 		return s.Addr().Is4() == gw.Addr().Is4() && (gw.Addr().Is4() || s.Overlaps(gw))
@@ -59,7 +60,8 @@ func refuses(gw netip.Prefix, subnets []netip.Prefix) bool {
 	return !slices.Contains(subnets, gw.Masked()) && slices.ContainsFunc(subnets, conflicts)
 }
 
-// subnetsOfBridges returns the configured subnets of each bridge. A bridge with forceAddress is left out, because ADD replaces its address.
+// subnetsOfBridges returns the configured subnets of each bridge. A bridge with forceAddress is left out, because ADD replaces the address
+// of this bridge.
 func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Prefix {
 	all, forced := map[string][]netip.Prefix{}, map[string]bool{}
 	for _, net := range n.ownNetworks() {
@@ -84,7 +86,7 @@ func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Pref
 	return all
 }
 
-// isAlive reports whether the pod of a record lives.
+// isAlive reports whether the pod of a record is alive.
 func (n *node) isAlive(rec attachment.Record) bool {
 	return slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
 		return a.State == reconcile.Alive && a.Network == rec.Network && a.ContainerID == rec.ContainerID && a.IfName == rec.IfName

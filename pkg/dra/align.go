@@ -27,8 +27,9 @@ type countedVF struct {
 	container string
 }
 
-// alignLoop runs until ctx is done. The function counts two groups of VFs of claims: those on the same NUMA node as the CPUs of their pod,
-// and all others. The metric is useful because the kubelet chooses the CPUs of a pod without regard to the devices of claims.
+// alignLoop runs until ctx is done. The function counts claimed VFs in two groups. The VFs of the first group are on the same NUMA node as
+// the CPUs of their pod; the second group contains all other VFs. The metric is useful because the kubelet chooses the CPUs of a pod
+// without regard to the devices of claims.
 func (d *Driver) alignLoop(ctx context.Context) {
 	began, done := time.Now().Truncate(time.Second), map[countedVF]bool{}
 	tick := time.NewTicker(alignEvery)

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// podLister is a fake kubelet that returns the CPUs of each pod. The map has the name of the pod as its key. All pods are in the namespace
+// podLister is a fake kubelet that returns the CPUs of each pod. The key of the map is the name of a pod. All pods are in the namespace
 // "shop".
 type podLister struct {
 	podresources.UnimplementedPodResourcesListerServer

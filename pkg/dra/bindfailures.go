@@ -16,7 +16,7 @@ import (
 // retryBind is the pause between a bind that timed out and the next attempt.
 const retryBind = 5 * time.Minute
 
-// bindTimeout is the kind of a fault: binding the driver of the device timed out.
+// bindTimeout is the kind of fault of a device whose driver could not be bound in time.
 const bindTimeout = "bind-timeout"
 
 // bindFailures lists the devices whose bind timed out.

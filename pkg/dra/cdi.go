@@ -54,8 +54,8 @@ func cdiSpecification(p claimPlan) (cdi.Spec, error) {
 }
 
 // editsOf returns the container edits of a request. The edits contain the device files of the request, and environment variables that list
-// the devices of all requests of the claim. If two CDI devices set the same variable, the runtime uses the last value. Both CDI devices
-// therefore set the same value.
+// the devices of all requests of the claim. If two CDI devices set the same variable, the runtime uses the last value. All CDI devices of a
+// claim therefore set the same value.
 func editsOf(p claimPlan, request string) (cdi.ContainerEdits, error) {
 	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
 	for _, dev := range p.devices {

@@ -24,7 +24,7 @@ const (
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
-	// orphanedAfter is a minimum time. If the kubelet's file has not contained a claim for this time, the record of the claim may be orphaned.
+	// orphanedAfter is the time after which the record of a claim may be orphaned if the kubelet's file does not contain the claim.
 	orphanedAfter = 2 * time.Minute
 	// orphanedUnread replaces orphanedAfter while the kubelet's file cannot be read.
 	orphanedUnread = 10 * time.Minute
@@ -92,7 +92,7 @@ func (c *collector) reportError(uid string, err error) {
 	}
 }
 
-// collect unprepares claims that have ended but that the kubelet has not unprepared. A claim has ended if it is missing from the kubelet's
+// collect() unprepares claims that have ended if the kubelet has not unprepared them. A claim has ended if it is missing from the kubelet's
 // file, no pod has its VFs, and the API server confirms its end.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, err := c.records.List()
@@ -192,7 +192,7 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild creates lost records again from the claims in the API server. A record counts as lost only after two searches in a row have not
+// rebuild() creates lost records again from the claims in the API server. A record counts as lost only after two searches in a row have not
 // found it. One search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its file.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)

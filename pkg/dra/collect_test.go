@@ -128,8 +128,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestNeverPrepared: Prepare refuses a claim repeatedly. The kubelet's file contains the claim without devices. The daemon does not treat
-// the record of the claim as lost.
+// TestNeverPrepared: Prepare refuses a claim repeatedly. The kubelet's file contains the claim but no devices of the claim. The daemon does
+// not treat the record of the claim as lost.
 func TestNeverPrepared(t *testing.T) {
 	l := newDRALab(t)
 	l.addClaims(newClaim("c-1", "web", deviceResult("a", vf0)))
@@ -156,8 +156,8 @@ func TestLostRecordOfPod(t *testing.T) {
 	}
 }
 
-// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, the VF gets its former driver. The sources of this
-// driver are the resource, the VF's last interface and the other VFs of the PF. If the other VFs have different drivers, the log says what
+// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, the VF gets its former driver. The daemon derives this
+// driver from the resource, the VF's last interface or the other VFs of the PF. If the other VFs have different drivers, the log says what
 // the admin can do.
 func TestLostDriver(t *testing.T) {
 	for _, c := range []struct {

@@ -46,19 +46,19 @@ func readEntries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, 
 	return ofClass, ofClaim, nil
 }
 
-// isRequested reports whether an entry applies to the request of a result. The entry must name the request, the parent of the subrequest,
-// or no request at all.
+// isRequested reports whether an entry applies to the request of an allocation result. The entry must name the request, the parent of the
+// subrequest, or no request at all.
 func (e configEntry) isRequested(result resourceapi.DeviceRequestAllocationResult) bool {
 	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
 
-// appliesTo reports whether an entry applies to a result whose device belongs to the resource.
+// appliesTo reports whether an entry applies to an allocation result whose device belongs to the resource.
 func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
 	return e.isRequested(result) && (e.Resource == "" || e.Resource == resource)
 }
 
-// configFor returns the merged configuration of a result's device. The result is nil if no entry applies. The settings of the claim
-// override the settings of the class. The resource limits which settings a claim may set.
+// configFor returns the merged configuration for the device of an allocation result. The result is nil if no entry applies. The settings of
+// the claim override the settings of the class. The resource limits which settings a claim may set.
 func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
 	*vfconfig.Config, error) {
 	ofClass, ofClaim, err := readEntries(a.Devices.Config)
@@ -93,7 +93,8 @@ func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequest
 	return merged, nil
 }
 
-// isAdmin reports whether a result has administrative access. A device with administrative access keeps its owner and its settings.
+// isAdmin reports whether an allocation result has administrative access. A device with administrative access keeps its owner and its
+// settings.
 func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
@@ -114,7 +115,7 @@ func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceReque
 	return nil
 }
 
-// isSingle reports whether only one device can have the setting with a key.
+// isSingle reports whether the setting of this key is only valid for a single device.
 func isSingle(c *vfconfig.Config, key string) bool {
 	return key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
 }

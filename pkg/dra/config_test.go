@@ -184,7 +184,7 @@ func TestCheckConfig(t *testing.T) {
 		{name: "numbered names", requests: two, configs: configs{fromClaim(`"ifName":"data{index}"`)}},
 		{name: "one MAC, overridden for a request", requests: two,
 			configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`), fromClaim(`"mac":"02:00:00:00:00:02"`, "other")}},
-		// The following class entries name no requests, as before Kubernetes 1.35.
+		// The following class entries name no requests. Kubernetes before 1.35 writes class entries in this way.
 		{name: "one class with two entries", requests: []string{"vf fast", "other fast"},
 			configs: configs{fromClass(`"vlan":5`), fromClass(`"mtu":1400`)}},
 		{name: "two classes that differ", requests: two, configs: configs{fromClass(`"vlan":5`), fromClass(`"vlan":6`)}, says: unknown},

@@ -39,10 +39,10 @@ type Options struct {
 	// Change calls check() and then change() to change devices that no pod has. An error of check() means that a device is in use. The daemon
 	// allocates no device while check() runs, and no pod gets one of these devices until change() returns.
 	Change func(ids []string, check, change func() error) error
-	// InUse returns the reason why a device can be neither allocated to a claim nor changed at the moment, for example because a pod has it.
-	// The result is "" if there is no reason. InUse does not consider the claims that have the device.
+	// InUse returns the reason why a device cannot be allocated to a claim and cannot be changed. For example, a pod has the device. The
+	// result is "" if there is no reason. InUse does not check whether a claim has the device.
 	InUse func(id string) string
-	// The driver calls Changed when claim records have changed. The daemon then calls Update of the driver.
+	// The driver calls Changed() when claim records have changed. The daemon then calls Update of the driver.
 	Changed func()
 }
 
@@ -101,7 +101,7 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Run serves the kubelet and publishes devices until ctx is done. Run retries after errors, also if the API server is unreachable.
+// Run serves the kubelet and publishes devices until ctx is done. Run retries after an error, for example if the API server is unreachable.
 func (d *Driver) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

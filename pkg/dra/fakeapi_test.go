@@ -73,7 +73,7 @@ func (f *fakeAPI) newClient() kubernetes.Interface {
 	return c
 }
 
-// configure changes the behaviour of the API server.
+// configure() changes the behaviour of the API server.
 func (f *fakeAPI) configure(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -184,7 +184,7 @@ func failure(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// verbOf returns the verb of a request as RBAC names it.
+// verbOf returns the RBAC verb of a request.
 func verbOf(r *http.Request) string {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
@@ -318,7 +318,7 @@ func (f *fakeAPI) dropFields(s *resourceapi.ResourceSlice) {
 	}
 }
 
-// watch streams events.
+// watch() streams events.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -343,7 +343,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// await waits for a condition. The time limit is long enough for a loaded machine.
+// await() waits for a condition. The time limit is long enough for a loaded machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

@@ -28,8 +28,8 @@ func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 }
 
 // formerDriver returns the driver that a device had before its claim. The result is "" if this driver is unknown. The first choice is the
-// driver of the device's resource, the second is the driver of the device's last interface on the node. The last choice is the common
-// driver of those VFs of the same PF that no pod has. The function must search because the kernel does not store the former driver.
+// driver of the device's resource. The second choice is the driver of the device's last interface on the node. The last choice is the
+// common driver of those VFs of the same PF that no pod has. The function must search because the kernel does not store the former driver.
 func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
 	if dev.restoreTo != "" {
 		return dev.restoreTo

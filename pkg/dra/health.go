@@ -18,7 +18,7 @@ const (
 )
 
 // WatchHealthStatus reports the health of prepared devices until ctx is done. WatchHealthStatus sends a report after a change, after a
-// claim is prepared, and at least every healthEvery.
+// claim is prepared, and whenever healthEvery has passed.
 func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	due := time.NewTicker(healthEvery)
 	defer due.Stop()

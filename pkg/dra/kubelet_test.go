@@ -127,7 +127,7 @@ func (l *draLab) runDriver() (stop func()) {
 	return stop
 }
 
-// await waits for a condition.
+// await() waits for a condition.
 func (l *draLab) await(what string, so func() bool) {
 	l.Helper()
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
@@ -177,7 +177,7 @@ type fakeKubelet struct {
 	endpoint string
 }
 
-// register finds the driver in the kubelet's plugin registry and registers it.
+// register() finds the driver in the kubelet's plugin registry and registers it.
 func (l *draLab) register(v1beta1 bool) *fakeKubelet {
 	l.Helper()
 	registry, _ := l.options.socketFolders()

@@ -117,8 +117,8 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 	}
 }
 
-// whileLeading calls f() each time this instance becomes the leader, until ctx is done. The context of that call ends when this instance is
-// no longer the leader.
+// whileLeading calls f() each time this instance becomes the leader, until ctx is done. The context that f() gets ends when this instance
+// is no longer the leader.
 func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	for ctx.Err() == nil {
 		turn := d.lead.changed.nextSend()
@@ -217,7 +217,7 @@ type broadcaster struct {
 	next chan struct{} // closed by the next send
 }
 
-// nextSend returns a channel. The next call of send closes this channel.
+// nextSend returns a channel. The next call of send() closes this channel.
 func (b *broadcaster) nextSend() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()

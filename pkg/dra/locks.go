@@ -15,8 +15,8 @@ import (
 )
 
 // claimLocks is the name of the lock file in the parent folder of the claim records. Each byte of this file is a lock: the VF's address
-// determines the byte of a VF, and the claim's UID determines the byte of a claim. The locks work between all instances of the daemon.
-// Locks are taken in this order: one claim, VFs by address, the gate of the daemon, a journal.
+// determines the byte of a VF, and the claim's UID determines the byte of a claim. The locks work between all instances of the daemon. A
+// process takes locks in this order: the lock of one claim, the locks of VFs by address, the gate of the daemon, the lock of a journal.
 const claimLocks = "claims.lock"
 
 // lockWait is the maximum time that Prepare waits for another call about the same claim or VF. The kubelet repeats a call that failed.
@@ -50,8 +50,9 @@ func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 	return l, nil
 }
 
-// LockDevices takes the locks of devices in all instances of the daemon on the node. Prepare and Unprepare take the same locks. The first
-// argument is the folder of claim records. The result is an error if another call or another instance is working on one of the devices.
+// LockDevices takes the locks of devices. The locks exclude all other instances of the daemon on the node. Prepare and Unprepare take the
+// same locks. The first argument is the folder of claim records. The result is an error if another call or another instance is working on
+// one of the devices.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	if err != nil {
@@ -75,7 +76,7 @@ func (l *claimLock) lockVFs(vfs []pci.Address) error {
 	return nil
 }
 
-// add takes a lock. The function polls, because a blocking wait cannot be cancelled. If a driver hangs, each blocking wait would also
+// add() takes a lock. The function polls, because a blocking wait cannot be cancelled. If a driver hangs, each blocking wait would also
 // occupy a thread.
 func (l *claimLock) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {

@@ -28,7 +28,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// crashLog is a log handler that simulates a crash of the daemon at a chosen moment: it panics in the goroutine that logs.
+// crashLog is a log handler that simulates a crash of the daemon at a chosen moment. The handler panics in the goroutine that logs.
 type crashLog struct {
 	slog.Handler
 	left *atomic.Int64 // moments until the crash, such as log lines; negative for never
@@ -149,7 +149,7 @@ func (m *nodeModel) writeAllClaims() {
 	must(m.draLab, claimtest.WriteState(m.options.Kubelet, list...))
 }
 
-// restart replaces the daemon with a new daemon. The new daemon knows only the data that is stored in files.
+// restart() replaces the daemon with a new daemon. The new daemon knows only the data that is stored in files.
 func (m *nodeModel) restart() {
 	o := m.options
 	o.Log = slog.New(crashLog{slog.NewTextHandler(io.Discard, nil), m.left})
@@ -246,7 +246,7 @@ func (m *nodeModel) drawOperations() (ops []modelOperation) {
 	return ops
 }
 
-// drawPods chooses pods. drawPods prefers pods of prepared claims.
+// drawPods chooses pods at random and prefers pods of prepared claims.
 func (m *nodeModel) drawPods() (chosen []*modelPod) {
 	for _, i := range m.random.Perm(len(m.pods)) {
 		_, err := claim.Read(m.options.Claims, string(m.claims[m.pods[i].claim].UID))
@@ -261,7 +261,7 @@ func (m *nodeModel) call(verb string, p *modelPod) kerneltest.Outcome {
 	return m.Call(verb, p.name, "CNI_NETNS", p.Path, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.name+";K8S_POD_UID=uid-"+p.name)
 }
 
-// add runs ADD. A failed ADD must leave no VF in the pod. An ADD for a pod that already has its VFs must fail.
+// add() runs ADD. A failed ADD must leave no VF in the pod. An ADD for a pod that already has its VFs must fail.
 func (m *nodeModel) add(p *modelPod) error {
 	if p.has {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// problems returns violated invariants.
+// problems() returns violated invariants.
 func (m *nodeModel) problems() (list []string) {
 	records, err := claim.List(m.options.Claims)
 	if err != nil {

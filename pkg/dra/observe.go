@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// observedClient is a Kubernetes client that shows each request for slices to the publisher. The Kubernetes library reports neither the
-// slices that it reads and writes, nor its recovery after an error.
+// observedClient is a Kubernetes client that shows each request for slices to the publisher. The Kubernetes library does not report which
+// slices it reads and writes. The library also does not report its recovery after an error.
 type observedClient struct {
 	kubernetes.Interface
 	*publisher
@@ -30,7 +30,7 @@ func (o observedClient) ResourceV1() resourcev1.ResourceV1Interface {
 	return observedGroup{o.Interface.ResourceV1(), o.publisher}
 }
 
-// IsWatchListSemanticsUnSupported returns the answer of the wrapped client. The library client-go calls this method.
+// IsWatchListSemanticsUnSupported returns the result of the same method of the wrapped client. The library client-go calls this method.
 func (o observedClient) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)
 }
@@ -143,7 +143,7 @@ func (q poolQueue) Forget(pool string) {
 	q.p.noteSynced()
 }
 
-// backoff returns the pause after n failures in a row.
+// backoff() returns the pause after n failures in a row.
 func backoff(n int) time.Duration {
 	return wait.Jitter(min(firstRetry<<min(n, 10), lastRetry), jitter)
 }

@@ -101,7 +101,7 @@ func (p claimPlan) checkCovers(before *claim.Record) error {
 	return nil
 }
 
-// recordedDevice returns the device of a record that was allocated for a request.
+// recordedDevice searches a record for the device that was allocated for a request.
 func recordedDevice(r *claim.Record, name, request string) (allocation.Device, bool) {
 	if r == nil {
 		return allocation.Device{}, false
@@ -191,7 +191,8 @@ func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
 }
 
-// lockedAddresses returns the devices that the claim of a plan will own, and the VFs that cannot be used at the same time.
+// lockedAddresses returns the devices that the claim of a plan will own. If one of the devices is a PF that is offered as a whole, the list
+// also contains its VFs.
 func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {
@@ -201,8 +202,8 @@ func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	return list
 }
 
-// answerFor returns the devices of a plan as the kubelet expects them. The CDI device of a request is attached to the first device of the
-// request.
+// answerFor returns the devices of a plan in the format that the kubelet expects. The CDI device of a request is attached to the first
+// device of the request.
 func (d *Driver) answerFor(p claimPlan) (list []kubeletplugin.Device) {
 	answered := map[string]bool{}
 	for _, dev := range p.devices {

@@ -88,9 +88,9 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 	}
 }
 
-// prepare makes the devices of a claim ready for its pods. prepare is idempotent and safe against crashes: the next call continues after
-// the last completed step. In four steps, the function reserves the devices in a record, binds drivers, writes the CDI specification, and
-// marks the record as prepared.
+// prepare() makes the devices of a claim ready for its pods. prepare() is idempotent and safe against crashes: the next call continues
+// after the last completed step. In four steps, the function reserves the devices in a record, binds drivers, writes the CDI specification,
+// and marks the record as prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return d.prepareAs(ctx, c, false)
 }
@@ -164,7 +164,7 @@ func (d *Driver) writeRecord(r claim.Record, before *claim.Record) error {
 	return claim.Write(d.options.Claims, r)
 }
 
-// reserve reserves the devices of a plan for the claim and binds their drivers. The caller holds the locks of the claim and the VFs.
+// reserve() reserves the devices of a plan for the claim and binds their drivers. The caller holds the locks of the claim and the VFs.
 func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record) error {
 	uid, fresh := p.devices[0].UID, []pci.Address{}
 	if _, err := d.checkOtherClaims(*p); err != nil { // check first: the pod of another claim may be running
@@ -248,8 +248,8 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan. The function also returns an error if a pod has one of the fresh
-// devices through the device plugin API.
+// checkFree returns an error if another claim has a device of the plan. The second argument contains the devices that the claim does not
+// have yet. The function also returns an error if a pod has one of these devices through the device plugin API.
 func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {
@@ -335,7 +335,7 @@ func (d *Driver) rereadDevice(dev *plannedDevice) error {
 	return nil
 }
 
-// bindDriver binds the driver that the plan requires to a device.
+// bindDriver binds a device to the driver that the plan requires.
 func (d *Driver) bindDriver(ctx context.Context, dev *plannedDevice) error {
 	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)

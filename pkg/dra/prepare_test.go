@@ -303,7 +303,7 @@ func TestConfigChanges(t *testing.T) {
 }
 
 // TestPrepareWholePF (DRA-20): a PF that is allocated as a whole has no VFs. Prepare refuses the PF while a claim has one of its VFs.
-// Prepare refuses the VFs while a claim has the PF.
+// Prepare refuses the VFs while a claim has the PF, and the PF while it has VFs that the last scan did not find.
 func TestPrepareWholePF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newDRALab(t)
@@ -335,9 +335,12 @@ func TestPrepareWholePF(t *testing.T) {
 		t.Errorf("%s VFs, %v", data, err)
 	}
 	prepare(whole, "")
+	look()                                                                                                   // this scan finds no VF
 	must(t, os.WriteFile(filepath.Join(l.sysfs, "bus/pci/devices", pf, "sriov_numvfs"), []byte("4"), 0o644)) // another program creates VFs
 	l.await("the VFs", func() bool { _, err := os.Stat(filepath.Join(l.sysfs, "bus/pci/devices", vf2)); return err == nil })
 	prepare(one, "VF 0000:11:02.2: its PF 0000:11:00.0 still belongs to claim shop/whole (uid c-1)")
+	must(t, l.unprepare(t.Context(), "c-1"))
+	prepare(whole, "PF 0000:11:00.0 has 4 VFs, and the last scan found 0: Prepare must be repeated after the next scan")
 	must(t, l.unprepare(t.Context(), "c-1"))
 	prepare(one, "")
 }

@@ -27,8 +27,8 @@ const (
 	// syncDelay is the time between an event and the comparison of slices. The delay is useful because a kubelet deletes all slices of its
 	// node when it starts.
 	syncDelay = time.Second
-	// forgetAfter is the time that the library waits for the watch to show a slice that it created. After this time, the library no longer
-	// assumes that the slice exists, because another program may have deleted the slice while the watch was broken.
+	// forgetAfter is the maximum time between the creation of a slice and the corresponding event of the watch. After this time, the library
+	// no longer assumes that the slice exists, because another program may have deleted the slice while the watch was broken.
 	forgetAfter = 2 * time.Second
 	// featureRetry is the pause after the API server dropped a field, before the publisher sends the field again.
 	featureRetry = time.Hour
@@ -66,8 +66,8 @@ func newPublisher(d *Driver) *publisher {
 	return p
 }
 
-// publish keeps the slices of the node up to date until ctx is done. After publish returns, the slices stay in the API server. publish may
-// be called more than once.
+// publish() keeps the slices of the node up to date until ctx is done. After publish() returns, the slices stay in the API server.
+// publish() may be called more than once.
 func (p *publisher) publish(ctx context.Context) {
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher logs what the library would log
 	for failures := 0; ; failures++ {
@@ -84,7 +84,7 @@ func (p *publisher) publish(ctx context.Context) {
 	}
 }
 
-// run publishes the slices until ctx is done. The result is an error if the API server is unreachable, lacks the API, or does not allow
+// run() publishes the slices until ctx is done. The result is an error if the API server is unreachable, lacks the API, or does not allow
 // access to the Node object or the slices. The error is already logged.
 func (p *publisher) run(ctx context.Context) error {
 	if _, err := p.nodeUID(ctx); err != nil {
@@ -179,7 +179,7 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	return r
 }
 
-// update passes the desired slices to the controller if they have changed. If the API server has refused slices before, update does not
+// update() passes the desired slices to the controller if they have changed. If the API server has refused slices before, update() does not
 // pass the same slices again. The former slices remain.
 func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	want := p.computeDesired(i)
@@ -198,8 +198,8 @@ func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	}
 }
 
-// submit passes slices to the controller. The function holds the lock during the update, so that no comparison starts before p.submitted is
-// changed. Without the lock, a result could be attributed to the wrong slices.
+// submit() passes slices to the controller. The function holds the lock during the update, so that no comparison starts before p.submitted
+// is changed. Without the lock, a result could be attributed to the wrong slices.
 func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,7 +209,7 @@ func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 
 func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// reset clears the state of an earlier run. The new state starts with the slices that are stored in the API server.
+// reset() clears the state of an earlier run. The new state starts with the slices that are stored in the API server.
 func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
 	slices.SortFunc(stored, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
 	var out []resourceslice.Slice
@@ -243,7 +243,7 @@ func (p *publisher) handleError(err error) {
 	}
 }
 
-// notify wakes the loop in run.
+// notify() wakes the loop in run.
 func (p *publisher) notify() {
 	select {
 	case p.wake <- struct{}{}:

@@ -67,7 +67,7 @@ func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publishe
 	return b
 }
 
-// start runs a new publisher until stop() is called or the test ends.
+// start() runs a new publisher until stop() is called or the test ends.
 func (b *publisherLab) start() {
 	b.registry = prometheus.NewRegistry()
 	claims := b.TempDir()
@@ -106,8 +106,8 @@ func (b *publisherLab) pfs() (n int) {
 	return n
 }
 
-// isComplete reports whether the slices form one generation of the pool. The numbers of slices, devices and taints must have the given
-// values.
+// isComplete reports whether the slices form one generation of the pool. The arguments are the expected numbers of slices, devices and
+// taints.
 func (b *publisherLab) isComplete(count, devices, taints int) bool {
 	all := b.storedSlices()
 	for _, s := range all {
@@ -136,13 +136,13 @@ func (b *publisherLab) awaitQuiet() (writes int) {
 	return writes
 }
 
-// metricValue returns the value of a publisher's metric, as the sum over all labels.
+// metricValue returns the sum of a publisher's metric over all labels.
 func (b *publisherLab) metricValue(name string) float64 {
 	b.Helper()
 	return gatheredValue(b, b.registry, "podlace_sriov_dra_"+name)
 }
 
-// gatheredValue returns the value of a metric, as the sum over all labels.
+// gatheredValue returns the sum of a metric over all labels.
 func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum float64) {
 	t.Helper()
 	families, err := from.Gather()
@@ -160,8 +160,8 @@ func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum flo
 // countLogged returns the number of times that a text is in the log.
 func (b *publisherLab) countLogged(text string) int { return strings.Count(b.log.String(), text) }
 
-// TestPublished: the slices exist, their owner is the Node, and they are not written again without a change. After a restart without a
-// change, nothing is written. The end of the publisher deletes nothing.
+// TestPublished: the slices exist, and their owner is the Node. The publisher writes the slices again only after a change. After a restart,
+// the publisher writes nothing if nothing has changed. When the publisher ends, it deletes nothing.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)

@@ -38,7 +38,7 @@ type serverState struct {
 	whyDown string     // why no server runs
 }
 
-// serve serves the kubelet until ctx is done. After a failure, the server is started again.
+// serve() serves the kubelet until ctx is done. After a failure, the server is started again.
 func (d *Driver) serve(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()

@@ -53,7 +53,7 @@ type sortEntry struct {
 	vf     int
 }
 
-// driverResources returns the content that the node publishes: one pool with at least one slice, and separate slices for each PF. The
+// driverResources returns the slices that the node publishes. The slices form one pool, and no slice contains devices of two PFs. The
 // result does not depend on the order of the input.
 func (d desiredState) driverResources() *resourceslice.DriverResources {
 	entries := d.allEntries()
@@ -154,7 +154,7 @@ func (d desiredState) addDevice(out []sortEntry, resource string, dev pool.Devic
 	return append(out, e)
 }
 
-// goneEntry returns the entry that was last published for a device that is now missing. If there is no such entry, the attributes are
+// goneEntry returns the entry that was last published for a device that is now missing. If no published entry is known, the attributes are
 // derived from the address of the device.
 func (d desiredState) goneEntry(a pci.Address, resource string) sortEntry {
 	name := DeviceName(a)
@@ -200,7 +200,7 @@ func (i Inventory) wholePFs() map[pci.Address]int {
 	return out
 }
 
-// counterUse returns how much of the PF's counter a device uses. A VF uses 1, and the PF uses all n.
+// counterUse returns how much of the PF's counter a device uses. A VF uses 1 unit of the counter, and the PF uses all units.
 func counterUse(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
 	if dev.IsVF() {
 		n = 1

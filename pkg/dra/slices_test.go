@@ -135,8 +135,8 @@ func checkSlices(t testing.TB, all []resourceslice.Slice) {
 	}
 }
 
-// TestSlices: there is one pool. The slices of the pool have at most 64 devices of one PF, in the order of NUMA nodes, PFs and VFs. The
-// result does not depend on the order of the input. A VF needs at most 500 bytes.
+// TestSlices: there is one pool. Each slice of the pool has at most 64 devices, and all these devices belong to one PF. The devices are in
+// the order of NUMA nodes, PFs and VFs. The result does not depend on the order of the input. A VF needs at most 500 bytes.
 func TestSlices(t *testing.T) {
 	for vfs, want := range map[int][]int{0: {0}, 1: {1}, 64: {64}, 65: {64, 1}, 127: {64, 63}, 1024: slices.Repeat([]int{64}, 16)} {
 		t.Run(fmt.Sprint(vfs), func(t *testing.T) {

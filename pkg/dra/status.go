@@ -24,7 +24,7 @@ const (
 	// joinStatus is the time for which changes are collected before the status of claims is written. The delay is useful because one ADD
 	// writes several files.
 	joinStatus = 200 * time.Millisecond
-	// statusPace is the minimum time between two writes, for 5 writes per second.
+	// statusPace is the minimum time between two writes. It limits the rate to 5 writes per second.
 	statusPace = 200 * time.Millisecond
 	// statusGiveUp is the time after which a failed write is no longer retried.
 	statusGiveUp = 5 * time.Minute
@@ -39,7 +39,7 @@ const (
 const missingRight = `grant the verb patch on resourceclaims/status, and since Kubernetes 1.36 the verb associated-node:patch on ` +
 	`resourceclaims/driver with the resource name ` + claim.Driver
 
-// statusWriter writes the status of claims. The status contains the pods that have the devices, the interface names and the addresses.
+// statusWriter writes the status of claims. The status contains the interface names, the addresses, and the pods that have the devices.
 type statusWriter struct {
 	*Driver
 	began     time.Time
@@ -209,7 +209,8 @@ func (w *statusWriter) applyStatus(ctx context.Context, r claim.Record, entries 
 	return err
 }
 
-// storedText returns the status of a claim in the API server, with only the entries of this driver. Without entries, the result is "".
+// storedText returns the status of a claim in the API server, with only the entries of this driver. If there are no entries, the result is
+// "".
 func (w *statusWriter) storedText(ctx context.Context, r claim.Record) (string, error) {
 	now, err := w.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != r.Claim().UID {
@@ -229,7 +230,7 @@ func (w *statusWriter) storedText(ctx context.Context, r claim.Record) (string, 
 	return comparedText(entries), nil
 }
 
-// comparedText returns entries as text for a comparison, without their times. Without entries, the result is "".
+// comparedText returns entries as text for a comparison, without their times. If there are no entries, the result is "".
 func comparedText(entries []statusEntry) string {
 	if len(entries) == 0 {
 		return ""

@@ -55,7 +55,7 @@ func enabledTaint(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	return []resourceapi.DeviceTaint{t}
 }
 
-// repels reports whether the taints prevent new pods from getting the device.
+// repels() reports whether the taints prevent new pods from getting the device.
 func repels(taints []resourceapi.DeviceTaint) bool {
 	for _, t := range taints {
 		if t.Effect != resourceapi.DeviceTaintEffectNone {

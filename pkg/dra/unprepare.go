@@ -48,9 +48,9 @@ func (d *Driver) unprepareWithin(ctx context.Context, uid string) error {
 	return d.callBounded(ctx, func(ctx context.Context) error { return d.unprepare(ctx, uid) })
 }
 
-// unprepare frees the devices of a claim. The function moves the VFs out of the pods and restores their drivers and settings. After that,
-// unprepare deletes the CDI specification and the record. The function is idempotent. The function does nothing for a claim that is not
-// prepared. If unprepare fails, the record stays, so that no other claim gets the devices.
+// unprepare() frees the devices of a claim. The function moves the VFs out of the pods and restores their drivers and settings. After that,
+// unprepare() deletes the CDI specification and the record. The function is idempotent. The function does nothing for a claim that is not
+// prepared. If unprepare() fails, the record stays, so that no other claim gets the devices.
 func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	l, err := d.lockClaim(uid)
 	if err != nil {

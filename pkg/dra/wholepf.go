@@ -70,6 +70,10 @@ func (d *Driver) removeVFs(ctx context.Context, dev plannedDevice) error {
 	if err != nil || now.NumVFs == 0 {
 		return err
 	}
+	if now.NumVFs != len(dev.vfs) { // a VF that was unknown is neither locked nor checked
+		return fmt.Errorf("PF %s has %d VFs, and the last scan found %d: Prepare must be repeated after the next scan", dev.Address, now.NumVFs,
+			len(dev.vfs))
+	}
 	if err := pci.SetNumVFs(ctx, d.options.Sysfs, dev.Address, 0); err != nil {
 		return fmt.Errorf("remove the VFs of PF %s: %w", dev.Address, err)
 	}

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fault contains the functions through which Podlace makes every change of the system. Change() makes one change. If a signal
-// interrupts the change, Change repeats it. The error and the debug log name the change. The state store calls only Point, because errors
-// of file operations already contain the operation and the file. Step() marks further moments at which a kill leaves a different state. The
-// further moments are between two system calls of a change, and after the last change.
+// interrupts the change, Change() repeats the change. The error and the debug log contain a description of the change. The state store
+// calls only Point, because errors of file operations already contain the operation and the file. Step() marks further moments at which a
+// test may kill the process. These moments are between two system calls of a change, and after the last change.
 //
-// In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, the nth change of the process can be made
-// to fail. Tests use this tag to let each change of each verb fail once. Binaries with this build tag can also run a shell command at the
-// nth moment. The command kills the process, sends a signal, or changes the node.
+// In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, a test can make any single change of the
+// process fail. Tests use this tag to let each change of each verb fail once. Binaries with this build tag can also run a shell command at
+// a selected moment. The command kills the process, sends a signal, or changes the node.
 package fault
 
 import (
@@ -39,7 +39,8 @@ func Change(op string, f func() error) error {
 	return nil
 }
 
-// clock returns the time if the debug log is on. Without the debug log it returns the zero time and asks for no time.
+// clock() returns the current time if the debug log is on. If the debug log is off, clock() returns the zero time without reading the
+// system clock.
 func clock() (now time.Time) {
 	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
 		now = time.Now()
@@ -47,8 +48,8 @@ func clock() (now time.Time) {
 	return now
 }
 
-// Phase begins a part of a verb other than a change, such as a wait for a lock. The returned function ends the part, and writes the part's
-// time, in microseconds, to the debug log. Without the debug log Phase does nothing.
+// Phase begins a part of a verb that is not a change, for example a wait for a lock. The returned function ends the part, and writes the
+// duration of the part, in microseconds, to the debug log. Without the debug log Phase does nothing.
 func Phase(name string) (end func()) {
 	began := clock()
 	if began.IsZero() {
@@ -57,7 +58,7 @@ func Phase(name string) (end func()) {
 	return func() { phase(name, began) }
 }
 
-// Since writes a part of a verb that ends now to the debug log. Without the debug log it does nothing.
+// Since logs a part of a verb that began at the given time and ends now. Without the debug log, Since does nothing.
 func Since(name string, began time.Time) {
 	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
 		phase(name, began)

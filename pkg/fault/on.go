@@ -15,10 +15,10 @@ import (
 )
 
 // EnvFailAt is an environment variable with a number n: the nth change of the process fails. The first change has the number 1. EnvTrace is
-// an environment variable with the name of a file. Each change is appended to this file as a line. EnvMoments does the same for all
-// moments. Moments are changes and steps, which are counted together. EnvRunAt is an environment variable with the number of a moment and a
-// shell command. At that moment, the process runs the command and waits until the command ends. If the command fails, its output is written
-// to the file of EnvMoments.
+// an environment variable with the name of a file. Each change is appended to this file as a line. EnvMoments is an environment variable
+// with the name of another file. Each moment is appended to that file as a line. Moments are changes and steps, which are counted together.
+// EnvRunAt is an environment variable with the number of a moment and a shell command. At that moment, the process runs the command and
+// waits until the command ends. If the command fails, its output is written to the file of EnvMoments.
 const (
 	EnvFailAt  = "PODLACE_FAIL_AT"
 	EnvTrace   = "PODLACE_FAULT_TRACE"
@@ -28,7 +28,7 @@ const (
 
 var changes, moments atomic.Int64
 
-// Point counts one change, whose description is op. Point returns an error if EnvFailAt selects this change.
+// Point counts one change. The argument is a description of the change. Point returns an error if EnvFailAt selects this change.
 func Point(op string) error {
 	moment(op)
 	n := changes.Add(1)

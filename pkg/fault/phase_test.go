@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// logTo makes the default logger write to w at a level until the test ends.
+// logTo makes the default logger write to w, at the given level, until the test ends.
 func logTo(t *testing.T, w io.Writer, level slog.Level) {
 	t.Helper()
 	before := slog.Default()
@@ -21,7 +21,7 @@ func logTo(t *testing.T, w io.Writer, level slog.Level) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})))
 }
 
-// TestPhaseOff: without the debug log, a phase asks for no time, allocates nothing and logs nothing.
+// TestPhaseOff checks that, without the debug log, a phase does not read the clock, allocates no memory and logs nothing.
 func TestPhaseOff(t *testing.T) {
 	var log bytes.Buffer
 	logTo(t, &log, slog.LevelInfo)
@@ -38,7 +38,7 @@ func TestPhaseOff(t *testing.T) {
 	}
 }
 
-// TestPhaseOn: the debug log has the beginning of each phase and change, and how long it took, in microseconds.
+// TestPhaseOn checks that the debug log contains the beginning and the duration of each phase and of each change, in microseconds.
 func TestPhaseOn(t *testing.T) {
 	var log bytes.Buffer
 	logTo(t, &log, slog.LevelDebug)

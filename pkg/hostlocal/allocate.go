@@ -14,10 +14,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// maxProbes is the number of addresses that are tried one by one. To find further free addresses, the lease folder is listed once.
+// maxProbes is the number of addresses that are tried one by one. To find further free addresses, the plugin lists the lease folder once.
 const maxProbes = 16
 
-// The struct allocation holds the data of one running ADD.
+// This struct holds the data of one running ADD.
 type allocation struct {
 	r     *plugin.Request
 	l     *leases
@@ -120,7 +120,7 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 }
 
 // takeFree takes a free address of the set. The last argument lists recently released addresses in the order of their release. takeFree
-// takes one of them only if no other address is free, and the earliest released address first.
+// takes one of these addresses only if no other address is free. It begins with the address that was released first.
 func (a *allocation) takeFree(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
 	for addr := range set.startingAfter(a.l.last(i)) {
 		if slices.Contains(resting, addr) {

@@ -28,8 +28,8 @@ type Config struct {
 	requests []request
 }
 
-// request is an address that a pod requests. The source with the lowest rank takes precedence. According to CONVENTIONS.md, "args" replaces
-// CNI_ARGS.
+// A request is an address that a pod asks for. The source with the lowest rank takes precedence. According to CONVENTIONS.md, "args"
+// replaces CNI_ARGS.
 type request struct {
 	addr netip.Addr
 	rank int

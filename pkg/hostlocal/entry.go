@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The struct entry is what the index stores about an attachment.
+// An entry is the data that the index stores about an attachment.
 type entry struct {
 	plugin.Attachment
 	Addresses []netip.Addr         `json:"addresses"`

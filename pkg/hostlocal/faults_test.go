@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// leasesOf returns the owner of each address, as the lease files say.
+// leasesOf returns the owner of each address according to the lease files.
 func (l lab) leasesOf() map[string]string {
 	l.Helper()
 	found := map[string]string{}
@@ -186,7 +186,7 @@ func TestF06CounterLost(t *testing.T) {
 }
 
 // TestF07LockFileRemoved (F-07) checks a cleanup that removes the lock file of the folder while pods start. No address is assigned twice,
-// because a lease is created with link(2), which fails for an existing lease. The index stays complete, so that DEL finds every lease.
+// because a lease is created with link(2), which fails if the lease exists. The index stays complete, so that DEL finds every lease.
 func TestF07LockFileRemoved(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("first", "10.1.2.2/24")

@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns valid keys of the object "ipam" that have no effect, or whose effect differs from what their names suggest. Findings
-// does no I/O.
+// Findings returns a list of valid but misleading keys of the object "ipam". A key is in this list if it has no effect, or if its name
+// suggests another effect. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "ipam", rawConfig{}) }
 
 // NodeCIDRs returns the node's CIDRs, which replace the keyword usePodCidr.

@@ -107,7 +107,7 @@ func FuzzResolvConf(f *testing.F) {
 	})
 }
 
-// number() converts an address to an integer. The model uses integers, because they need no carry arithmetic.
+// number() converts an address to an integer. The model uses integers, so it needs no carry arithmetic.
 func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 
 // address() converts an integer to an address. The result has the address family of the second argument.
@@ -171,8 +171,8 @@ func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// compareOrder checks the order of addresses: first from the address after begin to the end, then from the start to begin. The gateway is
-// left out.
+// compareOrder checks the order of addresses. The order starts with the address after the given address, continues after the end of the
+// range with its first address, and ends with the given address. The gateway is left out.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)

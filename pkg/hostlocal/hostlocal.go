@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hostlocal assigns addresses to pods from configured ranges. For each assigned address, a folder on the node contains a lease
-// file. The files have the format of the reference host-local plugin, so either plugin can take over from the other.
+// file. The files have the format of the reference host-local plugin, so a node can change from one of the two plugins to the other.
 package hostlocal
 
 import (
@@ -98,7 +98,8 @@ func isValid(r *plugin.Request, of plugin.Attachment) bool {
 	return false
 }
 
-// release() ends the leases of all entries that the argument which() returns. If the network never had a lease, release() does nothing.
+// release() ends the leases of those entries that the function in the last argument returns. If the network never had a lease, release()
+// does nothing.
 func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	path := parseDir(r)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

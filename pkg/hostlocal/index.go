@@ -38,7 +38,7 @@ const (
 	indexFormat = 3
 	torn        = "torn"
 
-	// shards is the number of index files. With 10,000 leases, each file contains about ten leases.
+	// This constant is the number of index files. With 10,000 leases, each file contains about ten leases.
 	shards = 1024
 )
 
@@ -52,16 +52,16 @@ type mark struct {
 	Shards   []byte `json:"shards"` // one bit per existing shard
 }
 
-// The struct index is the open index of a lease folder. The caller holds the lock of the lease folder.
+// This struct is the open index of a lease folder. The caller holds the lock of the lease folder.
 type index struct {
-	dir    *store.Dir // nil if there is none and none can be created
+	dir    *store.Dir // nil if the folder does not exist and cannot be created
 	leases *leases
 	boot   string
 	mark   []byte           // the file's content when this process last read it
 	shards [shards / 8]byte // one bit per shard that should exist
 
-	// This map replaces the index files in two cases: the files cannot be written, or another process changes them too. In the first case,
-	// broken contains the reason.
+	// This map replaces the index files in two cases: the files cannot be written, or another process changes them too. In the first case, the
+	// next field contains the reason.
 	memory map[string]shard
 	broken error
 }
@@ -115,10 +115,10 @@ func (x *index) isTrusted() bool {
 	return err == nil && modified == m.Modified
 }
 
-// markCurrent writes the mark: the index is correct for the current state of the lease folder. If the lock file was removed, two processes
-// may work at the same time. While two processes work, neither process may write the mark. The second process rebuilds the index, because
-// the folder has changed, and writes a new mark. The first process detects the new mark, because it differs from the mark that the process
-// has read.
+// markCurrent writes the mark, which says that the index is correct for the current state of the lease folder. If the lock file was
+// removed, two processes may work at the same time. While two processes work, neither process may write the mark. The second process
+// rebuilds the index, because the folder has changed, and writes a new mark. The first process detects the new mark, because it differs
+// from the mark that the process has read.
 func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil
@@ -269,8 +269,8 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !isShard(name) }), nil
 }
 
-// allEntries returns all entries of the index, sorted by address. The argument says how to handle shards that are damaged or lost: if it is
-// true, these shards are left out, and if it is false, they cause an error.
+// allEntries returns all entries of the index, sorted by address. If the argument is true, damaged and lost shards are ignored. If the
+// argument is false, a damaged or lost shard causes an error.
 func (x *index) allEntries(damaged bool) ([]entry, error) {
 	names := x.expectedShards()
 	var err error

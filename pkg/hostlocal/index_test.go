@@ -45,7 +45,7 @@ func TestUnchangedIsKnown(t *testing.T) {
 func TestForeignHands(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
-	if err := os.Remove(filepath.Join(l.dir, "10.1.2.2")); err != nil { // as the reference's DEL does
+	if err := os.Remove(filepath.Join(l.dir, "10.1.2.2")); err != nil { // the reference plugin's DEL does the same
 		t.Fatal(err)
 	}
 	l.put("10.1.2.3", "b\r\neth0")

@@ -29,7 +29,7 @@ const (
 	lastPrefix = "last_reserved_ip."
 )
 
-// The struct leases is the lease folder of a network. The folder is open and locked, and its index is open too.
+// This struct is the lease folder of a network. The folder is open and locked, and its index is open too.
 type leases struct {
 	dir   *store.Dir
 	lock  *store.Lock
@@ -142,7 +142,7 @@ func (l *leases) readAll() (map[netip.Addr]lease, error) {
 	return found, nil
 }
 
-// The struct lease is the content of a lease file and the file's modification time.
+// This struct contains the content of a lease file and the file's modification time.
 type lease struct {
 	of      plugin.Attachment
 	written int64 // modification time in nanoseconds since 1970

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// model is a very simple allocator, which consists of sorted lists and a map.
+// A model is a very simple allocator, which consists of sorted lists and a map.
 type model struct {
 	pools   [][]netip.Addr        // per set, in the order of the ranges, without gateways
 	all     [][]netip.Addr        // with gateways, to find the position of the last address
@@ -263,7 +263,7 @@ func (m *model) gc(l lab, random *rand.Rand) {
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[`+strings.Join(valid, ",")+`]`))
 }
 
-// mustCount checks that an exhausted set is really full, and that the details of the error say so.
+// mustCount checks that an exhausted set is really full, and that the details of the error are correct.
 func (m *model) mustCount(l lab, a answer) {
 	l.Helper()
 	for _, pool := range m.pools {

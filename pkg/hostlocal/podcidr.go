@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// These keywords may replace a subnet. Upper and lower case are equal. Calico has the same keywords. The keyword usePodCidr stands for the
-// node's IPv4 CIDR. In a configuration without usePodCidrIPv6, the keyword usePodCidr stands for the node's IPv6 CIDR if the node has no
-// IPv4 CIDR. The keyword usePodCidrIPv6 stands for the node's IPv6 CIDR.
+// These keywords may replace a subnet. The keywords may be written in upper or lower case. Calico has the same keywords. The keyword
+// usePodCidr stands for the node's IPv4 CIDR. In a configuration without usePodCidrIPv6, the keyword usePodCidr stands for the node's IPv6
+// CIDR if the node has no IPv4 CIDR. The keyword usePodCidrIPv6 stands for the node's IPv6 CIDR.
 const (
 	usePodCIDR     = "usePodCidr"
 	usePodCIDRIPv6 = "usePodCidrIPv6"
@@ -72,7 +72,7 @@ func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRan
 // absentCIDR replaces a keyword if the node has no CIDR of the keyword's family.
 const absentCIDR = "absent"
 
-// withoutAbsent removes the ranges whose subnet is absentCIDR. Sets that are then empty are also removed.
+// withoutAbsent removes the ranges whose subnet is absentCIDR. Sets without any other range are also removed.
 func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	for _, list := range lists {
 		rest := slices.DeleteFunc(slices.Clone(list), func(r rawRange) bool { return r.Subnet == absentCIDR })
@@ -83,7 +83,7 @@ func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	return left
 }
 
-// podCIDRs contains the ranges whose subnet is a keyword. The fields v4 and v6 say which keywords occur.
+// podCIDRs contains the ranges whose subnet is a keyword. The two booleans report which keywords occur.
 type podCIDRs struct {
 	ranges []*rawRange
 	v4, v6 bool
@@ -134,8 +134,7 @@ func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error)
 	return file, node.PodCIDRs, nil
 }
 
-// checkCIDRs returns an error if a CIDR cannot be used as a range. The check belongs here, because the caller adds the file's name to the
-// error.
+// checkCIDRs returns an error if a CIDR cannot be used as a range. The caller adds the file's name to the error.
 func checkCIDRs(cidrs []netip.Prefix) error {
 	for _, cidr := range cidrs {
 		r, err := parseRange(rawRange{Subnet: cidr.String()})

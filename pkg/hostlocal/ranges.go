@@ -175,9 +175,9 @@ func checkOverlap(r Range, set RangeSet, same bool, before int) error {
 	return nil
 }
 
-// startingAfter yields each address of the set together with its range. Gateways are left out. The first address is the successor of begin.
-// After the last address of the set, the order continues with the first address of the set, and begin comes last. If begin is not in the
-// set, the order begins with the first address of the set.
+// startingAfter yields each address of the set together with its range. Gateways are left out. The order starts with the address after the
+// given address. After the last address of the set, the order continues with the first address of the set, and it ends with the given
+// address. If the given address is not in the set, the order starts with the first address of the set.
 func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	return func(yield func(netip.Addr, Range) bool) {
 		at, first, stop := 0, s[0].Start, netip.Addr{}

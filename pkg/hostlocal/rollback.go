@@ -36,7 +36,7 @@ func RemoveIndex(network, dataDir string) error {
 	if err := store.RemoveAll(indexPath(leases)); err != nil {
 		return err
 	}
-	_ = os.Remove(filepath.Dir(indexPath(leases))) // it stays while other networks have an index
+	_ = os.Remove(filepath.Dir(indexPath(leases))) // the folder stays while other networks have an index
 	return nil
 }
 
@@ -61,7 +61,7 @@ func RemoveFolder(network, dataDir string) (removed string, err error) {
 			err = errors.Join(err, dir.Remove(name))
 		}
 	}
-	if err != nil || os.Remove(path) != nil { // it stays with a file of another program
+	if err != nil || os.Remove(path) != nil { // the folder stays if it contains a file of another program
 		return "", err
 	}
 	return path, nil

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestRoutes checks that routes in the result have the same bytes as with the reference plugin.
+// TestRoutes checks that routes in the result are byte for byte equal to the reference plugin's routes.
 func TestRoutes(t *testing.T) {
 	for _, text := range []string{
 		`[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"10.9.9.9"},{"dst":"::/0","gw":"fe80::1"}]`, // gateways outside the subnets

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// lab is a network with a lease folder of its own.
+// A lab is a network with a lease folder of its own.
 type lab struct {
 	*testing.T
 	netns string
@@ -44,7 +44,7 @@ func newQuickLab(t *testing.T, ipam string) lab {
 	return lab{t, "/proc/self/ns/net", filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
 }
 
-// answer is the result or the error of a plugin call.
+// An answer is the result or the error of a plugin call.
 type answer struct {
 	IPs []struct {
 		Address, Gateway string
@@ -66,7 +66,7 @@ func (a answer) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// call() runs a verb for the interface eth0 of a container. The argument more contains additional configuration keys.
+// call() runs a verb for the interface eth0 of a container. The third argument contains additional configuration keys.
 func (l lab) call(verb, id, more string, env ...string) answer {
 	l.Helper()
 	return l.callFor(verb, plugin.Attachment{ContainerID: id, IfName: "eth0"}, more, env...)

@@ -18,8 +18,8 @@ import (
 )
 
 // status() returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because pods that end make addresses
-// free again. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. A note is written only when a
-// pool becomes exhausted or has free addresses again.
+// free again. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. STATUS writes a note file only
+// when a pool becomes exhausted or has free addresses again.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {
@@ -46,7 +46,7 @@ func status(r *plugin.Request) error {
 }
 
 // logExhausted logs once when range sets become exhausted, and once when they have free addresses again. Each pool of a network has a note
-// of its own.
+// file of its own.
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)

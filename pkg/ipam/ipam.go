@@ -201,7 +201,7 @@ func environment(r *plugin.Request, verb string) []string {
 		own = append(own, "CNI_CONTAINERID="+r.ContainerID, "CNI_IFNAME="+r.IfName)
 		if r.ContainerID != os.Getenv("CNI_CONTAINERID") || r.IfName != os.Getenv("CNI_IFNAME") && verb == "DEL" {
 			own = append(own, "CNI_NETNS=", "CNI_ARGS=")
-		} else if r.IfName != os.Getenv("CNI_IFNAME") { // the arguments are about another interface
+		} else if r.IfName != os.Getenv("CNI_IFNAME") { // the arguments belong to another interface
 			own = append(own, "CNI_ARGS="+arguments(r.Args))
 		}
 	}

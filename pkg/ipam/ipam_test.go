@@ -40,8 +40,8 @@ func request(path ...string) *plugin.Request {
 		Config: []byte(`{"cniVersion":"1.0.0","name":"net"}`), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
-// externalPlugin creates an IPAM plugin in a new folder. The plugin is a script that logs each call and then runs the commands in the
-// argument body.
+// externalPlugin creates an IPAM plugin in a new folder. The plugin is a script that logs each call and then runs the commands in the last
+// argument.
 func externalPlugin(t *testing.T, body string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()

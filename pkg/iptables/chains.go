@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Chains lists chains of the nat table. The key is a parent chain, and the values are the chains to which rules of the parent jump.
+// Chains is a map of chains in the nat table. The key is a parent chain, and the values are the chains to which rules of the parent jump.
 //
 // iptables-nft keeps its chains in nf_tables. Podlace changes these chains directly, without starting a program. An iptables program is
 // started only if legacy xtables have a nat table.
@@ -65,8 +65,8 @@ func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	return err == nil && !has
 }
 
-// legacyTables returns the path of the file in which legacy xtables list their tables. The path belongs to the current thread, because the
-// first thread of the process may be in a pod's namespace.
+// legacyTables returns the path of the file in which legacy xtables list their tables. The path selects the network namespace of the
+// current thread, because the first thread of the process may be in a pod's namespace.
 func legacyTables(is4 bool) string {
 	if is4 {
 		return "/proc/thread-self/net/ip_tables_names"
@@ -114,7 +114,7 @@ func (c Chains) RemoveLegacy() error {
 			for _, chain := range names {
 				err := removeLegacy(legacyProgram(is4), parent, chain)
 				if errs = append(errs, err); isBusy(err) {
-					return errors.Join(errs...) // another attempt would wait equally long for the same lock
+					return errors.Join(errs...) // a retry would wait just as long for the same lock
 				}
 			}
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables reads and changes the nat tables of iptables and ip6tables. To read and write rules, the iptables programs of the node
-// are started. Chains that iptables keeps in nf_tables are removed without starting a program.
+// Package iptables reads and changes the nat tables of iptables and ip6tables. To read and write rules, the package starts the iptables
+// programs of the node. Chains that iptables keeps in nf_tables are removed without starting a program.
 package iptables
 
 import (

@@ -18,7 +18,7 @@ import (
 // process. Starting so many processes is slow, so only CHECK calls List.
 func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
 
-// ListLegacy does the same as List for legacy xtables.
+// ListLegacy reads the given chains of legacy xtables in the same way.
 func ListLegacy(is4 bool, chains ...string) (NAT, error) { return listBy(legacyProgram(is4), chains) }
 
 func listBy(program string, chains []string) (NAT, error) {

@@ -13,13 +13,13 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// timeout is the time limit of a process. The wait for the xtables lock is a part of this time and is limited to xtablesWait seconds.
+// This is the time limit of a process. The wait for the xtables lock is a part of this time and is limited to xtablesWait seconds.
 const (
 	timeout     = 20 * time.Second
 	xtablesWait = 10
 )
 
-// folders lists the folders in which the programs are searched. PATH is not used, because a runtime's PATH may be empty or hostile.
+// These are the folders in which the programs are searched. PATH is not used, because a runtime's PATH may be empty or hostile.
 var folders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
 // These are exit statuses of iptables(8). The status exitBusy means a resource problem, such as a held xtables lock. The status exitNoChain

@@ -16,12 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// IPNet converts a prefix to the form that CNI results and netlink use. IPNet does not clear the host bits.
+// IPNet converts a prefix to the type that CNI results and package netlink use. IPNet does not clear the host bits.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Prefix converts an IPNet to a prefix. It returns false if n does not hold an address with a valid mask.
+// Prefix converts an IPNet to a prefix. It returns false if the IPNet has an invalid address or mask.
 func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false
@@ -86,8 +86,8 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument limits the time to
-// wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time is over.
+// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument is the longest time
+// to wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time is over.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
 		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)
@@ -112,7 +112,8 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 
 // AwaitAddress waits until the namespace answers neighbour solicitations for an address. It returns an error at the deadline. The kernel
 // acknowledges a new IPv6 address too early: a work queue joins the solicited-node group and adds the local route later (addrconf_dad_work
-// in net/ipv6/addrconf.c). Earlier neighbour solicitations are lost, and a neighbour retries only after a second.
+// in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before the work queue has run. The neighbour
+// repeats the solicitation only after a second.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // IPv4: the route exists at once, and ARP requests are broadcast
@@ -286,8 +287,8 @@ func (n *NS) UplinkMTU() (int, error) {
 }
 
 // defaultRoute returns the default route of a family, or the zero value if there is no default route. It first looks up the route to a
-// documentation address (RFC 5737, RFC 3849), which is usually the default route. If another route matches that address, defaultRoute reads
-// all routes.
+// documentation address (RFC 5737, RFC 3849). Usually only the default route matches such an address. If another route matches that
+// address, defaultRoute reads all routes.
 func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: documentationV4, netlink.FAMILY_V6: "2001:db8::1"}[family])
 	is := func(r netlink.Route) bool {

@@ -83,8 +83,8 @@ func TestHasAddress(t *testing.T) {
 	}
 }
 
-// TestDAD checks that an address without duplicate address detection is usable at once. An address with detection is usable only after
-// WaitForDAD.
+// TestDAD checks that an address without duplicate address detection is usable at once. It also checks that an address with duplicate
+// address detection is usable only after WaitForDAD has returned.
 func TestDAD(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second)) // the link-local address

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestAwaitAddress delays the kernel's work on new IPv6 addresses. It checks that, when AwaitAddress returns, the namespace has joined the
-// solicited-node group and has the local route of the address.
+// TestAwaitAddress fills the kernel's work queue for new IPv6 addresses. It checks that, when AwaitAddress returns, the namespace has
+// joined the solicited-node group and has the local route of the address.
 func TestAwaitAddress(t *testing.T) {
 	w := newWire(t)
 	fill := kerneltest.DelayAddresses(t)

@@ -10,10 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Side is the direction of the frames that a filter of a link sees.
+// Side is the direction of traffic that a filter of a link handles: received frames or sent frames.
 type Side uint32
 
-// Receiving is the side of frames that the link receives. Sending is the side of frames that the node sends through the link.
+// The value Receiving selects filters for frames that the link receives. The value Sending selects filters for frames that the node sends
+// through the link.
 const (
 	Receiving Side = netlink.HANDLE_MIN_INGRESS
 	Sending   Side = netlink.HANDLE_MIN_EGRESS
@@ -48,7 +49,7 @@ func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 	return c, ok, err
 }
 
-// actTrap is TC_ACT_TRAP in include/uapi/linux/pkt_cls.h, which package netlink lacks.
+// actTrap is TC_ACT_TRAP in include/uapi/linux/pkt_cls.h. Package netlink lacks this constant.
 const actTrap netlink.TcAct = 8
 
 // maxGoto is the maximum number of goto actions that firstCaptor follows, since chains can form a loop.
@@ -128,8 +129,8 @@ func verdictOf(f netlink.Filter) (verdict netlink.TcAct, next uint32) {
 	return verdict, next
 }
 
-// redirectTarget returns the ifindex of the link to which a filter redirects frames. It returns 0 if the target link was deleted, and -1 if
-// the filter does not redirect.
+// redirectTarget returns the ifindex of the link to which a filter redirects frames. It returns 0 if the target link was deleted. It
+// returns -1 if the filter does not redirect.
 func redirectTarget(f netlink.Filter) int {
 	for _, a := range actionsOf(f) {
 		if m, ok := a.(*netlink.MirredAction); ok &&

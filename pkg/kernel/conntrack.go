@@ -62,7 +62,8 @@ func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, e
 // maxAnswers is the maximum number of rounds in which DelUDP deletes entries that late replies created.
 const maxAnswers = 5
 
-// DelUDP deletes entries. It also deletes the entries that replies in flight create during the deletion. It is a no-op if stale is empty.
+// DelUDP deletes entries. It also deletes the entries that replies in flight create during the deletion. It is a no-op if the list is
+// empty.
 func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	if len(stale) == 0 {
 		return nil
@@ -201,8 +202,8 @@ func (t Conntrack) countConnections() uint32 {
 	return 0
 }
 
-// udpFilter returns attributes that limit a dump to UDP entries. If ports has one element, they also limit the dump to this destination
-// port. Kernels before 5.8 ignore these attributes.
+// udpFilter returns attributes that limit a dump to UDP entries. For a list with a single port, the attributes also limit the dump to
+// entries with this destination port. Kernels before 5.8 ignore these attributes.
 func udpFilter(ports []uint16) []*nl.RtAttr {
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
 	protocol := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)

@@ -32,7 +32,7 @@ type Event struct {
 // kernelUevents is the multicast group on which the kernel sends uevents. udev sends on group 2.
 const kernelUevents = 1
 
-// largestEvent is the size of the receive buffer in bytes, which is larger than any datagram of the kernel.
+// largestEvent is the size of the receive buffer in bytes. Every datagram of the kernel is smaller than this buffer.
 const largestEvent = 64 << 10
 
 // Events returns a channel of events about links in the caller's namespace and about devices. In a user namespace some device events may be
@@ -61,8 +61,8 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// subscribe opens a socket that receives the messages of multicast groups. The socket filter drops some of these messages; it may be nil.
-// One goroutine can close the socket while another reads it.
+// subscribe opens a socket that receives the messages of multicast groups. The socket filter drops some of these messages. A nil filter
+// drops no messages. One goroutine can close the socket while another reads it.
 func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -87,7 +87,7 @@ func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File,
 }
 
 // sendEvents sends the events of each datagram until the socket is closed or ctx ends. If the buffer of the socket overflows, sendEvents
-// sends the event that the caller passed for this case.
+// sends the event that its caller provides for lost messages.
 func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
 	buffer := make([]byte, largestEvent)
 	for {
@@ -110,7 +110,7 @@ func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) 
 }
 
 // receive waits for a datagram and returns its events. If the buffer of the socket overflowed or the socket cannot be read, receive returns
-// the event that the caller passed for this case.
+// the event that its caller provides for lost messages.
 func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
 	n, err := socket.Read(buffer)
 	switch {
@@ -135,7 +135,7 @@ func linkEvents(datagram []byte) []Event {
 }
 
 // eachMessage calls parse with the type, flags and body of each message in a datagram, and returns all results. After a malformed message,
-// eachMessage stops and adds the event that the caller passed for this case.
+// eachMessage stops, and adds the event that its caller provides for lost messages.
 func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, body []byte) []E) (events []E) {
 	for len(datagram) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(datagram))
@@ -165,7 +165,8 @@ func linkEvent(message []byte) []Event {
 	return []Event{{Link: text(unix.IFLA_IFNAME), Kind: text(unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)}}
 }
 
-// deviceEvents parses a uevent. A uevent is a list of strings that each end with a zero byte: first action@folder, then the variables.
+// deviceEvents parses a uevent. A uevent is a list of strings that each end with a zero byte. The first string has the format
+// action@folder, and each other string is a variable.
 func deviceEvents(datagram []byte) []Event {
 	head, _, _ := bytes.Cut(datagram, []byte{0})
 	_, device, ok := strings.Cut(string(head), "@")

@@ -62,8 +62,8 @@ func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	return m, nil
 }
 
-// HasAddress reports whether the link has the address. It looks up the local route of the address, which needs only one request even if
-// many addresses exist. If several links have the same address, HasAddress may return false for all of them except the first.
+// HasAddress reports whether the link has the address. It looks up the local route of the address. This lookup needs only one request, even
+// if many addresses exist. If several links have the same address, HasAddress may return false for all of them except the first.
 func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	m, err := n.MatchRoute(addr)
 	if NoRoute(err) {

@@ -42,15 +42,16 @@ func (p *filterProgram) loadBytes(at uint32, size int) {
 	p.add(map[int]uint16{1: unix.BPF_B, 2: unix.BPF_H}[size]|unix.BPF_LD|unix.BPF_ABS, at)
 }
 
-// loadAttribute adds instructions that search the message for an attribute of a kind, starting at the given offset. The instructions load
-// the offset of the attribute, or 0 if the attribute is missing.
+// loadAttribute adds instructions that search the message for an attribute of the given type, starting at the given offset. The
+// instructions load the offset of the attribute, or 0 if the attribute is missing.
 func (p *filterProgram) loadAttribute(kind, from uint32) {
 	p.add(unix.BPF_LDX|unix.BPF_IMM, kind)
 	p.add(unix.BPF_LD|unix.BPF_IMM, from)
 	p.add(unix.BPF_LD|unix.BPF_B|unix.BPF_ABS, netlinkAttribute)
 }
 
-// returnBytes adds an instruction that ends the filter. The filter passes that many bytes of the message; 0 drops the message.
+// returnBytes adds an instruction that ends the filter. The argument is the number of bytes of the message that the socket receives. The
+// value 0 drops the message.
 func (p *filterProgram) returnBytes(passes uint32) { p.add(unix.BPF_RET|unix.BPF_K, passes) }
 
 func (p *filterProgram) assemble() []unix.SockFilter {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft does
-// the same for nf_tables. Method names follow ip(8). If the name is a noun, the method makes no change. If the name is a verb, the method
-// makes a change. Methods with the prefix Ensure are idempotent. Every change passes fault.Change.
+// the same for nf_tables. Method names follow ip(8). A method whose name is a noun makes no change. A method whose name is a verb makes a
+// change. Methods with the prefix Ensure are idempotent. Every change passes fault.Change.
 package kernel
 
 import (
@@ -100,9 +100,9 @@ func Open(netns Namespace) (*NS, error) {
 }
 
 // serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. It never
-// unlocks the thread. The thread ends with the goroutine, so no other goroutine runs in the wrong namespace. The main thread must not enter
-// the namespace: it never ends, and would keep the namespace alive for the life of the process. If serveThread runs on the main thread, it
-// starts another goroutine. This goroutine gets another thread, because the main thread is locked.
+// calls UnlockOSThread. The thread therefore ends with the goroutine, and no other goroutine runs in the wrong namespace. The main thread
+// must not enter the namespace. The main thread ends only with the process, and would keep the namespace alive until then. If serveThread
+// runs on the main thread, it starts another goroutine. This goroutine gets another thread, because the main thread is locked.
 func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {

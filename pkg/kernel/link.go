@@ -13,19 +13,19 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MaxLearned is the maximum number of MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7). This limit allows four
-// MACs for each of the 1,024 possible ports. 4,096 entries need half a MiB of kernel memory. Without the limit a pod could fill the memory
-// with forged MACs. At the limit the bridge learns no further MACs, and floods frames to unknown MACs.
+// MaxLearned is the maximum number of MACs that a bridge learns if AddBridge created the bridge (fdb_max_learned, since Linux 6.7). This
+// limit allows four MACs for each of the 1,024 possible ports. 4,096 entries need half a MiB of kernel memory. Without the limit a pod
+// could fill the memory with forged MACs. At the limit the bridge learns no further MACs, and floods frames to unknown MACs.
 const MaxLearned = 4096
 
 // brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h.
 const brFDBMaxLearned = 49
 
 // AddBridge creates a bridge that learns at most MaxLearned MACs. One request creates the bridge with all settings, so that a kill leaves
-// no partial bridge. The request contains the MAC. Without a fixed MAC, a bridge takes the lowest MAC of its ports, and udev could change
+// no partial bridge. This request also sets the MAC. Without a fixed MAC, a bridge takes the lowest MAC of its ports, and udev could change
 // the MAC. If filtered is true, the bridge gets nf_call_iptables and nf_call_ip6tables (ip-link(8)). With these settings, IP rules of
 // iptables and nftables see bridged packets if br_netfilter is loaded, regardless of the sysctl net.bridge.bridge-nf-call-iptables. The
-// error unix.EEXIST means that an interface has the name.
+// error unix.EEXIST means that another interface already has this name.
 func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
 	return n.addBridge("link add "+name+" type bridge", name, mac, mtu, filtered)
 }
@@ -166,8 +166,8 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 }
 
 // SetARPNotify makes the kernel announce the IPv4 addresses of a link when the link comes up (arp_notify in
-// Documentation/networking/ip-sysctl.rst). The reference plugin also sets arp_notify. The kernel does not announce addresses when a new
-// veth comes up for the first time.
+// Documentation/networking/ip-sysctl.rst). The reference bridge plugin also sets arp_notify. The kernel does not announce addresses when a
+// new veth comes up for the first time.
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
 		req := n.newRequest(unix.RTM_SETLINK, 0)
@@ -187,9 +187,9 @@ func (n *NS) SetDown(link Link) error {
 	return fault.Change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
-// PinMTU sets the MTU of a bridge in the same way as an admin. If no MTU was set, the kernel gives the bridge the smallest MTU of its
-// ports. A bridge with an MTU below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU. If the wanted MTU is
-// the current MTU, PinMTU therefore first sets another MTU (MTUBeside). The first argument must contain the current MTU.
+// PinMTU sets a fixed MTU of a bridge. Without a fixed MTU, the kernel gives the bridge the smallest MTU of its ports. A bridge with an MTU
+// below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU. If the wanted MTU is the current MTU, PinMTU
+// therefore first sets another MTU (MTUBeside). The first argument must contain the current MTU.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
 	if bridge.MTU == mtu {
 		if err := n.SetMTU(bridge, MTUBeside(mtu)); err != nil {
@@ -218,7 +218,8 @@ func (n *NS) SetPromisc(link Link, on bool) error {
 	return n.setFlag(link, "promisc", unix.IFF_PROMISC, on)
 }
 
-// SetAllMulti makes a link receive all multicast frames. If on is false, the link receives only multicast frames to joined groups.
+// SetAllMulti makes a link receive all multicast frames. If the last argument is false, the link receives only multicast frames to joined
+// groups.
 func (n *NS) SetAllMulti(link Link, on bool) error {
 	return n.setFlag(link, "allmulticast", unix.IFF_ALLMULTI, on)
 }
@@ -256,9 +257,9 @@ func (n *NS) DelLink(name string) error {
 	})
 }
 
-// SetUpLeader sets a link up, sets its alias, and makes the link the leader of a new device group, in one request. Devices that serve only
-// this link join the group (EnsureIFB). DelGroup can delete the whole group in one request. Each separate deletion would wait about 15 ms
-// for the kernel (synchronize_net).
+// SetUpLeader sets a link up, sets its alias, and makes the link the leader of a new device group, in one request. EnsureIFB adds the
+// devices that serve only this link to the group. DelGroup can delete the whole group in one request. Deleting the devices one by one would
+// take about 15 ms for each device (synchronize_net).
 func (n *Node) SetUpLeader(link Link, alias string) error {
 	return fault.Change("link set "+link.Name+" up alias "+alias, func() error {
 		req := n.newRequest(unix.RTM_NEWLINK, 0)
@@ -273,7 +274,7 @@ func (n *Node) SetUpLeader(link Link, alias string) error {
 }
 
 // DelGroup deletes an interface and the device group that the interface leads. If the interface is already deleted, DelGroup deletes the
-// rest of its group. For this, the argument needs only the fields Name and Index. DelGroup is a no-op if Index is 0 or the objects are
+// rest of its group. DelGroup uses only the fields Name and Index of its argument. DelGroup is a no-op if Index is 0 or the objects are
 // missing.
 func (n *Node) DelGroup(link Link) error {
 	return fault.Change("link del "+link.Name+" and its group", func() error {

@@ -15,9 +15,9 @@ import (
 )
 
 // MoveLink moves a link into another namespace and renames it, in one request. The link arrives down, without addresses, with its
-// alternative names, and often with another ifindex. The error unix.EEXIST means that the target has a link with one of the names. After
-// this error the link is in its old namespace, and may be down because MoveLink had to move it back. The error unix.EINVAL means that links
-// of this kind cannot be moved.
+// alternative names, and often with another ifindex. The error unix.EEXIST means that the target already has a link with the new name or
+// with an alternative name of this link. After this error the link is in its old namespace, and may be down because MoveLink had to move it
+// back. The error unix.EINVAL means that links of this kind cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
@@ -81,7 +81,7 @@ func (n *NS) Rename(link Link, name string) error {
 	})
 }
 
-// SetAlias sets the alias of a link, which ip(8) shows. An empty text removes the alias.
+// SetAlias sets the alias of a link. The output of ip(8) contains the alias. An empty text removes the alias.
 func (n *NS) SetAlias(link Link, text string) error {
 	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
 		return n.h.LinkSetAlias(byIndex(link.Index), text)
@@ -120,7 +120,8 @@ func (n *NS) SetTxQueue(link Link, packets int) error {
 // DelXDP detaches all XDP programs, which see received frames before the kernel's network stack. It returns unix.EBUSY if a program is
 // attached by a bpf link. The kernel detaches this program only when its owner closes the file descriptor.
 func (n *NS) DelXDP(link Link) error {
-	// XDP_FLAGS_DRV_MODE, _SKB_MODE and _HW_MODE: DelXDP detaches one mode, or all modes for XDP_ATTACHED_MULTI (4).
+	// The flags are XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE and XDP_FLAGS_HW_MODE. A link with XDP_ATTACHED_MULTI (4) has programs in several
+	// modes.
 	modes := []uint32{1 << 2, 1 << 1, 1 << 3}
 	if mode := int(link.XDP); mode < 4 {
 		modes = modes[mode-1 : mode]
@@ -133,7 +134,7 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches a loaded XDP program. With fd -1 it detaches the program.
+// setXDP attaches a loaded XDP program. If fd is -1, it detaches the program.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		req := n.newRequest(unix.RTM_SETLINK, 0)

@@ -43,11 +43,13 @@ type Link struct {
 	PermMAC  net.HardwareAddr // permanent MAC of the device; nil if it has none, and for VFs with some drivers
 	Device   string           // its device, such as a PCI address (since Linux 5.14); a veth has none
 	conf6    []byte           // IPv6 settings, 4 bytes each
-	// Forwards4 and Forwards6 report whether the link forwards received packets. For IPv4 each link has a setting (forwarding). IPv6 has one
-	// setting for all links (NS.Forwards). Since Linux 6.17 each link also has the IPv6 setting force_forwarding, which Forwards6 contains.
+	// Forwards4 and Forwards6 report whether the link forwards received packets. For IPv4, each link has the setting "forwarding". For IPv6,
+	// one setting applies to all links (NS.Forwards). Since Linux 6.17, each link also has the IPv6 setting force_forwarding. Forwards6
+	// contains only force_forwarding.
 	Forwards4, Forwards6 bool
 
-	// Filtered is nf_call_iptables of a bridge (ip-link(8)): iptables and nftables see bridged packets if br_netfilter is loaded.
+	// Filtered is the bridge setting nf_call_iptables (ip-link(8)). If Filtered is true and br_netfilter is loaded, iptables and nftables see
+	// bridged packets.
 	Filtered bool
 	// For a bridge.
 	FiltersVLANs bool

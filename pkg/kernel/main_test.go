@@ -38,7 +38,7 @@ func podNS(t testing.TB) (*NS, *os.File) {
 	return n, f
 }
 
-// A namespace is the *NS of a pod or the *Node.
+// Both *NS (a pod) and *Node (the host) implement the interface namespace.
 type namespace interface {
 	Link(name string) (Link, bool, error)
 	AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error
@@ -97,7 +97,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// This helper returns the lines of the host's snapshot that contain all parts.
+// This helper returns the lines of the host's snapshot that contain all the given texts.
 func records(t testing.TB, parts ...string) []string {
 	t.Helper()
 	return kerneltest.Records(t, parts...)

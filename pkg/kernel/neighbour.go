@@ -26,8 +26,8 @@ func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	return known.HardwareAddr, nil
 }
 
-// neighbourOf returns the neighbour entry of an address, or nil if there is none. Linux before 5.0 cannot look up a single entry;
-// neighbourOf then returns nil.
+// neighbourOf returns the neighbour entry of an address, or nil if there is none. Linux before 5.0 cannot look up a single entry. On these
+// kernels, neighbourOf returns nil.
 func (n *NS) neighbourOf(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	req := n.newRequest(unix.RTM_GETNEIGH, 0)
 	req.AddData(&netlink.Ndmsg{Family: uint8(nl.GetIPFamily(addr.AsSlice())), Index: uint32(link.Index)})

@@ -47,8 +47,8 @@ func TestNexthops(t *testing.T) {
 	check()
 }
 
-// TestProtocolRoutes checks that ProtocolRoutes lists only routes of the main table with the protocol. DelProtocolRoute keeps other
-// programs' routes to the same prefix.
+// TestProtocolRoutes checks that ProtocolRoutes lists only routes of the main table, and only routes with the given protocol.
+// DelProtocolRoute keeps other programs' routes to the same prefix.
 func TestProtocolRoutes(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)

@@ -75,7 +75,8 @@ func vfSettings(t *testing.T, c card) {
 	}
 }
 
-// vfRefused checks that the error of SetVF names the refused setting. Unsupported is true only if the driver does not know that setting.
+// vfRefused checks that the error of SetVF names the refused setting. The function Unsupported must return true only if the driver does not
+// know the refused setting.
 func vfRefused(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	for _, s := range []struct {

@@ -150,7 +150,7 @@ func moveVFBack(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelLink(name), pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name))
 }
 
-// setInPod checks that a VF keeps the settings that a pod changed, and that all these settings can be reset for the next pod.
+// setInPod checks that a VF keeps the settings that a pod changed. It also checks that all these settings can be reset for the next pod.
 func setInPod(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name

@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestOpenLeaves checks that Close releases a pod's namespace completely: the kernel then deletes the namespace and the veth pair.
+// TestOpenLeaves checks that Close releases a pod's namespace completely, so that the kernel deletes the namespace and the veth pair.
 func TestOpenLeaves(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

@@ -36,8 +36,8 @@ func (n *NS) Paired(link, end Link, netns Namespace) (bool, error) {
 	return n.LeadsInto(link, netns)
 }
 
-// LeadsInto reports whether the peer of a veth or netkit link of this namespace is in the namespace netns, or in this namespace if netns is
-// nil.
+// LeadsInto reports whether the peer of a veth or netkit link of this namespace is in the namespace netns. If netns is nil, LeadsInto
+// reports whether the peer is in this namespace.
 func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	if link.Peer == 0 || link.Kind != "veth" && link.Kind != "netkit" {
 		return false, nil

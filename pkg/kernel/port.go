@@ -17,7 +17,8 @@ type BridgePort struct {
 	Hairpin  bool // a frame may leave by the port on which it arrived
 	Isolated bool // no frames pass between isolated ports
 	Locked   bool // accepts only frames from a MAC that the bridge knows
-	// The port does not send frames to unknown MACs, multicast frames, or broadcast frames.
+	// With these flags, the bridge does not send certain frames through the port. NoFlood applies to frames for unknown MACs, NoMulticastFlood
+	// applies to multicast frames, and NoBroadcastFlood applies to broadcast frames.
 	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
 }
 
@@ -48,8 +49,8 @@ func (p BridgePort) flags() []portFlag {
 		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
 }
 
-// Unlike returns a list of the flags that differ between two ports, with the values of the first port, such as "hairpin true". It returns
-// "" if no flag differs.
+// Unlike compares the flags of two ports. It lists the flags that differ, with the values of the first port, such as "hairpin true". It
+// returns "" if no flag differs.
 func (p BridgePort) Unlike(other BridgePort) string {
 	var words []string
 	for i, flag := range p.flags() {

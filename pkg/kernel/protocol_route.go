@@ -66,7 +66,7 @@ func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 			return nil, fmt.Errorf("route show: %w", err)
 		}
 		for _, message := range replies {
-			// A kernel without IPv6 returns the routes of other families.
+			// A kernel without IPv6 answers a request for IPv6 routes with the routes of other families.
 			if r, ok := parseRoute(message); ok && message[0] == family {
 				list = append(list, r)
 			}
@@ -101,8 +101,8 @@ func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
-// ReplaceProtocolRoute replaces the first route to the same prefix with the same metric, even if another program added that route. It adds
-// the route if none exists. No packet is lost during the change.
+// ReplaceProtocolRoute replaces the first route to the same prefix with the same metric, even if another program added that route. If there
+// is no such route, it adds the route. No packet is lost during the change.
 func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route replace ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }

@@ -17,8 +17,8 @@ import (
 
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
-// redirectPriority is the highest possible number, so that other programs' filters run before the redirect. The kernel itself assigns
-// priorities up to 49152.
+// redirectPriority is the highest possible priority number. The kernel runs filters with lower numbers first, so other programs' filters
+// run before the redirect. The kernel itself assigns priorities up to 49152.
 const redirectPriority = 65535
 
 // referencePriority is the priority of the filter of the reference bandwidth plugin.
@@ -55,9 +55,9 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 }
 
 // Redirect sends all frames that a link receives through another link. It uses an existing ingress or clsact qdisc, or adds a clsact qdisc.
-// It does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact qdisc. It deletes a
-// RedirectsLong filter only after the new filter is in place, so that a live pod keeps its limit. Redirect is a no-op if all frames are
-// already redirected.
+// It does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact qdisc. It adds the new
+// filter before it deletes an old RedirectsLong filter, so that the rate limit of a running pod stays in effect. Redirect is a no-op if all
+// frames are already redirected.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -114,15 +114,15 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 // Redirection is the set of received frames that a link sends through another link.
 type Redirection int
 
-// Values of Redirection in increasing order. The reference plugin's filter has the value RedirectsLong.
+// Values of Redirection in increasing order. The filter of the reference bandwidth plugin has the value RedirectsLong.
 const (
 	RedirectsNone Redirection = iota // no frames, or only some protocols or contents
 	RedirectsLong                    // frames with at least 4 bytes after the Ethernet header and VLAN tag
 	RedirectsAll
 )
 
-// Redirected returns the frames that u32 filters redirect from one link to another. It considers filters of any priority, because the
-// priority of the reference plugin's filter is not redirectPriority.
+// Redirected reports which frames are redirected from one link to another link by u32 filters. It considers filters of any priority,
+// because the filter of the reference bandwidth plugin does not have the priority redirectPriority.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
 	return redirectSource{from, list}.redirectionTo(to.Index), err
@@ -150,8 +150,8 @@ func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err e
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if the target link was deleted, and -1 if
-// the filter does not redirect.
+// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if the target link was deleted. It returns
+// -1 if the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
 	if !ok {
@@ -235,9 +235,9 @@ func (n *NS) redirectSources() (found []redirectSource, err error) {
 	return found, err
 }
 
-// DelRedirect removes the redirect from one link to another, including a redirect of the reference plugin. It also removes the ingress
-// qdisc, unless other programs have filters there. It removes a clsact qdisc only if owned is true, because another program may have added
-// the qdisc for later filters. A missing redirect is no error.
+// DelRedirect removes the redirect from one link to another, including a redirect that the reference bandwidth plugin added. It also
+// removes the ingress qdisc, unless other programs have filters there. It removes a clsact qdisc only if the argument owned is true,
+// because another program may have added the qdisc for later filters. A missing redirect is no error.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if err := n.delRedirects(from, to, false); err != nil {
 		return err
@@ -256,8 +256,8 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	})
 }
 
-// delRedirects deletes our filter, filters that redirect to the target link, and the reference plugin's filter if its target was deleted.
-// With spareAll, filters that redirect all frames to the target link stay.
+// delRedirects deletes our filter, filters that redirect to the target link, and the filter of the reference bandwidth plugin if its target
+// was deleted. If spareAll is true, filters that redirect all frames to the target link stay.
 func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
 		list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
@@ -282,7 +282,7 @@ func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	})
 }
 
-// isStale reports whether delRedirects must delete the filter f.
+// isStale reports whether delRedirects must delete a filter.
 func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 	priority, target := f.Attrs().Priority, redirectsTo(f)
 	if spareAll && target == to.Index && redirectionOf(f) == RedirectsAll {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// redirectAsReference adds the same redirect filter as the reference plugin.
+// redirectAsReference adds the same redirect filter as the reference bandwidth plugin.
 func redirectAsReference(t *testing.T, w wire, to Link) {
 	t.Helper()
 	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_INGRESS}}
@@ -27,8 +27,8 @@ func redirectAsReference(t *testing.T, w wire, to Link) {
 	}))
 }
 
-// TestDelRedirectOfReference checks that DelRedirect removes the reference plugin's filter, even if the ifb is already deleted. Other
-// programs' filters of the same priority stay.
+// TestDelRedirectOfReference checks that DelRedirect removes the filter of the reference bandwidth plugin, even if the ifb is already
+// deleted. Other programs' filters of the same priority stay.
 func TestDelRedirectOfReference(t *testing.T) {
 	for _, c := range []struct{ others, gone bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
 		w := newWire(t)
@@ -52,8 +52,8 @@ func TestDelRedirectOfReference(t *testing.T) {
 	}
 }
 
-// TestRedirectAfterReference checks that Redirect replaces a filter of the reference plugin whose ifb was deleted. This filter would drop
-// all frames.
+// TestRedirectAfterReference checks that Redirect replaces a filter of the reference bandwidth plugin if the ifb of the filter was deleted.
+// This filter would drop all frames.
 func TestRedirectAfterReference(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)

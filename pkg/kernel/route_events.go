@@ -24,8 +24,8 @@ type RouteEvent struct {
 
 // RouteEvents returns a channel of events about changes in the caller's namespace that can affect the routes of a protocol. It reports
 // deleted routes and nexthop objects of the protocol. It reports links whose MTU or state (up or down) changed, except bridge ports, bond
-// ports and ifbs. It reports added and removed global IPv6 addresses. Among other programs' routes in the main table it reports default
-// routes, routes without a gateway, and replaced routes.
+// ports and ifbs. It reports added and removed global IPv6 addresses. For other programs' routes in the main table, it reports changes of
+// default routes and of routes without a gateway. It also reports replaced routes.
 //
 // A socket filter drops all other messages about routes. If the receiver is slow, several changes are merged into one event. The channel is
 // closed when ctx ends. When a link goes down, the kernel deletes its routes and nexthop objects without sending messages, so that only the
@@ -85,8 +85,8 @@ type notice struct {
 
 func lostNotice() notice { return notice{RouteEvent: RouteEvent{Lost: true, What: "lost events"}} }
 
-// linkState is the part of a link's state that matters for routes. It is the zero value if the link is down, or if routes cannot use the
-// link.
+// linkState is the part of a link's state that matters for routes. For a link that is down, and for a link that routes cannot use, the
+// linkState is the zero value.
 type linkState struct {
 	flags uint32
 	mtu   uint32
@@ -177,8 +177,9 @@ const (
 	atAttributes = unix.SizeofNlMsghdr + unix.SizeofRtMsg
 )
 
-// routeFilter returns a socket filter that the kernel runs for each datagram. The filter makes irrelevant routes of other programs cheap.
-// It reads only the first message of a datagram, which suffices because the kernel sends one message per datagram.
+// routeFilter returns a socket filter that the kernel runs for each datagram. The filter drops messages about irrelevant routes of other
+// programs before they reach this process. It reads only the first message of a datagram. The first message is enough, because the kernel
+// sends one message per datagram.
 func routeFilter(protocol int) []unix.SockFilter {
 	p := newProgram()
 	p.loadBytes(atType, 2)

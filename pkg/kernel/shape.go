@@ -33,8 +33,8 @@ type Counters struct {
 	Waiting uint32 // bytes
 }
 
-// FairQueue is a fair queue (tc-fq_codel(8)): flows do not delay one another. The queue drops packets if all packets of an Interval waited
-// longer than Target. The zero value means no fair queue.
+// FairQueue is a fair queue (tc-fq_codel(8)), in which flows do not delay one another. The queue drops packets if all packets of an
+// Interval waited longer than Target. The zero value means no fair queue.
 type FairQueue struct {
 	Target   time.Duration `json:"target"`   // in microseconds of precision
 	Interval time.Duration `json:"interval"` // in microseconds of precision
@@ -83,8 +83,8 @@ func (n *NS) hasOtherRoot(link Link) bool {
 }
 
 // tbfRequest returns the request that installs a token bucket. The request contains the burst both as a time and in bytes (TCA_TBF_BURST).
-// If the bytes are missing, the kernel computes them from the time and drops every packet that takes longer than 2^32 ns at the rate
-// (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s the kernel would drop every full frame.
+// Without the burst in bytes, the kernel computes the burst from the time, and drops every packet whose transmission takes longer than 2^32
+// ns (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s the kernel would then drop every full frame.
 func (b Bucket) tbfRequest(n *NS, link Link) *nl.NetlinkRequest {
 	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
@@ -163,7 +163,7 @@ func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 }
 
 // Shaped returns the token bucket of a link. The second result is false if the root qdisc of the link has another kind. The kernel rounds
-// the burst to ticks, and the times of a fair queue to 1.024 µs.
+// the burst to ticks. It rounds the times of a fair queue to 1.024 µs.
 func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {
@@ -212,8 +212,8 @@ func (n *NS) Unshape(link Link) error {
 // loopbackIndex is the loopback device's ifindex in every namespace (the kernel's LOOPBACK_IFINDEX).
 const loopbackIndex = 1
 
-// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. Its probe is a request that always fails: the error
-// shows whether the kernel knows fq_codel.
+// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. It sends a request that always fails. The error shows
+// whether the kernel knows fq_codel.
 func (n *NS) HasFairQueue() (bool, error) {
 	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)

@@ -158,7 +158,7 @@ func TestFairQueue(t *testing.T) {
 	}
 }
 
-// TestRedirectedFrom checks that RedirectedFrom finds the one link that redirects to an ifb. This link has an ingress or a clsact qdisc.
+// TestRedirectedFrom checks that RedirectedFrom finds the only link that redirects to an ifb. This link has an ingress or a clsact qdisc.
 func TestRedirectedFrom(t *testing.T) {
 	for _, kind := range []string{"ingress", "clsact"} {
 		w := newWire(t)

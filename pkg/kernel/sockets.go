@@ -51,8 +51,8 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
 	}
 	if !at.Addr().IsUnspecified() {
-		// Free binding (IP_FREEBIND) also checks an address that the node does not have yet. A process that listens on all addresses will use the
-		// port of this address.
+		// Free binding (IP_FREEBIND) also checks an address that the node does not have yet. If the node gets the address later, a process that
+		// listens on all addresses also uses the port of this address.
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
 	}
 	return errors.Join(err, unix.Bind(fd, local))
@@ -61,7 +61,7 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 // Sockets holds the ports on which sockets of one protocol (TCP or UDP) listen.
 type Sockets map[uint16]bool
 
-// tableUnreadable is a marker in Sockets: the kernel has no inet_diag, so any port may be in use.
+// tableUnreadable is a marker in Sockets for a kernel without inet_diag. On such a kernel, any port may be in use.
 const tableUnreadable = 0
 
 // Listen reports whether a socket listens on a port of any address.

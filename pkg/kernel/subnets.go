@@ -28,7 +28,7 @@ func (s Subnet) String() string {
 }
 
 // Subnets returns the subnets of the namespace's addresses and the destinations of the unicast routes in the main table. It leaves out
-// loopback, link-local and multicast subnets and default routes. It reads all links, addresses and routes.
+// default routes, and loopback, link-local and multicast subnets. It reads all links, addresses and routes.
 func (n *NS) Subnets() (list []Subnet, err error) {
 	var links []netlink.Link
 	var addresses []netlink.Addr

@@ -51,9 +51,9 @@ func (n *NS) Uplinks() (names []string, err error) {
 	return names, nil
 }
 
-// isBelow reports whether a link is directly below one of the links in up. It is below an upper link if it is a port or the parent of the
-// upper link. The kernel reports the peer of a veth like a parent, but isBelow ignores it. It also ignores parents in another namespace,
-// because they may have the same ifindex.
+// isBelow reports whether a link is directly below one of the links in up. A link is below an upper link if the link is a port of the upper
+// link, or its parent. The kernel reports the peer of a veth like a parent, but isBelow ignores such peers. isBelow also ignores parents in
+// another namespace, because they may have the same ifindex as a link in this namespace.
 func isBelow(l netlink.Link, links []netlink.Link, up map[int]bool) bool {
 	return up[l.Attrs().MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
 		a := upper.Attrs()

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VF holds a PF's settings for one of its VFs. The fields and values have the names of ip-link(8).
+// VF holds a PF's settings for one of its VFs. The fields and values are named as in ip-link(8).
 type VF struct {
 	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
@@ -32,7 +32,7 @@ type VF struct {
 	MaxRate    int   `json:"maxRate,omitempty"`
 }
 
-// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). The counters count since the VF was created.
+// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). The counters start at zero when the VF is created.
 type VFStats struct {
 	RxBytes, TxBytes     uint64
 	RxPackets, TxPackets uint64
@@ -52,7 +52,7 @@ var (
 )
 
 // VF returns a PF's settings for the VF with the given index. The VF may be in any namespace and have any driver. The second result is
-// false if the PF has no VF with this index. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
+// false if the PF has no VF with this index. The kernel queries the driver about all VFs. With some drivers this query takes milliseconds.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	// The request excludes the counters. The counters are half of the reply, and the list of all VFs must fit into 64 KiB.
 	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
@@ -103,7 +103,7 @@ func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// parseVF parses the attributes of a VF. addressLen is the length of the PF's MAC. Each attribute begins with the VF's index.
+// parseVF parses the attributes of a VF. The argument addressLen is the length of the PF's MAC. Each attribute begins with the VF's index.
 func parseVF(attributes []byte, addressLen int) (VF, error) {
 	mac, vlan, rate := attributeOf(attributes, unix.IFLA_VF_MAC), uint32s(attributeOf(attributes, unix.IFLA_VF_VLAN)),
 		uint32s(attributeOf(attributes, unix.IFLA_VF_RATE))

@@ -26,7 +26,7 @@ type VLAN struct {
 // VLANs are the VLANs of one port, sorted by ID.
 type VLANs []VLAN
 
-// Without copies the list and leaves out the VLAN with this ID.
+// Without returns a copy of the list that lacks the VLAN with this ID.
 func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }
@@ -141,7 +141,7 @@ func (n *Node) PortVLANs(port Link) (VLANs, error) {
 	return out, nil
 }
 
-// vlanMessage is struct br_vlan_msg (include/uapi/linux/if_bridge.h) of the link with this ifindex.
+// vlanMessage is an ifindex. It serializes to a struct br_vlan_msg (include/uapi/linux/if_bridge.h) about the link with this ifindex.
 type vlanMessage uint32
 
 func (m vlanMessage) Len() int { return 8 }

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// ErrAffinity is the error if the Topology Manager refuses a pod. A kubelet reports it as TopologyAffinityError, and all other errors as
-// UnexpectedAdmissionError.
+// ErrAffinity is the error if the Topology Manager refuses a pod. A kubelet reports this error as TopologyAffinityError. It reports every
+// other error as UnexpectedAdmissionError.
 var ErrAffinity = errors.New("resources cannot be allocated with topology locality")
 
 // Node emulates a kubelet.
@@ -34,7 +34,7 @@ type trace struct {
 // request CPUs in this package.
 type Request struct{ VFs, CPUs int }
 
-// Pod is a list of init containers, which run one after the other, and a list of containers, which run afterwards.
+// Pod holds the init containers and the containers of a pod. The init containers run one after the other, before the containers start.
 type Pod struct{ Init, Containers []Request }
 
 // Grant contains the hint, the VFs and the CPUs of each container of a pod, init containers first.

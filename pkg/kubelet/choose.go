@@ -7,7 +7,8 @@ import (
 	"slices"
 )
 
-// Prefer is the GetPreferredAllocation of a device plugin. It returns n of the available devices, including the devices in must.
+// Prefer is the GetPreferredAllocation of a device plugin. It returns n of the available devices. The result must include all devices in
+// the second argument.
 type Prefer func(available, must []int, n int) []int
 
 // Pick returns n of the given devices. It replaces the kubelet's arbitrary choice between equally good devices.

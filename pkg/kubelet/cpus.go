@@ -40,8 +40,9 @@ func (c *CPUs) Take(h Hint, n int) ([]int, error) {
 	return chosen, nil
 }
 
-// selectCPUs selects n CPUs. It first takes all CPUs of each completely free node that is not larger than the rest of the request. It takes
-// the other CPUs from the remaining nodes, and starts with the node that has the fewest free CPUs.
+// selectCPUs selects n CPUs. It first looks for NUMA nodes whose CPUs are all free. If the request still needs at least as many CPUs as
+// such a node has, selectCPUs takes all CPUs of the node. It takes the other CPUs from the remaining nodes, and starts with the node that
+// has the fewest free CPUs.
 func (c *CPUs) selectCPUs(from []int, n int) []int {
 	byNode := map[Mask][]int{}
 	for _, i := range from {

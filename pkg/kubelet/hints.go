@@ -2,8 +2,8 @@
 
 // Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. It contains no code of Kubernetes. It
 // covers the hints of the device manager, the decision of the Topology Manager, and the choice of devices. It also covers the CPU manager's
-// static policy for CPUs without hyperthreads. The results are the same as the kubelet's results, except for arbitrary choices. If the
-// kubelet takes any elements of a map, the caller of this package picks the elements (Pick).
+// static policy for CPUs without hyperthreads. The results are the same as the kubelet's results, except for arbitrary choices. Where the
+// kubelet chooses devices in the random order of a Go map, the caller of this package chooses them with a function of type Pick.
 //
 // The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or restarts of the
 // kubelet.
@@ -27,8 +27,8 @@ func (m Mask) Nodes() (nodes []int) {
 	return nodes
 }
 
-// isNarrower reports whether the set comes before another set in the kubelet's order: by number of nodes, then by numeric value of the
-// mask.
+// isNarrower reports whether the set comes before another set in the kubelet's order. The kubelet orders sets by their number of nodes. It
+// orders sets of equal size by the numeric value of the mask.
 func (m Mask) isNarrower(than Mask) bool {
 	if a, b := m.Count(), than.Count(); a != b {
 		return a < b
@@ -115,7 +115,7 @@ func (d *Devices) Hints(n int, reusable []int) []Hint {
 	}
 	fewest := nodes.Count()
 	nodes.forEachSubset(func(mask Mask) {
-		// A hint is preferred if it has no more nodes than the request would need if all devices were free.
+		// A hint is preferred if it has as few nodes as the request would need with all devices free.
 		if near(mask, d.Near) >= n {
 			fewest = min(fewest, mask.Count())
 		}

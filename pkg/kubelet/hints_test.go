@@ -171,7 +171,7 @@ func TestCPUs(t *testing.T) {
 		}
 		got = append(got, cpus)
 	}
-	// Take gives a whole node to a request for four CPUs. Small requests get CPUs of the node with the fewest free CPUs.
+	// A request for four CPUs gets a whole node. Small requests get CPUs of the node with the fewest free CPUs.
 	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -13,8 +13,8 @@ const (
 	SingleNUMA Policy = "single-numa-node"
 )
 
-// Merge merges the hints of several resources. It has one list of hints for each resource, and selects the best combination with one hint
-// from each list. Merge returns the merged hint, and reports whether the policy admits the pod.
+// Merge merges the hints of several resources. It receives one list of hints for each resource, and selects the best combination with one
+// hint from each list. Merge returns the merged hint, and reports whether the policy admits the pod.
 func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	if p == None {
 		return Hint{}, true
@@ -79,7 +79,7 @@ type merger struct {
 }
 
 // mergeFrom combines an already merged hint with each combination of hints from list i and the later lists. A combination of hints with
-// different nodes is not preferred, even if every hint is.
+// different nodes is not preferred, even if every hint in it is preferred.
 func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	if i == len(m.lists) {
 		if merged.Nodes != 0 && m.isBetter(merged) {

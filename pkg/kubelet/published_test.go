@@ -24,7 +24,7 @@ func TestMergePublished(t *testing.T) {
 		{"two hints and a matching one, node 1", "0* 1*|1*", all, "1*"},
 		{"the narrower preferred hint of both", "0* 1*|0* 01", all, "0*"},
 		{"wide preferred hints before narrow ones that are not", "1* 01|0* 1* 01", all, "1*"},
-		// mergeTestCases of best-effort and restricted
+		// The following cases are the mergeTestCases of the policies best-effort and restricted.
 		{"two hints each, some with different bits", "01* 02*|01* 02*", both, "01*"},
 		{"no providers", "none", both, "0123*"},
 		{"a provider without a preference", "any*", both, "0123*"},
@@ -67,8 +67,8 @@ func TestMergePublished(t *testing.T) {
 	}
 }
 
-// TestCompareHintsPublished checks isBetter with the cases of TestCompareHintsNarrowest in Kubernetes 1.37. Each case consists of the nodes
-// that the most demanding resource needs, the current hint, the candidate, and the better hint of the two.
+// TestCompareHintsPublished checks isBetter with the cases of TestCompareHintsNarrowest in Kubernetes 1.37. A case states how many nodes
+// the most demanding resource needs. It also contains the current hint, the candidate, and the better one of these two hints.
 func TestCompareHintsPublished(t *testing.T) {
 	for _, c := range []struct {
 		enough                   int

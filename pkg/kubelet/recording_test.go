@@ -197,7 +197,7 @@ func (r *replay) runStep(number int) string {
 	copy(r.got.VFs, g.VFs)
 	copy(r.got.Taken, g.CPUs)
 	r.got.Gone, r.got.Healthy, r.got.Init, r.got.Containers = r.want.Gone, r.want.Healthy, r.want.Init, r.want.Containers
-	// For Lists, the comparison distinguishes nil from empty lists, because the recording does.
+	// In the field Lists, a nil list differs from an empty list, because the recording distinguishes them.
 	return cmp.Diff(r.want.Lists, r.got.Lists) + cmp.Diff(r.want, r.got, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(recordedStep{}, "Lists"))
 }
 
@@ -218,7 +218,7 @@ func (r *replay) pickRecorded(from []int, n int) []int {
 	return out
 }
 
-// preferRecorded records a request to the plugin, and answers like the plugin of the recording.
+// preferRecorded records a request to the plugin, and returns the same devices as the plugin that was used for the recording.
 func (r *replay) preferRecorded(available, must []int, n int) []int {
 	q := recordedQuestion{slices.Sorted(slices.Values(available)), slices.Sorted(slices.Values(must)), n}
 	r.got.Asked = append(r.got.Asked, q)

@@ -121,7 +121,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestPrevResult checks that loopback returns prevResult unchanged. loopback receives a prevResult if it follows a main plugin in a chain.
+// TestPrevResult checks that the loopback plugin returns prevResult unchanged. The plugin receives a prevResult if it follows a main plugin
+// in a chain.
 func TestPrevResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.1.0.5/24","interface":0}]}`

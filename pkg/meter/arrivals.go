@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival is the total number of bytes on the link that had arrived until a time. The field At is the time since the first byte.
+// An Arrival states how many bytes had arrived at a certain time, including headers. The field At is the time since the first byte.
 type Arrival struct {
 	At   time.Duration `json:"at"`
 	Wire float64       `json:"wire"`
 }
 
 // Arrivals lists the arrivals at the end of each [Interval]; the times are approximate. For TCP it counts the bytes that the kernel
-// received, including duplicates and segments behind a gap. The bytes that an application reads would be misleading: after a gap it reads
-// many bytes at once, which would look like an exceeded rate limit.
+// received, including duplicates and segments behind a gap. The bytes that an application reads would be misleading: after a gap, the
+// application reads many bytes at once, as if the traffic exceeded a rate limit.
 type Arrivals []Arrival
 
 // Rate returns the mean rate in bit/s between two times.
@@ -85,8 +85,8 @@ func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (s
 	}
 }
 
-// segmentsOf returns the number of received segments with data. Virtual links can pass several segments as one large packet (GSO); the
-// kernel's counter counts each segment of it.
+// segmentsOf returns the number of received segments with data. Virtual links can pass several segments as one large packet (GSO). The
+// kernel's counter counts each segment of this packet.
 func segmentsOf(conns []*net.TCPConn) (received uint64) {
 	for _, conn := range conns {
 		raw, err := conn.SyscallConn()

@@ -2,12 +2,12 @@
 
 // Package meter sends TCP or UDP traffic from one network namespace to another and measures the received rate.
 //
-// A [Flow] has two places, the sender and the receiver. A [Place] opens sockets inside its network namespace. The sockets belong to that
-// namespace, so any goroutine can use them. The measurement starts with the first byte that the receiver reads. The first second therefore
-// does not include the time to connect.
+// A [Flow] goes from a sender to a receiver. The sender is a [Place], and the receiver is a [Place]. A [Place] opens sockets inside its
+// network namespace. The sockets belong to that namespace, so any goroutine can use them. The measurement starts with the first byte that
+// the receiver reads. The first second therefore does not include the time to connect.
 //
 // Each rate has two values. Payload counts the bytes that an application sees. Wire also counts Ethernet, IP and transport headers, like a
-// shaper; it is an estimate.
+// shaper. Wire is an estimate.
 package meter
 
 import (

@@ -41,7 +41,7 @@ func loopback(is4 bool) netip.AddrPort {
 	return netip.MustParseAddrPort("[::1]:0")
 }
 
-// maxSeconds is a timeout that is long enough for a slow machine. Some flows last a minute; the timeout is far shorter, because the tests
+// maxSeconds is a timeout that is long enough for a slow machine. Some flows last a minute. The timeout is far shorter, because the tests
 // must not wait for the end of these flows.
 const maxSeconds = 30
 
@@ -52,7 +52,7 @@ func within(t *testing.T, what string, got, low, high float64) {
 	}
 }
 
-// expectRate reports an error if a measured rate, with its uncertainty because of pauses, cannot lie between low and high.
+// expectRate reports an error if a rate is certainly not between low and high. Pauses of the machine make a measured rate uncertain.
 func (r Result) expectRate(t *testing.T, what string, rate float64, from, to time.Duration, low, high float64) {
 	t.Helper()
 	if least, most := r.Range(rate, from, to); most < low || least > high {

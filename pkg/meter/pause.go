@@ -8,8 +8,8 @@ import "time"
 // idle machine have such delays too.
 const pauseTick = time.Millisecond
 
-// watchPauses starts to measure the time for which this process did not run. For this, it measures the delay of a timer. The returned
-// function ends the measurement and returns the sum of all pauses.
+// watchPauses starts to measure the time for which this process did not run. It uses the delays of a timer as a measure of this time. The
+// returned function ends the measurement and returns the sum of all pauses.
 func watchPauses() (stop func() time.Duration) {
 	ended, sum := make(chan struct{}), make(chan time.Duration)
 	last := time.Now() // on a busy machine the goroutine below may start after a first pause

@@ -103,7 +103,7 @@ func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (Roun
 	return seen, err
 }
 
-// pings is the state of one Ping. Only the receiving goroutine uses samples. Each request contains its time of sending.
+// pings is the state of one Ping. Only the receiving goroutine uses the field samples. Each request contains its time of sending.
 type pings struct {
 	is4      bool
 	mark     uint64
@@ -112,7 +112,7 @@ type pings struct {
 	samples  []time.Duration
 }
 
-// sendRequests sends the requests at fixed times; a late request does not delay the following requests. A request that cannot be sent
+// sendRequests sends the requests at fixed times. A late request does not delay the following requests. A request that cannot be sent
 // counts as lost.
 func (p *pings) sendRequests(ctx context.Context, conn *net.IPConn) {
 	for i := range p.samples {

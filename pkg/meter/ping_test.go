@@ -33,8 +33,8 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// answerPings answers echo requests in place of the kernel until the test ends. For each request it calls handle with a function that sends
-// a reply.
+// answerPings answers echo requests in place of the kernel until the test ends. For each request it calls `handle()`. The last argument of
+// this call is a function that sends a reply.
 func answerPings(t *testing.T, handle func(i int, request []byte, reply func([]byte))) {
 	t.Helper()
 	const ignore = "/proc/sys/net/ipv4/icmp_echo_ignore_all"
@@ -69,8 +69,8 @@ func answerPings(t *testing.T, handle func(i int, request []byte, reply func([]b
 	}()
 }
 
-// TestPingAnswers checks that a missing reply, and a reply after the timeout, counts as lost. A slow reply counts with its delay.
-// Duplicates and replies to other pings do not count.
+// TestPingAnswers checks that a request counts as lost if its reply is missing or arrives after the timeout. A slow reply counts with its
+// delay. Duplicates and replies to other pings do not count.
 func TestPingAnswers(t *testing.T) {
 	const late, patience, tooLate = 30 * time.Millisecond, 3 * time.Second, 3100 * time.Millisecond
 	answerPings(t, func(i int, request []byte, reply func([]byte)) {

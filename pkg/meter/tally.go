@@ -41,8 +41,8 @@ func newTally(window time.Duration) *tally {
 	return &tally{window: window, opened: time.Now(), begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
 }
 
-// addBytes counts bytes that were read at the given time, and returns the end of the window. It ignores bytes after the end of the window;
-// the second result is then false.
+// addBytes counts bytes that were read at the given time, and returns the end of the window. It ignores bytes after the end of the window,
+// and then returns false as the second result.
 func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -38,7 +38,7 @@ func (l *layout) append(family byte, exprs []expr.Any) {
 
 // Drift compares the table's chains with the chains that build creates. It returns the first difference as the end of a sentence that
 // begins with "the rules of table X", such as "are missing". It returns "" if there is no difference. Drift reads only the rules of these
-// chains, whose number does not depend on the number of pods.
+// chains. The number of these rules does not depend on the number of pods.
 func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // never sent
 	if err := build(r); err != nil {
@@ -77,7 +77,7 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf makes the same comparison as Drift for a table that has a schema version. It also detects another version, and chains that
+// DriftOf makes the same comparison as Drift for a table that has a schema version. It also detects a wrong schema version, and chains that
 // another program added.
 func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
 	drift, err := t.Drift(build)
@@ -90,7 +90,7 @@ func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, err
 	return "are those of another version, or another program added a chain", nil
 }
 
-// isDormant reports whether the table exists and has the flag dormant, which disables its chains.
+// isDormant reports whether the table exists and has the flag dormant. This flag disables the chains of the table.
 func (t *Handle) isDormant() (is bool, err error) {
 	ask, err := t.tableMessage(unix.NFT_MSG_GETTABLE, 0, t.Table)
 	if err != nil {
@@ -107,8 +107,8 @@ func (t *Handle) isDormant() (is bool, err error) {
 }
 
 // Install writes the chains and rules of a registered table in one transaction. It deletes old chains first, because the kernel cannot
-// change the hook or priority of a chain. If names are given, it deletes only the chains with these names. Without names it deletes all
-// chains of the table, including chains that other programs added. Sets keep their elements.
+// change the hook or priority of a chain. If the caller passes names, Install deletes only the chains with these names. If the caller
+// passes no names, Install deletes all chains of the table, including chains that other programs added. Sets keep their elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {
 	t, err := Open(table)
 	if err != nil {
@@ -152,8 +152,8 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// existingChains returns the given names for which the table has a chain. If no names are given, it returns all chains of the table. For
-// this it reads all chains of the family.
+// existingChains returns the given names for which the table has a chain. If no names are given, it returns all chains of the table. In
+// this case it reads all chains of the family.
 func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {
@@ -187,8 +187,8 @@ func (t *Handle) existingChains(names []string) (found []string, err error) {
 }
 
 // shapeOf encodes a rule's expression so that two expressions with the same effect compare equal. The result contains the name of the
-// expression and the attributes that every kernel returns unchanged. It does not contain registers, because kernels return other numbers
-// for some registers. A missing attribute equals an attribute with value zero.
+// expression and the attributes that every kernel returns unchanged. It does not contain registers, because a kernel may return a different
+// register number than the request contained. A missing attribute equals an attribute with value zero.
 func shapeOf(data []byte) string {
 	var name string
 	attributes := map[uint16][]byte{}

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftaKeyEnd is NFTA_SET_ELEM_KEY_END in include/uapi/linux/netfilter/nf_tables.h, which package unix lacks.
+// nftaKeyEnd is NFTA_SET_ELEM_KEY_END in include/uapi/linux/netfilter/nf_tables.h. Package unix lacks this constant.
 const nftaKeyEnd = 10
 
 // MaxComment is the maximum length of a comment that nft(8) shows, including the terminating zero.
@@ -36,7 +36,7 @@ func Key(fields ...[]byte) []byte {
 	return out
 }
 
-// IfName returns an interface name in the form for keys and rules: 16 bytes, padded with zeros.
+// IfName encodes an interface name for keys and rules as 16 bytes, padded with zeros.
 func IfName(name string) []byte {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)

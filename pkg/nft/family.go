@@ -30,7 +30,7 @@ func FamilyOf(is4 bool) Family {
 // Families returns the Family of IPv4 and the Family of IPv6.
 func Families() [2]Family { return [...]Family{FamilyOf(true), FamilyOf(false)} }
 
-// Only is the list of expressions that limit a rule to packets of the family.
+// Only returns the expressions that limit a rule to packets of the family.
 func (f Family) Only() []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, Equal([]byte{f.Proto})}
 }

@@ -24,7 +24,7 @@ type DroppingChain struct {
 // String returns family, table and name of the chain, as in nft(8).
 func (d DroppingChain) String() string { return fmt.Sprintf("%s %s %s", d.Family, d.Table, d.Chain) }
 
-// Mentions reports whether a rule compares an interface name with link, or with a prefix of link.
+// Mentions reports whether a rule compares an interface name with the name of the given link, or with a prefix of this name.
 func (d DroppingChain) Mentions(link string) bool {
 	return slices.ContainsFunc(d.rules, func(r *nftables.Rule) bool {
 		return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
@@ -39,7 +39,8 @@ func (d DroppingChain) Mentions(link string) bool {
 }
 
 // DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets: by their policy, or by a last
-// rule without conditions. It reads all chains, and the rules of the tables found.
+// rule without conditions. It lists all chains, and reads the rules of other programs' base chains at the forward hook. If such a chain
+// drops unmatched packets, it also reads the rules of the chains without a hook in the same table.
 func DroppingChains() (found []DroppingChain, err error) {
 	c, err := New()
 	if err != nil {
@@ -67,7 +68,8 @@ func DroppingChains() (found []DroppingChain, err error) {
 	return found, nil
 }
 
-// read sets the reason, and reads the rules of the chain. It reads the other chains of the table only if there is a reason.
+// The method read reads the rules of the chain and sets d.Reason if the chain drops unmatched packets. If it sets d.Reason, it also reads
+// the rules of the table's chains without a hook.
 func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*nftables.Chain) (err error) {
 	if d.rules, err = c.GetRules(chain.Table, chain); err != nil {
 		return err

@@ -53,14 +53,14 @@ func IgnoreUnsupported(err error) error {
 // replyTimeout is the timeout for one reply of the kernel. Transactions take microseconds.
 const replyTimeout = 10 * time.Second
 
-// Conn is a connection to nf_tables that is opened on first use. The zero value is ready.
+// Conn is a connection to nf_tables that is opened on first use. The zero value is ready to use.
 type Conn struct {
 	sock *mdl.Conn
 	// needsReopen is true if unread replies may remain after an error. The next request would treat these replies as its own replies.
 	needsReopen bool
 }
 
-// Open returns a Handle for a registered table on this connection. With an empty name the Handle has no table.
+// Open returns a Handle for a registered table on this connection. If the name is empty, the Handle has no table.
 func (c *Conn) Open(table string) (*Handle, error) {
 	if c.needsReopen {
 		c.Close()
@@ -126,7 +126,7 @@ func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 // maxLookups is the maximum number of elements that Find requests at once. All replies must fit into the socket's buffer.
 const maxLookups = 64
 
-// Find looks up several elements. The result contains one pointer for each element, which is nil if the element is missing.
+// Find looks up several elements. The result contains one pointer for each element. The pointer is nil if the element is missing.
 func (t *Handle) Find(elements []Element) ([]*Element, error) {
 	found := make([]*Element, 0, len(elements))
 	for chunk := range slices.Chunk(elements, maxLookups) {
@@ -291,8 +291,8 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// sendBatch sends a transaction. It reads one acknowledgement for each message except the first message and the last message, which mark
-// the start and the end of the transaction.
+// sendBatch sends a transaction. It reads one acknowledgement for each message except the first message and the last message. These two
+// messages mark the start and the end of the transaction.
 func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()
 	if len(batch) > 6 {
@@ -358,8 +358,8 @@ func (t *Handle) message(kind int, flags mdl.HeaderFlags, set string, elements [
 	}, nil
 }
 
-// Build calls a function that adds tables, chains, sets and rules, and sends all of them in one transaction. Objects that already exist are
-// no error.
+// Build calls a function that adds tables, chains, sets and rules, and sends all of them in one transaction. It returns no error for
+// objects that already exist.
 func Build(op string, build func(*nftables.Conn) error) error {
 	conn, err := New(nftables.AsLasting())
 	if err != nil {

@@ -22,7 +22,7 @@ type Place struct {
 	Table, Chain string
 }
 
-// Rule describes a rule of another program. It contains the data to identify the program that owns the rule, and to delete the rule.
+// Rule describes a rule of another program. A caller needs these fields to find out which program owns the rule, and to delete the rule.
 type Rule struct {
 	Place
 	Comment string
@@ -59,8 +59,9 @@ func (t *Handle) HasChain(p Place) (bool, error) {
 	return ok, err
 }
 
-// Chain is the kernel's description of a chain. Base is true for chains with a hook; only these have a policy (such as unix.NF_DROP) and a
-// priority. Uses is the number of rules in the chain. For chains without a hook, Uses also counts the rules that jump to the chain.
+// Chain is the kernel's description of a chain. Base is true for chains with a hook. Only chains with a hook have a policy (such as
+// unix.NF_DROP) and a priority. Uses is the number of rules in the chain. For chains without a hook, Uses also counts the rules that jump
+// to the chain.
 type Chain struct {
 	Base     bool
 	Policy   uint32
@@ -232,7 +233,7 @@ func (r Rule) deleteMessage() (mdl.Message, error) {
 	})
 }
 
-// Removal lists chains and rules in other programs' tables that Remove deletes.
+// Removal holds the chains and rules that Remove deletes from other programs' tables.
 type Removal struct {
 	Chains []Jump
 	Rules  []Match

@@ -24,9 +24,9 @@ func NewRuleset(c *nftables.Conn, table *nftables.Table) Ruleset {
 	return Ruleset{c, c.AddTable(table), map[string]*layout{}}
 }
 
-// schemaSet is the name of a set with one element, whose key is the schema version of the table. A newer plugin detects an older version
-// and rewrites the rules. Every change of the rules needs a new version number. The comment of the element holds the number of rules, so
-// that a plugin detects that another program flushed the rules.
+// schemaSet is the name of a set with one element. The key of this element is the schema version of the table. A newer plugin detects an
+// older version and rewrites the rules. Every change of the rules needs a new version number. The comment of the element holds the number
+// of rules, so that a plugin detects that another program flushed the rules.
 const schemaSet = "schema"
 
 // Mark adds the schema version and the number of rules to schemaSet. Call Mark after adding all rules.
@@ -59,7 +59,7 @@ func (t *Handle) Mark(version uint16, rules int) error {
 	return t.Add([]Element{{Set: schemaSet, Key: BigEndian(version), Comment: markText(rules)}})
 }
 
-// Marked reports whether the table has this schema version and as many rules as schemaSet states.
+// Marked reports whether the table has this schema version and the number of rules that schemaSet states.
 func (t *Handle) Marked(version uint16) (bool, error) {
 	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(version)})
 	if err != nil || !ok {

@@ -33,7 +33,7 @@ func (t Table) matches(table *nftables.Table) bool {
 // Netlink returns the table as a type of google/nftables.
 func (t Table) Netlink() *nftables.Table { return &nftables.Table{Name: t.Name, Family: t.family} }
 
-// Names of the registered tables. The comment after each name names the package that owns the table.
+// Names of the registered tables. The comment after each name is the package that owns the table.
 const (
 	MasqueradeTable = "podlace_masquerade" // bridge
 	GuardTable      = "podlace_guard"      // bridge
@@ -56,7 +56,8 @@ func Tables() []Table {
 	}
 }
 
-// TableOf returns the registered table with this name. It panics if no table with this name is registered, which is a bug in the caller.
+// TableOf returns the registered table with this name. It panics if no table with this name is registered, because this is a bug in the
+// caller.
 func TableOf(name string) Table {
 	tables := Tables()
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]

@@ -152,7 +152,7 @@ func droppedMessages(t *testing.T) (list []int) {
 	return list
 }
 
-// quietAgent returns an agent that receives no events of the kernel and of files. The test calls its steps directly.
+// quietAgent returns an agent that receives neither kernel events nor file events. The test calls the steps of this agent directly.
 func (l *lab) quietAgent() *agent {
 	l.Helper()
 	c, err := readConfig(l.Config)

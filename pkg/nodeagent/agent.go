@@ -232,7 +232,7 @@ func (a *agent) due(now time.Time) bool {
 	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !now.Before(a.nextSync)
 }
 
-// mainCause returns the cause under which a change is logged.
+// mainCause returns the cause that the log states for a change.
 func mainCause(causes map[cause]bool) cause {
 	for _, why := range []cause{onStart, onAPI, onKernel, onFiles, onPeriod} {
 		if causes[why] {
@@ -249,7 +249,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// addProblem records a problem. A problem with an instruction for the administrator needs no retry.
+// addProblem records a problem. It does not request a retry of the step.
 func (a *agent) addProblem(what string, err error, do string, blocking bool) {
 	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }
@@ -360,7 +360,7 @@ func (a *agent) writeConflist(why cause) {
 	}
 }
 
-// publish updates the status file and the metrics, and returns when to check again.
+// publish updates the status file and the metrics, and returns the time at which the caller must call it again.
 func (a *agent) publish() (again time.Time) {
 	heard, failure := a.nodes.watched()
 	if failure != "" {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent also becomes ready although it reports the
+// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent must become ready, although it reports the
 // node behind the router as refused.
 func TestStart(t *testing.T) {
 	l := newLab(t).ready()
@@ -272,7 +272,7 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig changes a key that needs a restart. It checks that the agent logs this once. It also checks that the status contains it
+// TestLaterConfig changes a key that needs a restart. It checks that the agent logs the needed restart once, and that the status reports it
 // until the restart. All other keys take effect immediately.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)

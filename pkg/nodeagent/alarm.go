@@ -26,7 +26,8 @@ const (
 )
 
 // collectWindow returns the time for which the agent collects causes before the next comparison. This is four times the duration of the
-// last comparison, so that repeated comparisons use at most a fifth of a core. It matters only in clusters with thousands of nodes.
+// last comparison, so that repeated comparisons use at most a fifth of a core. The delay is noticeable only in clusters with thousands of
+// nodes.
 func collectWindow(comparison time.Duration) time.Duration {
 	return min(max(coalescing, 4*comparison), mostCoalescing)
 }

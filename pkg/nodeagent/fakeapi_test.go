@@ -94,7 +94,8 @@ func (f *fakeAPI) put(n *corev1.Node) {
 	f.send(kwatch.Event{Type: kind, Object: n.DeepCopy()})
 }
 
-// remove() deletes a node. If quiet is true, it sends no event, as if the node were deleted during an interruption of the watch.
+// remove() deletes a node. If the last argument is true, it sends no event, as if the node were deleted during an interruption of the
+// watch.
 func (f *fakeAPI) remove(name string, quiet bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,7 +121,7 @@ func (f *fakeAPI) emit(e kwatch.Event) {
 	f.send(e)
 }
 
-// hangUp() ends all watches. If gone is true, it first sends status 410.
+// hangUp() ends all watches. If the argument is true, hangUp() first sends status 410.
 func (f *fakeAPI) hangUp(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -293,7 +294,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// bookmark() returns a bookmark event. If last is true, the bookmark marks the end of the initial events.
+// bookmark() returns a bookmark event. If the argument is true, the bookmark marks the end of the initial events.
 func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	b := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
 	b.ResourceVersion = fmt.Sprint(f.version)
@@ -303,7 +304,7 @@ func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	return kwatch.Event{Type: kwatch.Bookmark, Object: b}
 }
 
-// await() waits until a condition is true. It fails the test after a minute, which is long enough for a busy machine.
+// await() waits until a condition is true. It fails the test after a minute. This is long enough for a busy machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

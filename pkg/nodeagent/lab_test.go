@@ -191,7 +191,7 @@ func (l *lab) state(name string) string {
 	return ""
 }
 
-// says() reports whether the status has a problem that contains all parts.
+// says() reports whether the status has a problem that contains all the given texts.
 func (l *lab) says(parts ...string) bool {
 	return slices.ContainsFunc(l.status().Problems, func(p Problem) bool {
 		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(p.What+" "+p.Why+" "+p.Do, part) })

@@ -32,7 +32,7 @@ const (
 // nodes.
 const memoryLimit = 48 << 20
 
-// readyTimeout is the timeout of run --ready for the reply of the running agent.
+// readyTimeout is the time for which the command "podlace-node run --ready" waits for the reply of the running agent.
 const readyTimeout = 5 * time.Second
 
 // exitError is an error that ends the program with this exit status and without a message.

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// without starts a program without a capability, as a container that drops it.
+// This helper starts a program that lacks a capability, like a program in a container that drops the capability.
 func without(t *testing.T, capability uintptr, cmd *exec.Cmd) {
 	t.Helper()
 	started := make(chan error)
@@ -31,8 +31,8 @@ func without(t *testing.T, capability uintptr, cmd *exec.Cmd) {
 	kerneltest.Must(t, <-started)
 }
 
-// TestWithoutRoutes: with "routes": false the agent writes node.json, plugins and conflist without CAP_NET_ADMIN, also after a change of
-// the cluster, and is ready without a problem. It leaves routes alone.
+// TestWithoutRoutes runs an agent with "routes": false and without CAP_NET_ADMIN. The agent must become ready without a problem. It must
+// write node.json, the plugins and the conflist, update them after a change of the cluster, and not change any route.
 func TestWithoutRoutes(t *testing.T) {
 	l := newLab(t, `"routes": false`)
 	cmd := l.agentCommand()

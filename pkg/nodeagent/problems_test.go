@@ -110,7 +110,7 @@ func TestConflistFindings(t *testing.T) {
 	l.await("it is corrected", func() bool { return !l.says("isGatway") })
 }
 
-// TestNodeFileIsFolder checks that a folder in the place of node.json is reported with the remedy.
+// TestNodeFileIsFolder checks that the agent reports a folder at the path of node.json, together with the remedy.
 func TestNodeFileIsFolder(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Must(t, os.MkdirAll("/run/podlace/node.json", 0o755))

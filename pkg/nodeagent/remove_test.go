@@ -40,7 +40,7 @@ func (l *lab) startProcess(flags ...string) *exec.Cmd {
 	return cmd
 }
 
-// agentCommand is process without the start.
+// agentCommand returns the command that startProcess starts.
 func (l *lab) agentCommand(flags ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
 		"--plugins", l.Plugins, "--http", "unix:" + l.dir + "/http"}, flags...)...)

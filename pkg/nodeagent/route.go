@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// route() compares the kernel with the routes to the nodes of the cluster. It changes nothing before the first complete list of nodes that
-// contains this node.
+// route() compares the routes in the kernel with the wanted routes to the nodes of the cluster. It changes nothing before the first
+// complete list of nodes that contains this node.
 func (a *agent) route(why cause) {
 	list, since, complete := a.nodes.list()
 	if !complete {
@@ -121,7 +121,8 @@ func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfG
 	return result, err
 }
 
-// setNode sets the wanted node.json. If no pod can work, it does not write a first node.json, or keeps the MTU of an existing node.json.
+// setNode sets the wanted node.json. If hold is true, setNode does not create a missing node.json, and keeps the MTU of an existing
+// node.json.
 func (a *agent) setNode(node nodefile.Node, hold bool) {
 	if hold {
 		file, before, err := nodefile.Read()
@@ -142,7 +143,7 @@ func (a *agent) adviseSelf(err error) {
 	a.advise("own node", err, do, a.node.PodCIDRs == nil)
 }
 
-// The text in retries is the advice for errors of the kernel.
+// The constant retries is the advice that the agent reports for errors of the kernel.
 const retries = "nothing, if it ends within minutes: the agent tries again"
 
 // adviseInside reports routes of other programs to a part of a peer's podCIDR.
@@ -177,7 +178,7 @@ func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
 		VXLAN: c.VXLAN, Connected: connected}, err
 }
 
-// gateways() returns the addresses whose routes matter: the addresses of the peers and of this node.
+// gateways() returns the addresses whose current routes Plan needs: the addresses of the peers and of this node.
 func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	list := slices.Clone(self.Addresses)
 	for _, p := range peers {
@@ -190,8 +191,9 @@ func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	return list
 }
 
-// deletionsTrusted reports whether routes may be deleted. A list without the own node comes from the wrong cluster or an old backup, or
-// the node was deleted and will return. A list that removes more than half of the routes must persist for a minute.
+// deletionsTrusted reports whether routes may be deleted. A list of nodes that lacks this node comes from the wrong cluster or from an old
+// backup, or this node was deleted and will return. If the lists would remove more than half of the routes, deletions are allowed only
+// after this state has lasted for a minute.
 func (a *agent) deletionsTrusted(r noderoutes.Result, selfGone bool) bool {
 	now := time.Now()
 	until := "the list has persisted for a minute"

@@ -230,7 +230,7 @@ func blocked(problems []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
 }
 
-// logProblems logs new problems and ended problems of this node. It does not log problems of peers, which setPeers logs.
+// logProblems logs new problems and ended problems of this node. It does not log problems of peers, because setPeers already logs them.
 func (a *agent) logProblems() {
 	has := func(list []Problem, p Problem) bool {
 		return slices.ContainsFunc(list, func(q Problem) bool { return q.What == p.What && q.Why == p.Why })

@@ -206,7 +206,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestRefused checks that the watch logs only once, with the reason, that the API server refuses its requests. All known nodes stay.
+// TestRefused checks that the watch logs one line with the reason if the API server refuses its requests. All known nodes stay.
 func TestRefused(t *testing.T) {
 	w := newWatching(t)
 	w.start(w.server.URL)

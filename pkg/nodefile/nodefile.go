@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodefile reads and writes /run/podlace/node.json. From this file the plugins read the podCIDRs of their node, the CIDRs of all
+// Package nodefile reads and writes /run/podlace/node.json. The plugins read this file to get the podCIDRs of their node, the CIDRs of all
 // pods, and the MTU of pods. podlace-node or an administrator writes the file. The file is on tmpfs, so that pods cannot start with old
 // values after a reboot: they wait until the file is written again.
 package nodefile
@@ -39,7 +39,8 @@ type Node struct {
 	MTU int `json:"mtu,omitempty"`
 }
 
-// MaxClusterCIDRs is the maximum number of ClusterCIDRs. More could exceed the maximum file size of 64 KiB, which older plugins enforce.
+// MaxClusterCIDRs is the maximum number of ClusterCIDRs. With a longer list, the file could exceed 64 KiB, and older plugins refuse a file
+// of this size.
 const MaxClusterCIDRs = 256
 
 // maxFile is the maximum size of node.json and of flannel's file in bytes. Both files usually have a few hundred bytes.
@@ -70,8 +71,8 @@ func Read() (file string, node Node, err error) {
 	return "", Node{}, fmt.Errorf("neither %s nor %s exists", Path, FlannelPath)
 }
 
-// Of returns the result of Read for a request. It calls Read only once per request, also for the requests that the plugin derives for a
-// built-in IPAM plugin. All steps of one ADD, DEL or CHECK therefore use the same content.
+// Of returns the result of Read for a request. It calls Read only once for each request of the runtime. A request that the plugin derives
+// for a built-in IPAM plugin uses the same result. All steps of one ADD, DEL or CHECK therefore use the same content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
 	type content struct {
 		file string

@@ -22,8 +22,8 @@ type Options struct {
 	Inside bool
 }
 
-// Ways returns the current route of this node to each gateway. For an address of this node, the Way contains the link of the address and a
-// Reason.
+// Ways returns the current route of this node to each gateway. For an address of this node, the result contains the link of the address,
+// and a Reason why the address cannot be a gateway.
 func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	ways, links := make(map[netip.Addr]Way, len(gateways)), map[int]kernel.Link{}
 	for _, gateway := range gateways {
@@ -34,7 +34,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// wayTo requests the route to a gateway from the kernel. It caches the links that it has read; the last argument is the cache.
+// wayTo requests the route to a gateway from the kernel. The last argument is a cache of the links that were already read.
 func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -58,9 +58,9 @@ func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 }
 
 // Apply changes the kernel state to the wanted state. It first adds missing objects and replaces objects that differ. It then deletes
-// unwanted objects that have Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel refuses a change,
-// Apply continues with the other changes, and Result contains the refused change. If Apply cannot read the kernel state, it deletes nothing
-// and returns an error.
+// unwanted objects whose protocol number is Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel
+// refuses a change, Apply continues with the other changes, and Result contains the refused change. If Apply cannot read the kernel state,
+// it deletes nothing and returns an error.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	first, err := apply(n, want, opt)
 	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {
@@ -73,7 +73,7 @@ func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	return second.Result, err
 }
 
-// Remove deletes the tunnel and all routes, nexthop objects and neighbours with Protocol.
+// Remove deletes the tunnel. It also deletes all routes, nexthop objects and neighbours whose protocol number is Protocol.
 func Remove(n *kernel.NS) (changes int, err error) {
 	r, err := Apply(n, Wanted{}, Options{})
 	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
@@ -290,8 +290,8 @@ func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) erro
 	return nil
 }
 
-// readForeign reads the routes of other programs once per pass. It is called only when a route must be added or replaced, because its cost
-// grows with the number of routes.
+// readForeign reads the routes of other programs once per pass. It is called only when a route must be added or replaced, because the call
+// is slow if many routes exist.
 func (p *pass) readForeign() error {
 	if p.foreign != nil {
 		return nil
@@ -339,7 +339,7 @@ func (p *pass) findInside(want Wanted) error {
 	return nil
 }
 
-// sweepRoutes deletes the routes with Protocol that are not wanted.
+// sweepRoutes deletes the unwanted routes whose protocol number is Protocol.
 func (p *pass) sweepRoutes(want Wanted) {
 	wanted := make(map[routeKey]bool, len(want.Routes))
 	for _, r := range want.Routes {

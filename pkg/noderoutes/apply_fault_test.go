@@ -21,8 +21,8 @@ import (
 )
 
 // TestFaultRoutes makes each change of Apply fail once, and kills Apply at each change once. It checks that the next Apply reaches the same
-// state as without the fault. It tests the changes from no routes to a first state, from the first state to a second state, and from there
-// back to no routes. Objects of other programs stay.
+// state as without the fault. It tests the changes from no routes to a first state, from the first state to a second state, and from the
+// second state to no routes. Objects of other programs stay.
 func TestFaultRoutes(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

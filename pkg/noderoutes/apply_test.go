@@ -125,8 +125,8 @@ func (n labNode) addForeign() {
 
 func holds(s *sandbox.Snapshot, part string) bool { return strings.Contains(s.String(), part) }
 
-// TestConflicts checks that Apply keeps routes of other programs to a podCIDR, and reports them in the format of ip-route(8). It adds all
-// other routes.
+// TestConflicts checks that Apply keeps routes of other programs to a podCIDR, and reports them in the format of ip-route(8). Apply must
+// add all routes that have no conflict.
 func TestConflicts(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

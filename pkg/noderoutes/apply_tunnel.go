@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// applyTunnel creates the tunnel device and its forwarding entries and neighbours. The returned function deletes unwanted entries. It must
-// be called after the routes that use them were deleted.
+// applyTunnel creates the tunnel device and its forwarding entries and neighbours. The returned function deletes unwanted entries. The
+// caller must first delete the routes that use these entries.
 func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	if want.Tunnel == nil {
 		return p.sweepTunnels()

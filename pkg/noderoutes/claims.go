@@ -9,7 +9,7 @@ import (
 )
 
 // A value of type claims contains the owner of each podCIDR and each address. CIDRs overlap only if one contains the other. An overlap is
-// therefore found with one lookup for each prefix length in use; most clusters use two.
+// therefore found with one lookup for each prefix length in use. Most clusters use two prefix lengths.
 type claims struct {
 	cfg        Config
 	self       Self
@@ -32,9 +32,9 @@ type (
 	}
 )
 
-// newClaims returns the claims of all nodes, which must be sorted from the oldest to the newest. The second argument is the index of this
-// node. For other nodes newClaims uses only addresses to which routes can lead. A kubelet can list any number of addresses. If newClaims
-// used all these addresses, one kubelet could block the podCIDRs of all nodes.
+// newClaims returns the claims of all nodes. The list of nodes must be sorted from the oldest to the newest node. The second argument is
+// the index of this node. For other nodes newClaims uses only addresses to which routes can lead. A kubelet can list any number of
+// addresses. If newClaims used all these addresses, one kubelet could block the podCIDRs of all nodes.
 func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
 		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), containers: map[netip.Prefix]podCIDR{},

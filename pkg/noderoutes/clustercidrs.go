@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// clusterCIDRs returns the CIDRs of all pods. These are the configured CIDRs. If none are configured, they are the podCIDRs of all nodes.
-// If there are more than MaxClusterCIDRs CIDRs, it returns only MaxClusterCIDRs of them, and an Advice.
+// clusterCIDRs returns the CIDRs of all pods. These are the configured CIDRs, or the podCIDRs of all nodes if the configuration contains no
+// CIDRs. If there are more than MaxClusterCIDRs CIDRs, it returns only MaxClusterCIDRs of them, and an Advice.
 func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice []Advice) {
 	if len(configured) > 0 {
 		advice = adviseClusterCIDRs(configured, podCIDRs)

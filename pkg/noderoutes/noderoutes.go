@@ -22,7 +22,7 @@ type Node struct {
 	Name    string
 	UID     string
 	Created time.Time // metadata.creationTimestamp
-	// PodCIDRs is spec.podCIDRs. Addresses lists the status.addresses[].address of type InternalIP in the order of the object.
+	// PodCIDRs is spec.podCIDRs. Addresses lists the node's addresses of type InternalIP in the order of status.addresses.
 	PodCIDRs  []string
 	Addresses []string
 }

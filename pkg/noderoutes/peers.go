@@ -14,9 +14,9 @@ import (
 // name and podCIDR. A Peer that cannot be used has a State and a Reason. The order of nodes does not matter. Peers returns an error if the
 // object of this node is missing or invalid.
 //
-// Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one contains the address of the other. The older node
-// then keeps the podCIDR or address. A node is older if its creationTimestamp is earlier; if both times are equal, the UIDs decide. This
-// node always keeps its own podCIDRs, because its pods already have addresses in these podCIDRs.
+// Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one node contains an address of the other node. The
+// older node then keeps the podCIDR or address. A node is older if its creationTimestamp is earlier. If both times are equal, the UIDs
+// decide. This node always keeps its own podCIDRs, because its pods already have addresses in these podCIDRs.
 func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, byAge)

@@ -23,8 +23,8 @@ const (
 )
 
 // Plan returns the wanted kernel state, the peers with their states, and the content of node.json. The first two arguments are the results
-// of Peers. The third argument contains the current route to each gateway. It also contains the links of the node's own addresses. Plan
-// uses the MTU of these links even if there are no peers. The output is sorted and does not depend on the order of the input.
+// of Peers. The third argument contains the current route to each gateway, and the link of each address of this node. Plan reads the MTU of
+// the links of this node's addresses even if there are no peers. The output is sorted and does not depend on the order of the input.
 func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
 	peers = slices.Clone(peers)
 	slices.SortFunc(peers, byName)
@@ -59,8 +59,8 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	return p.want, peers, node
 }
 
-// oldestFirst returns the peers in the order in which they get IDs and next hops. The order is from the oldest to the newest node: if the
-// names of two nodes have the same hash, the older node keeps its ID when the newer node joins.
+// oldestFirst returns the peers in the order in which they get IDs and next hops. The order is from the oldest to the newest node. If the
+// names of two nodes have the same hash, the older node therefore keeps its ID when the newer node joins.
 func oldestFirst(peers []Peer) (list []*Peer) {
 	for i := range peers {
 		list = append(list, &peers[i])
@@ -85,7 +85,7 @@ type planner struct {
 	want   Wanted
 }
 
-// addPeer sets the state of a peer, and adds the route to the peer's podCIDR if there is one.
+// addPeer sets the state of a peer. If this node can reach the peer, addPeer also adds the route to the peer's podCIDR.
 func (p *planner) addPeer(peer *Peer) {
 	way, known := p.ways[peer.Gateway]
 	mixed := peer.PodCIDR.Addr().Is6() && peer.Gateway.Is4() // only the tunnel carries IPv6 over IPv4

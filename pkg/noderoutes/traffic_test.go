@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// mustReach pings an address. If want is true, it reports an error if no reply arrives. If want is false, it reports an error if a reply
+// mustReach pings an address. If want is true, mustReach checks that a reply arrives. If want is false, mustReach checks that no reply
 // arrives.
 func (n labNode) mustReach(to netip.Addr, want bool) {
 	n.Helper()
@@ -33,7 +33,7 @@ func (n labNode) mustReach(to netip.Addr, want bool) {
 	}
 }
 
-// This number of parallel pings sends 1,000 requests per second.
+// The constant pingers is the number of parallel pings that together send 1,000 requests per second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
 // repliesReceived returns the number of echo replies that the node's kernel received. This counter includes replies that were dropped
@@ -109,8 +109,8 @@ func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(r
 	}
 }
 
-// TestNothingLost checks that no packet to a peer is lost during these changes: its nexthop ID changes, other peers join, leave and change
-// their addresses, and Apply repeats the same state.
+// TestNothingLost checks that no packet to a peer is lost during these changes: the nexthop ID of the peer changes, other peers join, leave
+// and change their addresses, and Apply repeats the same state.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

@@ -102,7 +102,7 @@ func nextHop6(mac [6]byte) netip.Addr {
 }
 
 // device() returns the wanted tunnel device. The last argument is the MTU of the link below the tunnel, or 0 if this MTU is unknown. The
-// addresses of the device are the first addresses of the node's own podCIDRs, which pods never get.
+// device gets the first address of each podCIDR of this node. Pods never get these addresses.
 func (t *tunneler) device(cfg Config, podCIDRs []netip.Prefix, uplink int) *Tunnel {
 	var addresses []netip.Addr
 	for _, p := range podCIDRs {

@@ -17,8 +17,8 @@ type Address struct {
 	valid                 bool
 }
 
-// ParseAddress parses an address in the format of sysfs, which is domain:bus:device.function in hexadecimal, such as 0000:3b:10.2. A domain
-// has four digits. The domain of a function behind Intel's Volume Management Device has more digits.
+// ParseAddress parses an address in the format of sysfs. The format is domain:bus:device.function in hexadecimal digits, such as
+// 0000:3b:10.2. A domain has four digits. The domain of a function behind Intel's Volume Management Device has more digits.
 func ParseAddress(s string) (Address, error) {
 	domain, rest, _ := strings.Cut(s, ":")
 	bus, rest, _ := strings.Cut(rest, ":")

@@ -216,7 +216,7 @@ func (c control) writeFile(ctx context.Context, file, value string) error {
 	})
 }
 
-// awaitDriver waits until the function is bound to the driver. If driver is "", it waits until the function has no driver.
+// awaitDriver waits until the function is bound to the driver. If the last argument is "", it waits until the function has no driver.
 func (c control) awaitDriver(ctx context.Context, driver string) error {
 	now := ""
 	err := waitUntil(ctx, func() (ok bool, err error) {

@@ -223,8 +223,8 @@ func TestUnbind(t *testing.T) {
 	}
 }
 
-// TestBindGone checks that currentDriver returns fs.ErrNotExist for a function that was removed. It must not return "", which means a
-// function without a driver.
+// TestBindGone checks that currentDriver returns fs.ErrNotExist for a function that was removed. It must not return "", because "" stands
+// for a function without a driver.
 func TestBindGone(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	root, err := os.OpenRoot(sysfs)

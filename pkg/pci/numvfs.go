@@ -53,8 +53,8 @@ func (c control) resize(ctx context.Context, n int) error {
 	return err
 }
 
-// checkCounts returns an error if more VFs exist than the value n of sriov_numvfs. Writing the same number to sriov_numvfs again would not
-// remove the extra VFs.
+// checkCounts returns an error if the PF has more than n VFs. The number n is the value of sriov_numvfs. Writing the same number to
+// sriov_numvfs again would not remove the extra VFs.
 func (c control) checkCounts(n int) error {
 	s, err := Scan(c.root.Name())
 	if err != nil {

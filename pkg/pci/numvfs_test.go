@@ -87,7 +87,7 @@ func TestNumVFsContradicted(t *testing.T) {
 }
 
 // TestLife creates VFs, binds one of them to vfio-pci and back, and removes all VFs. It runs in a fake sysfs tree. It also runs with the
-// real PF in PODLACE_PF (such as 0000:21:00.0). This PF must not be in use, for example in a virtual machine.
+// real PF in PODLACE_PF (such as 0000:21:00.0). During the test, no virtual machine or other program may use this PF.
 func TestLife(t *testing.T) {
 	t.Run("tree", func(t *testing.T) {
 		sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4})

@@ -60,7 +60,7 @@ func parseCount(s string) (int, error) {
 	return int(n), nil
 }
 
-// parseSpeed parses a speed in Mbit/s. Drivers report -1 for an unknown speed; some drivers report it as an unsigned 32-bit number.
+// parseSpeed parses a speed in Mbit/s. Drivers report -1 for an unknown speed. Some drivers report this -1 as an unsigned 32-bit number.
 func parseSpeed(s string) (int, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 )
 
 // Read reads one function quickly: only its address, class, driver, interfaces and RDMA devices. If the function is a VF, Read also reads
-// the PF; for other functions pf is zero. Read does not read the number of VFs, the IOMMU group, files below /dev, or the state of
-// interfaces such as speed and MTU. It returns fs.ErrNotExist if no network card has this function.
+// the PF. For other functions, the second result is zero. Read does not read the number of VFs, the IOMMU group, files below /dev, or the
+// state of interfaces such as speed and MTU. It returns fs.ErrNotExist if no network card has this function.
 func Read(sysfs string, a Address) (d, pf Device, err error) { return read(sysfs, a, true) }
 
 // Inspect reads one function like Scan, except for the number of queue pairs.

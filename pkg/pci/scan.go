@@ -57,7 +57,7 @@ func scan(sysfs string, channels func(string, Address) int) (*Snapshot, error) {
 	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root)}, nil
 }
 
-// addFunction reads a function and adds it to the scan if it belongs to a network card.
+// addFunction reads the sysfs files of a PCI function. If the PCI function belongs to a network card, addFunction adds it to the scan.
 func (s *scanner) addFunction(a Address) {
 	at := devicesFolder + "/" + a.String()
 	f, err := openFolder(s.root, at)

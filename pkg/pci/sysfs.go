@@ -30,7 +30,7 @@ const (
 // maxAttribute is the maximum size of a sysfs attribute in bytes, which is one page.
 const maxAttribute = 4096
 
-// Errors for files that do not occur in a real sysfs.
+// Errors for unexpected files and links. A real sysfs contains none of them.
 var (
 	errNoFile = errors.New("is no regular file")
 	errLong   = fmt.Errorf("is longer than %d bytes", maxAttribute)

@@ -38,7 +38,7 @@ func (m *fakeMachine) scan() (*Snapshot, error) {
 	return m.now, m.err
 }
 
-// setScan sets the number of channels that later scans return, or their error.
+// setScan sets the result of later scans: one device with the given number of channels, or an error.
 func (m *fakeMachine) setScan(n int, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 // maxConfig is the maximum size of stdin in bytes. Configurations with prevResult from libcni have a few kilobytes.
 const maxConfig = 16 << 20
 
-// Decode decodes the configuration into raw, which is a pointer to a struct that mirrors the JSON. It logs each unknown key with the
-// nearest known key. Unknown keys are valid, because other plugins may read them, but they are often misspelt.
+// Decode decodes the configuration into raw, which is a pointer to a struct that mirrors the JSON. It logs each unknown key together with
+// the most similar known key. Unknown keys are valid, because other plugins may read them, but they are often misspelt.
 func (r *Request) Decode(raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err

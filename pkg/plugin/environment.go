@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// maxID is the maximum length of container IDs and network names in bytes. These names become parts of file names, which have at most 255
-// bytes.
+// maxID is the maximum length of container IDs and network names in bytes. These names become parts of file names, and a file name has at
+// most 255 bytes.
 const maxID = 255
 
 // requiredVariables returns the environment variables that a verb requires (SPEC.md section 2 "CNI operations"). ADD, CHECK and DEL do not

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Error codes. Codes below 100 are from the CNI specification (SPEC.md, "Error"), except 8, which libraries use for an invalid network
-// namespace. Codes from 100 exist only in Podlace.
+// Error codes. The CNI specification defines the codes below 100 (SPEC.md, "Error"), except code 8. Libraries use code 8 for an invalid
+// network namespace. Codes from 100 exist only in Podlace.
 const (
 	CodeVersion       uint = 1  // incompatible cniVersion
 	CodeUnsupported   uint = 2  // unsupported field in the configuration; the message has key and value

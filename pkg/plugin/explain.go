@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// describeDecodeError replaces an error of encoding/json, which contains names of Go types, by an error in JSON terms. The second argument
-// is the type into which the document was decoded. It may be nil.
+// describeDecodeError translates an error of encoding/json into JSON terms. The error of encoding/json contains names of Go types. The
+// second argument is the type into which the document was decoded. It may be nil.
 func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {

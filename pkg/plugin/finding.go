@@ -107,17 +107,18 @@ func DuplicateKeys(data []byte) (found []Finding) {
 	return found
 }
 
-// Place is a position in a text. Line and column count from 1, the column in characters.
+// Place is a position in a text. Line and Column start at 1. Column counts characters, not bytes.
 type Place struct{ Line, Column int }
 
-// PlaceAt returns the place of a byte of a text.
+// PlaceAt returns the line and column of the byte at an offset.
 func PlaceAt(text []byte, offset int) Place {
 	before := text[:max(0, min(offset, len(text)))]
 	start := 1 + bytes.LastIndexByte(before, '\n')
 	return Place{1 + bytes.Count(before, []byte("\n")), 1 + utf8.RuneCount(before[start:])}
 }
 
-// KeyPlaces returns the place of each key and each list entry of a JSON text, by its path such as plugins[1].snat.
+// KeyPlaces returns the line and column of each key and each list entry in a JSON text. The keys of the result are paths such as
+// plugins[1].snat.
 func KeyPlaces(data []byte) map[string]Place {
 	places := map[string]Place{}
 	at, read := Place{1, 1}, 0
@@ -131,7 +132,7 @@ func KeyPlaces(data []byte) map[string]Place {
 	return places
 }
 
-// after returns the place behind a text that begins at p.
+// after() returns the place after a text that begins at p.
 func (p Place) after(text []byte) Place {
 	end := PlaceAt(text, len(text))
 	if end.Line == 1 {
@@ -140,8 +141,8 @@ func (p Place) after(text []byte) Place {
 	return Place{p.Line + end.Line - 1, end.Column}
 }
 
-// walkKeys reads one JSON value and calls visit for each key of an object and each item of an array, with an offset before the key or
-// the item, or before the white space and the comma in front of it.
+// walkKeys reads one JSON value and calls `visit()` for each key of an object and each item of an array. The last argument of this call is
+// an offset in the text. Only white space and a comma may be between this offset and the key or item.
 func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated bool, after int)) {
 	token, err := dec.Token()
 	if err != nil {

@@ -17,8 +17,8 @@ const (
 	legacyKey = "cni.dev/attachments" // libcni sends it too
 
 	// DeadKey is a key of Podlace with a list of attachments. If the configuration has this key, GC collects only attachments in this list.
-	// Runtimes do not pass this key. Another caller passes it, because its list of valid attachments may lack attachments that were created
-	// later. The list of a runtime is complete, as SPEC.md requires.
+	// Runtimes do not pass this key. Podlace passes this key when it calls GC itself. Its list of valid attachments may then lack attachments
+	// that were created later. The list of a runtime is complete, as SPEC.md requires.
 	DeadKey = "podlace/dead-attachments"
 
 	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. It protects attachments whose ADD is still
@@ -26,8 +26,8 @@ const (
 	graceTime = time.Second
 )
 
-// readValid reads the list of attachments that GC must keep. With null or [] GC keeps no attachments. A missing list is an error, because
-// GC could delete attachments in use.
+// readValid reads the list of attachments that GC must keep. If the list is null or [], GC keeps no attachments. A missing list is an
+// error, because GC could delete attachments in use.
 func (r *Request) readValid(data []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {

@@ -109,7 +109,7 @@ func (h *journalHandler) addField(name, value string) {
 	h.fields = append(bytes.Clone(h.fields), line...)
 }
 
-// fieldName converts a key to the name of a field, which consists of upper-case letters, digits and underscores.
+// fieldName converts a key to the name of a field. The name consists of upper-case letters, digits and underscores.
 func fieldName(key string) string {
 	return strings.Map(func(c rune) rune {
 		switch {

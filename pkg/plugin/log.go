@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logConfig holds the configuration keys for the log, which every plugin supports. sriov-cni has the same keys.
+// logConfig holds the configuration keys for the log. Every plugin supports these keys. sriov-cni has the same keys.
 type logConfig struct {
 	LogLevel string `json:"logLevel"`
 	LogFile  string `json:"logFile"`
@@ -21,7 +21,7 @@ type logConfig struct {
 // toJournal is the value of logFile that selects journald.
 const toJournal = "journal"
 
-// levelOf returns the level with a name in the configuration.
+// levelOf returns the log level for the name of a level in the configuration.
 func levelOf(name string) (slog.Level, bool) {
 	switch name {
 	case "", "info":
@@ -92,8 +92,8 @@ func (r *Request) openLog() error {
 
 // logToFile redirects the log to a file. It creates a missing file.
 func (r *Request) logToFile(path string) error {
-	// With O_NONBLOCK, opening a FIFO does not block. Only regular files are allowed: the path could be /dev/stdout, which must contain only
-	// the result.
+	// With O_NONBLOCK, opening a FIFO does not block. Only regular files are allowed. The path could be /dev/stdout, and stdout must contain
+	// only the result.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err

@@ -24,7 +24,8 @@ func warningPlugin() Plugin {
 	return Plugin{Name: "x", NoNetns: true, Add: add, Del: verb, Check: verb, GC: verb, Status: verb}
 }
 
-// TestLogToFile checks that the log goes only to the file and contains the error of the verb. It checks that logLevel applies.
+// TestLogToFile checks that the log goes only to the file and contains the error of the verb. It also checks that the log contains no
+// warnings if logLevel is "error".
 func TestLogToFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
 	read := func() string {

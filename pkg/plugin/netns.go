@@ -12,7 +12,8 @@ import (
 )
 
 // openNetns opens the namespace in CNI_NETNS before the verb runs. It returns an error if the path is not a network namespace, or is the
-// plugin's own namespace. DEL treats a path of this kind as a missing namespace, and still removes the other state of the attachment.
+// plugin's own namespace. For DEL it never returns an error: DEL treats a namespace that cannot be opened as missing, and still removes the
+// other state of the attachment.
 func (r *Request) openNetns(getenv func(string) string) error {
 	f, err := openNetns(r.NetnsPath)
 	if err == nil && isOwn(f) && !override(getenv("CNI_NETNS_OVERRIDE")) {

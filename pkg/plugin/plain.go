@@ -27,8 +27,9 @@ func Plain(text string, most int) string {
 	return b.String()
 }
 
-// PlainRune returns '?' for a character that a terminal interprets or hides, and other characters unchanged. These characters are control
-// characters, format characters (for example, to change the text direction), surrogates, and private and unassigned characters.
+// PlainRune returns '?' for a character that a terminal interprets or hides. It returns all other characters unchanged. It replaces control
+// characters, surrogates, private characters and unassigned characters. It also replaces format characters, which can change the direction
+// of the text.
 func PlainRune(r rune) rune {
 	if strconv.IsPrint(r) {
 		return r

@@ -2,7 +2,7 @@
 
 // Package plugin is the framework of all CNI plugins. It reads the environment and stdin, rejects invalid input before any change, and
 // calls the verb with a validated Request. It encodes the result in the cniVersion of the configuration. It encodes an error as an error
-// document of the CNI specification, which contains the name of the pod.
+// document of the CNI specification. The error document contains the name of the pod.
 //
 // A plugin is a value of type Plugin. Its main function only calls Main.
 package plugin
@@ -28,7 +28,7 @@ type Plugin struct {
 	MinVersion string // oldest supported cniVersion; "" for 0.1.0
 	Chained    bool   // ADD and CHECK require a prevResult
 	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. For such a plugin, malformed and unknown arguments are no
-	// error. The reference plugin also ignores them.
+	// error. The reference plugin with the same name also ignores such arguments.
 	ForeignArgs  bool
 	NoNetns      bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
 	CallsPatient bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
@@ -45,10 +45,10 @@ type Plugin struct {
 // Version is the version of this build. Release builds set it with -ldflags -X.
 var Version = ""
 
-// Main runs the plugin with the environment, stdin and stdout of this process, which a container runtime has started. It returns the exit
-// status, 0 or 1.
+// Main runs the plugin in a process that a container runtime has started. It uses the environment, stdin and stdout of this process. It
+// returns the exit status, 0 or 1.
 func (p Plugin) Main() int {
-	// The process is short-lived. Garbage collection would only cost time.
+	// The process is short-lived, so garbage collection would only slow it down.
 	debug.SetGCPercent(-1)
 	growStack()
 	p.listen = listenSignals
@@ -202,7 +202,7 @@ func (p Plugin) runAdd(r *Request) ([]byte, error) {
 	return out, err
 }
 
-// undoAdd undoes a finished ADD if *err is not nil, because its result does not reach the runtime.
+// undoAdd undoes a finished ADD if *err is not nil, because the runtime then does not get the result of the ADD.
 func (p Plugin) undoAdd(r *Request, err *error) {
 	var undo Undo
 	if p.Del != nil && r.Verb == "ADD" {

@@ -9,8 +9,8 @@ import (
 )
 
 // Patient prevents signals other than SIGKILL from ending the process before the verb ends. After a signal, DEL continues to its end. ADD
-// also continues to its end, which takes only milliseconds, and the plugin then undoes the ADD. Plugins with CallsPatient call Patient only
-// before their first change, because Patient starts two threads.
+// also continues to its end, because it takes only milliseconds. The plugin then undoes the ADD. A plugin with the field CallsPatient calls
+// Patient only before its first change, because Patient starts two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()
 	if r.listening != nil {
@@ -18,7 +18,7 @@ func (r *Request) Patient() {
 	}
 }
 
-// PatientSoon starts the work of Patient in the background, because this work takes some hundred microseconds.
+// PatientSoon installs the signal handlers of Patient in the background, because the installation takes some hundred microseconds.
 func (r *Request) PatientSoon() {
 	if r.listen != nil && r.listening == nil {
 		r.listening = make(chan struct{})

@@ -4,8 +4,8 @@ package plugin
 
 import "strings"
 
-// traceArg is the name of the environment variable that contains the traceparent of the runtime's span. libcni sets this variable. It is
-// also a key of CNI_ARGS with the same meaning.
+// traceArg is the name of the environment variable that contains the traceparent of the runtime's span. libcni sets this variable. CNI_ARGS
+// may contain a key with the same name and meaning.
 const traceArg = "TRACEPARENT"
 
 // traceContext identifies the trace and the span of the runtime. The plugins create no spans of their own. Their log lines belong to the
@@ -22,8 +22,8 @@ func readTrace(getenv func(string) string, args map[string]string) traceContext 
 	return traceContext{}
 }
 
-// parseTraceparent parses a traceparent, which has the form version-traceid-parentid-flags in lower-case hexadecimal digits (W3C Trace
-// Context, section 3.2). Later versions may add parts.
+// parseTraceparent parses a traceparent (W3C Trace Context, section 3.2). Its format is version-traceid-parentid-flags in lower-case
+// hexadecimal digits. Later versions may add parts.
 func parseTraceparent(value string) (t traceContext, ok bool) {
 	parts := strings.Split(value, "-")
 	if len(parts) < 4 || len(parts) > 4 && parts[0] == "00" {

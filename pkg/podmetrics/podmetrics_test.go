@@ -88,7 +88,7 @@ func (l testLab) callPlugins(verb string, pod *sandbox.Pod, id string, runtime o
 	}
 }
 
-// scrape returns the values that the collector serves. The function leaves out the durations of readings.
+// scrape() returns the values that the collector serves. The function leaves out the durations of readings.
 func (l testLab) scrape() map[string]float64 {
 	l.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -110,7 +110,8 @@ func (l testLab) scrape() map[string]float64 {
 	return got
 }
 
-// valuesBefore returns the values from the time before the first pod starts. The values in the argument replace some of them.
+// valuesBefore returns the values from the time before the first pod starts. The argument contains values that replace some values of the
+// result.
 func valuesBefore(changes map[string]float64) map[string]float64 {
 	want := map[string]float64{"attachments{network=net}": 0, "orphaned_attachments{network=net}": 0, "unreadable_records{network=net}": 0,
 		"hostports{protocol=tcp}": 0, "hostports{protocol=udp}": 0, "hostports{protocol=sctp}": 0,

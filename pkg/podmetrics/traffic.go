@@ -25,12 +25,12 @@ type limitKey struct {
 	direction string
 }
 
-// sum identifies the counters of one network and one direction.
+// The type sum identifies the counters of one network and one direction.
 type sum struct{ network, direction string }
 
 type counted struct{ sent, dropped uint64 }
 
-// update compares the counters of each limit with the last reading, and adds the difference to the sum of the network. The first reading
+// update() compares the counters of each limit with the last reading, and adds the difference to the sum of the network. The first reading
 // adds nothing, because the limits may have counted for days before the first reading.
 func (t *trafficSums) update(list []bandwidth.Limits) {
 	first := t.last == nil

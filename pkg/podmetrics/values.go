@@ -66,7 +66,7 @@ type seriesKey struct {
 // metricValues contains the values of all series at one time.
 type metricValues map[seriesKey]float64
 
-// add increases the value of a series. If the increase is 0, add creates the series.
+// add() increases the value of a series. If the increase is 0, add creates the series.
 func (v metricValues) add(n metricName, value float64, labels ...string) {
 	s := seriesKey{name: n}
 	for i, label := range labels {

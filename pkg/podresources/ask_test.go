@@ -162,8 +162,8 @@ func TestOlder(t *testing.T) {
 }
 
 // TestBusy (V-24) checks a kubelet that allows ten calls at once, then 50 calls per second, and refuses the rest. The 80 pods of the test
-// start at the same time, and all of them get their devices after retries. The test limits the number of calls, because a client without
-// pauses sends several times as many calls.
+// start at the same time, and all of them get their devices after retries. The test fails if the client makes too many calls. A client that
+// retries without a pause makes several times the allowed number.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -222,7 +222,7 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestRestart checks that Ask waits for a kubelet that restarts. In the first case the socket is missing, and in the second case no process
+// TestRestart checks that Ask waits for a kubelet that restarts. In the first case, the socket is missing. In the second case, no process
 // listens on the socket.
 func TestRestart(t *testing.T) {
 	for _, stale := range []bool{false, true} {

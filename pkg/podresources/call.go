@@ -105,7 +105,7 @@ func (x *frameExchange) run() ([]byte, error) {
 	return x.finalMessage()
 }
 
-// handle processes one frame. The function ignores frames of the types WINDOW_UPDATE and PRIORITY and of unknown types (section 5.5).
+// handle() processes one frame. The function ignores frames of the types WINDOW_UPDATE and PRIORITY and of unknown types (section 5.5).
 func (x *frameExchange) handle(f frame) error {
 	if !x.greeted && (f.kind != frameSettings || f.flags&flagAck != 0) {
 		return fmt.Errorf("the first frame has type %d: want SETTINGS; the socket may not be the kubelet's", f.kind)
@@ -133,7 +133,7 @@ func (x *frameExchange) handle(f frame) error {
 	return nil
 }
 
-// reply acknowledges a frame. The function ignores write errors, because a server that has closed its side may already have sent the
+// reply() acknowledges a frame. The function ignores write errors, because a server that has closed its side may already have sent the
 // complete response.
 func (x *frameExchange) reply(kind byte, payload []byte) {
 	_, _ = x.to.Write(appendFrame(nil, kind, flagAck, 0, payload))
@@ -258,7 +258,7 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("gRPC code %d: %s", e.code, e.message)
 }
 
-// unescape decodes the percent-encoding of a grpc-message ("Percent-Encoded"). Invalid escapes are not changed.
+// unescape() decodes the percent-encoding of a grpc-message ("Percent-Encoded"). Invalid escapes are not changed.
 func unescape(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

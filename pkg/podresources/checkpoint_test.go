@@ -78,7 +78,7 @@ func TestContradiction(t *testing.T) {
 	}
 }
 
-// TestConfirmed checks differences between PodResources and the checkpoint that also occur in a kubelet without errors.
+// TestConfirmed checks differences between PodResources and the checkpoint that are not errors of the kubelet.
 func TestConfirmed(t *testing.T) {
 	nodes := written{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b", "a"}}, nil}
 	for name, noted := range map[string][]written{

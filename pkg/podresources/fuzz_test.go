@@ -29,7 +29,8 @@ func recordBytes(send func(*serverPeer)) []byte {
 	return all.Bytes()
 }
 
-// FuzzFrames compares the reader of frames with x/net. Both must read the same frames and refuse the same DATA and HEADERS.
+// FuzzFrames compares the reader of frames with x/net. Both readers must return the same frames and refuse the same DATA and HEADERS
+// frames.
 func FuzzFrames(f *testing.F) {
 	f.Add(recordBytes(right))
 	f.Add(recordBytes(func(p *serverPeer) {
@@ -110,8 +111,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// decodeWithAPI decodes a response with the code of the Kubernetes API. The function returns the devices in the form in which Ask returns
-// them.
+// decodeWithAPI decodes a response with the code of the Kubernetes API. The function returns the devices in the same format as Ask.
 func decodeWithAPI(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) {
 	for _, p := range list.GetPodResources() {
 		var held []allocation.Device

@@ -116,7 +116,7 @@ func startServer(t testing.TB, k *fakeKubelet, options ...grpc.ServerOption) *fa
 	return k
 }
 
-// ask calls Ask for the pod web-0 with a long deadline.
+// ask() calls Ask for the pod web-0 with a long deadline.
 func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
@@ -152,7 +152,7 @@ func always(p *api.PodResources) func(int, *api.GetPodResourcesRequest) (*api.Po
 	return func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { return p, nil }
 }
 
-// webDevices returns the devices of webPod as Ask returns them.
+// webDevices returns the result of Ask for webPod.
 func webDevices(container string, ids ...string) (devices []allocation.Device) {
 	for _, id := range ids {
 		devices = append(devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: container, Resource: "example.com/fast", ID: id})

@@ -185,7 +185,8 @@ func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	return devices, err
 }
 
-// appendNodes decodes a TopologyInfo message. Protobuf omits a zero. A NUMA node without an ID is therefore node 0.
+// appendNodes decodes a TopologyInfo message. Protobuf omits a zero. In protobuf, a missing number means 0. A NUMA node without an ID is
+// therefore node 0.
 func appendNodes(nodes []int, message []byte) ([]int, error) {
 	err := eachField(message, func(f messageField) error {
 		if f.id != 1 || f.kind != lengthDelimited {

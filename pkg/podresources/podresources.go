@@ -44,8 +44,8 @@ var (
 	errNoKubelet = errors.New("no kubelet has run on this node")
 	// ErrUnknownPod means that the kubelet has no such pod. A pod without devices does not cause this error.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
-	// ErrNoUID means that PodResources lists no devices for the pod. The checkpoint cannot confirm this answer, because the runtime passes no
-	// UID.
+	// ErrNoUID means that PodResources lists no devices for the pod. The checkpoint cannot confirm that the pod has no devices, because the
+	// runtime passes no UID.
 	ErrNoUID = errors.New("the runtime does not pass the pod's UID")
 	// ErrNoCheckpoint means that PodResources lists no devices for the pod and the checkpoint is missing. The kubelet has no checkpoint if no
 	// device plugin has registered.
@@ -239,8 +239,8 @@ func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 	return cpus, err
 }
 
-// callWithRetry makes a call and tries again if the rate limit of the kubelet refused it or the kubelet was just starting. If the socket is
-// missing, callWithRetry does not try again, because no kubelet is running.
+// callWithRetry makes a call. The function retries if the kubelet refuses the call because of its rate limit, or if the kubelet is just
+// starting. If the socket is missing, callWithRetry does not try again, because no kubelet is running.
 func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -281,7 +281,7 @@ func isTemporary(err error) bool {
 	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
 }
 
-// sleep waits for a random time between half of the pause and the whole pause. Pods that start at the same time therefore do not retry at
+// sleep() waits for a random time between half of the pause and the whole pause. Pods that start at the same time therefore do not retry at
 // the same time. The result is false if ctx has ended.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {

@@ -32,7 +32,7 @@ type serverPeer struct {
 	encode  *hpack.Encoder
 }
 
-// accept reads the request.
+// accept() reads the request.
 func accept(conn net.Conn) (*serverPeer, error) {
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(conn, preface); err != nil || string(preface) != http2.ClientPreface {

@@ -48,7 +48,8 @@ func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	return pools
 }
 
-// NumVFs returns the configured number of VFs for each PF of this node. If two entries match one PF, the first applies.
+// NumVFs returns the configured number of VFs for each PF of this node. If two entries of the configuration match one PF, the first entry
+// applies.
 func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, d := range newNode(s, Env{}).subjects {

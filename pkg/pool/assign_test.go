@@ -96,7 +96,7 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// TestAssign checks configurations with several resources, and the keys of a resource other than selectors.
+// TestAssign checks configurations with several resources. It also checks all keys of a resource except "selectors".
 func TestAssign(t *testing.T) {
 	intel := `"selectors":{"vendors":["8086","15b3"]}`
 	for _, test := range []struct{ config, want string }{
@@ -117,7 +117,7 @@ func TestAssign(t *testing.T) {
 			"x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_nonuma: u0"},
 		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":{"drivers":["vfio-pci","ice"]}}`, "x_numa1: n"},
 		{`{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["ffff"]}}`, ""},
-		// Device u0 already has the driver that the resource binds its devices to.
+		// Device u0 already has the driver to which the resource binds its devices.
 		{`{"resourceName":"x","driver":"vfio-pci","unknownNuma":"all","selectors":{"drivers":["iavf"]}}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 u0"},
 	} {
 		c := mustParse(t, `{"resourceList":[`+test.config+`]}`)

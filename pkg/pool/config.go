@@ -91,7 +91,7 @@ type Resource struct {
 	hosts           []string
 }
 
-// FullName returns the prefix and the name, which is the name that pods use to request the resource.
+// FullName returns the name with which pods request the resource. It consists of the resource prefix and the resource name.
 func (r *Resource) FullName() string { return r.Prefix + "/" + r.Name }
 
 // A selector matches a device if the device meets all conditions of the selector.
@@ -117,8 +117,8 @@ type test interface {
 	missing(*node) []string // wanted values that no device of the node can have, one sentence each
 }
 
-// pfEntry is an entry of the list pfs, which sets the number of VFs of a PF. The entry identifies the PF by its interface (Name) or its PCI
-// address (Address).
+// pfEntry is an entry of the list pfs. An entry sets the number of VFs of a PF. The entry identifies the PF by its interface (Name) or its
+// PCI address (Address).
 type pfEntry struct {
 	Place
 	Name    string

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes. The full name of a resource must fit, because it is an
-// attribute.
+// maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes. The full name of a resource must not be longer than this
+// maximum, because ResourceSlices contain the name as an attribute.
 const maxAttribute = 64
 
 // readDRA reads the section "dra" of the configuration.

@@ -79,8 +79,8 @@ type verdict struct {
 	answers  []Answer
 }
 
-// matchAll assigns each device to a resource. If all is true, it also evaluates the resources after the first match, and records the
-// reasons.
+// matchAll assigns each device to a resource. If the last argument is true, it also matches the device with the resources after the first
+// match, and records the reasons.
 func (c *Config) matchAll(n *node, all bool) []verdict {
 	out := make([]verdict, len(n.subjects))
 	for i, d := range n.subjects {

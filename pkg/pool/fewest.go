@@ -98,7 +98,7 @@ func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	return chosen
 }
 
-// largestFirst is a heuristic for hundreds of PFs. It chooses the largest PFs, except for the last PF, which is the smallest PF with enough
+// largestFirst is a heuristic for hundreds of PFs. It chooses the largest PFs first. As the last PF, it chooses the smallest PF with enough
 // devices.
 func (q *query) largestFirst(pfs []int, count, need int) []int {
 	bySize := slices.Clone(pfs)
@@ -121,8 +121,8 @@ type bitSet []uint64
 func (b bitSet) set(n int)      { b[n/64] |= 1 << (n % 64) }
 func (b bitSet) has(n int) bool { return b[n/64]>>(n%64)&1 == 1 }
 
-// addShifted adds the numbers of another set to the set. It first increases each of these numbers by the second argument. It drops numbers
-// that exceed the size of the set.
+// addShifted adds the numbers of another set to the set. It first adds the second argument to each of these numbers. It drops numbers that
+// exceed the size of the set.
 func (b bitSet) addShifted(other bitSet, by int) {
 	words, rest := by/64, by%64
 	for i := len(b) - 1; i >= words; i-- {

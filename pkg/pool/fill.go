@@ -12,8 +12,9 @@ func (q *query) fillEvenly(in nodeSet) []int {
 	return q.fillOneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// fillSpread takes one device after another, each from the PF with the fewest chosen devices. If several PFs are equal, it chooses a PF on
-// the PCI root with the fewest chosen devices. If these PFs are also equal, it chooses a PF on the card with the fewest chosen devices.
+// fillSpread takes one device after another, each from the PF with the fewest chosen devices. Among PFs with equally few chosen devices, it
+// prefers a PF whose PCI root has the fewest chosen devices. Among PFs that are still equal, it prefers a PF whose card has the fewest
+// chosen devices.
 func (q *query) fillSpread(in nodeSet) []int {
 	roots, cards, pfs := q.countChosen(nil)
 	order := func(pf int) int { return (pfs[pf]<<countBits+roots[q.pfs[pf].root])<<countBits + cards[q.pfs[pf].card] }
@@ -134,7 +135,7 @@ func (q *query) pfsUsed(_ nodeSet, plan []int) []int {
 	return []int{used}
 }
 
-// leftOnPFs returns two numbers: the devices left on the used PFs, and the devices left on the used NUMA nodes.
+// leftOnPFs returns the number of devices left on the used PFs, and the number of devices left on the used NUMA nodes.
 func (q *query) leftOnPFs(in nodeSet, plan []int) []int {
 	onPFs, onNodes := 0, 0
 	for pf, g := range q.pfs {
@@ -149,7 +150,8 @@ func (q *query) leftOnPFs(in nodeSet, plan []int) []int {
 	return []int{onPFs, onNodes}
 }
 
-// leftOnNodes returns three numbers: the devices left on the used NUMA nodes, the used PFs, and the devices left on the used PFs.
+// leftOnNodes returns three numbers: the number of devices left on the used NUMA nodes, the number of used PFs, and the number of devices
+// left on the used PFs.
 func (q *query) leftOnNodes(in nodeSet, plan []int) []int {
 	left := q.leftOnPFs(in, plan)
 	return []int{left[1], q.pfsUsed(in, plan)[0], left[0]}

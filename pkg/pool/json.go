@@ -18,7 +18,7 @@ type Place struct {
 	Key  string `json:"key,omitempty"` // resourceList[0].selectors.pfNames[1]
 }
 
-// child() returns the place of a key or an item inside the value at this place.
+// child() returns the line and the path of a key or item inside the value at p.
 func (p Place) child(line int, below string) Place {
 	if p.Key != "" && !strings.HasPrefix(below, "[") {
 		below = "." + below

@@ -18,8 +18,8 @@ var (
 	splitForm  = regexp.MustCompile(`^(.+)(_numa[0-9]+|_nonuma)$`)
 )
 
-// Limits for the names of extended resources. In quotas Kubernetes uses the name of the resource with the prefix "requests.", which must
-// also be valid.
+// Limits for the names of extended resources. A Kubernetes quota refers to a resource by its name with the prefix "requests.". The name
+// with this prefix must also be valid.
 const (
 	maxName   = 63
 	maxPrefix = 253 - len("requests.")

@@ -13,12 +13,12 @@ import (
 type Env struct {
 	// DefaultRoute lists the names of the interfaces with a default route.
 	DefaultRoute []string
-	// Last contains the devices as they were while their interfaces were on the node. While the interface of a device is in a pod, Last
-	// provides the attributes of the device. A change of the driver makes these attributes invalid.
+	// Last contains the attributes that each device had while its interface was on the node. Selectors use these attributes while the
+	// interface of the device is in a pod. A change of the driver makes these attributes invalid.
 	Last map[pci.Address]pci.Device
 }
 
-// A node is a machine with its devices in the form that selectors need.
+// A node is a machine with its devices and the data that selectors need about each device.
 type node struct {
 	*pci.Snapshot
 	env      Env

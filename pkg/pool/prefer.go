@@ -106,8 +106,8 @@ func (q *query) countKnown() int {
 	return n
 }
 
-// selectIDs returns the IDs of the mandatory devices, and of the first free devices of each PF according to the plan. It adds up to the
-// given number of unknown IDs.
+// selectIDs returns the IDs of the mandatory devices, and of the first free devices of each PF according to the plan. It also returns
+// unknown IDs. The last argument is the maximum number of these IDs.
 func (q *query) selectIDs(plan []int, unknown int) []string {
 	ranks := slices.Clone(q.must)
 	for pf, n := range plan {

@@ -144,7 +144,8 @@ func TestPreferLarge(t *testing.T) {
 	}
 }
 
-// TestLargestFirst checks that the last PF that largestFirst chooses is the smallest PF with enough devices.
+// TestLargestFirst checks that largestFirst chooses the largest PFs first. As the last PF it must choose the smallest PF with enough
+// devices.
 func TestLargestFirst(t *testing.T) {
 	q := &query{}
 	for _, n := range []int{3, 8, 1, 5, 8, 4} {

@@ -57,9 +57,9 @@ type field struct {
 	read func(value)
 }
 
-// readObject reads an object: it calls the function of the field for each member. It returns the place of each key. Like encoding/json, it
-// ignores null values and the case of keys, because files for the SR-IOV network device plugin may rely on this. The last arguments are
-// keys of other programs. readObject accepts these keys, but does not suggest them in errors.
+// readObject reads an object. For each member of the object, it calls the function of the field with this key. It returns the place of each
+// key. Like encoding/json, it ignores null values and the case of keys, because files for the SR-IOV network device plugin may rely on
+// this. The last arguments are keys of other programs. readObject accepts these keys, but does not suggest them in errors.
 func (r *reader) readObject(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.hasKind(v, object) {
@@ -86,8 +86,8 @@ func (r *reader) readObject(v value, fields []field, foreign ...field) map[strin
 	return seen
 }
 
-// goName returns a key with a capital first letter. Go programs without JSON tags write keys in this form, for example the SR-IOV network
-// operator.
+// goName returns a key with a capital first letter. Go programs without JSON tags, such as the SR-IOV network operator, write keys with a
+// capital first letter.
 func goName(key string) string { return strings.ToUpper(key[:1]) + key[1:] }
 
 // requireKey reports an error if an object does not have the key.
@@ -213,7 +213,7 @@ func (r *reader) readAddress(to *pci.Address) func(value) {
 	})
 }
 
-// suggestion returns a text for an unknown key that contains the nearest known key or all known keys.
+// suggestion returns a hint for the error about an unknown key, such as the most similar known key.
 func suggestion(key string, fields []field) string {
 	_, selects := find((&reader{}).selectorKeys(&selector{}), key)
 	if _, ok := find(fields, "selectors"); ok && selects {

@@ -30,8 +30,8 @@ func rulesOf(p Policy) policyRules {
 	return policyRules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }
 
-// A choice is a plan with its costs. It contains only the costs that come after the number of nodes in the list of the policy. In the
-// preceding costs all compared choices are equal.
+// A choice is a plan with its costs. It contains only the costs that come after the number of nodes in the list of the policy. The earlier
+// costs in the list are equal for all compared choices.
 type choice struct {
 	distance int
 	after    []int

@@ -101,7 +101,8 @@ func (x indexMap[T]) of(key T) int {
 	return x[key]
 }
 
-// sortNodes numbers the NUMA nodes by ID and stores their distances. Each stored distance is the sum of both directions.
+// sortNodes assigns an index to each NUMA node, in the order of the nodes' IDs. It also stores the distances between the nodes. Each stored
+// distance is the sum of the distances in both directions.
 func (t *Topology) sortNodes(n *node, nodes indexMap[int]) {
 	ids := make([]int, 0, len(nodes))
 	for id := range nodes {

@@ -205,7 +205,7 @@ func programNode(
 	return former, att.Save(*st)
 }
 
-// maxRaces is the maximum number of new plans after a race with another program.
+// maxRaces is the maximum number of times that ADD makes a new plan after a race with another program.
 const maxRaces = 3
 
 // takePorts takes either all ports or no port. If another program changed the table after the plan was made, takePorts makes a new plan.

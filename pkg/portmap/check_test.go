@@ -103,8 +103,8 @@ func TestCheckDetectsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsAhead (C-63) inserts one rule of another program before our rules. CHECK fails if that rule takes packets before the
-// hostPort rules see them.
+// TestCheckDetectsAhead (C-63) inserts one rule of another program before our rules. CHECK fails if packets do not reach the hostPort rules
+// because of that rule.
 func TestCheckDetectsAhead(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

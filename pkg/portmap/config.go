@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// defaultMarkBit is 13, as in the reference. kube-proxy and the kubelet use 14 and 15.
+// defaultMarkBit is 13, as in the reference plugin. kube-proxy and the kubelet use the bits 14 and 15.
 const defaultMarkBit = 13
 
 // With the default of maxHostPorts, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
@@ -79,8 +79,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend reads the key "backend". Without this key, a key that only iptables supports selects iptables. Without such a key, the
-// backend is nftables if the kernel supports nftables.
+// parseBackend reads the key "backend". If this key is missing and another key works only with iptables, the backend is iptables. In all
+// other cases, the backend is nftables if the kernel supports nftables.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {
@@ -118,7 +118,8 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables reports whether conditions use the syntax of iptables. The function looks at the first character, as the reference does.
+// isIPTables reports whether conditions use the syntax of iptables. The function looks at the first character, as the reference plugin
+// does.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
 }
@@ -177,7 +178,7 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// isMatch rejects words that are not part of a match as iptables(8) defines it. Words outside of a match could change the meaning of the
+// isMatch rejects words that are not part of a match in the syntax of iptables(8). Words outside of a match could change the meaning of the
 // rule, or run a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
 func isMatch(word string) bool {
 	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {
@@ -317,7 +318,7 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses addresses without an
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses addresses that have no
 // interface in prevResult.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}

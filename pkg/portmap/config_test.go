@@ -22,7 +22,7 @@ func parsed(keys string) (Config, error) {
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 }
 
-// withMappings returns a configuration whose portMappings capability has these entries.
+// withMappings returns a configuration whose portMappings capability has the given entries.
 func withMappings(entries ...string) string {
 	return `"runtimeConfig":{"portMappings":[` + strings.Join(entries, ",") + `]}`
 }

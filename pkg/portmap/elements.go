@@ -62,7 +62,8 @@ type ownedPorts struct {
 	Bridge string
 	// Taken is true if another backend forwards the ports.
 	Taken bool
-	// Localhost is the link whose route_localnet was enabled for these ports, or "". Removing the ports disables route_localnet again.
+	// Localhost is the link whose route_localnet was enabled for these ports, or "". When the ports are removed, route_localnet is disabled
+	// again.
 	Localhost string
 	// Netns is the path of the pod's network namespace, or "" if the path is unknown. If this namespace no longer exists, the owner is dead.
 	Netns string
@@ -121,7 +122,7 @@ func isForward(e nft.Element) bool {
 }
 
 // portOf parses the node port from the key of a forwarding element. The key consists of the address, the protocol and the first port. The
-// value of the element gives the target address; without a value, the name of the set gives the family.
+// target address is the value of the element. If the element has no value, the function takes the address family from the name of the set.
 func portOf(e nft.Element) ports.Port {
 	to, size := netip.IPv6Unspecified(), 16
 	if strings.HasSuffix(e.Set, "4") {
@@ -150,7 +151,7 @@ func portOf(e nft.Element) ports.Port {
 	return p
 }
 
-// portOwner is an attachment with hostPorts, in the form that nf_tables stores.
+// portOwner describes an attachment with hostPorts. All its data comes from nf_tables.
 type portOwner struct {
 	Hash  string // of the attachment's key
 	Netns string // as in ownedPorts.Netns

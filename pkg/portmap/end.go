@@ -66,8 +66,8 @@ func collectUnrecorded(host *kernel.Node) error {
 	return errors.Join(errs...)
 }
 
-// removePorts ends the forwarding, regardless of the current configuration. The record is marked as ended first and deleted last. A
-// concurrent restore of all ports therefore does not restore these ports.
+// removePorts ends the forwarding, regardless of the current configuration. The function marks the record as ended before all other steps
+// and deletes the record after all other steps. A concurrent restore of all ports therefore does not restore these ports.
 func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) error {
 	if err := endForwarding(host, att.Key, st, att); err != nil {
 		return err
@@ -122,8 +122,8 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	return delReference(r, lost)
 }
 
-// endUnrecorded finds the hostPorts of an attachment without a record by the hash of its key, and removes them. The first result is true if
-// such hostPorts existed.
+// endUnrecorded removes the hostPorts of an attachment that has no record. The function finds the hostPorts by the hash of the attachment's
+// key. The first result is true if the function found hostPorts.
 func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err

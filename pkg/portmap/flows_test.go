@@ -19,7 +19,7 @@ import (
 )
 
 // conntrackWalks returns a function that reads the debug log. Each call of the returned function lists the dumps of the connection tracking
-// table since the call before. A dump is listed as "family" or "family filtered".
+// table since the previous call. A dump is listed as "family" or "family filtered".
 func conntrackWalks(t *testing.T) func() []string {
 	t.Helper()
 	var seen bytes.Buffer
@@ -91,7 +91,8 @@ func TestDelFlows(t *testing.T) {
 	}
 }
 
-// TestDelFlowsOfOneFamily: the kernel returns only entries of one family. For a single port, the kernel also filters by that port.
+// TestDelFlowsOfOneFamily: the kernel returns only entries of one family. If the request names a single port, the kernel also filters by
+// that port.
 func TestDelFlowsOfOneFamily(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64")
 	var flows []kerneltest.Flow
@@ -125,7 +126,7 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 	}
 }
 
-// manyFlows is larger than the number of entries that the kernel package lists without a filter.
+// manyFlows is larger than the number of entries that package kernel lists without a filter.
 const manyFlows = 3500
 
 // TestDelFlowsOfMany: delFlows does not read all connections of a node with many connections, even if the pod has both address families.

@@ -33,7 +33,7 @@ func TestFlushed(t *testing.T) {
 	}
 }
 
-// TestRestoreHostPorts: Restore adds missing elements. A port that belongs to another attachment now stays with that attachment.
+// TestRestoreHostPorts: Restore adds missing elements. If a port now belongs to another attachment, that attachment keeps it.
 func TestRestoreHostPorts(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -9,7 +9,8 @@ import (
 )
 
 // compareElements returns the missing elements and the wrong elements. A wrong element was written by another program: it has no owner, or
-// a value that does not fit its owner. If an attachment has the port of a wrong element, the correct element is also returned as missing.
+// a value that does not fit its owner. If an attachment has the port of a wrong element, the list of missing elements contains the correct
+// element.
 func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.Element, err error) {
 	found, err := t.Find(want)
 	if err != nil {

@@ -53,7 +53,7 @@ func addByIPTables(key attachment.Key, st portState, log *slog.Logger) error {
 	return nil
 }
 
-// addFamily forwards the ports of one address of the pod. If the rules that all pods share were missing, the result is all recorded
+// addFamily forwards the ports of one address of the pod. If the rules that all pods share were missing, the result contains all recorded
 // attachments.
 func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger) (lost []recordedPorts, err error) {
 	table, err := iptables.Open(pod.Addr().Is4(), true)
@@ -270,7 +270,7 @@ func markedSources(p ports.Port, pod netip.Prefix) []string {
 	return []string{"-s " + pod.Masked().String() + " "}
 }
 
-// namedFirst sorts ports with a hostIP before ports without one, because the first matching rule decides.
+// namedFirst sorts ports with a hostIP before ports without a hostIP, because the first matching rule decides.
 func namedFirst(list []ports.Port) []ports.Port {
 	sorted := slices.Clone(list)
 	slices.SortStableFunc(sorted, func(a, b ports.Port) int { return cmp.Compare(b.HostIP.BitLen(), a.HostIP.BitLen()) })

@@ -16,7 +16,7 @@ import (
 )
 
 // iptablesIntact reports whether the shared rules exist for each address family that attachments use. The function starts no program. The
-// rules of iptables-legacy are therefore not visible. If the function cannot see or read some rules, it assumes that they are intact.
+// rules of iptables-legacy are therefore not visible. If the function cannot read some rules, it assumes that these rules are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
@@ -77,7 +77,7 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkAhead returns an error if a rule of another program takes packets that our rules should see. In the hostPort chains, any rule that
+// checkAhead returns an error if packets do not reach our rules because of a rule of another program. In the hostPort chains, any rule that
 // ends the chain causes the error. In PREROUTING and OUTPUT, only a rule that matches every packet causes the error. Podlace does not
 // remove the rule of another program, because other programs share the nat table.
 func checkAhead(nat iptables.NAT, chain string) error {

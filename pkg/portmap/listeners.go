@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// checkListeners finds ports on which processes of the node listen. After forwarding, clients would no longer reach those processes. With
+// checkListeners finds ports on which processes of the node listen. If the port is forwarded, clients no longer reach those processes. With
 // refuseHostListeners, the result is an error. Without refuseHostListeners, the function logs a warning.
 func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	used, err := listeningPorts(ports.Singles(wanted))
@@ -55,11 +55,11 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 	return nil
 }
 
-// manyPorts is a number of ports. For this number or more, reading the socket tables is faster than binding each port.
+// manyPorts is a threshold: for this number of ports or more, reading the socket tables is faster than binding each port.
 const manyPorts = 32
 
-// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. After forwarding, packets to these ports no
-// longer reach that process. The function does not check SCTP.
+// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. If these ports are forwarded, packets to the
+// ports no longer reach that process. The function does not check SCTP.
 func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 	tables := map[string]kernel.Sockets{}
 	listens := func(p ports.Port) bool {
@@ -76,7 +76,7 @@ func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("bind %s: %w", p, err)
 		}
-		// A bound port alone does not prove a listener, because an outgoing connection of the node may use the port.
+		// A bound port alone does not prove that a process listens on the port, because an outgoing connection of the node may use the port.
 		if bound && listens(p) {
 			used = append(used, p)
 		}

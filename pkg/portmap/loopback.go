@@ -34,9 +34,9 @@ var loopbackUsers = filepath.Join(store.Root, ".localhost")
 // colon.
 const foreignPrefix = "foreign:"
 
-// buildLoopback writes rules that drop packets from the network if their source or destination is in 127.0.0.0/8. A hostPort on 127.0.0.1
-// needs route_localnet on the interface of the pods. Without these rules every pod could then reach servers on the node's loopback. The
-// table remains while a link has route_localnet.
+// buildLoopback writes rules that drop packets if they arrive from the network and their source or destination is in 127.0.0.0/8. A
+// hostPort on 127.0.0.1 needs route_localnet on the interface of the pods. Without these rules, every pod could then reach servers on the
+// node's loopback. The table remains while a link has route_localnet.
 func buildLoopback(r nft.Ruleset) error {
 	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
 	ipv4 := nft.FamilyOf(true)
@@ -72,7 +72,7 @@ func loopbackUsed() bool {
 	return err != nil || len(users) > 0
 }
 
-// ProtectLoopback installs the rules that drop packets from the network for 127.0.0.0/8.
+// ProtectLoopback installs rules that drop packets if they arrive from the network and their source or destination is in 127.0.0.0/8.
 func ProtectLoopback(host *kernel.Node) error {
 	if ok, err := marked(host, nft.LoopbackTable, loopbackSchema); ok || err != nil {
 		return err
@@ -157,7 +157,7 @@ func openedLinks(host *kernel.Node) (links []string, err error) {
 	return links, err
 }
 
-// openedUnknown reports whether route_localnet is on for a link without a note about which program enabled it. Earlier versions of Podlace
+// openedUnknown reports whether any link has route_localnet although no file says which program enabled it. Earlier versions of Podlace
 // wrote the value 1, like other programs. If records are lost, another program may have enabled route_localnet on the link.
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)
@@ -278,7 +278,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 			return nil, false, err
 		}
 	}
-	// A killed process may have left a folder without users.
+	// A killed process may have left an empty folder.
 	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
 	ending := 0
 	for _, link := range links {

@@ -26,7 +26,7 @@ type portConflicts struct {
 	holders  map[string]portHolder // other attachments that forward a port of the claim, by hash
 }
 
-// portHolder is an attachment that already forwards a port for which another attachment asks.
+// portHolder is the current owner of a port that another attachment requests.
 type portHolder struct {
 	attachment.Record
 	found    bool            // its record exists

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package portmap forwards ports of the node to pods. In Kubernetes these ports are called hostPorts. Runtimes pass hostPorts as the
+// Package portmap forwards ports of the node to pods. In Kubernetes, these ports are called hostPorts. Runtimes pass hostPorts as the
 // portMappings capability. The plugin is chained after any plugin that gives the pod an address.
 package portmap
 
@@ -49,9 +49,9 @@ func (st portState) hostPorts(owner string) ownedPorts {
 	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
-// netnsPath returns the namespace path that is stored in nf_tables. The result is "" for the iptables backend. An attachment with a path
-// looks dead once its namespace is gone. An attachment with iptables rules must not look dead, because these rules cannot be removed
-// without a record.
+// netnsPath returns the namespace path that is stored in nf_tables. The result is "" for the iptables backend. If the path is stored and
+// the namespace no longer exists, the attachment is considered dead. An attachment with iptables rules must not be considered dead, because
+// these rules cannot be removed without a record.
 func (st portState) netnsPath(path string) string {
 	if st.Backend == "iptables" {
 		return ""
@@ -122,8 +122,8 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// loadRecorded completes the state with the record of ADD and with the value of route_localnet in the kernel. If the record is missing,
-// loadRecorded assumes that the reference plugin made the ports, unless nf_tables lists the attachment as an owner.
+// loadRecorded completes the state with the record of ADD and with the value of route_localnet in the kernel. If the record is missing and
+// nf_tables does not list the attachment as an owner, loadRecorded assumes that the reference plugin made the ports.
 func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 	old, ok, err := attachment.Checked[portState](r)
 	if err != nil {
@@ -147,7 +147,7 @@ func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// STATUS fails only if no ADD can work, that is, if the configuration is wrong or a requirement of the backend is missing. STATUS restores
+// STATUS fails only if every ADD would fail: the configuration is wrong, or a requirement of the backend is missing. STATUS restores
 // flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)

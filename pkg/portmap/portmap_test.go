@@ -87,8 +87,7 @@ func TestAddCheckDel(t *testing.T) {
 	})
 }
 
-// TestAddAgainChanged: the second of two ADDs with the same key replaces the ports of the first, even if the second ADD uses another
-// backend.
+// TestAddAgainChanged: a second ADD with the same key replaces the ports of the first ADD, even if the second ADD uses another backend.
 func TestAddAgainChanged(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))

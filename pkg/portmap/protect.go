@@ -13,10 +13,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// protect restores the protection of the node's 127.0.0.0/8 after a flush, while hostPorts need route_localnet. ADD and DEL call protect
-// first, even if the pod has no ports. The call has no effect if loopbackUsers has no attachment and Podlace did not open the pod's links.
-// If loopbackUsers has attachments, an ADD that forwards ports restores the protection together with its other rules. Before such an ADD,
-// protect has no effect.
+// protect() restores the protection of the node's 127.0.0.0/8 after a flush, while hostPorts need route_localnet. ADD and DEL call
+// protect() first, even if the pod has no ports. The call has no effect if loopbackUsers has no attachment and Podlace did not open the
+// pod's links. If loopbackUsers has attachments, an ADD that forwards ports restores the protection together with its other rules. In this
+// case, protect() has no effect.
 func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return

@@ -120,7 +120,7 @@ func openTo127(snapshot string) (open []string) {
 }
 
 // TestCheckDetectsReach (C-63): CHECK fails if the rules for pods on the same bridge or for 127.0.0.1 are missing. CHECK also fails if the
-// set "owners" lacks the element that DEL needs to find ports without a record.
+// set "owners" lacks the element with which DEL finds ports if their record is lost.
 func TestCheckDetectsReach(t *testing.T) {
 	l := newLab(t)
 	for command, says := range map[string]string{

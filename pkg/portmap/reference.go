@@ -12,7 +12,7 @@ import (
 )
 
 // delReference removes the rules of an attachment without a record. The reference plugin wrote these rules, or Podlace wrote iptables rules
-// of the same form. Most pods have no ports and therefore no record. Like the reference plugin, delReference looks for rules only if the
+// in the same format. Most pods have no ports and therefore no record. Like the reference plugin, delReference looks for rules only if the
 // runtime passes ports. The function also looks for rules if the last argument is true.
 func delReference(r *plugin.Request, hadPorts bool) error {
 	if !hadPorts && !passesPorts(r) {
@@ -41,9 +41,9 @@ func asReference(r *plugin.Request) reference.Portmap {
 	return reference.Portmap(ref)
 }
 
-// madeByReference returns the backend of the reference plugin that forwards the ports of an attachment without a record. The result is ""
-// if the reference plugin does not forward these ports. The iptables rules of the reference plugin are equal to ours, so madeByReference
-// only checks that they exist.
+// madeByReference handles an attachment that has no record. The function returns the backend with which the reference plugin forwards the
+// ports of the attachment. The result is "" if the reference plugin does not forward these ports. The iptables rules of the reference
+// plugin are equal to ours, so madeByReference only checks that they exist.
 func madeByReference(r *plugin.Request, list []ports.Port) (backend string, err error) {
 	if attachment.Recorded(r) {
 		return "", nil

@@ -31,7 +31,7 @@ func (rec recordedPorts) wantedPorts() ownedPorts {
 	return ports
 }
 
-// Restore restores the hostPorts of all attachments of the node from the records after a flush of the rules. Restore also restores or
+// Restore uses the records to restore the hostPorts of all attachments of the node after a flush of the rules. Restore also restores or
 // removes the protection of the node's 127.0.0.0/8. Restore does not change state that is correct.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return repairPorts(host, log, attachment.Waiting)
@@ -108,8 +108,8 @@ func ignoreNoNFT(err error) error {
 func allRecorded() ([]recordedPorts, error) { return recordedExcept("", "") }
 
 // recordedExcept is like allRecorded, but it skips the attachment whose key has the given hash. If two pods ask for one port, the newer pod
-// has this port. All attachments of one container share a port. Dead pods have no ports, except the pod of the given container. A pod whose
-// ADD has not finished has no ports.
+// has this port. If several attachments of one container ask for a port, all of them keep the port in the result. In the result, dead pods
+// have no ports, with the exception of the pod of the given container. A pod whose ADD has not finished has no ports.
 func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })

@@ -117,8 +117,8 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "next"))
 }
 
-// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses ports without a record when another pod asks for them, or at
-// the next GC.
+// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses these ports when another pod asks for them, or at the next
+// GC.
 func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {
@@ -253,7 +253,8 @@ func TestBadConditions(t *testing.T) {
 	l.Fails(l.Call("ADD", "a", "backend", "iptables", "externalSetMarkChain", "NONE"), plugin.CodeConfig, "no such chain")
 }
 
-// TestLostRecord: the record of an attachment is lost or unreadable. DEL removes all its state, although only the key is known.
+// TestLostRecord: the record of an attachment is lost or unreadable. DEL removes all state of the attachment, although only the key is
+// known.
 func TestLostRecord(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		t := l.T

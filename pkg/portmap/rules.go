@@ -16,7 +16,7 @@ import (
 // tableSchema is the version of the hostPort table.
 const tableSchema = 2
 
-// hostportPriority gives Services precedence over hostPorts: kube-proxy translates at -100 (CVE-2019-9946).
+// hostportPriority gives Services precedence over hostPorts: kube-proxy translates at the priority -100 (CVE-2019-9946).
 const hostportPriority = -99
 
 // hostports builds the table.

@@ -14,8 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// sharedPorts is the name of a note of the node. The note says whether any attachments share hostPorts. If no ports are shared, DEL reads
-// no records of other pods. If the note is missing, DEL reads the records of other pods; earlier versions wrote no note.
+// sharedPorts is the name of a file in a state folder of the node. The file says whether any attachments share hostPorts. If no ports are
+// shared, DEL reads no records of other pods. If the file is missing, DEL reads the records of other pods, because earlier versions did not
+// write the file.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"
@@ -28,7 +29,7 @@ type otherOwners struct {
 	known     map[string]otherOwner
 }
 
-// otherOwner describes another attachment. The attachment shares its ports with ours if both belong to the same container.
+// otherOwner describes another attachment. The attachment shares its ports with our attachment if both belong to the same container.
 type otherOwner struct {
 	name   string
 	shares bool
@@ -95,9 +96,9 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. The function does not
-// change ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller
-// holds portsLock.
+// passHostPorts moves ports from their owner to the attachments that ask for these ports, in one transaction. The function does not change
+// ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller holds
+// portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	if ok, err := marked(host, nft.HostportTable, tableSchema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)

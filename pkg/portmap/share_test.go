@@ -191,7 +191,7 @@ func TestFailedTakeOver(t *testing.T) {
 	old.OK(old.Call("DEL", "old"))
 }
 
-// TestSharedByOlderVersion: two attachments share a port, but an earlier version of Podlace wrote no note about it. DEL of one attachment
+// TestSharedByOlderVersion: two attachments share a port, but an earlier version of Podlace did not store this fact. DEL of one attachment
 // gives the port to the other attachment, even after DEL of a third pod.
 func TestSharedByOlderVersion(t *testing.T) {
 	l := newLab(t)

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStatusNeverWaits (C-72): after a flush, while another process holds the lock of the ports, STATUS succeeds without restoring or
-// logging anything. The next STATUS restores the rules and logs the restore.
+// TestStatusNeverWaits (C-72): the rules are flushed while another process holds the lock of the ports. STATUS succeeds at once, restores
+// nothing and logs nothing. The next STATUS restores the rules and logs the restore.
 func TestStatusNeverWaits(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -133,7 +133,7 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestStatusStartsNothing (F-21): with the iptables backend, STATUS recognizes intact and flushed rules without starting a program.
+// TestStatusStartsNothing (F-21): with the iptables backend, STATUS starts no program to find out whether the rules are intact.
 func TestStatusStartsNothing(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

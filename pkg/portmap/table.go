@@ -193,7 +193,7 @@ func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	return forgetUser(hash, users)
 }
 
-// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, there is no such
+// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, the function finds no
 // attachment.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
@@ -316,7 +316,7 @@ const (
 	reloadHint = "'podlace reload' brings it back"
 )
 
-// stateDiffers returns the error of CHECK if the state is not the state that ADD created.
+// stateDiffers returns the error of CHECK if the state differs from the state that ADD created.
 func stateDiffers(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }

@@ -243,7 +243,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestRange: consecutive ports are one element. A range conflicts with single ports and with other ranges.
+// TestRange: consecutive ports are stored as one element. A range conflicts with single ports and with other ranges.
 func TestRange(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -297,7 +297,7 @@ func TestTaken(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	// A port with a hostIP does not conflict with the same port without one. The backend whose rules run first gets the connections.
+	// A port with a hostIP does not conflict with the same port without a hostIP. The backend whose rules run first gets the connections.
 	one := "tcp 192.0.2.9:80 10.1.0.6:80"
 	kerneltest.Must(t, add(ownerB, false, one))
 	if err := checkPorts(h, ownerB, portList(one)); !isDifferent(err) || !strings.Contains(err.Error(), "has it too") {
@@ -309,7 +309,7 @@ func TestTaken(t *testing.T) {
 		add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }
 
-// TestDelOwned: the ports of an owner are unknown. All ports of this owner are deleted, and no ports of other owners.
+// TestDelOwned: the ports of an owner are unknown. All ports of this owner are deleted. The ports of other owners stay.
 func TestDelOwned(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -4,8 +4,7 @@ package portmap
 
 import "github.com/podlace/podlace/pkg/plugin"
 
-// Findings returns a description of each setting that is valid but does not have the effect that its name suggests. The function does no
-// I/O.
+// Findings describes the settings that are valid but do not do what their names suggest. The function does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config)...)
 }

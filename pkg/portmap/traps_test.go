@@ -59,7 +59,7 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration checks the findings for a configuration file, as an operator's command reads it.
+// TestFindingsOfConfiguration checks the findings for the configuration of a single plugin.
 func TestFindingsOfConfiguration(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"capabilities":{"portMappings":true}}`:              "[]",

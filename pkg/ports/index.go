@@ -4,7 +4,7 @@ package ports
 
 import "slices"
 
-// Index finds overlapping ports without a comparison of all pairs.
+// Index finds overlapping ports and does not need to compare all pairs.
 type Index struct {
 	singles map[uint16][]namedPort
 	ranges  []namedPort

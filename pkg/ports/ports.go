@@ -75,8 +75,8 @@ func (p Port) End() uint16 { return max(p.Port, p.Last) }
 // Is4 reports whether the port is for IPv4.
 func (p Port) Is4() bool { return p.To.Addr().Is4() }
 
-// Overlaps reports whether two ports conflict. Two ports conflict if they have the same address family, protocol and hostIP and a port
-// number in common.
+// Overlaps reports whether two ports conflict. Two ports conflict if they have the same address family, protocol and hostIP, and if they
+// have a port number in common.
 func (p Port) Overlaps(o Port) bool {
 	return p.Is4() == o.Is4() && p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.End() && o.Port <= p.End()
 }

@@ -21,7 +21,7 @@ type openConns struct {
 	busy map[net.Conn]bool
 }
 
-// track is the ConnState hook for http.Server.
+// track() is the ConnState hook for http.Server.
 func (o *openConns) track(conn net.Conn, state http.ConnState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -133,8 +133,9 @@ func Answered(path string) bool {
 	return true
 }
 
-// Listen creates a unix socket that only root can use. The socket file appears at its path only when the socket accepts connections. Before
-// that, the name of the file starts with a dot. The kubelet ignores files with a leading dot. The file remains when the listener is closed.
+// Listen creates a unix socket that only root can use. The socket file appears at its path only when the socket accepts connections. Until
+// the socket accepts connections, the file has a temporary name with a leading dot. The kubelet ignores files with a leading dot. The file
+// remains when the listener is closed.
 func Listen(path string) (*net.UnixListener, SocketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+RandomHex())
 	if most := max(len(path), len(hidden)); most > MaxSocketPath {

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// bannerTimeout is the maximum time in which a program must answer whether it is a plugin of Podlace.
+	// bannerTimeout is the timeout of the call that finds out whether a program is a plugin of Podlace.
 	bannerTimeout = 10 * time.Second
 	// statusTimeout is the maximum time of one plugin's STATUS.
 	statusTimeout = 10 * time.Second

@@ -90,7 +90,7 @@ func readADD(a *Attachment) (*added, []json.RawMessage) {
 	return &add, list.Plugins
 }
 
-// input returns the type of a plugin and the configuration that the runtime passes to it.
+// The method input() returns the type of a plugin and the configuration that the runtime passes to the plugin.
 func (a *added) input(raw json.RawMessage) (name string, config []byte, err error) {
 	var p struct {
 		Type         string          `json:"type"`
@@ -113,7 +113,7 @@ func (a *added) input(raw json.RawMessage) (name string, config []byte, err erro
 	return filepath.Base(p.Type), config, err
 }
 
-// env returns the variables of the attachment.
+// The method env() returns the CNI variables of the attachment.
 func (a *added) env() []string {
 	var args []string
 	for _, kv := range a.Args {

@@ -25,9 +25,9 @@ type Plan struct {
 }
 
 // NewPlan finds the plugins of a network that belong to Podlace. NewPlan does not call other plugins. GC of another plugin would remove a
-// pod that was added after the list of attachments was made. GC of Podlace's plugins does not remove this pod, because GC gets a list of
-// the dead attachments. If a main plugin of another project uses host-local of Podlace, GC of host-local is called. If a plugin has state
-// of dead attachments, its GC is called even if no configuration names the plugin.
+// pod that was added after the list of attachments was made. GC of Podlace's plugins gets a list of the dead attachments and removes only
+// these attachments. If a main plugin of another project uses host-local of Podlace, GC of host-local is called. If a plugin has state of
+// dead attachments, its GC is called even if no configuration names the plugin.
 func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	plan := Plan{Network: n, binDir: binDir}
 	if n.DisableGC {
@@ -79,8 +79,8 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// covers reports whether the plan already includes a plugin. The function looks for the plugin itself and for an IPAM plugin, both in the
-// plan and in the network's configuration.
+// The method covers() reports whether the plan already includes a plugin. The function looks for the plugin itself and for an IPAM plugin,
+// both in the plan and in the network's configuration.
 func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
@@ -88,7 +88,7 @@ func (p *Plan) covers(kind string) bool {
 
 // Collect calls GC of the plugins, so that they remove the dead attachments of the network. The function continues after errors. Collect
 // cannot remove an attachment that is missing from the list. The plugins get a list of valid attachments and a list of dead attachments,
-// and remove only those in the second list.
+// and remove only the attachments in the second list.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {
@@ -130,7 +130,7 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 	return valid, dead
 }
 
-// gc calls GC as libcni does. The function passes the list of valid attachments under both keys that are in use.
+// The function gc() calls GC as libcni does. The function passes the list of valid attachments under both keys that are in use.
 func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
 	config, err := inject(pl.raw, map[string]any{"name": p.Network.Name, "cniVersion": p.Network.gcVersion(),
 		"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid, plugin.DeadKey: dead})

@@ -36,8 +36,8 @@ type Plugin struct {
 	raw  json.RawMessage
 }
 
-// Networks reads all configurations in a folder, sorted by file name. If two configurations have the same network name, the first one is
-// used, as in runtimes. The second result describes the files that cannot be read.
+// Networks reads all configurations in a folder, sorted by file name. If two configurations have the same network name, Networks uses the
+// first configuration, as runtimes do. The second result describes the files that cannot be read.
 func Networks(dir string) (networks []Network, notes []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -127,8 +127,8 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 	return plugins, err
 }
 
-// Plugin returns the configuration of the first plugin of the given kind (plugin.Kind). The result is nil if the network has no such
-// plugin.
+// Plugin returns the configuration of the first plugin of the given kind (plugin.Kind). The result is nil if the network has no plugin of
+// this kind.
 func (n Network) Plugin(kind string) json.RawMessage {
 	for _, p := range n.Plugins {
 		if plugin.Kind(p.Type) == kind {
@@ -138,7 +138,7 @@ func (n Network) Plugin(kind string) json.RawMessage {
 	return nil
 }
 
-// Config returns the configuration of the plugin as it is in the file.
+// Config returns the unchanged text of the plugin's configuration in the file.
 func (p Plugin) Config() []byte { return p.raw }
 
 // DataDir returns the lease folder of the network's IPAM plugin. The result is "" for the default folder.

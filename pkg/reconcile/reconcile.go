@@ -6,7 +6,7 @@
 // container runs. An attachment is dead if the network namespace of its ADD no longer exists. An attachment is also dead if the node has
 // rebooted since the ADD.
 //
-// In some cases the namespace is unknown: another program wrote the lease, or the path is no longer a namespace. An attachment with an
+// In some cases, the namespace is unknown: another program wrote the lease, or the path is no longer a namespace. An attachment with an
 // unknown namespace is dead only under three conditions. These conditions are: a runtime answered, neither the runtime nor the cache of
 // libcni contains the container, and the lease is older than the longest ADD.
 package reconcile
@@ -234,7 +234,7 @@ func Dead(list []*Attachment) (dead []*Attachment) {
 	return dead
 }
 
-// Doubt returns a reason why an admin should check the list before anything is removed. The result is nil if there is no such reason.
+// Doubt returns a reason why an admin should check the list before anything is removed. The result is nil if no check is needed.
 func Doubt(list []*Attachment, rt Runtimes) error {
 	dead := len(Dead(list))
 	switch {

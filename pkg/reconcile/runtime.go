@@ -25,8 +25,8 @@ type Runtimes struct {
 	pods    map[string]string
 }
 
-// taskFolders returns the folders that have one entry for each running container: those of containerd for each of its namespaces, and those
-// of containerd in k3s.
+// taskFolders returns the folders that have one entry for each running container. Containerd has one of these folders for each of its
+// namespaces; containerd in k3s has its own folders.
 func taskFolders() []string {
 	return []string{"/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/containerd/io.containerd.runtime.v2.task"}
 }
@@ -57,8 +57,8 @@ func AskRuntimes() Runtimes {
 	return rt
 }
 
-// readContainers reads a folder that has one entry for each container. The last argument is a function that reports for the path of an
-// entry whether the container runs.
+// readContainers reads a folder that has one entry for each container. The last argument is a function that gets the path of an entry and
+// reports whether the container runs.
 func (rt *Runtimes) readContainers(folder, level string, runs func(path string) bool) {
 	if _, err := os.ReadDir(folder); err != nil {
 		return
@@ -72,9 +72,10 @@ func (rt *Runtimes) readContainers(folder, level string, runs func(path string) 
 	}
 }
 
-// mayRun reports whether a container with a folder in storageFolder may be running. If crictl lists the pod, the answer of crictl decides.
-// If crictl does not list the pod, the process of the container decides. A sandbox of CRI-O may have no pidfile. A sandbox without a
-// pidfile is treated as running unless crictl answered. If the pidfile cannot be read, the container may be running.
+// mayRun reports whether a container with a folder in storageFolder may be running. If crictl lists the pod, the result is the state that
+// crictl reports. If crictl does not list the pod, the function checks whether the process of the container exists. A sandbox of CRI-O may
+// have no pidfile. A sandbox without a pidfile is treated as running unless crictl answered. If the pidfile cannot be read, the container
+// may be running.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]
@@ -153,7 +154,7 @@ func readCache() (entries []cachedResult) {
 	return entries
 }
 
-// Forget removes the attachments of a network that no longer exists from the cache of libcni. Forget returns the removed files.
+// Forget removes the attachments of a deleted network from the cache of libcni. Forget returns the removed files.
 func Forget(network string) (removed []string) {
 	paths, _ := filepath.Glob(cacheDir + "/" + network + "-*")
 	for _, path := range paths {

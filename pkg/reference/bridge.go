@@ -19,7 +19,7 @@ import (
 )
 
 // Bridge gives access to the rules that the reference bridge plugin writes for an attachment. The rules are masquerade rules in all known
-// forms, and the MAC check (macspoofchk).
+// variants, and the rules of the MAC check (macspoofchk).
 type Bridge Attachment
 
 const postrouting = "POSTROUTING"
@@ -93,9 +93,9 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	}), err
 }
 
-// WriteMasquerade writes nftables rules that masquerade addresses. The rules have the same form as those of the reference plugin. The
-// prefix lengths of the addresses are those of their subnets. Packets keep their source address if the last argument contains their
-// destination. WriteMasquerade does not rewrite existing rules. A connection that starts while a rule is missing would never get a reply.
+// WriteMasquerade writes nftables rules that masquerade addresses. The rules have the same form as those of the reference plugin. Each
+// address must have the prefix length of its subnet. Packets keep their source address if the last argument contains their destination.
+// WriteMasquerade does not rewrite existing rules. A connection that starts while a rule is missing would never get a reply.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
@@ -131,8 +131,8 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	})
 }
 
-// WriteSpoofCheck writes the same chains as the reference plugin (macspoofchk). The chains accept only frames with one source MAC from a
-// bridge port. WriteSpoofCheck does not rewrite chains that exist.
+// WriteSpoofCheck writes the same chains as the reference plugin (macspoofchk). The chains drop a frame from a bridge port unless the frame
+// has the given source MAC. WriteSpoofCheck does not rewrite chains that exist.
 func (b Bridge) WriteSpoofCheck(link string, mac net.HardwareAddr) error {
 	if ok, err := b.HasSpoofCheck(); ok || err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestMasqueradeOfTheReference compares the rules that a rollback writes with the rules that the reference plugin's function writes. In the
+// TestMasqueradeOfTheReference compares the rules of a rollback with the rules that a function of the reference plugin writes. In the
 // second case, the comment of the rules is truncated.
 func TestMasqueradeOfTheReference(t *testing.T) {
 	backend := "nftables"
@@ -39,7 +39,7 @@ func TestMasqueradeOfTheReference(t *testing.T) {
 	}
 }
 
-// TestSpoofCheckOfTheReference compares the chains that a rollback writes with the chains that the reference plugin's function writes.
+// TestSpoofCheckOfTheReference compares the chains of a rollback with the chains that a function of the reference plugin writes.
 func TestSpoofCheckOfTheReference(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}

@@ -16,7 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// Portmap gives access to the rules that the reference portmap plugin writes for the hostPorts of an attachment, in all known forms.
+// Portmap gives access to the rules that the reference portmap plugin writes for the hostPorts of an attachment. The type supports all
+// known variants of these rules.
 type Portmap Attachment
 
 // HostportChain is the chain in the iptables nat table whose rules jump to the chains of attachments.

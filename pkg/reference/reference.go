@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package reference reads, removes and writes the state that the reference plugins (github.com/containernetworking/plugins) create on the
-// node for one attachment. Podlace takes over pods of the reference plugins, and a rollback returns pods to them. In the following list, H
-// is the SHA-512 hash of the network and the container ID, in hexadecimal digits:
+// node for one attachment. Podlace takes over pods that the reference plugins attached, and a rollback returns pods to the reference
+// plugins. In the following list, H is the SHA-512 hash of the network and the container ID, in hexadecimal digits:
 //
 //	bridge     chain CNI-H[:24] in nat of iptables and ip6tables, and jumps to it from POSTROUTING       all versions
 //	bridge     rules of chain masq_checks in table inet cni_plugins_masquerade, whose comment begins
@@ -30,7 +30,7 @@ import (
 type Attachment struct {
 	attachment.Key
 	// Hashes are the hashes from which chain names are derived. The first hash belongs to the key. If the reference plugins use another hash,
-	// it is the second.
+	// the list has a second element with that hash.
 	Hashes []string
 	// Addresses distinguish the attachments of one container if the reference plugins give the same name to several attachments. If Addresses
 	// is empty, the operations apply to the rules of all attachments of the container.

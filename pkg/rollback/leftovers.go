@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// Leftovers removes all state of Podlace on a node that belongs to no pod: bridges without ports, nftables tables, lease folders without
+// Leftovers removes from a node all state of Podlace that belongs to no pod: bridges without ports, nftables tables, lease folders without
 // leases, records and locks. The first list contains the networks of Podlace. The second list contains the networks in the current
 // configuration of the runtime. When Leftovers is called, no pod of Podlace may exist. If a step fails, the remaining steps are still run.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
@@ -63,7 +63,7 @@ func nonNil(err error) []error {
 	return []error{err}
 }
 
-// report prints a completed step, or collects its error.
+// report() prints a completed step, or collects its error.
 func (l *leftovers) report(text string, err error) {
 	if l.note(err); err == nil {
 		l.say(text)

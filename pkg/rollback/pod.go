@@ -85,7 +85,7 @@ func checkLegible(records map[string]attachment.Record) error {
 	return nil
 }
 
-// explain adds the searched folder to an error about a missing configuration.
+// explain() adds the searched folder to an error about a missing configuration.
 func (j *job) explain(err error, conf json.RawMessage) error {
 	if conf != nil {
 		return err
@@ -154,7 +154,7 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 }
 
 // removeResidue returns the step that removes the rules and devices of a pod whose interface is gone. The function does not release the
-// addresses of the pod. DEL of either plugin releases the addresses later.
+// addresses of the pod. DEL releases the addresses later, whether Podlace or the reference plugin runs it.
 func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
 		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rollback converts the state of running pods on a node from the form of Podlace to the form of the reference plugins. After the
-// conversion, the package removes the remaining state of Podlace. The reference plugins can then delete these pods completely. Packets of
-// the pods pass during the whole conversion. New rules are added before old rules are removed, and connections keep their translation.
+// Package rollback converts the network state of running pods on a node: it replaces the state of Podlace with the state of the reference
+// plugins. After the conversion, the package removes the remaining state of Podlace. The reference plugins can then delete these pods
+// completely. The network of the pods works during the whole conversion. New rules are added before old rules are removed, and connections
+// keep their translation.
 //
 // Each step is idempotent, and the records are removed last. After a failure or a kill, the next run therefore completes the work.
 package rollback
@@ -42,7 +43,7 @@ type job struct {
 	state   bool // the state folder exists
 }
 
-// Run prints all steps. Run also runs the steps, unless Act is false. If Run returns an error, some state of Podlace is left on the node.
+// Run prints all steps. If Act is true, Run also executes the steps. If Run returns an error, some state of Podlace is left on the node.
 func Run(o Options) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -110,8 +111,8 @@ func readAll() (all []networkRecords, err error) {
 	return all, nil
 }
 
-// checkReadable looks for networks that have attachments but no configuration. If such a network exists and a configuration file cannot be
-// read, the result is an error.
+// checkReadable looks for networks that have attachments but no configuration. If the function finds one of these networks and a
+// configuration file cannot be read, the result is an error.
 func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
 		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
@@ -167,8 +168,8 @@ func (j *job) printLine(format string, parts ...string) {
 	fmt.Fprintf(j.Out, format+"\n", plain...)
 }
 
-// rewrite prints and runs the steps for an attachment while it holds the attachment's lock. The second argument contains all attachments of
-// the container in the network.
+// rewrite() prints and runs the steps for an attachment while it holds the attachment's lock. The second argument contains all attachments
+// of the container in the network.
 func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {
 		if j.Act {

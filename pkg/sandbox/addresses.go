@@ -72,7 +72,8 @@ func addressText(c *collector, list []attr) string {
 }
 
 // madeByKernel reports whether the kernel itself added an address. The kernel adds a link-local address some time after a link is up.
-// Kernels before 5.18 do not report who added an address. On these kernels, the interface ID of the address decides.
+// Kernels before 5.18 do not report who added an address. On these kernels, the function compares the address with the addresses that the
+// kernel would generate.
 func madeByKernel(list []attr, flags uint32, hardware string) bool {
 	addr, ok := netip.AddrFromSlice(findAttr(list, unix.IFA_ADDRESS))
 	if !ok || !addr.Is6() || !addr.IsLinkLocalUnicast() {

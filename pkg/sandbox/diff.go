@@ -33,7 +33,8 @@ func Diff(before, after *Snapshot) []string {
 	return dropExplained(lines, before, after)
 }
 
-// dropExplained removes lines that follow from other lines. For example, the sysctls of a link appear and vanish together with the link.
+// dropExplained removes lines about changes that are consequences of other changes. For example, the sysctls of a link appear and vanish
+// together with the link.
 func dropExplained(lines map[string]string, before, after *Snapshot) []string {
 	var out []string
 	for _, key := range sortedKeys(lines) {

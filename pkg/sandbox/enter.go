@@ -65,7 +65,7 @@ func enterInside(parent string) (bool, int, error) {
 	return true, 0, nil
 }
 
-// reexec runs the program again in new namespaces. The function returns the exit code of that process.
+// reexec() runs the program again in new namespaces. The function returns the exit code of that process.
 func reexec(env []string) (int, error) {
 	// The kernel sends Pdeathsig when the thread that started the process ends, not when the parent process ends.
 	runtime.LockOSThread()
@@ -105,7 +105,7 @@ func exitStatus(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// start starts the second process. Root does not need a user namespace. If user namespaces are disabled, root uses only the other
+// start() starts the second process. Root does not need a user namespace. If user namespaces are disabled, root uses only the other
 // namespaces.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()

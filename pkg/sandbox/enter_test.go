@@ -26,7 +26,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The test binary itself acts as the program that enters a sandbox. The variable roleEnv selects its task in the sandbox.
+// The test binary itself acts as the program that enters a sandbox. The variable roleEnv selects the task of the test binary in the
+// sandbox.
 const (
 	roleEnv = "SANDBOX_TEST_ROLE"
 	nobody  = 65534
@@ -313,7 +314,7 @@ func TestEnterForbidden(t *testing.T) {
 	})
 }
 
-// needsUser skips a test if the test program cannot run a process as another user, which requires root.
+// needsUser skips a test if the test program cannot run a process as another user. Only root can do this.
 func needsUser(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.list=^$")

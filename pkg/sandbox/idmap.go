@@ -32,7 +32,8 @@ func userNamespace() (*syscall.SysProcAttr, error) {
 	if attr.GidMappings, err = ownMap("/proc/self/gid_map"); err != nil {
 		return nil, err
 	}
-	// A namespace cannot have more rights than its parent. If the parent has "deny", the kernel refuses "allow".
+	// A namespace cannot have more rights than its parent. If the file setgroups of the parent namespace contains "deny", the kernel does not
+	// accept "allow" for the new namespace.
 	groups, err := os.ReadFile("/proc/self/setgroups")
 	attr.GidMappingsEnableSetgroups = err == nil && strings.TrimSpace(string(groups)) == "allow"
 	return attr, nil

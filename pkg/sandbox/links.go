@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A link contains those properties of a link that the records of other objects need.
+// The type link contains those properties of an interface that the records of other objects need.
 type link struct {
 	name string
 	mac  string
@@ -126,7 +126,7 @@ func (c *collector) addLink(m []byte, by schema) {
 	c.add("link "+c.linkName(native.Uint32(m[4:])), fields...)
 }
 
-// linkInfo formats the kind and the settings of a link, and those of the link's master.
+// linkInfo formats the kind and the settings of a link, and the kind and the settings of its master.
 func linkInfo(c *collector, b []byte) string {
 	list, _ := parseAttrs(b)
 	bySettings := func(kind uint16, settings schema) func(*collector, []byte) string {

@@ -14,15 +14,15 @@ import (
 // Netlink messages have the byte order of the machine.
 var native = binary.NativeEndian
 
-// A socket is a netlink socket that is used only for dumps. A library is not used, because a snapshot needs every message and every flag,
-// even of the last message. A snapshot also needs attributes that no library supports yet.
+// The type socket is a netlink socket that is used only for dumps. A library is not used, because a snapshot needs every message and every
+// flag, even the flags of the last message. A snapshot also needs attributes that no library supports yet.
 type socket struct {
 	fd  int
 	seq uint32
 	buf []byte
 }
 
-// dial opens a socket in the network namespace of the calling thread.
+// dial() opens a socket in the network namespace of the calling thread.
 func dial(protocol int) (*socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
@@ -45,8 +45,8 @@ func (s *socket) close() { _ = unix.Close(s.fd) }
 // errInterrupted means that a table changed while it was dumped.
 var errInterrupted = errors.New("dump interrupted")
 
-// dump returns the bodies of the messages that describe a table. If the table changed during the dump, dump repeats the dump. If the
-// kernel does not have the table, the result is empty.
+// dump() returns the bodies of the messages that describe a table. If the table changed during the dump, the function repeats the dump. If
+// the kernel does not have the table, the result is empty.
 func (s *socket) dump(what string, typ uint16, body []byte) ([][]byte, error) {
 	for try := 1; ; try++ {
 		bodies, err := s.dumpOnce(typ, body)
@@ -124,7 +124,7 @@ func (s *socket) send(typ uint16, body []byte) error {
 	return err
 }
 
-// split takes one datagram and appends the body of each message in it to a list.
+// split() takes one datagram and appends the body of each message in it to a list.
 func (s *socket) split(b []byte, bodies *[][]byte) (done, torn bool, err error) {
 	for len(b) >= unix.NLMSG_HDRLEN {
 		size := int(native.Uint32(b))

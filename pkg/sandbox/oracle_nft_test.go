@@ -41,7 +41,7 @@ func newRuleset(t *testing.T) *ruleset {
 
 func (r *ruleset) flush(t *testing.T) { t.Helper(); must(t, r.Flush()) }
 
-// build creates the table with the chain, the set and the map.
+// build() creates the table with the chain, the set and the map.
 func build(t *testing.T) {
 	r := newRuleset(t)
 	r.AddTable(r.table)
@@ -182,7 +182,7 @@ func TestDetectsIptables(t *testing.T) {
 	}
 }
 
-// needs skips the test with a message if a tool is missing or the kernel lacks the table of the tool.
+// needs() skips the test with a message if a tool is missing or the kernel lacks the table of the tool.
 func needs(t *testing.T, tool, table string) {
 	t.Helper()
 	path, err := exec.LookPath(tool)

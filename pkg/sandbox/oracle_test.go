@@ -52,7 +52,7 @@ func (n namespace) take(t *testing.T) *sandbox.Snapshot {
 	return s
 }
 
-// run calls f() inside the namespace.
+// run() calls f() inside the namespace.
 func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	t.Helper()
 	if f == nil {

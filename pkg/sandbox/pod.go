@@ -54,9 +54,9 @@ func (p *Pod) create() error {
 	return nil
 }
 
-// Do calls f() inside the namespace. Do uses a separate thread of the operating system, which ends after the call. Sockets that f() opens
-// and processes that f() starts remain in the namespace. Goroutines that f() starts run outside of the namespace. The function f() must not
-// call t.FailNow, because f() runs on another goroutine.
+// Do calls f() inside the namespace. Do uses a separate thread of the operating system, which ends after the call. Sockets and processes
+// that f() creates remain in the namespace. Goroutines that f() starts run outside of the namespace. The function f() must not call
+// t.FailNow, because f() runs on another goroutine.
 func (p *Pod) Do(f func() error) error {
 	if p.closed.Load() {
 		return fmt.Errorf("pod %s: %w", p.Name, os.ErrClosed)

@@ -145,7 +145,7 @@ func TestPodClose(t *testing.T) {
 	t.Error("the namespace lives on: the host side of its veth is still there")
 }
 
-// TestPodCloseAfterOthers closes a pod after another program removed its mount or its file.
+// TestPodCloseAfterOthers closes a pod after another program removed the mount or the file of the pod.
 func TestPodCloseAfterOthers(t *testing.T) {
 	pod, err := sandbox.NewPod("robbed")
 	must(t, err)

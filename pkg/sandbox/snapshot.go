@@ -73,7 +73,7 @@ func Take(opt Options) (*Snapshot, error) {
 	return s, nil
 }
 
-// collect adds the records of one network namespace: that of the calling thread.
+// collect() adds the records of one network namespace: that of the calling thread.
 func (s *Snapshot) collect(scope string, opt Options) error {
 	c := &collector{scope: scope}
 	if err := c.collect(opt.Conntrack); err != nil {
@@ -83,7 +83,7 @@ func (s *Snapshot) collect(scope string, opt Options) error {
 	return nil
 }
 
-// add appends a number to the names of records that have the same name. All records of one name in one scope must be passed in the same
+// add() appends a number to the names of records that have the same name. All records of one name in one scope must be passed in the same
 // call.
 func (s *Snapshot) add(records []record, ignore *regexp.Regexp) {
 	same := map[string]int{}

@@ -18,15 +18,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// connectedPods creates two pods, one in the role of the node and one in the role of a container. The function connects them with a bridge
-// and a veth, with both address families, a firewall and traffic shaping. The function waits for nothing.
+// connectedPods creates two pods, one in the role of the node and one in the role of a container. The function connects the pods with a
+// bridge and a veth. The connection uses both address families, a firewall and traffic shaping. The function waits for nothing.
 func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	node, pod = unconnected(t)
 	connect(t, pod)
 	return node, pod
 }
 
-// connect sets the container's end of the veth up. The node's end then gets a carrier.
+// connect() sets the container's end of the veth up. The node's end then gets a carrier.
 func connect(t *testing.T, pod *sandbox.Pod) {
 	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
 }
@@ -124,7 +124,7 @@ func TestStableUnderTraffic(t *testing.T) {
 	}
 }
 
-// send sends datagrams, whether a process listens or not.
+// send() sends datagrams, whether a process listens or not.
 func send(to string, n int) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {

@@ -67,8 +67,8 @@ func (c *collector) collectConf(name, owner string) error {
 	return nil
 }
 
-// readSysctl reads a setting. The second result is false if the setting can only be written or has no value. There are hundreds of
-// settings, so readSysctl needs only three system calls for each of them.
+// readSysctl reads a setting. The second result is false if the setting can only be written or has no value. readSysctl makes only three
+// system calls for each setting, because there are hundreds of settings.
 func readSysctl(dir int, name string) (string, bool) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

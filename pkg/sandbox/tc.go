@@ -53,7 +53,7 @@ func parseTC(m []byte) tcObject {
 	}
 }
 
-// handleText hides a handle that the kernel chose, because the kernel counts these handles up.
+// handleText hides a handle that the kernel chose, because the kernel chooses a different handle each time.
 func handleText(h uint32) string {
 	major, minor := h>>16, h&0xffff
 	switch {

@@ -75,7 +75,8 @@ func container(name string, devices ...string) *api.ContainerResources {
 	return c
 }
 
-// TestDaemonStopped: if the device plugin does not run, the kubelet gives the same answer, even while the kubelet limits the request rate.
+// TestDaemonStopped: if the device plugin does not run, ADD gets the same devices from the kubelet, even while the kubelet limits the
+// request rate.
 func TestDaemonStopped(t *testing.T) {
 	l := newLab(t)
 	k := &fakeKubelet{busy: 2, containers: []*api.ContainerResources{
@@ -98,8 +99,8 @@ func TestDaemonStopped(t *testing.T) {
 		"the kubelet does not know the pod")
 }
 
-// TestOtherPod: the device plugin answers with the devices of a pod of the same name. Without a confirmation for the pod's UID, ADD rejects
-// the answer.
+// TestOtherPod: the device plugin answers with the devices of a pod of the same name. ADD rejects the answer if nothing confirms that the
+// devices belong to the UID of the pod.
 func TestOtherPod(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)

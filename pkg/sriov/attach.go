@@ -21,7 +21,7 @@ import (
 // carrier (RFC 4862 section 5.4). A new interface needs some seconds until it has a carrier.
 const dadTimeout = 10 * time.Second
 
-// attach moves a VF into the pod and configures it.
+// attach() moves a VF into the pod and configures it.
 func (s sriov) attach(j *requestJob, v *vf) error {
 	h, err := lock(v.Address)
 	if err != nil {
@@ -260,7 +260,7 @@ func (j *requestJob) bindDriver(c vfCard, driver string) (vfCard, error) {
 	return c, nil
 }
 
-// moveToPod sets the MAC and MTU of the interface. The function then moves the interface into the pod and gives it its name there. First,
+// moveToPod sets the MAC and MTU of the interface. The function then moves the interface into the pod and sets its name in the pod. First,
 // it removes the interface's alternative names. The alternative names belong to the node, and other interfaces of the pod may have the same
 // names.
 func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {

@@ -48,8 +48,8 @@ func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device
 	must(l, claimtest.WriteState(kubelet, list...))
 }
 
-// TestClaims: the VFs of the pod's claims come after the VFs of its containers. The VFs are sorted by claim and result, whether the device
-// plugin or the kubelet answers. VFs with administrative access stay on the node.
+// TestClaims: the VFs of the pod's claims come after the VFs of its containers. The VFs are sorted by claim and allocation result. The
+// device plugin and the kubelet must lead to the same order. VFs with administrative access stay on the node.
 func TestClaims(t *testing.T) {
 	admin := claimedDevice("c-0", "a", 0, vf2)
 	admin.Claim.Admin = true
@@ -111,8 +111,8 @@ func TestClaimUncertain(t *testing.T) {
 	l.isGolden()
 }
 
-// TestClaimOfOtherResource: ADD fails if the configuration does not name the resource of a claim, whether the device plugin or the kubelet
-// answers. ADD succeeds if another network attaches the VF, or if the access is administrative.
+// TestClaimOfOtherResource: ADD fails if the configuration does not name the resource of a claim. The test gets the devices once from the
+// device plugin and once from the kubelet. ADD succeeds if another network attaches the VF, or if the access is administrative.
 func TestClaimOfOtherResource(t *testing.T) {
 	const third = "example.com/third"
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
@@ -187,8 +187,8 @@ func TestResetClaimed(t *testing.T) {
 	must(t, claim.Remove(l.sriov.claims, "c-0"), Reset(o))
 }
 
-// TestReturnClaim checks that RestoreClaim restores the VFs of a claim without a DEL. The cases include a live namespace, changes by a
-// tenant and a driver without interface. The VFs of other claims stay in their pods.
+// TestReturnClaim checks that RestoreClaim restores the VFs of a claim even if the runtime never calls DEL. The cases include a live
+// namespace, changes by a tenant, and a driver that creates no interface. The VFs of other claims stay in their pods.
 func TestReturnClaim(t *testing.T) {
 	l := newLab(t)
 	devices := []allocation.Device{claimedDevice("c-0", "a", 0, vf0), claimedDevice("c-0", "a", 1, vf1), claimedDevice("c-1", "b", 0, vf2)}

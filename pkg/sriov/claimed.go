@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// namedVF returns the VF whose address the caller passes, as Multus does. If a claim has allocated this VF, the settings of the claim and
-// its class apply.
+// namedVF returns the VF whose address the caller passes. Multus, for example, passes an address. If this VF is allocated to a claim, the
+// settings of the claim and its class apply.
 func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	v := vf{Address: cfg.Device}
 	record, ok, err := claim.Holder(s.claims, cfg.Kubelet, cfg.Device.String())
@@ -84,8 +84,8 @@ func (v *vf) claimName() string {
 	return fmt.Sprintf("claim %s/%s", v.Claim.Namespace, v.Claim.Name)
 }
 
-// checkClaimed returns an error if a choice of the pod differs from its claim. A pod may only override settings of the class and of the
-// conflist.
+// checkClaimed returns an error if a choice of the pod contradicts the settings of the VF's claim. A pod may only override settings of the
+// class and of the conflist.
 func (v *vf) checkClaimed(ifname string, of vfChoice) error {
 	if v.config == nil {
 		return nil

@@ -50,7 +50,7 @@ func Holdings() (all []Holding, err error) {
 	return all, err
 }
 
-// stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the lock of the VF. The answer cannot be outdated,
+// stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the lock of the VF. The result cannot be outdated,
 // because unprepare changes the claim record before it takes this lock.
 func (s sriov) stillPrepared(v *vf) error {
 	if v.Claim == nil {
@@ -99,7 +99,7 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 
 // checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. The folder of namespaces may be
 // invisible, for example for a process in a container. When a network namespace ends, the kernel moves the interface back to the node. If
-// the interface is not on the node, the namespace is therefore still alive.
+// the interface is not on the node, the namespace therefore still exists.
 func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	if !plugin.NetnsGone(j.Netns) {
 		return nil // ownerHas checks this namespace

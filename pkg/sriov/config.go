@@ -19,8 +19,8 @@ import (
 
 // requestConfig is the validated configuration of a request.
 type requestConfig struct {
-	// Device is the VF that the caller chose in its request, as Multus does. If Device is not valid, the kubelet allocated the VFs, and they
-	// belong to Resources.
+	// Device is the VF that the caller names in its request. Multus, for example, names a VF. If Device is not valid, the kubelet allocated
+	// the VFs, and they belong to Resources.
 	Device    pci.Address
 	Resources []string
 	// OtherResources are resources whose VFs this plugin does not attach: another network attaches them, or the pod uses them directly.
@@ -137,8 +137,7 @@ func Check(r *plugin.Request) error {
 	return err
 }
 
-// Findings returns a description of each setting that is valid but does not have the effect that its name suggests. The function does no
-// I/O.
+// Findings describes the settings that are valid but do not do what their names suggest. The function does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
 }

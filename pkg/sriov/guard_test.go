@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestTwice: the conflist has two sriov entries. The second entry does not take the VFs of the first entry.
+// TestTwice: the conflist has two sriov entries. The second entry does not attach the VFs of the first entry.
 func TestTwice(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: fast, ID: vf0}}
@@ -128,7 +128,7 @@ func TestGCSpares(t *testing.T) {
 	l.del("live")
 }
 
-// TestDefaultRoute: the pod keeps its default route, and the VF adds no second one.
+// TestDefaultRoute: the pod keeps its default route and gets no second default route through the VF.
 func TestDefaultRoute(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "192.0.2.0/24"}}},
 		"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "198.51.100.0/24"}}})

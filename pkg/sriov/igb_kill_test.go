@@ -111,7 +111,7 @@ func (l igb) killSweep(what string, before func(l igb, id string), verb string, 
 	l.Logf("%s: killed at %d points, %d times the VFs were dirty afterwards", what, points, dirty)
 }
 
-// attachNext attaches the VF to a pod without settings, and returns all differences from the initial state.
+// attachNext attaches the VF to a pod that configures no settings, and returns all differences from the initial state.
 func (l igb) attachNext(index int, old string) (dirt string) {
 	pod := l.otherPod()
 	a := pod.add("next")

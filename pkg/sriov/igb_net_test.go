@@ -42,7 +42,7 @@ func (a attachedPod) endOf(name string) (e endpoint) {
 	return e
 }
 
-// canReach reports whether at least one of many packets arrives within a time.
+// canReach reports whether at least one of many packets arrives within a given time.
 func (e endpoint) canReach(t *testing.T, to endpoint, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn

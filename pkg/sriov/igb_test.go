@@ -38,8 +38,9 @@ func newIGB(t *testing.T, keys ...any) igb {
 	must(t, err)
 	t.Cleanup(host.Close)
 	l := igb{testLab: unsetLab(t, host)}
-	// When a PF comes up, it forgets the MACs of its VFs until their drivers report the MACs again. The igb driver of Linux 6.12 crashes if
-	// the kernel sets the PF's multicast addresses while VFs are removed. IPv6 can cause the kernel to set these addresses at any time.
+	// When a PF comes up, the PF forgets the MACs of its VFs. Later, the drivers of the VFs report the MACs again. The igb driver of Linux
+	// 6.12 crashes if the kernel sets the PF's multicast addresses while VFs are removed. IPv6 can cause the kernel to set these addresses at
+	// any time.
 	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))
 	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
 	l.nic = kerneltest.RealNIC(t, 2)
@@ -117,7 +118,7 @@ func (l igb) forSubtest(t *testing.T) igb {
 	return l
 }
 
-// The methods first and second allocate a VF to the pod.
+// The methods first() and second() allocate the first or the second VF to the pod.
 func (l igb) first() string {
 	l.allocate(l.nic.VFs[0].Device)
 	return l.nic.VFs[0].Device
@@ -142,7 +143,8 @@ func (l igb) changeAll(name string) (mac error) {
 	return mac
 }
 
-// isDefault checks that a pod's interface without configured settings has the same properties as on the node, except for its names.
+// isDefault checks the interface of a pod for which no settings are configured. The interface must have the same properties as on the node,
+// except for its names.
 func (l igb) isDefault(name string, index int) {
 	l.Helper()
 	var was string
@@ -198,7 +200,7 @@ func TestIGBLife(t *testing.T) {
 	}
 }
 
-// TestIGBTenant (S-30, S-31): no settings are configured. Each pod gets the VF in the same state as the pod before.
+// TestIGBTenant (S-30, S-31): no settings are configured. Each pod gets the VF in the same state as the previous pod.
 func TestIGBTenant(t *testing.T) {
 	l := newIGB(t)
 	for index, vf := range []string{l.first(), l.second()} {

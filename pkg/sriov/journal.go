@@ -87,7 +87,7 @@ type lockedVF struct {
 	lock    *store.Lock
 }
 
-// lock locks a VF.
+// lock() locks a VF.
 func lock(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Make(vfsFolder, 0o700)
 	if err != nil {
@@ -119,7 +119,7 @@ func lockVF(dir *store.Dir, a pci.Address) (*lockedVF, error) {
 
 func (h *lockedVF) close() { h.lock.Unlock(); h.dir.Close() }
 
-// load reads the journal of a VF. The second result is false if the VF has no journal. An unreadable journal causes an error, because the
+// load() reads the journal of a VF. The second result is false if the VF has no journal. An unreadable journal causes an error, because the
 // former settings of the VF are stored only in the journal.
 func (h *lockedVF) load() (j vfJournal, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
@@ -167,7 +167,7 @@ func parseJournal(data []byte, a pci.Address) (j vfJournal, err error) {
 	return j, err
 }
 
-// save writes the journal. Only the journal is synced to disk. A lost record can be rebuilt from the kernel's state, because names are
+// save() writes the journal. Only the journal is synced to disk. A lost record can be rebuilt from the kernel's state, because names are
 // derived from the key. The former settings of a VF are stored only in the journal.
 func (h *lockedVF) save(j vfJournal) error {
 	data, err := json.Marshal(j)

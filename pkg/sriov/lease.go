@@ -60,7 +60,7 @@ func (s sriov) ipamRequest(r *plugin.Request, chained bool, v vf) *plugin.Reques
 	return &as
 }
 
-// withIPs returns a copy of the configuration in which exactly these addresses are requested.
+// withIPs returns a copy of the configuration that requests exactly the given addresses.
 func withIPs(config []byte, ips []string) []byte {
 	var raw struct {
 		Runtime map[string]json.RawMessage `json:"runtimeConfig"`

@@ -18,8 +18,8 @@ import (
 )
 
 // endPod ends the pod and its namespace. The tests use a veth in place of a VF. When a namespace ends, the kernel moves its VFs to the
-// node. endPod does the same with the veth: it keeps the name that it had in the pod, and it is down. The function also adds the name of
-// the veth to sysfs.
+// node. endPod does the same with the veth. The veth keeps the name that it had in the pod, and it is down. The function also adds the name
+// of the veth to sysfs.
 func (l testLab) endPod(address string) {
 	l.Helper()
 	l.addSysfsName(address, "net1")
@@ -110,7 +110,7 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): before it died, a pod gave its VF the names of other VFs. After DEL, all VFs have their own names again, including
+// TestSquatted (F-34): a pod gave its VF the names of other VFs and then ended. After DEL, all VFs have their own names again, including
 // the VF of the dead pod.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {

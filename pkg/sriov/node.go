@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// linkTimeout is the maximum time to wait for a VF's interface on the node. The kernel moves the interface to the node when a namespace
-	// ends, or creates it for a driver.
+	// linkTimeout is the maximum time to wait for a VF's interface on the node. The interface appears on the node when the namespace of a pod
+	// ends or when a driver creates the interface.
 	linkTimeout = 5 * time.Second
 	linkPoll    = 5 * time.Millisecond
 )
@@ -37,7 +37,7 @@ func openNode(sysfs string, r *plugin.Request) (*nodeSide, error) {
 	return &nodeSide{sysfs: sysfs, host: host, r: r}, err
 }
 
-// vfCard is a VF with its PF, and the interfaces of both if they are in the namespace of the plugin.
+// vfCard holds a VF and its PF. If an interface of these two functions is in the namespace of the plugin, vfCard also holds the interface.
 type vfCard struct {
 	vf, pf pci.Device
 	link   kernel.Link // Index is 0 if there is none
@@ -71,8 +71,8 @@ func (n *nodeSide) readCard(a pci.Address) (c vfCard, err error) {
 	return c, err
 }
 
-// linkOnNode returns the interface of a function if the interface is on the node. The name is in sysfs, but another interface may have
-// the same name as an alternative name.
+// linkOnNode returns the interface of a function if the interface is on the node. The function finds the name of the interface in sysfs.
+// Another interface may have this name as an alternative name.
 func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	for _, name := range d.Interfaces {
 		link, ok, err := n.host.Link(name)
@@ -131,7 +131,7 @@ func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	}
 }
 
-// rebind unbinds the driver of a VF and binds it again. The driver then creates a new interface.
+// rebind() unbinds the driver of a VF and binds it again. The driver then creates a new interface.
 func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	a, ctx := of.vf.Address, context.Background()
 	if err := pci.Unbind(ctx, n.sysfs, a); err != nil {

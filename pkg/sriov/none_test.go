@@ -16,7 +16,7 @@ import (
 )
 
 // TestNoVFUncertain (V-25): ADD treats a pod as a pod without VFs only if PodResources and a readable checkpoint agree. In all other cases,
-// ADD fails with code 11. If the device plugin runs, its answer must agree too.
+// ADD fails with code 11. If the device plugin runs, it must also answer that the pod has no VFs.
 func TestNoVFUncertain(t *testing.T) {
 	l := newLab(t)
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}

@@ -87,7 +87,8 @@ func TestResetFails(t *testing.T) {
 	}
 }
 
-// TestResetRefused: Reset does not change a VF that the node or another namespace uses, or a function that is not a VF.
+// TestResetRefused: Reset does not change a VF that the node or another namespace uses. Reset also does not change a function that is not a
+// VF.
 func TestResetRefused(t *testing.T) {
 	l := newLab(t)
 	refused := func(a, says string) {
@@ -120,7 +121,7 @@ func TestResetRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestReturn (V-22): neither DEL nor GC runs. RestoreOrphans restores a VF after the kernel has moved it back to the node, but not before.
+// TestReturn (V-22): neither DEL nor GC runs. RestoreOrphans restores a VF only after the kernel has moved the VF back to the node.
 func TestReturn(t *testing.T) {
 	l := newLab(t)
 	back := func() string {

@@ -140,9 +140,9 @@ func (c requestConfig) hintFor(err error) string {
 }
 
 // askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, askDevices asks the kubelet and reads
-// the records of claims. If an answer contains a device, the pod certainly has that device. An answer of the kubelet without a device does
-// not prove that the pod has no device, because the kubelet lists a new device with a delay. The second result contains the devices that
-// the pod's claims have from resources outside the configuration.
+// the records of claims. If an answer contains a device, the pod certainly has that device. If the kubelet reports no device, the pod may
+// nevertheless have a device, because the kubelet lists a new device with a delay. The second result contains the devices that the pod's
+// claims have from resources outside the configuration.
 func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []allocation.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))

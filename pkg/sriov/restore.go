@@ -189,7 +189,8 @@ func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 }
 
 // reclaimName frees a name that a pod gave to another VF. The function has an effect only if the kernel has moved that VF back to the node
-// with this name. Without reclaimName, the VF could never get its name back. The other VF later gets its own name from its own journal.
+// with this name. Without reclaimName, the VF could never get its name back. Later, the other VF gets its own name, which is stored in its
+// own journal.
 func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {
@@ -219,7 +220,7 @@ func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(),
 // own journal is processed.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
-// restoreMAC restores the MAC on the interface without the PF, if the driver allows it. The function does not set the MAC through the PF,
+// restoreMAC sets the former MAC on the interface itself, if the driver allows this. The function does not set the MAC through the PF,
 // because later tenants could then no longer change the MAC.
 func (x *vfRestore) restoreMAC() {
 	f := x.j.Former
@@ -281,8 +282,8 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 	return err
 }
 
-// dropXDP removes the XDP programs that the pod attached. An XDP link stays while a file descriptor or a file system holds it. Such a link
-// disappears only together with the interface.
+// dropXDP removes the XDP programs that the pod attached. An XDP link stays while a file descriptor or a file system holds it. The XDP link
+// then disappears only together with the interface.
 func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil

@@ -138,7 +138,7 @@ func (l *testLab) serveSocket() {
 	l.Cleanup(func() { cancel(); <-done; os.RemoveAll(dir) })
 }
 
-// allocate allocates VFs of the test resource to the pod.
+// allocate() allocates VFs of the test resource to the pod.
 func (l testLab) allocate(addresses ...string) {
 	*l.devices = nil
 	for _, a := range addresses {
@@ -173,7 +173,7 @@ func (a attachedPod) check(keys ...any) outcome {
 	return a.Call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
 }
 
-// del runs DEL and checks that all VFs are restored.
+// del() runs DEL and checks that all VFs are restored.
 func (l testLab) del(id string, keys ...any) {
 	l.Helper()
 	l.OK(l.Call("DEL", id, keys...))

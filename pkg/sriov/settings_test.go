@@ -66,7 +66,7 @@ func (l testLab) serveClaims(devices ...allocation.Device) {
 	l.prepareClaims(l.TempDir(), "u-0", devices...)
 }
 
-// allocate0 allocates an additional VF to the pod, without a claim.
+// allocate0 allocates to the pod an additional VF that belongs to no claim.
 func (l testLab) allocate0(address string) {
 	*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
 }
@@ -167,7 +167,7 @@ func TestClaimOfNamedVF(t *testing.T) {
 	l.del("a", keys("u-1")...)
 }
 
-// TestMergedSettings: if several sources define a setting, the last source applies on the PF. The pod's own egress limit still applies.
+// TestMergedSettings: if several sources define a setting, the last source applies on the PF. The pod's own egress limit applies too.
 func TestMergedSettings(t *testing.T) {
 	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
 		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package sriov attaches SR-IOV virtual functions (VFs) to pods. The VFs are those that the kubelet allocated to the pod, or the VF that
-// Multus names. A VF is an additional interface after earlier plugins in the chain, or it is the pod's main interface.
+// Multus names. If an earlier plugin in the chain created the pod's main interface, the VFs are additional interfaces. Otherwise, the first
+// VF is the main interface.
 //
 // A later pod gets the same VF again. ADD therefore saves the VF's settings to a journal before the first change. DEL restores these
 // settings, even after a crash or a change by the pod.
@@ -298,8 +299,9 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	return s.removeFromNode(r, att, st)
 }
 
-// mayHaveVFs reports whether an attachment without a record may have VFs, so that the journals must be read. There is one journal for each
-// attached VF of the node. The journals are not read if prevResult has only one pod interface and this interface belongs to another plugin.
+// mayHaveVFs reports whether an attachment that has no record may have VFs. If so, the caller must read the journals. There is one journal
+// for each attached VF of the node. The journals are not read if prevResult has only one pod interface and this interface belongs to
+// another plugin.
 func mayHaveVFs(r *plugin.Request) bool {
 	return !isChained(r) || len(r.Prev.Interfaces) == 0 ||
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })

@@ -195,7 +195,7 @@ func TestPFUntold(t *testing.T) {
 	l.del("a")
 }
 
-// TestTaken: ADD fails without a change if the pod already has an interface with a planned name.
+// TestTaken: ADD fails before any change if the pod already has an interface with a planned name.
 func TestTaken(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -219,8 +219,8 @@ func ranges() object {
 		"routes": []any{object{"dst": "192.0.2.0/24", "gw": "10.61.0.1"}}}
 }
 
-// TestAddresses: each VF gets its own addresses after duplicate address detection. The addresses are reported if the caller wants them, and
-// DEL releases them.
+// TestAddresses: each VF gets its own addresses after duplicate address detection. With reportIPs, the result of ADD contains the
+// addresses. DEL releases the addresses.
 func TestAddresses(t *testing.T) {
 	l := newLab(t, "ipam", ranges())
 	l.allocate(vf0, vf1)

@@ -65,8 +65,8 @@ const (
 	free
 )
 
-// lock opens the file and calls set() to lock the file. If the file was removed or replaced in the meantime, lock tries again, because
-// other processes would lock another file.
+// The method lock() opens the file and calls set() to lock the file. If the file was removed or replaced in the meantime, the method tries
+// again, because other processes would lock another file.
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how lockAction) error) (*Lock, error) {
 	defer fault.Phase("lock")()
 	deadline := time.Now().Add(most)
@@ -118,7 +118,8 @@ func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(er
 var errLockTimeout = errors.New("held by another process")
 
 // takeWithDeadline takes the lock. The function waits in the kernel, which wakes waiting processes one after the other. A hundred processes
-// that poll would keep a CPU busy even if the lock is free. After errLockTimeout, the file stays open until the kernel's request has ended.
+// that poll would keep a CPU busy even if the lock is free. After errLockTimeout, the file stays open until the kernel has completed the
+// lock request.
 func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how lockAction) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)

@@ -156,7 +156,7 @@ func TestLockInherited(t *testing.T) {
 	}
 }
 
-// TestLockTimeout waits as long as a plugin does for a lock.
+// TestLockTimeout waits for a lock as long as a plugin does.
 func TestLockTimeout(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		t.Run(which, func(t *testing.T) {

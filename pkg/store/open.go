@@ -66,7 +66,7 @@ func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// create replaces a file in the folder with a new, empty file. The function returns the new file, which is open.
+// create() replaces a file in the folder with a new, empty file. The function returns the new file, which is open.
 func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	for again := 0; ; again++ {
 		f, err := d.openFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)

@@ -126,9 +126,9 @@ func (d *Dir) SetWritten(name string, at time.Time) error {
 	return d.withFolder(d.root.Chtimes(name, time.Time{}, at))
 }
 
-// Stamp sets the modification time of the folder to the current time. Stamp returns the value that Modified then returns. Kernels before
-// 6.13 use the time of the last tick for a change. Several changes within a few milliseconds may therefore have the same time. A stamp is
-// different from the time of every tick.
+// Stamp sets the modification time of the folder to the current time. The result is the value that Modified returns after the change.
+// Kernels before 6.13 use the time of the last tick for a change. Several changes within a few milliseconds may therefore have the same
+// time. The time that Stamp sets is more precise than the time of a tick. Later changes therefore have another time.
 func (d *Dir) Stamp() (int64, error) {
 	fault.Step("stamp", d.path)
 	now := unix.NsecToTimespec(time.Now().UnixNano())

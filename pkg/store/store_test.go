@@ -109,7 +109,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// creators returns the functions that create a file only if it does not exist.
+// creators() returns the functions that create a file only if it does not exist.
 func creators(d *Dir) map[string]func(string, []byte, fs.FileMode) error {
 	return map[string]func(string, []byte, fs.FileMode) error{"unnamed": d.Create, "named": d.createNamed}
 }
@@ -282,7 +282,7 @@ func TestListRemovesStale(t *testing.T) {
 	}
 }
 
-// TestRemoveTakesUnfinished: Remove deletes a file and also the temporary file that a killed writer of this name left.
+// TestRemoveTakesUnfinished: Remove deletes a file and also the temporary file of a killed writer of this file.
 func TestRemoveTakesUnfinished(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

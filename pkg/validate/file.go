@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Problem is an error or a warning about a place in a file.
+// Problem is an error or a warning about one position in a file.
 type Problem struct {
 	File   string             `json:"file,omitempty"`
 	Line   int                `json:"line"`
@@ -37,7 +37,7 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s: %s: %s [%s]", p.Where(), level, p.Text, p.Code)
 }
 
-// Where returns the place of the problem in the form file:line:column: key.
+// Where returns the position of the problem in the form file:line:column: key.
 func (p Problem) Where() string {
 	return strings.TrimSuffix(fmt.Sprintf("%s:%d:%d: %s", p.File, p.Line, p.Column, p.Key), ": ")
 }
@@ -66,7 +66,7 @@ type checker struct {
 	networks []network
 }
 
-// The type part is a part of a file: either the whole file, or a string in a manifest that contains JSON.
+// The type part is either a whole file, or a string with JSON text in a manifest.
 type part struct {
 	file   string
 	line   int // lines of the file before the part
@@ -78,7 +78,7 @@ type part struct {
 	places map[string]plugin.Place // of its keys
 }
 
-// The method add() adds a problem with a place in the part.
+// The method add() adds a problem. The second argument is the position of the problem within the part.
 func (c *checker) add(t part, at plugin.Place, key string, code plugin.FindingCode, isError bool, format string, args ...any) {
 	if t.key != "" {
 		key = strings.TrimSuffix(t.key+": "+key, ": ")
@@ -87,8 +87,8 @@ func (c *checker) add(t part, at plugin.Place, key string, code plugin.FindingCo
 	c.problems = append(c.problems, Problem{t.file, at.Line, at.Column, key, code, isError, fmt.Sprintf(format, args...)})
 }
 
-// inFile converts a place in the part to a place in the file. If the column is unknown or the file writes the line in another form, the
-// result is the first word of the line.
+// inFile converts a position within the part to a position in the file. If the exact column cannot be computed, the result is the position
+// of the first word of the line.
 func (t part) inFile(at plugin.Place) plugin.Place {
 	line := min(t.line+max(at.Line, 1), t.total) // YAML's errors may be after the end
 	outer, inner := lineOf(t.source, line), lineOf(t.data, max(at.Line, 1))
@@ -197,7 +197,8 @@ func (c *checker) nodeFile(t part) {
 	}
 }
 
-// placeOf returns the place of a key. If the key has no place, the result is the place of the nearest enclosing object.
+// placeOf returns the position of a key. If this position is unknown, the result is the position of the innermost object that contains the
+// key.
 func (t part) placeOf(key string) plugin.Place {
 	for ; key != ""; key = key[:max(strings.LastIndexAny(key, ".["), 0)] {
 		if at, ok := t.places[key]; ok {
@@ -207,7 +208,7 @@ func (t part) placeOf(key string) plugin.Place {
 	return plugin.Place{}
 }
 
-// placeOnLine returns the place of a key whose line is known.
+// placeOnLine returns the line and column of a key whose line is known.
 func (t part) placeOnLine(key string, line int) plugin.Place {
 	if at := t.placeOf(key); at.Line == line {
 		return at
@@ -217,8 +218,8 @@ func (t part) placeOnLine(key string, line int) plugin.Place {
 
 var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
-// The method mentioned() finds the first word of a message that is a key in the part, and returns this key with its place. The first words
-// of each message contain the key.
+// The method mentioned() searches a message for a key of the part. The method returns the first key that it finds, with the line and column
+// of the key. The key is among the first words of each message.
 func (t part) mentioned(message string) (key string, place plugin.Place) {
 	for _, name := range word.FindAllString(message, -1) {
 		for path, at := range t.places {

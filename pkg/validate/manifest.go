@@ -83,7 +83,7 @@ func valueOf(n *yaml.Node, path ...string) string {
 	return ""
 }
 
-// placeOf returns the place of a node, or the zero value if n is nil.
+// placeOf returns the line and column of a node, or the zero value if n is nil.
 func placeOf(n *yaml.Node) (at plugin.Place) {
 	if n != nil {
 		at = plugin.Place{Line: n.Line, Column: n.Column}
@@ -91,7 +91,7 @@ func placeOf(n *yaml.Node) (at plugin.Place) {
 	return at
 }
 
-// podTemplates returns the path to the pod for each kind of object that contains one.
+// podTemplates returns the path to the pod template for each kind of object that contains a pod template.
 func podTemplates() map[string][]string {
 	template := []string{"spec", "template"}
 	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
@@ -141,7 +141,7 @@ func (c *checker) configMap(t part, o *yaml.Node) (known int) {
 	return known
 }
 
-// The method inside() returns the text of a value as a part. The text of a block scalar starts on the line after its key.
+// The method inside() returns a part with the text of a YAML value. The text of a block scalar starts on the line after its key.
 func (t part) inside(value *yaml.Node, key string) part {
 	line := value.Line - 1
 	if value.Style == yaml.LiteralStyle || value.Style == yaml.FoldedStyle {

@@ -169,7 +169,8 @@ func parse(r *plugin.Request, kind string) (err error) {
 	return err
 }
 
-// The method within() returns the key below a path that a message contains, and the place of this key in the file.
+// The method within() searches a message for a key of the configuration below a path. The method returns the full key, and its line and
+// column in the file.
 func (n *network) within(path string, config []byte, message string) (key string, at plugin.Place) {
 	inner, _ := part{places: plugin.KeyPlaces(config)}.mentioned(message)
 	key = strings.Trim(path+"."+inner, ".")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package validate finds settings of a network configuration that are valid but do not have the effect that their names suggest.
+// Package validate finds settings of a network configuration that are valid but do not do what their names suggest.
 package validate
 
 import (
@@ -24,7 +24,7 @@ type Node struct {
 	PodCIDRs []netip.Prefix
 }
 
-// ThisNode reads the facts about the node on which it runs. A node without podCIDRs is not an error.
+// ThisNode reads the facts about the node on which the program runs. A node without podCIDRs is not an error.
 func ThisNode() (node Node, err error) {
 	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
 	host, err := kernel.Host()

@@ -36,8 +36,8 @@ func (a Allowance) Allow(key string) error {
 	return nil
 }
 
-// Limit permits only values within a limit for a numeric key. The limit is a JSON value: a string of ranges such as "100-199,300", or a
-// number that is the maximum.
+// Limit permits claims to set a numeric key, but only to values within a limit. The limit is a JSON value: a string of ranges such as
+// "100-199,300", or a number that is the maximum.
 func (a Allowance) Limit(key string, limit any) error {
 	if err := a.Allow(key); err != nil {
 		return err

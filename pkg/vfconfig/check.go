@@ -21,7 +21,7 @@ const (
 )
 
 // Validate returns an error if a value is invalid or if two settings contradict each other. Validate accepts vlanQoS and vlanProto without
-// a vlan, because the vlan may come from another source. Complete does not accept vlanQoS and vlanProto without a vlan.
+// a vlan, because the vlan may come from another source. The method Complete() does not accept vlanQoS and vlanProto without a vlan.
 func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }
@@ -48,7 +48,7 @@ func (c *Config) check(name func(string) string, complete bool) error {
 	return nil
 }
 
-// checkRelation compares a setting with those that precede it in the order of Keys.
+// checkRelation returns an error if a setting contradicts a setting with an earlier key in Keys().
 func (c *Config) checkRelation(key string, name func(string) string, complete bool) error {
 	switch key {
 	case "vlanProto":

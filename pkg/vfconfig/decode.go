@@ -39,8 +39,8 @@ func Parameters(resource string, c Config) ([]byte, error) {
 	}{APIVersion, Kind, resource, c})
 }
 
-// Decode returns the entry in encoded parameters. Decode is strict: it returns an error for each setting that this version would not apply.
-// Each error starts with the place of the parameters and with the key.
+// Decode parses encoded parameters and returns the entry that they contain. Decode is strict: it returns an error for each setting that
+// this version would not apply. Each error starts with the given path of the parameters, followed by the key.
 func Decode(data []byte, path string) (Entry, error) {
 	if len(data) > maxBytes {
 		return Entry{}, fmt.Errorf("%s: %d bytes: want at most %d", path, len(data), maxBytes)

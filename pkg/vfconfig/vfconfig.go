@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vfconfig defines the settings of one VF. Settings come from a conflist, a DeviceClass, a ResourceClaim or an annotation, and all
-// of these use the same type, validation and merge. No I/O.
+// Package vfconfig defines the settings of one VF. Settings come from a conflist, a DeviceClass, a ResourceClaim or an annotation. All
+// these sources use the same type, the same validation and the same merge. No I/O.
 package vfconfig
 
 import (
@@ -29,8 +29,8 @@ type Config struct {
 	IfName    string   `json:"ifName,omitempty"` // in the pod; {index} stands for the number of the VF in the pod, starting at 1
 	IPs       []string `json:"ips,omitempty"`    // requested from the IPAM plugin
 
-	// Claimed lists the keys that the ResourceClaim itself has set, without those of its class. An annotation of the pod must not contradict
-	// these keys.
+	// Claimed lists the keys that the ResourceClaim itself sets. The list does not contain keys that only the class sets. An annotation of the
+	// pod must not contradict these keys.
 	Claimed []string `json:"claimed,omitempty"`
 	// Unknown lists keys that this version does not support. Validate refuses them.
 	Unknown []string `json:"-"`
@@ -99,7 +99,7 @@ func (c *Config) Has(key string) bool {
 	return false
 }
 
-// Set returns the keys of all settings that are set, in the order of Keys.
+// Set returns the keys of all settings that are set, in the order of Keys().
 func (c *Config) Set() []string {
 	return slices.DeleteFunc(Keys(), func(key string) bool { return !c.Has(key) })
 }
@@ -134,8 +134,8 @@ func (c *Config) String() string {
 	return strings.Join(out, ", ")
 }
 
-// Merge combines two configurations. If both contain a setting, the result has the value from the second. Both arguments may be nil, and
-// Merge changes neither of them.
+// Merge combines two configurations. If both contain a setting, the result has the value from the second argument. Both arguments may be
+// nil, and Merge changes neither of them.
 func Merge(base, over *Config) *Config {
 	out := base.deepCopy()
 	more := over.deepCopy()

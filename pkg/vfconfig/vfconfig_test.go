@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// full has every setting.
+// full() has every setting.
 func full() Config {
 	return Config{VLAN: new(100), VLANQoS: new(3), VLANProto: "802.1ad", MAC: "02:00:00:00:00:01", SpoofChk: "on", Trust: "off",
 		LinkState: "auto", MinTxRate: new(1), MaxTxRate: new(1000), MTU: new(9000), Driver: "vfio-pci", Rebind: new(false),
@@ -36,7 +36,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestRoundTrip checks that reading parameters and records returns the settings that were written.
+// TestRoundTrip checks that settings do not change when they are written to parameters or records and then read.
 func TestRoundTrip(t *testing.T) {
 	want := full()
 	want.Claimed = []string{"vlan", "ips"}
@@ -132,7 +132,7 @@ func entryText(keys string) string {
 	return `{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VFConfig",` + keys + `}`
 }
 
-// TestDecode checks parameters that cannot be applied exactly. Decode must return an error with the place of the parameters.
+// TestDecode checks parameters that cannot be applied exactly. Decode must return an error that contains the path of the parameters.
 func TestDecode(t *testing.T) {
 	const known = "vlan, vlanQoS, vlanProto, mac, spoofchk, trust, linkState, minTxRate, maxTxRate, mtu, driver, rebind, ifName, ips"
 	for _, test := range []struct{ data, want string }{

@@ -108,7 +108,7 @@ func chartVersion(version string) string {
 	return "0.0.0-g" + regexp.MustCompile(`[^0-9A-Za-z-]`).ReplaceAllString(version, "-")
 }
 
-// archive returns the chart packed by Helm. The bytes depend only on the files and the time.
+// The method archive() returns the chart, which Helm has packed. The bytes depend only on the files and the time.
 func (c chartFiles) archive(at time.Time) ([]byte, error) {
 	folder, err := os.MkdirTemp("", "podlace-chart-*")
 	if err != nil {

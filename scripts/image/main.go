@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// command is one subcommand.
+// A command is one subcommand of the program.
 type command struct {
 	name, args string
 	run        func(args []string) error

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// placeholder is the image name in the base manifest.
+// The constant `placeholder` is the image name in the base manifest.
 const placeholder = "podlace"
 
 // runManifest writes the manifest of a cluster.

@@ -194,7 +194,7 @@ func TestComponents(t *testing.T) {
 	}
 }
 
-// differences compares two manifests, but ignores the order of volumes, because patches change the order.
+// The function differences() compares two manifests. It ignores the order of volumes, because patches change the order.
 func differences(got, want manifestObjects) string {
 	byName := cmpopts.SortSlices(func(a, b core.Volume) bool { return a.Name < b.Name })
 	return cmp.Diff(want, got, cmp.AllowUnexported(manifestObjects{}), byName)

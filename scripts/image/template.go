@@ -108,8 +108,8 @@ func shortestCondition(all []componentLiteral, in, scope uint64) (string, error)
 	return "", fmt.Errorf("no condition of three components selects the choices %b of %b", in, scope)
 }
 
-// conditionOf returns a condition that joins literals by "and" or by "or". The condition contains all chosen literals, and as many further
-// literals as size says.
+// conditionOf returns a condition that joins literals by "and" or by "or". The condition contains all chosen literals and `size` further
+// literals.
 func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in, scope uint64) (string, bool) {
 	if size > 0 {
 		for i, l := range all {

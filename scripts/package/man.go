@@ -21,7 +21,7 @@ func main() {
 	}
 }
 
-// run writes the man pages. The arguments are the folder and the time of the pages in seconds since 1970.
+// The function run() writes the man pages. The arguments are the folder and the time of the pages in seconds since 1970.
 func run(args []string) error {
 	if len(args) != 2 {
 		return fmt.Errorf("want the folder for the man pages and the time of their date, got %q", args)

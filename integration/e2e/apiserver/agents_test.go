@@ -111,7 +111,8 @@ func (c *agentCluster) attachPods() {
 	}
 }
 
-// joinNodes adds nodes one after another. Before each node it waits until all nodes have the routes to the previous node.
+// joinNodes adds nodes one after another. Before joinNodes adds the next node, it waits until all nodes have the routes that lead to the
+// previous node.
 func (c *agentCluster) joinNodes(count int) {
 	c.Helper()
 	var heard []*routeArrivals
@@ -132,7 +133,7 @@ func (c *agentCluster) joinNodes(count int) {
 }
 
 // awaitRoutes returns the time at which the last of the given routes appeared. If the kernel dropped the event of a route, awaitRoutes uses
-// the time at which it finds the route in the kernel.
+// the time at which awaitRoutes finds the route in the kernel.
 func (a *routeArrivals) awaitRoutes(t *testing.T, prefixes []netip.Prefix) (last time.Time) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -169,7 +170,8 @@ func (c *agentCluster) checkRoutes() {
 	}
 }
 
-// deleteNode deletes a Node object while one agent is stopped. That agent deletes the routes after its start.
+// deleteNode deletes a Node object while one agent is stopped. When the stopped agent starts again, this agent deletes the routes that lead
+// to the deleted node.
 func (c *agentCluster) deleteNode() {
 	c.Helper()
 	n, id := c.nodes[0], c.other[0]
@@ -198,8 +200,8 @@ func (n *agentNode) lacks(id int) {
 	})
 }
 
-// restartAPI restarts the API server while the agents run. No agent deletes a route, and all agents add the routes to a node that joins
-// afterwards.
+// restartAPI restarts the API server while the agents run. No agent deletes a route because of the restart. After the restart, a node joins
+// the cluster, and all agents add the routes that lead to this node.
 func (c *agentCluster) restartAPI() {
 	c.Helper()
 	var heard []*routeArrivals
@@ -221,8 +223,8 @@ func (c *agentCluster) restartAPI() {
 	c.checkRoutes()
 }
 
-// restartWritesNothing restarts an agent while the cluster does not change, and expects no write. At the end it deletes routes, to prove
-// that the monitor notices writes.
+// restartWritesNothing restarts an agent while the cluster does not change, and expects no write. At the end, the function deletes routes,
+// to prove that the monitor notices writes.
 func (c *agentCluster) restartWritesNothing() {
 	c.Helper()
 	n := c.nodes[1]
@@ -235,8 +237,8 @@ func (c *agentCluster) restartWritesNothing() {
 	}
 }
 
-// agentRequests returns the requests of the agents. agentRequests checks that the agents sent requests only for nodes. It also checks that
-// the agents' token permits no other access.
+// agentRequests returns the requests of the agents. agentRequests checks that the agents sent requests only for nodes. agentRequests also
+// checks that the agents' token permits no other access.
 func (c *agentCluster) agentRequests() (agents []auditRequest) {
 	c.Helper()
 	for _, r := range c.auditRequests() {

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	harness.Main(m)
 }
 
-// needAPI skips a test if KUBERNETES names no folder of etcd and kube-apiserver.
+// needAPI skips a test unless the variable KUBERNETES is the path of a folder that contains etcd and kube-apiserver.
 func needAPI(t *testing.T) {
 	t.Helper()
 	if os.Getenv("KUBERNETES") == "" {

@@ -124,7 +124,8 @@ func (n *agentNode) awaitReady() {
 	harness.Await(n, n.name+" to be ready", func() bool { return n.nodeCommand(agentProgram(), "run", "--ready").Run() == nil })
 }
 
-// routeGateways returns the gateways of the agent's routes in the kernel. The gateway of an unreachable route is invalid.
+// routeGateways returns the gateways of the agent's routes in the kernel. An unreachable route has no gateway, so its value in the map is
+// the zero value.
 func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	n.Helper()
 	list = map[netip.Prefix]netip.Addr{}
@@ -151,7 +152,7 @@ func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	return list
 }
 
-// monitorWrites records changes in the kernel and in the node's files. The returned function returns the changes.
+// monitorWrites records changes in the kernel and in the node's files. The returned function returns the recorded changes.
 func (n *agentNode) monitorWrites() (changes func() []string) {
 	n.Helper()
 	kerneltest.Must(n, n.ns.Do(func() error {

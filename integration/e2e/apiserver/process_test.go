@@ -33,7 +33,7 @@ func startProcess(t *testing.T, log string, cmd *exec.Cmd) *testProcess {
 	started := make(chan error)
 	go func() {
 		defer out.Close()
-		runtime.LockOSThread() // whose end is the parent's death
+		runtime.LockOSThread() // the kernel regards the end of this thread as the parent's death
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
 		started <- err
@@ -54,7 +54,7 @@ func startProcess(t *testing.T, log string, cmd *exec.Cmd) *testProcess {
 	return p
 }
 
-// signalWait sends a signal to the process and waits until it has ended. signalWait is a no-op if the process has already ended.
+// signalWait sends a signal to the process and waits until the process has ended. signalWait is a no-op if the process has already ended.
 func (p *testProcess) signalWait(s os.Signal) {
 	_ = p.cmd.Process.Signal(s)
 	<-p.ended

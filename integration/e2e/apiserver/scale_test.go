@@ -39,7 +39,7 @@ type scaleRow struct {
 	started, peak  int64         // peak of the resident memory after the start, and at the end
 	updates, joins float64       // percent of a core
 	lags           []time.Duration
-	agentLag       time.Duration // the part of the agent, on average
+	agentLag       time.Duration // the agent's share of the delay, on average
 	writes         int           // at a restart
 	load           string
 }
@@ -156,7 +156,7 @@ func (n *agentNode) checkAllRoutes(nodes int) {
 	}
 }
 
-// joinMany adds nodes evenly within a minute. For each added node it returns the time until the routes to the node existed.
+// joinMany adds nodes evenly within a minute. For each added node, joinMany returns the time until the routes to the node existed.
 func (n *agentNode) joinMany(nodes int) []time.Duration {
 	n.Helper()
 	heard := n.recordArrivals()
@@ -193,12 +193,13 @@ func (n *agentNode) joinMany(nodes int) []time.Duration {
 	return lags
 }
 
-// listPatience is the time that an agent waits for the list of nodes before its status reports that it has no nodes.
+// listPatience is the time for which an agent waits for the list of nodes. After this time, the status of the agent reports that it has no
+// nodes.
 const listPatience = 5 * time.Second
 
 // restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. restartAgent repeats
-// the restart up to three times, because link events of the kernel can look like writes. Real writes of the agent would occur at every
-// restart.
+// the restart up to three times, because link events of the kernel can look like writes. If the agent really makes a write, this write
+// occurs at every restart.
 func (n *agentNode) restartAgent() int {
 	n.Helper()
 	var got []string

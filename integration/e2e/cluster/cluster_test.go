@@ -30,8 +30,8 @@ type clusterNode struct {
 	podCIDRs  []string
 }
 
-// outsideAddrs contains the addresses of a machine on the nodes' link. This machine is the namespace of the tests. It is the nodes' router
-// and has no route to pods.
+// outsideAddrs contains the addresses of a machine on the nodes' link. This machine is the namespace of the tests. The machine is the
+// nodes' router and has no route to pods.
 var outsideAddrs = [2]string{"192.0.2.254", "2001:db8:92::254"}
 
 // newCluster creates nodes with podCIDRs on one link, and opens a shipped configuration on each node. The routes between the nodes are the

@@ -20,7 +20,7 @@ const dnsAddresses = "192.0.2.10:53,[2001:db8::10]:53"
 // testCluster contains the programs and images of the tests and of a cluster that scripts/cluster.sh can start.
 type testCluster struct {
 	programs, kubernetes, containerd, reference, images string // folders
-	image, archive                                      string // the name of Podlace's image, and the file that holds it
+	image, archive                                      string // the name of Podlace's image, and the file that contains the image
 }
 
 // prepareCluster builds the programs and images that are missing in the cache. prepareCluster returns an error before any build if the
@@ -196,7 +196,7 @@ func (r runningCluster) setUpNetwork(ctx context.Context, plugins string, nodes 
 	return nil
 }
 
-// applyManifest applies Podlace's manifest. VXLAN connects the node behind the router.
+// applyManifest applies Podlace's manifest. VXLAN connects the node behind the router to the other nodes.
 func (r runningCluster) applyManifest(ctx context.Context) error {
 	manifest := filepath.Join(r.folder, "podlace.yaml")
 	conf, err := filepath.Abs("conf/cluster")

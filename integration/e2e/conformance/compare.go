@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// proxyModes are the modes of kube-proxy that a list can name.
+// proxyModes are the modes of kube-proxy that a list can contain.
 var proxyModes = []string{"iptables", "nftables"} //nolint:gochecknoglobals // a constant
 
 // readList reads the list of specs, and returns the specs that must pass in the given mode of kube-proxy. Each line contains the modes,
-// separated by commas. After a tab it contains the name of the spec.
+// separated by commas, then a tab, and then the name of the spec.
 func readList(from io.Reader, mode string) (names []string, err error) {
 	lines := bufio.NewScanner(from)
 	seen := map[string]bool{}

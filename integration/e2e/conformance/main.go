@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command conformance runs Kubernetes' network e2e tests in a cluster with Podlace. The command compares the results with the list of specs
-// that must pass. It is `make e2e`.
+// that must pass. `make e2e` runs this command.
 package main
 
 import (

@@ -99,8 +99,8 @@ func (r *suiteReport) add(spec ginkgoSpec) {
 	}
 }
 
-// addResult merges one more result of a spec. Failures take precedence over all other results, and a spec that ran takes precedence over
-// "not run".
+// addResult merges a result of a spec into the report. Failures take precedence over all other results, and a spec that ran takes
+// precedence over "not run".
 func (r *suiteReport) addResult(one specResult) {
 	rank := map[specState]int{notRun: 1, skipped: 2, passed: 3, failed: 4}
 	if rank[one.State] > rank[r.Results[one.Name].State] {

@@ -45,7 +45,7 @@ func TestReport(t *testing.T) {
 		states[name] = one.State
 	}
 	want := map[string]specState{
-		hostPort: passed, closeWait: passed, // in the serial part alone
+		hostPort: passed, closeWait: passed, // only in the serial part
 		intraPod: passed, large: skipped, resolv: failed, localhost: failed,
 	}
 	if diff := cmp.Diff(want, states); diff != "" {
@@ -177,7 +177,7 @@ func TestReferenceConflist(t *testing.T) {
 	}
 }
 
-// TestSpecs: the committed list is valid for both modes of kube-proxy. The list names no spec that the filter of its mode excludes.
+// TestSpecs: the committed list is valid for both modes of kube-proxy. The list contains no spec that the filter of its mode excludes.
 func TestSpecs(t *testing.T) {
 	for _, mode := range proxyModes {
 		names, err := readList(strings.NewReader(specs), mode)

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// fixedPorts matches specs whose pods use fixed ports of the nodes. These specs run one after another, because two of them would block
-	// each other in parallel.
+	// fixedPorts matches specs whose pods use fixed ports of the nodes. These specs run one after another, because two specs with the same
+	// port would block each other.
 	fixedPorts = `using hostNetwork|hostNetwork: true|HostPort|CLOSE_WAIT`
 	// runLimit is the time limit of one run of the suite.
 	runLimit = 90 * time.Minute

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is stopped. At its start, CRI-O calls DEL for the pod, and no
+// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is stopped. When CRI-O starts, it calls DEL for the pod, and no
 // state of the pod remains. Other pods keep their state.
 func TestDeathWhileAway(t *testing.T) {
 	c := cri.Open(t, socket)

@@ -23,7 +23,8 @@ const (
 	startTime = 30 * time.Second
 )
 
-// restartCRIO ends CRI-O with a signal, calls whileDown unless it is nil, and starts CRI-O again.
+// restartCRIO ends CRI-O with a signal and starts CRI-O again. While CRI-O is stopped, restartCRIO calls the function whileDown, which may
+// be nil.
 func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()) {
 	t.Helper()
 	pid := func() (n int) {
@@ -67,8 +68,8 @@ func checkWithin(t *testing.T, limit time.Duration, what string, check func() er
 	}
 }
 
-// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. This
-// requires that CHECK succeeds when CRI-O starts.
+// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. CRI-O
+// keeps the addresses only if CHECK succeeds when CRI-O starts.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18090
@@ -118,8 +119,8 @@ func pingWithoutLoss(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	return nil
 }
 
-// TestCheckAtStart: at its start, CRI-O calls CHECK for each running pod. If a pod has lost its addresses, the status of the pod no longer
-// shows addresses. The status of each other pod still shows the pod's addresses.
+// TestCheckAtStart: when CRI-O starts, it calls CHECK for each running pod. If a pod has lost its addresses, the status of the pod no
+// longer shows addresses. The status of each other pod still shows the pod's addresses.
 func TestCheckAtStart(t *testing.T) {
 	c := cri.Open(t, socket)
 	broken, whole := cri.RunPod(t, c, "broken"), cri.RunPod(t, c, "whole")
@@ -136,8 +137,8 @@ func TestCheckAtStart(t *testing.T) {
 }
 
 // TestFlush: a flush of the firewall removes the masquerade rules of Podlace and the hostPort rules of CRI-O. CRI-O calls STATUS every five
-// seconds, and this call restores the rules of Podlace. CRI-O does not restore the hostPorts of existing pods, even when it restarts. The
-// hostPort of a new pod works.
+// seconds, and this call restores the rules of Podlace. CRI-O does not restore the hostPorts of existing pods, even when CRI-O restarts.
+// The hostPort of a pod that starts after the flush works.
 func TestFlush(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18091

@@ -86,8 +86,8 @@ func replaceFile(t *testing.T, path, text string) {
 	}
 }
 
-// TestWhoMaps: CRI-O maps hostPorts itself and passes none to portmap, even if its own mapping is disabled. While the mapping is disabled,
-// hostPorts are unreachable.
+// TestWhoMaps: CRI-O maps hostPorts itself. CRI-O passes no hostPorts to portmap, even if CRI-O's own mapping is disabled. While the
+// mapping is disabled, hostPorts are unreachable.
 func TestWhoMaps(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port, file = 18092, "/run/node/crio.conf"

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestAdminAccess: the claim of an administrator's pod lists the addresses of all VFs, both allocated and free. No VF moves, and other pods
-// can still start and end.
+// TestAdminAccess: the claim of an administrator's pod lists the addresses of all VFs, both allocated and free. No VF moves into the
+// administrator's pod, and other pods can still start and end.
 func TestAdminAccess(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -43,7 +43,7 @@ spec:
 		t.Errorf("the administrator's container has the addresses %v, want %v", got, l.ids)
 	}
 	l.template("more", "nic")
-	l.pod("late", "nic=+more") // the VF is free although the administrator's claim names it
+	l.pod("late", "nic=+more") // the VF is free, although the administrator's claim contains it
 	l.runs("late")
 	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
 	l.delete("web")
@@ -51,8 +51,8 @@ spec:
 	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
 }
 
-// TestAdminAll33: a claim cannot request all devices of a node that has more than 32, and the scheduler reports this. A claim with a count
-// of 32 devices works.
+// TestAdminAll33: a claim requests all devices of a node that has more than 32 devices. The scheduler reports that it cannot allocate the
+// claim. A claim that requests 32 devices works.
 func TestAdminAll33(t *testing.T) {
 	l := newLab(t, setup{machine: pcitest.Machine{Nodes: 1, PFs: 1, VFs: 33, InPods: true}})
 	for name, mode := range map[string]string{"all": "allocationMode: All", "count": "count: 32"} {
@@ -69,8 +69,8 @@ spec: {devices: {requests: [{name: all, exactly: {deviceClassName: ` + l.class()
 	l.attached("count")
 }
 
-// TestPreScheduled: a pod is bound to the node before its claim is allocated. The pod waits on the node. No VF moves until the claim is
-// reserved for the pod.
+// TestPreScheduled: a pod is bound to the node before its claim is allocated. The pod waits on the node. No VF moves into the pod until the
+// claim is reserved for the pod.
 func TestPreScheduled(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -80,7 +80,7 @@ func TestPreScheduled(t *testing.T) {
 		t.Error(err)
 	}
 	l.allocate("vf", nodeName, deviceName(l.ids[5]))
-	l.runs("web") // the claim controller reserves it for pods with a node
+	l.runs("web") // the claim controller reserves a claim for pods that have a node
 	l.attached("web", l.ids[5])
 }
 

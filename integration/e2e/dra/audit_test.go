@@ -12,7 +12,7 @@ import (
 
 const kubeletUser = "system:node:" + nodeName
 
-// The type request is one line of the API server's audit log.
+// A request is one line of the API server's audit log.
 type request struct {
 	Verb       string
 	RequestURI string
@@ -32,7 +32,7 @@ func (r request) isWrite() bool {
 	return false
 }
 
-// The method mark() returns the current size of the audit log, as the start for requests().
+// The method mark() returns the current size of the audit log. The caller passes the size to requests() as the start.
 func (l *lab) mark() int64 {
 	l.Helper()
 	info, err := os.Stat(auditLog(os.Getenv(dirEnv)))

@@ -83,8 +83,8 @@ func TestTwoClaims(t *testing.T) {
 	l.attached("web", slices.Concat(a, b, c)...)
 }
 
-// TestContainersShare: two containers name the same claim. The containers share the claim's VF in one interface. Each container has the
-// VF's address in its environment.
+// TestContainersShare: two containers reference the same claim. The containers share the claim's VF in one interface. Each container has
+// the VF's address in its environment.
 func TestContainersShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -112,8 +112,8 @@ spec:
 	}
 }
 
-// TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits, and an event reports this. When the
-// first pod ends, the other pod gets the VF. The same is true for a claim that was generated for a pod.
+// TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits, and an event reports the reason. When
+// the first pod ends, the other pod gets the VF. The same is true for a claim that was generated for a pod.
 func TestPodsShare(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Run("at once", func(t *testing.T) {
@@ -154,7 +154,7 @@ func (l *lab) in(t *testing.T) *lab {
 	return &part
 }
 
-// handOver checks that one of two pods has the claim's VF. It also checks that the other pod gets the VF when the first pod ends.
+// handOver checks that one of two pods has the claim's VF. handOver also checks that the other pod gets the VF when the first pod ends.
 func (l *lab) handOver(claim, one, two string) {
 	l.Helper()
 	within(l.T, "a pod of the two runs", func() error {

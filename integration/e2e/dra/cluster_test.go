@@ -27,7 +27,7 @@ const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitSt
 // daemonImage is the image of the shipped DaemonSet.
 const daemonImage = "registry.example.com/podlace/sriov-device-plugin:latest"
 
-// The type cluster is a cluster that scripts/cluster.sh runs.
+// A cluster is a Kubernetes cluster that scripts/cluster.sh runs.
 type cluster struct {
 	dir     string
 	cmd     *exec.Cmd
@@ -183,7 +183,7 @@ func (c *cluster) serve() (err error) {
 	return nil
 }
 
-// The type outcome is the result of a command.
+// An outcome is the result of a command.
 type outcome struct{ Output, Error string }
 
 func (c *cluster) answer(conn net.Conn) {

@@ -29,7 +29,8 @@ func settings(parameters string) string {
 }
 
 // TestBadConfig (failures 25, 26): the configuration of a claim has an unknown key, a key that only a class may set, or an invalid value.
-// The claim is not prepared. The pod waits, with an event that names the position in the configuration, the key and the value. No VF moves.
+// The claim is not prepared. The pod waits, with an event that contains the position in the configuration, the key and the value. No VF
+// moves into the pod.
 func TestBadConfig(t *testing.T) {
 	l := newLab(t, setup{config: strings.Replace(fast, `"api": "dra"`, `"api": "dra", "claimMay": ["mtu", "ifName", {"vlan": "100-199"}]`, 1)})
 	for name, c := range map[string]struct {

@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// The type daemon is the program sriov-device-plugin. The folder of the daemon is outside of t.TempDir, because the paths there are too
-// long for a unix socket.
+// A daemon is a process of the program sriov-device-plugin. The folder of the daemon is outside of t.TempDir, because the paths in
+// t.TempDir are too long for a unix socket.
 type daemon struct {
 	t                 *testing.T
 	bin, dir, sysfs   string
@@ -93,7 +93,7 @@ func (d *daemon) end(signal syscall.Signal) {
 	d.cmd = nil
 }
 
-// The method restart() stops the daemon with a signal and starts it again.
+// The method restart() stops the daemon with a signal and starts the daemon again.
 func (d *daemon) restart(signal syscall.Signal) {
 	d.t.Helper()
 	d.end(signal)
@@ -101,7 +101,7 @@ func (d *daemon) restart(signal syscall.Signal) {
 	d.ready()
 }
 
-// The method get() returns the daemon's answer over HTTP.
+// The method get() returns the daemon's response to an HTTP request.
 func (d *daemon) get(path string) (string, error) {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

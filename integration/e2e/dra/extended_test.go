@@ -103,7 +103,7 @@ func TestExtended(t *testing.T) {
 }
 
 // TestMigrateNode: a node changes from the device plugin API to DRA and back without a drain. Running pods keep their VFs, and only one API
-// offers each VF. New pods with the same limits get VFs from the new API.
+// offers each VF. New pods with the same limits get VFs through the new API.
 func TestMigrateNode(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := prepare(t, setup{config: byPlugin})
@@ -155,7 +155,7 @@ func TestMigrateNode(t *testing.T) {
 	t.Logf("the device plugin offers the free VF after %.1f s", took.Seconds())
 	l.attached("during", during...)
 	l.limits("after", resource, 1)
-	l.event("after", "Insufficient "+resource) // the scheduler counts the limits of pod during, whose VFs come from a claim
+	l.event("after", "Insufficient "+resource) // the scheduler also counts the limits of the pod "during", although its VFs come from a claim
 	l.delete("during")
 	within(t, "the node has all VFs", func() error {
 		if n := l.allocatable(resource); n != int64(len(l.ids)) {

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestKubeletRestart (failure 22): a kubelet deletes the slices of its node when it starts. The daemon writes the slices again, and running
-// pods keep their VFs.
+// TestKubeletRestart (failure 22): when a kubelet starts, it deletes the slices of its node. The daemon writes the slices again, and
+// running pods keep their VFs.
 func TestKubeletRestart(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -216,8 +216,8 @@ func TestRecordsLost(t *testing.T) {
 	}
 }
 
-// TestStateDamaged (failure 8): the kubelet's state file is damaged, and a pod with a claim does not start without its VF. While the file
-// is damaged, pods still start in Kubernetes namespaces without claims. The kubelet rewrites the file at the next Prepare.
+// TestStateDamaged (failure 8): the kubelet's state file is damaged. A pod with a claim never starts without its VF. While the file is
+// damaged, pods still start in those Kubernetes namespaces that have no claims. The kubelet rewrites the file at the next Prepare.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// hasGate reports whether a feature gate of the cluster is on, either in GATES or by default in its Kubernetes version.
+// hasGate reports whether a feature gate of the cluster is on. If GATES does not contain the gate, hasGate uses the default of the
+// Kubernetes version.
 func hasGate(name string) bool {
 	for gate := range strings.SplitSeq(os.Getenv("GATES"), ",") {
 		if value, ok := strings.CutPrefix(gate, name+"="); ok {

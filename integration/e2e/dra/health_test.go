@@ -44,13 +44,13 @@ func TestLinkDown(t *testing.T) {
 	l.runs("late")
 }
 
-// TestTaintsDropped: the feature gate for device taints is off, so the API server drops the taints of slices. When a PF has no carrier, its
-// free VFs leave the slice, and its allocated VFs stay in the slice.
+// TestTaintsDropped: the feature gate for device taints is off, so the API server drops the taints of slices. When a PF has no carrier, the
+// daemon removes the PF's free VFs from the slice and keeps the allocated VFs.
 func TestTaintsDropped(t *testing.T) {
 	l := newLab(t, setup{})
 	if hasGate("DRADeviceTaints") {
 		gates := "DRADeviceTaints=false"
-		if hasGate("DRADeviceTaintRules") { // which 1.34 does not know
+		if hasGate("DRADeviceTaintRules") { // Kubernetes 1.34 does not have this gate
 			gates += ",DRADeviceTaintRules=false"
 		}
 		l.gateOff(gates)

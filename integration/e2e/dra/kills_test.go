@@ -22,7 +22,7 @@ const (
 )
 
 // TestKills kills the daemon, the kubelet, containerd and the API server while a pod with a claim starts or ends. The pod has its VF after
-// its start, and no VF has two owners. At the end all VFs are on the node.
+// its start, and no VF has two owners. At the end, all VFs are on the node.
 func TestKills(t *testing.T) {
 	if *kills < 1 {
 		t.Fatalf("-kills %d: want at least 1", *kills)

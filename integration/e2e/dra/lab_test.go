@@ -28,7 +28,7 @@ const (
 	variable = "PCIDEVICE_EXAMPLE_COM_FAST"
 )
 
-// The configuration "fast" is for most tests. With this configuration, DRA offers all VFs.
+// Most tests use the configuration "fast". With this configuration, DRA offers all VFs.
 const fast = `{"resourceList": [
 	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
 
@@ -36,13 +36,13 @@ const fast = `{"resourceList": [
 const ofResource = `[{cel: {expression:
   'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`
 
-// The type setup describes a test's node; the zero value suits most tests.
+// A setup describes the node of a test. Most tests use the zero value.
 type setup struct {
 	config  string          // configuration of the daemon; "" means fast
 	machine pcitest.Machine // nil: two NUMA nodes with one PF of four VFs each
 }
 
-// The type lab is the node of one test, with its own cards, daemon and Kubernetes namespace.
+// A lab is the node of one test, with its own cards, daemon and Kubernetes namespace.
 type lab struct {
 	*testing.T
 	*daemon
@@ -54,7 +54,7 @@ type lab struct {
 	ids     []string         // PCI addresses of the VFs, sorted
 	before  map[string]iface // interfaces of the VFs, by PCI address
 	audit   int64            // size of the audit log when the test began
-	isPod   bool             // the daemon runs by a DaemonSet
+	isPod   bool             // a DaemonSet runs the daemon
 	last    []func()         // cleanups that run after the end of all pods
 }
 
@@ -192,7 +192,7 @@ func try(check func() error) (err error) {
 	return err
 }
 
-// The function within() fails the test unless the check succeeds before the time limit passes. The function returns the waiting time.
+// The function within() fails the test unless the check succeeds before the time limit passes. within() returns the waiting time.
 func within(t *testing.T, what string, check func() error) time.Duration {
 	t.Helper()
 	begin := time.Now()

@@ -48,13 +48,13 @@ func TestForceDelete(t *testing.T) {
 	}
 }
 
-// The method script() replaces the sriov plugin by a shell script until the returned function is called. The script finds the path of the
+// The method script() replaces the sriov plugin with a shell script until the returned function is called. The script finds the path of the
 // real plugin in the variable REAL.
 func (l *lab) script(text string) (restore func()) {
 	l.Helper()
 	const at = "/opt/cni/bin/sriov"
 	const real, new = at + ".real", at + ".new"
-	_ = os.Remove(real) // the plugin of an earlier test: its script may still run and call it
+	_ = os.Remove(real) // the plugin of an earlier test: the script of this test may still call the plugin
 	text = "#!/bin/sh\nREAL=" + real + "\n" + text
 	if err := errors.Join(os.Link(at, real), os.WriteFile(new, []byte(text), 0o755), os.Rename(new, at)); err != nil {
 		l.Fatal(err)
@@ -92,7 +92,7 @@ func TestDelFails(t *testing.T) {
 	within(t, "the VF is home", func() error { return errors.Join(l.noRecords(), l.allHome()) })
 }
 
-// TestNoDel (failure 16): no DEL is sent for a pod. The daemon then restores the VF when the kubelet unprepares the claim. When a namespace
+// TestNoDel (failure 16): a pod ends without a DEL. The daemon then restores the VF when the kubelet unprepares the claim. When a namespace
 // ends, the kernel deletes its veths but moves its VFs to the node. The VFs of this test are veths, so the test itself moves the interface
 // to the node. The interface keeps the name that it has in the pod.
 func TestNoDel(t *testing.T) {

@@ -118,8 +118,8 @@ func journals() (ids []string) {
 	return ids
 }
 
-// ownSys replaces the node's /sys by a folder with the same content except for the PCI bus. showCards adds the PCI bus. The folder stays
-// for all tests, because a kubelet continues to use the cgroups of the /sys that was mounted at its start.
+// ownSys replaces the node's /sys with a folder that has the same content except for the PCI bus. showCards adds the PCI bus. The folder
+// stays for all tests, because a kubelet continues to use the cgroups of the /sys that was mounted at its start.
 func ownSys() error {
 	top, err := os.MkdirTemp("", "sys-")
 	if err != nil {

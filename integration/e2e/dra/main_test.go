@@ -2,8 +2,8 @@
 
 // Package dra_test runs pods with ResourceClaims for VFs on one node of a real Kubernetes cluster, which scripts/cluster.sh runs. The
 // cluster consists of etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kubelet and containerd. The daemon sriov-device-plugin
-// and the CNI plugins are those of this repository. The daemon has the rights of the shipped manifest and a token that is bound to its
-// node. The VFs are veths. Files emulate the cards: each of two NUMA nodes has one PF, and each PF has four VFs.
+// and the CNI plugins are built from this repository. The daemon has the rights of the shipped manifest and a token that is bound to its
+// node. The VFs are veths. Files in sysfs emulate the cards: each of the two NUMA nodes has one PF, and each PF has four VFs.
 //
 // The test binary runs twice. The first process runs on the host: it starts the cluster, and runs the binary again in node1. The second
 // process runs the tests.
@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// The function needs() returns an error that names a missing precondition.
+// The function needs() returns an error that describes a missing precondition.
 func needs() error {
 	for _, name := range []string{"KUBERNETES", "CONTAINERD"} {
 		if os.Getenv(name) == "" {

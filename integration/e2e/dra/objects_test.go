@@ -232,7 +232,7 @@ func hasAll(text string, parts []string) bool {
 	return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) })
 }
 
-// claimOf returns the claim that was generated for a pod. The parameter name is the claim's name in the pod.
+// claimOf returns the claim that was generated for a pod. The parameter `name` contains the claim's name in the pod.
 func (l *lab) claimOf(pod, name string) string {
 	l.Helper()
 	p, err := l.getPod(pod)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestPodGroup: a claim is reserved only for a PodGroup. A pod of the group gets the claim's VF. When the pod ends, the VF returns to the
-// node.
+// TestPodGroup: a claim is reserved for a PodGroup, not for a single pod. A pod of the group gets the claim's VF. When the pod ends, the VF
+// returns to the node.
 func TestPodGroup(t *testing.T) {
 	needGate(t, "DRAWorkloadResourceClaims")
 	l := newLab(t, setup{})

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The type sandbox is the sandbox of a running pod.
+// A sandbox belongs to a running pod.
 type sandbox struct {
 	id, netns string
 	pid       int

@@ -12,7 +12,7 @@ import (
 )
 
 // TestSliceRefused (failure 20): the API server refuses slices. The old slices stay, the daemon logs one line and counts the refusal, and
-// the device plugin API still works. The daemon writes the slices once the API server accepts them again.
+// the device plugin API still works. When the API server accepts slices again, the daemon writes its slices.
 func TestSliceRefused(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := prepare(t, setup{config: half})

@@ -124,7 +124,8 @@ spec:
 	}
 }
 
-// TestFirstAvailable: a request gets the first available alternative. A configuration for the request applies to each alternative.
+// TestFirstAvailable: a request gets the first available alternative. If a configuration applies to the request, it applies to each
+// alternative of the request.
 func TestFirstAvailable(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -157,7 +158,7 @@ spec:
 	}
 }
 
-// The type stub is a driver of another vendor that offers CPUs.
+// A stub is a driver of another vendor that offers CPUs.
 type stub struct{}
 
 const stubDriver = "cpu.example.com"
@@ -205,7 +206,7 @@ func (l *lab) startStub() {
 	if err != nil {
 		l.Fatal(err)
 	}
-	l.last = append(l.last, func() { helper.Stop(); cancel() }) // the kubelet unprepares by it
+	l.last = append(l.last, func() { helper.Stop(); cancel() }) // the kubelet needs this driver to unprepare claims
 	l.create(`
 kind: ResourceSlice
 metadata: {name: ` + l.ns + `-cpus}

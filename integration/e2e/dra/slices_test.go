@@ -84,7 +84,7 @@ func content(list []resourceapi.ResourceSlice) (all []resourceapi.ResourceSliceS
 	return all
 }
 
-// contentOf returns the content of slices without generations.
+// contentOf returns the content of slices without the pool generations.
 func contentOf(list []resourceapi.ResourceSlice) []resourceapi.ResourceSliceSpec {
 	all := content(list)
 	for i := range all {
@@ -107,8 +107,8 @@ func number(d resourceapi.Device, name resourceapi.QualifiedName) int64 {
 	return -100
 }
 
-// TestPublished: each VF is a device in a slice of its PF, in the node's pool. The device has the attributes for the selectors of claims,
-// and no attribute that changes often. A restarted daemon writes no slice.
+// TestPublished: each VF is a device in a slice of its PF, in the node's pool. The device has the attributes that the selectors of claims
+// can use, and has no attribute that changes often. A restarted daemon writes no slice.
 func TestPublished(t *testing.T) {
 	l := newLab(t, setup{})
 	all := l.slices()
@@ -158,7 +158,7 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestSliceDeleted: after the deletion of one slice or of all slices, the daemon restores them with the same devices.
+// TestSliceDeleted: after the deletion of one slice or of all slices, the daemon restores the deleted slices with the same devices.
 func TestSliceDeleted(t *testing.T) {
 	l := newLab(t, setup{})
 	before := contentOf(l.slices())
@@ -233,8 +233,8 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-// The method tainted() returns an error unless exactly the VFs of the PF have the taint for a missing link. If no taint is wanted, no VF
-// may have the taint.
+// The method tainted() returns an error unless exactly the VFs of the PF have the taint for a missing link. If the argument `want` is
+// false, no VF may have the taint.
 func (l *lab) tainted(pf string, want bool) error {
 	for name, d := range l.devices() {
 		has := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// TestAttach (V-18): pods have their VFs before their first container starts, with the documented interface numbers. After the end of the
-// pods the VFs have their original settings.
+// TestAttach (V-18): each pod has its VFs before the first container starts. The interfaces have the documented numbers. After the end of
+// the pods, the VFs have their original settings.
 func TestAttach(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("none", containerSpec{name: "app"})
@@ -50,7 +50,7 @@ func TestAttach(t *testing.T) {
 }
 
 // TestInitContainers: an init container and a later container share a VF, and the VF is in the pod from the beginning. The kubelet's answer
-// lacks a VF that only an init container uses. ADD then refuses the pod, whether the answer comes from the daemon or from the kubelet.
+// lacks a VF that only an init container uses. Therefore ADD refuses the pod, both when the daemon answers and when the kubelet answers.
 func TestInitContainers(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("both", containerSpec{"prepare", vfs(1), true}, containerSpec{name: "app", limits: vfs(1)})
@@ -71,7 +71,7 @@ func TestInitContainers(t *testing.T) {
 }
 
 // TestLostEntry (V-25): only an init container of a pod has a VF, and the kubelet's checkpoint has lost the entry of this VF. ADD still
-// refuses the pod, because the device plugin has a record of the allocation. Pods without VFs start in the meantime.
+// refuses the pod, because the device plugin still has a record of the allocation. Pods without VFs start in the meantime.
 func TestLostEntry(t *testing.T) {
 	l := newVFLab(t)
 	path := podresources.At(kubeletRoot).Checkpoint

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestManifests: the shipped manifests have no unknown field. The DaemonSet mounts folders and has no capability. The patch for privileged
-// mode gives the DaemonSet all capabilities.
+// TestManifests: the shipped manifests have no unknown field. The DaemonSet mounts folders of the node, but no single files, and has no
+// capability. The patch for privileged mode gives the DaemonSet all capabilities.
 func TestManifests(t *testing.T) {
 	data, err := os.ReadFile("../../../conf/cluster/components/sriov/sriov-device-plugin.yaml")
 	if err != nil {

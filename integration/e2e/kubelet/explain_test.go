@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestExplained runs pods under each policy of the Topology Manager, and compares the result with the answer of `podlace sriov explain` for
+// TestExplained runs pods under each policy of the Topology Manager, and compares the result with the output of `podlace sriov explain` for
 // the same request. A NUMA node has 8 VFs and 8 CPUs. The kubelet reserves one of these CPUs, so a pod with 8 CPUs never fits on one NUMA
 // node.
 func TestExplained(t *testing.T) {

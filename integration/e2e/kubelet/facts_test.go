@@ -22,7 +22,7 @@ import (
 )
 
 // TestKubeletAnswers: the kubelet's answers distinguish a pod with VFs, a pod without VFs, another pod of the same name and an unknown pod.
-// Package podresources relies on this.
+// Package podresources relies on these answers.
 func TestKubeletAnswers(t *testing.T) {
 	l := newLab(t, "none")
 	ids := l.runPod("one", vfs(2))

@@ -18,14 +18,14 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// allocatableDevices returns the healthy devices of a resource, both free and allocated ones.
+// allocatableDevices returns the healthy devices of a resource, including the allocated devices.
 func allocatableDevices(t *testing.T, of string) ([]allocation.Device, error) {
 	t.Helper()
 	return podresources.Allocatable(t.Context(), kubeletFor(of))
 }
 
 // checkFree returns an error unless the kubelet has the given number of free VFs. checkFree starts a pod that requests too many VFs,
-// because the kubelet's reason for the rejection contains the number.
+// because the kubelet's reason for the rejection contains the number of free VFs.
 func (l *testLab) checkFree(want int) error {
 	l.t.Helper()
 	name := fmt.Sprint("greedy-", l.started)

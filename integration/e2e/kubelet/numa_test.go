@@ -29,8 +29,8 @@ func (l *testLab) checkAligned(pod string) int {
 	return near
 }
 
-// TestPolicies checks which devices pods get under each policy of the Topology Manager. The policies for CPUs and memory are static, and
-// the scope of the Topology Manager is "pod". A NUMA node has 8 VFs.
+// TestPolicies checks which devices pods get under each policy of the Topology Manager. The CPU Manager and the Memory Manager use their
+// static policies, and the scope of the Topology Manager is "pod". A NUMA node has 8 VFs.
 func TestPolicies(t *testing.T) {
 	node.Skip(t)
 	for _, c := range []struct {
@@ -64,8 +64,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// requestMost counts the free VFs of the emptier NUMA node, and starts a pod that requests this number of VFs. The pod must get VFs of only
-// one NUMA node.
+// requestMost selects the NUMA node with the most free VFs, and starts a pod that requests as many VFs as are free on this NUMA node. The
+// pod must get VFs of only one NUMA node.
 func (l *testLab) requestMost(policy string, granted []string) {
 	l.t.Helper()
 	free := [numaNodes]int{8, 8}
@@ -104,7 +104,7 @@ func (l *testLab) checkDistinct(ids []string) {
 
 // TestGuide runs the example of the guides to the Topology Manager: pods with 4 CPUs, memory, a GPU and a NIC on two NUMA nodes. The first
 // two pods each get all resources from one NUMA node. The third pod would need resources of both NUMA nodes, and the kubelet refuses it. If
-// the device plugin reports no topology, a pod gets resources of both NUMA nodes.
+// the device plugin reports no topology, a pod may get resources of both NUMA nodes.
 func TestGuide(t *testing.T) {
 	l := newLab(t, "single-numa-node")
 	runGPUs(t)

@@ -63,7 +63,8 @@ func newPlugin(t *testing.T, sysfs, registration string) *devicePlugin {
 
 func (p *devicePlugin) config() string { return filepath.Join(p.dir, "config.json") }
 
-// socketPath returns the path of the daemon's socket. The path is outside of t.TempDir, because paths there are too long for a unix socket.
+// socketPath returns the path of the daemon's socket. The path is outside of t.TempDir, because the paths in t.TempDir are too long for a
+// unix socket.
 func (p *devicePlugin) socketPath() string { return "/run/podlace-sriov/sriov.sock" }
 
 // runDaemon starts the daemon as root and without any capability, as conf/cluster/components/sriov/sriov-device-plugin.yaml does.

@@ -79,7 +79,7 @@ func (l *testLab) putManifest(name string, limits podResources) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	hidden := filepath.Join(manifests, "."+name) // the kubelet leaves it alone
+	hidden := filepath.Join(manifests, "."+name) // the kubelet ignores hidden files
 	if err := os.WriteFile(hidden, data, 0o600); err != nil {
 		l.t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func (l *testLab) variablesOf(name string) map[string]string {
 	return variables
 }
 
-// removePods ends pods. removePods waits until the kubelet no longer lists the pods and the pods have no sandbox.
+// removePods ends pods. removePods waits until the pods are missing from the kubelet's list and have no sandbox.
 func (l *testLab) removePods(names ...string) {
 	l.t.Helper()
 	for _, name := range names {

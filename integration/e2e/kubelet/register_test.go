@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// TestRegister: pods get VFs with both kinds of registration, whether the kubelet or the plugin starts first. Two VFs of a pod are on one
-// NUMA node. The container's environment, the kubelet, the daemon's socket and `podlace sriov ls` report the same VFs.
+// TestRegister: pods get VFs with both kinds of registration, and in each start order of the kubelet and the plugin. Two VFs of a pod are
+// on one NUMA node. The container's environment, the kubelet, the daemon's socket and `podlace sriov ls` report the same VFs.
 func TestRegister(t *testing.T) {
 	node.Skip(t)
 	for _, registration := range []string{"classic", "registry"} {
@@ -26,7 +26,7 @@ func TestRegister(t *testing.T) {
 					l.runDaemon()
 				} else {
 					l.runDaemon()
-					time.Sleep(500 * time.Millisecond) // it finds no kubelet
+					time.Sleep(500 * time.Millisecond) // the daemon finds no kubelet
 					l.runKubelet()
 				}
 				t.Logf("registered %d ms after the start of the second", l.awaitReady(20*time.Second).Milliseconds())

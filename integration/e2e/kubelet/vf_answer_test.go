@@ -44,8 +44,8 @@ func (l *vfLab) countRefusals() int {
 	return strings.Count(string(data), `plugin type=\"sriov\" failed (add): sriov add: find the VFs of the pod:`)
 }
 
-// TestDaemonAnswers: the sriov plugin can ask only the daemon for a pod's VFs, and not the kubelet. Pods with VFs and pods without VFs
-// start.
+// TestDaemonAnswers: the configured folder of the kubelet does not exist, so the sriov plugin can ask only the daemon for a pod's VFs. Pods
+// with VFs and pods without VFs start.
 func TestDaemonAnswers(t *testing.T) {
 	l := newVFLab(t, `"kubeletDir": "/nonexistent"`)
 	l.putPod("web", containerSpec{name: "app", limits: podResources{resource: "2", slow: "1"}})
@@ -56,7 +56,7 @@ func TestDaemonAnswers(t *testing.T) {
 	l.checkReturned()
 }
 
-// TestWhoAnswers: a pod gets the same VFs from the daemon's answer and, while the daemon is stopped, from the kubelet's answer. If neither
+// TestWhoAnswers: a pod gets the same VFs when the daemon answers and, while the daemon is stopped, when the kubelet answers. If neither
 // the daemon nor the kubelet answers, the pod does not start until one of them answers again. While the daemon is stopped, the kubelet
 // starts no container that requests devices of the daemon. A new sandbox of the pod still gets the VFs.
 func TestWhoAnswers(t *testing.T) {
@@ -69,7 +69,7 @@ func TestWhoAnswers(t *testing.T) {
 
 	l.devicePlugin.endProgram(syscall.SIGKILL)
 	if _, err := os.Stat(allocation.Socket); err != nil {
-		t.Error(err) // it refuses connections, as after a crash
+		t.Error(err) // the socket must remain and refuse connections, as after a crash
 	}
 	web := l.endSandbox("web")
 	l.awaitRestarted("plain", l.endSandbox("plain"))
@@ -97,8 +97,8 @@ func TestWhoAnswers(t *testing.T) {
 	l.checkReturned()
 }
 
-// sendRequests requests all pods from the kubelet at a given rate until the returned function is called. The returned function returns the
-// number of rejected requests.
+// sendRequests repeatedly asks the kubelet for the list of all pods, at a given rate, until the returned function is called. The returned
+// function returns the number of rejected requests.
 func sendRequests(t *testing.T, rate int) (stop func() (limited int)) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -138,7 +138,7 @@ func TestRateLimit(t *testing.T) {
 	for _, who := range []string{"daemon", "kubelet"} {
 		rate := 600
 		if who == "kubelet" {
-			// The kubelet's rate limit is 100 requests a second. At 600 requests a second from another program, all ADDs of one minute may fail.
+			// The kubelet's rate limit is 100 requests a second. If another program sends 600 requests a second, all ADDs of one minute may fail.
 			l.devicePlugin.endProgram(syscall.SIGTERM)
 			rate = 200
 		}
@@ -151,7 +151,7 @@ func TestRateLimit(t *testing.T) {
 			l.checkAttached(name, ids[name]...)
 		}
 		for name := range uids {
-			if who == "daemon" { // a container with the daemon's devices needs the daemon
+			if who == "daemon" { // a container with devices of the daemon starts only while the daemon runs
 				l.awaitRestarted(name, former[name])
 			}
 		}

@@ -36,7 +36,7 @@ type vfLab struct {
 	ids    []string            // addresses of all VFs, sorted
 }
 
-// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy the list of resources starts
+// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy, the list of resources starts
 // with an additional resource, and the sriov plugin has additional keys.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
@@ -80,7 +80,7 @@ type containerSpec struct {
 	first  bool // an init container
 }
 
-// startMark begins the first line that each container prints. The rest of the line lists the interfaces of the container.
+// The first line that each container prints begins with startMark. The rest of the line lists the interfaces of the container.
 const startMark = "interfaces when it starts:"
 
 // putPod writes a new pod's manifest into the kubelet's folder.
@@ -106,7 +106,7 @@ func (l *vfLab) putPod(name string, containers ...containerSpec) {
 func (l *vfLab) write(name string, manifest any) {
 	l.t.Helper()
 	data, err := json.Marshal(manifest)
-	hidden := filepath.Join(manifests, "."+name) // the kubelet leaves it alone
+	hidden := filepath.Join(manifests, "."+name) // the kubelet ignores hidden files
 	if err := errors.Join(err, os.WriteFile(hidden, data, 0o600), os.Rename(hidden, filepath.Join(manifests, name+".json"))); err != nil {
 		l.t.Fatal(err)
 	}

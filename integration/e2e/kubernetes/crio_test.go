@@ -9,7 +9,7 @@ import (
 )
 
 // TestCRIO: all paths work in a cluster whose third node runs CRI-O, with the shipped manifest. CRI-O maps the hostPorts of its pods itself
-// and passes none to portmap. The pods have no hostPorts if this mapping is disabled in CRI-O.
+// and passes no hostPorts to portmap. If CRI-O's mapping of hostPorts is disabled, the hostPorts of the pods do not work.
 func TestCRIO(t *testing.T) {
 	folder := os.Getenv("CRIO")
 	if folder == "" {
@@ -31,8 +31,8 @@ func TestCRIO(t *testing.T) {
 	t.Run("disable_hostport_mapping", func(t *testing.T) { w.withoutHostPorts(t) })
 }
 
-// withoutHostPorts restarts CRI-O with disable_hostport_mapping and replaces the pod server3. Afterwards the pod is reachable, and its
-// hostPort is not reachable.
+// withoutHostPorts restarts CRI-O with disable_hostport_mapping and replaces the pod server3. After the restart, the pod is reachable, but
+// its hostPort is not reachable.
 func (w *testWorld) withoutHostPorts(t *testing.T) {
 	w.runScript(t, "exec", "node3", "sh", "-ec", `sed -i '/^\[crio.runtime\]/a disable_hostport_mapping = true' /run/node/crio.conf
 		old=$(cat /run/node/crio.pid); kill $old

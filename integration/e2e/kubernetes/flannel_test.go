@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// These constants are the numbers of the shell blocks in the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of these
-// blocks.
+// Each of these constants is the number of a shell block in the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of
+// each block.
 const (
 	blockApply = iota
 	blockLeftovers
@@ -39,7 +39,8 @@ type flannelCluster struct {
 }
 
 // TestFlannel moves a cluster from flannel to Podlace, back to flannel, and again to Podlace, with the commands of docs/CLUSTER.md. The
-// pods' connections survive. With the backend host-gw no packet is lost. A tunnel between two nodes loses packets until both nodes have it.
+// pods' connections survive. With the backend host-gw, no packet is lost. A tunnel between two nodes loses packets until both nodes have
+// the tunnel.
 func TestFlannel(t *testing.T) {
 	if os.Getenv("FLANNEL") == "" || os.Getenv("REFERENCE") == "" {
 		t.Skip("SKIP, no flannel: FLANNEL or REFERENCE is not set; make cluster ARGS='-test -run TestFlannel' builds both")
@@ -123,8 +124,8 @@ func (c *testCluster) write(t *testing.T, name, text string) {
 	}
 }
 
-// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. It fails the test unless the section has the wanted number of
-// blocks.
+// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. documentedBlocks fails the test unless the section has the
+// wanted number of blocks.
 func documentedBlocks(t *testing.T, heading string, want int) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/CLUSTER.md")
@@ -232,8 +233,8 @@ func (f *flannelCluster) removeFlannel(t *testing.T) {
 	}
 }
 
-// checkRoutes waits until each node has the routes to the other nodes. All these routes must belong to the wanted program, either Podlace
-// (protocol 142) or flannel.
+// checkRoutes waits until each node has the routes that lead to the other nodes. All these routes must belong to the wanted program, either
+// Podlace (protocol 142) or flannel.
 func (f *flannelCluster) checkRoutes(t *testing.T, whose string) {
 	t.Helper()
 	for _, n := range f.nodes {

@@ -62,8 +62,8 @@ func (f *flannelCluster) open(t *testing.T, network string, p dialPath) (conn ne
 	return conn
 }
 
-// openUDP opens a UDP flow and waits for the first answer of the server. Each try uses a new socket. If a socket sends data before
-// kube-proxy has the Service's rules, the kernel keeps a wrong route for this socket.
+// openUDP opens a UDP flow and waits for the first answer of the server. openUDP uses a new socket for each attempt. If a socket sends data
+// before kube-proxy has the Service's rules, the kernel keeps a wrong route for this socket.
 func (f *flannelCluster) openUDP(t *testing.T, p dialPath) net.Conn {
 	t.Helper()
 	for deadline := time.Now().Add(callPatience); ; {
@@ -169,7 +169,7 @@ func (f *flannelCluster) startTraffic(t *testing.T, from, to string) *openCalls 
 		udp = udp[1:2]
 	}
 	tcp := append(f.tcpPaths(from, to), dialPath{from + "1", outside, echoPort})
-	if f.backend == "host-gw" || from != "new" { // after the return to flannel, a vxlan node has another address towards pods
+	if f.backend == "host-gw" || from != "new" { // after the return to flannel, a vxlan node uses another source address for packets to pods
 		tcp = append(tcp, dialPath{"node1", f.places[to+"2"].address["4"], echoPort})
 	}
 	for _, p := range f.tcpPaths(from, to) {

@@ -8,7 +8,7 @@ import (
 )
 
 // TestFolders removes or moves folders of the node while the agent runs, as `kubeadm reset` does. The kubelet then starts a new container
-// with new folders, and the agent fills these without help.
+// with new folders, and the agent fills these folders without help.
 func TestFolders(t *testing.T) {
 	c := startCluster(t, "4 6")
 	c.setUpNetwork(t)

@@ -82,7 +82,7 @@ func (l *clusterLife) addNode(t *testing.T, i int) {
 	l.kubectl(t, "patch", "node", joined(i), "--subresource=status", "--type=merge", "-p", string(status))
 }
 
-// awaitNode waits until all nodes have routes to the pods of a new node.
+// awaitNode waits until all nodes have routes that lead to the pods of a new node.
 func (l *clusterLife) awaitNode(t *testing.T, i int) {
 	t.Helper()
 	for _, n := range l.machineNames()[1:] {

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// endTraffic ends the flows. The test fails if a flow that does not involve the given node lost packets. endTraffic returns the longest
-// time without a reply in the flows of the given node.
+// endTraffic ends the flows. The test fails if a flow between two other nodes lost packets. endTraffic returns the longest time without a
+// reply in the flows of the given node.
 func (r *echoTraffic) endTraffic(t *testing.T, node string) (outage time.Duration) {
 	t.Helper()
 	lost, most := r.endFlows(t, node)
@@ -56,7 +56,8 @@ func (l *clusterLife) foreignDaemon(t *testing.T) {
 	l.checkReach(t)
 }
 
-// flapLink sets a node's link down and up. Afterwards the test restores the routes that the agent does not own, as a network manager does.
+// flapLink sets a node's link down and up. After the link is up again, flapLink restores the routes that the agent does not own, as a
+// network manager does.
 func (l *clusterLife) flapLink(t *testing.T) {
 	before := l.agentRoutes(t, "node2")
 	tr := l.startTraffic(t, podPairs()...)
@@ -76,7 +77,7 @@ func (l *clusterLife) flapLink(t *testing.T) {
 	l.checkReach(t)
 }
 
-// watchNode returns the time at which the API server reported the wanted value for a node.
+// watchNode waits until the API server reports the wanted value for a node, and returns the time of this report.
 func (c *testCluster) watchNode(t *testing.T, node, path, wanted string) <-chan time.Time {
 	t.Helper()
 	cmd := exec.Command(c.script, "exec", c.dir, "plane", "kubectl", "get", "node", node, "--watch", "-o", "jsonpath={"+path+"}{\"\\n\"}")
@@ -122,8 +123,8 @@ func (c *testCluster) restartKubelet(t *testing.T, node, old, now string) {
 	c.runScript(t, "exec", node, "sh", "-c", "kill -KILL $(cat /run/node/kubelet.pid)")
 }
 
-// changeAddress replaces the addresses of a node, and the kubelet reports the new addresses. Afterwards the node gets its old addresses
-// back.
+// changeAddress replaces the addresses of a node, and the kubelet reports the new addresses. At the end, changeAddress restores the old
+// addresses.
 func (l *clusterLife) changeAddress(t *testing.T) {
 	old, now := [2]string{"192.0.2.12", "2001:db8::12"}, [2]string{"192.0.2.22", "2001:db8::22"}
 	before := l.allRoutes(t)

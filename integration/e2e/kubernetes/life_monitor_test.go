@@ -25,7 +25,7 @@ type eventMonitor struct {
 	err    error
 }
 
-// startMonitor records events in a node until the monitor is stopped.
+// startMonitor starts to record events in a node. The recording ends when the monitor is stopped.
 func (l *clusterLife) startMonitor(t *testing.T, node string) *eventMonitor {
 	t.Helper()
 	m := &eventMonitor{node: node, stop: make(chan struct{})}

@@ -50,7 +50,7 @@ func (l *clusterLife) rebootNode(t *testing.T) {
 			routes++
 		}
 	}
-	// Each of the two families has routes to two peers and a route to the node's own podCIDR.
+	// For each of the two address families, the node has routes to two peers and a route to its own podCIDR.
 	if routes != 6 {
 		t.Errorf("when the first ADD made cni0, %d of 6 routes were there: %v", routes, m.events[:at])
 	}

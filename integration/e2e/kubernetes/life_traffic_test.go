@@ -21,7 +21,7 @@ import (
 const requestPace = 6 * time.Millisecond
 
 // echoFlow is a stream of echo requests from a pod to a pod of another node. The sender's kernel counts the replies, so a slow test process
-// misses none. Two flows of the same family never start in the same pod.
+// misses no reply. Two flows of the same family never start in the same pod.
 type echoFlow struct {
 	from, to, family string
 	place            *netPlace
@@ -99,7 +99,7 @@ func (f *echoFlow) runFlow(stop chan struct{}) {
 	}
 }
 
-// checksum returns the Internet checksum of RFC 1071.
+// The function checksum() returns the Internet checksum of RFC 1071.
 func checksum(message []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(message); i += 2 {
@@ -156,7 +156,7 @@ func (r *echoTraffic) endFlows(t *testing.T, except string) (lost, exceptLost in
 	sent, texts := 0, []string{}
 	for _, f := range r.flows {
 		missing, limit := f.countLost(t), time.Now().Add(10*time.Second)
-		if except != "" { // many replies never arrive
+		if except != "" { // in this case, many replies never arrive
 			limit = time.Now().Add(time.Second)
 		}
 		for ; missing > 0 && time.Now().Before(limit); missing = f.countLost(t) {

@@ -45,7 +45,7 @@ func TestUpdate(t *testing.T) {
 // routes of the agent.
 func TestTakeOver(t *testing.T) {
 	shipped, _ := shippedManifest(t)
-	// The router keeps its manual routes to the node in the other subnet.
+	// The router keeps its manual routes that lead to the node in the other subnet.
 	ours := strings.Replace(shipped, `"offLink": "vxlan"`, `"offLink": "fabric", "adopt": ["boot"]`, 1)
 	if ours == shipped {
 		t.Fatal("the manifest sets no offLink to vxlan")
@@ -65,8 +65,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// replaceAgents applies a change that replaces the agents, under traffic, and waits for the new agents. replaceAgents fails the test if a
-// packet is lost or an ADD fails.
+// While traffic flows, replaceAgents applies a change that replaces the agents, and waits for the new agents. replaceAgents fails the test
+// if a packet is lost or an ADD fails.
 func (l *clusterLife) replaceAgents(t *testing.T, change func()) {
 	t.Helper()
 	var monitors []*eventMonitor

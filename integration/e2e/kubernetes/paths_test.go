@@ -20,7 +20,7 @@ const (
 	pod, node, machine = "a pod", "a node", "a machine outside"
 )
 
-// clusterSetup contains the settings on which the results depend.
+// clusterSetup contains the cluster settings that change the results of the paths.
 type clusterSetup struct {
 	proxy         string // mode of kube-proxy
 	masqueradeAll bool   // of kube-proxy

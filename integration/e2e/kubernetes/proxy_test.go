@@ -14,7 +14,7 @@ import (
 )
 
 // TestKubeProxy: all paths work after a kill of kube-proxy, and after a switch to the other mode and back. The paths that do not pass
-// through kube-proxy also work while it is stopped, and their connections survive all these changes.
+// through kube-proxy also work while kube-proxy is stopped. The connections of these paths survive all changes.
 func TestKubeProxy(t *testing.T) {
 	c := startCluster(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
 	c.setUpNetwork(t)

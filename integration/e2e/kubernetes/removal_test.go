@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// These constants are the numbers of the shell blocks in the section "Removing Podlace" in docs/CLUSTER.md. TestRemoval runs each line of
-// these blocks.
+// Each of these constants is the number of a shell block in the section "Removing Podlace" in docs/CLUSTER.md. TestRemoval runs each line
+// of each block.
 const (
 	removeApply = iota
 	removeNames
@@ -19,12 +19,12 @@ const (
 	removeBlocks
 )
 
-// otherConflist configures a network of the reference plugins. The file of otherConflist has a name that sorts after the name of Podlace's
-// file.
+// otherConflist configures a network that uses the reference plugins. The file of otherConflist has a name that sorts after the name of
+// Podlace's file.
 const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge", "bridge": "other0", "isGateway": true,
 	"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.99.0.0/24"}]]}}]}`
 
-// findLeft prints Podlace's state on a node.
+// findLeft is a shell command that prints the state of Podlace that a node still has.
 const findLeft = `ls -d /opt/cni/bin/podlace-* /etc/cni/net.d/*podlace* /run/podlace/* /run/podlace/.[!.]* /var/lib/cni/networks/*podlace* \
 		/var/lib/cni/networks/.podlace* /var/lib/cni/results/*podlace* 2>/dev/null
 	ip -o link show cni0 2>/dev/null; ip -o link show podlace.vx 2>/dev/null
@@ -33,7 +33,7 @@ const findLeft = `ls -d /opt/cni/bin/podlace-* /etc/cni/net.d/*podlace* /run/pod
 	:`
 
 // TestRemoval removes Podlace with the commands of docs/CLUSTER.md while pods run, in a cluster with and without another pod network. After
-// the removal no node has any state of Podlace.
+// the removal, no node has any state of Podlace.
 func TestRemoval(t *testing.T) {
 	c := startCluster(t, "4 6")
 	steps := documentedBlocks(t, "Removing Podlace", removeBlocks)
@@ -89,7 +89,7 @@ func (c *testCluster) awaitRemovalLog(t *testing.T, lines string, pods ...string
 	t.Helper()
 	log := ""
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
-		// The command fails while an agent's pod is being replaced, because the pod has no log then.
+		// The command fails while an agent's pod is being replaced, because the pod has no log during the replacement.
 		log, _ = c.try("exec", "", "plane", "env", "PATH="+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"), "bash", "-ec", lines)
 		missing := 0
 		for _, p := range pods {

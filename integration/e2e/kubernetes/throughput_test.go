@@ -16,7 +16,8 @@ import (
 )
 
 // TestThroughput measures TCP between pods of different nodes. The measurements alternate between the agent's routes and manually added
-// routes. TestThroughput also measures the tunnel to another subnet. No agent runs during the measurements, and the agents' routes stay.
+// routes. TestThroughput also measures TCP through the tunnel to another subnet. No agent runs during the measurements, and the agents'
+// routes stay.
 //
 //	ROUNDS   measurements of each, default 20
 func TestThroughput(t *testing.T) {
@@ -39,7 +40,7 @@ func TestThroughput(t *testing.T) {
 	}
 	for i := range rounds {
 		for j := range 2 {
-			if i%2 == j { // the two sides alternate in going first
+			if i%2 == j { // the first measurement of each pair alternates between the two kinds of routes
 				c.restoreRoutes(t, hand)
 				measure("by hand", "server2")
 			} else {
@@ -84,7 +85,7 @@ func (w *testWorld) measureRate(t *testing.T, from, to, family string) float64 {
 	return result.Mean.Payload / 1e9
 }
 
-// podRoutes returns the routes of node1, node2 and node3 to the pods of the other nodes, as commands that restore the routes.
+// podRoutes returns commands that restore the routes of node1, node2 and node3 to the pods of the other nodes.
 func (c *testCluster) podRoutes(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}

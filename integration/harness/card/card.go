@@ -82,8 +82,8 @@ func (c *Card) Allocate(vfs ...int) {
 	}
 }
 
-// Claim adds VFs of prepared ResourceClaims to the answers of the device plugin. The records of the claims are in claim.Folder. The
-// argument is the root folder of the kubelet.
+// Claim adds VFs of prepared ResourceClaims to the responses of the simulated device plugin. The records of the claims are in claim.Folder.
+// The argument is the root folder of the kubelet.
 func (c *Card) Claim(kubelet string) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -144,7 +144,7 @@ func addVF(t testing.TB, name string) {
 }
 
 // Leave moves a VF's interface to the node, as the kernel does when it removes the pod's namespace. The interface is down. The interface
-// keeps its name, unless the node already has an interface of this name. In this case the interface gets a generated name. Call Leave
+// keeps its name, unless the node already has an interface of this name. In this case, the interface gets a generated name. Call Leave
 // before the namespace is closed, because the kernel deletes a veth pair together with the namespace.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()

@@ -32,7 +32,7 @@ func (a *cpioArchive) add(name string, mode, major, minor int, data []byte) {
 
 func (a *cpioArchive) align() { a.Write(make([]byte, -a.Len()&3)) }
 
-// writeInitrd writes a RAM disk with this program, which is the first process, and with kernel modules.
+// writeInitrd writes a RAM disk with kernel modules and with this program. The kernel starts the program as the first process.
 func writeInitrd(folder string, names []string, out string) error {
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {

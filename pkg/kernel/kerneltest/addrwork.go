@@ -40,7 +40,7 @@ func DelayAddresses(t testing.TB) (fill func()) {
 
 func queueName(cpu int) string { return fmt.Sprint("queue", cpu) }
 
-// addQueue creates a link with queuedAddresses addresses, which the link keeps while it is down.
+// addQueue creates a link with queuedAddresses addresses. The link keeps the addresses while the link is down.
 func addQueue(name string) error {
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
 	if err := netlink.LinkAdd(link); err != nil {
@@ -61,7 +61,7 @@ func addQueue(name string) error {
 	return nil
 }
 
-// fillQueues sets one link up on each CPU, because the kernel queues the work on the CPU that sent the request.
+// fillQueues sets one link up on each CPU, because the kernel adds the link's addresses to the work queue of the CPU that sent the request.
 func fillQueues(pod *sandbox.Pod) error {
 	results := make(chan error)
 	cpus := runtime.NumCPU()

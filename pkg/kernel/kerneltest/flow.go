@@ -14,7 +14,8 @@ import (
 )
 
 // Flow is a connection tracking entry. It consists of the protocol (17 for UDP, 6 for TCP) and three addresses in the form address:port.
-// These are the client, the original destination, and the translated destination, which is the source of replies.
+// These are the addresses of the client, the original destination, and the translated destination. Replies come from the translated
+// destination.
 type Flow [4]string
 
 func (f Flow) entry() *netlink.ConntrackFlow {

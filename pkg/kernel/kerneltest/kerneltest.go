@@ -26,10 +26,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Main runs a package's tests in new namespaces and exits with their exit code. TestMain calls Main in each package whose tests change the
-// kernel. In a virtual machine with a NIC for the tests, Main runs the tests in the machine's own namespaces. If the machine does not allow
-// new namespaces, Main skips the package and prints the reason. With KERNELTEST=require or KERNELTEST=full in the environment, Main fails
-// instead of skipping.
+// Main runs a package's tests in new namespaces, and exits with the exit code of the tests. TestMain calls Main in each package whose tests
+// change the kernel. In a virtual machine with a NIC for the tests, Main runs the tests in the machine's own namespaces. If the machine
+// does not allow new namespaces, Main skips the package and prints the reason. With KERNELTEST=require or KERNELTEST=full in the
+// environment, Main fails instead of skipping.
 //
 // A helper process that a test starts from the test binary also runs TestMain. TestMain must recognise a helper process before it calls
 // Main, because Main would create another sandbox for the helper process.
@@ -56,8 +56,8 @@ func Main(m *testing.M) {
 // requireFeatures reports whether a missing kernel feature fails the tests (KERNELTEST=full).
 func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
-// Feature returns its second argument, which must be true if the kernel has the feature. It logs the name of a missing feature. With
-// KERNELTEST=full a missing feature fails the test.
+// Feature returns its second argument. This argument must be true if the kernel has the feature, and false otherwise. If the kernel lacks
+// the feature, Feature logs the name of the feature. With KERNELTEST=full, Feature then fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
 	if !has && requireFeatures() {
@@ -145,7 +145,7 @@ func leftOnPurpose() *regexp.Regexp {
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
 // Age sets the modification time of recent files in the folders to one minute ago. GC keeps attachments whose files are less than one
-// second old, and a test that calls Age need not wait for this time.
+// second old. A test that calls Age need not wait for one second before it calls GC.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {

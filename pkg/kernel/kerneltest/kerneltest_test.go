@@ -30,7 +30,7 @@ func rerun(env []string, args ...string) (out string, code int) {
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-// TestTimeout checks that -test.timeout ends a child process whose test blocks, and prints one panic.
+// TestTimeout checks that a child process whose test blocks ends after -test.timeout, and that it prints one panic.
 func TestTimeout(t *testing.T) {
 	if os.Getenv("KERNELTEST_HELPER") != "" {
 		time.Sleep(10 * time.Second)

@@ -92,7 +92,7 @@ func (l Lab) OK(o Outcome) Outcome {
 	return o
 }
 
-// Fails reports an error unless the call failed with the given code and with a message that contains the given text.
+// Fails checks that the call failed with the given code, and that the error message contains the given text.
 func (l Lab) Fails(o Outcome, code uint, says string) {
 	l.Helper()
 	if o.Exit != 1 || o.Failure.Code != code || !strings.Contains(o.Failure.Msg, says) {

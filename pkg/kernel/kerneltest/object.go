@@ -10,7 +10,8 @@ import (
 // Object is a plugin configuration in a test.
 type Object map[string]any
 
-// With returns a changed copy of the configuration. The arguments alternate between keys and values. A nil value removes the key.
+// With returns a copy of the configuration, and changes keys of this copy. The arguments alternate between keys and values. A nil value
+// removes the key.
 func (o Object) With(pairs ...any) Object {
 	out := maps.Clone(o)
 	for i := 0; i < len(pairs); i += 2 {
@@ -22,8 +23,8 @@ func (o Object) With(pairs ...any) Object {
 	return out
 }
 
-// Call returns a changed copy of the configuration, as With does. A key that begins with CNI_ is an environment variable, which Call sets
-// in env and not in the configuration.
+// Call returns a copy of the configuration, and changes keys of this copy, like `With()`. A key that begins with CNI_ is an environment
+// variable. Call sets this variable in env and not in the configuration.
 func (o Object) Call(env map[string]string, pairs ...any) Object {
 	for i := 0; i < len(pairs); i += 2 {
 		if key := pairs[i].(string); strings.HasPrefix(key, "CNI_") {

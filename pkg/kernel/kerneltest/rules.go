@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Must ends the test at the first error.
+// Must calls Fatal with the first error that is not nil.
 func Must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
@@ -41,7 +41,8 @@ func EmptyNFT(t testing.TB) {
 	t.Cleanup(func() { Must(t, FlushNFT()) })
 }
 
-// Records takes a snapshot of the host and returns the lines that contain all parts, without the prefix "host: ".
+// Records takes a snapshot of the host and returns the lines that contain all the given texts. It removes the prefix "host: " from these
+// lines.
 func Records(t testing.TB, parts ...string) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})

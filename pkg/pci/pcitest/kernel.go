@@ -99,8 +99,8 @@ func (p *fakeKernel) unbind(address, driver string) error {
 	return unbindDriver(filepath.Join(p.sysfs, "bus/pci/devices", address), driver)
 }
 
-// probeDriver binds a function to its driver_override or default driver. If driver is not "", it binds only this driver. It is no error if
-// no driver accepts the function.
+// probeDriver binds a function to its driver_override or default driver. If the last argument is not "", probeDriver binds only the driver
+// with this name. It returns no error if no driver accepts the function.
 func (p *fakeKernel) probeDriver(address, driver string) error {
 	folder, err := filepath.EvalSymlinks(filepath.Join(p.sysfs, "bus/pci/devices", address))
 	if err != nil {

@@ -39,8 +39,8 @@ func Dial(socket string) (Client, error) {
 	return Client{api.NewRuntimeServiceClient(conn), conn}, nil
 }
 
-// Open connects a test to the runtime, or skips the test if it does not run in a node of package node. The test also fails if it leaves any
-// state in the node.
+// Open connects a test to the runtime, or skips the test if the test does not run in a node that package node created. The test also fails
+// if it leaves any state in the node.
 func Open(t *testing.T, socket string) Client {
 	t.Helper()
 	node.Skip(t)
@@ -232,7 +232,7 @@ func netnsOf(info string) (string, error) {
 	return "", errors.New("sandbox info: no network namespace")
 }
 
-// WarmUp runs one pod and removes it. The node then has its bridge and static rules before the tests begin.
+// WarmUp runs one pod and removes it. So the node has its bridge and static rules before the tests begin.
 func WarmUp(socket string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -95,8 +95,8 @@ func (p *Pod) Fetch(url string) string {
 	return strings.TrimSpace(p.Exec("wget", "-q", "-O", "-", url))
 }
 
-// Serves fails the test unless a client gets the pod's name from an address. The client is in the given network namespace; the name ""
-// means the namespace of the node.
+// Serves checks that a client gets the pod's name from an address. The client is in the given network namespace; the name "" means the
+// namespace of the node.
 func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	p.t.Helper()
 	got, err := Get(p.t.Context(), netns, "http://"+at.String()+"/")
@@ -105,7 +105,7 @@ func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	}
 }
 
-// ServesOn fails the test unless a client on the node gets the pod's name from a port of the node's IPv4 address.
+// ServesOn checks that a client on the node gets the pod's name from a port of the node's IPv4 address.
 func (p *Pod) ServesOn(port uint16) {
 	p.t.Helper()
 	p.Serves("", p.OnNode4(port))
@@ -114,7 +114,7 @@ func (p *Pod) ServesOn(port uint16) {
 // OnNode4 returns the node's IPv4 address with a port.
 func (p *Pod) OnNode4(port uint16) netip.AddrPort { return netip.AddrPortFrom(node4, port) }
 
-// Ignores fails the test if any server accepts a connection to the address.
+// Ignores checks that no server accepts a connection to the address.
 func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 	p.t.Helper()
 	err := Place(netns)(func() error {

@@ -23,7 +23,7 @@ import (
 // OutsideNetns is the network namespace at the other end of the node's eth0.
 const OutsideNetns = "/run/netns/outside"
 
-// Place returns the network namespace at path; "" is the namespace of this process.
+// Place returns the network namespace at the given path; "" means the namespace of this process.
 func Place(path string) meter.Place {
 	if path == "" {
 		return meter.Here

@@ -17,7 +17,7 @@ const (
 	idle      = 30 * time.Second
 )
 
-// serveStream answers the questions of one TCP connection. Each message has a prefix with its length.
+// serveStream answers the questions of one TCP connection. The prefix of each message is the length of the message.
 func serveStream(conn net.Conn, z dnsZone) {
 	defer conn.Close()
 	for {
@@ -45,8 +45,8 @@ func serveStream(conn net.Conn, z dnsZone) {
 	}
 }
 
-// replyTo returns the answer to a query with one question, or nil if the query is invalid or is a response itself. An answer longer than
-// the limit is cut to its header with the TC (truncated) bit, and the client retries over TCP.
+// replyTo returns the answer to a query with one question, or nil if the query is invalid or is a response itself. If an answer is longer
+// than the limit, replyTo returns only the header with the TC (truncated) bit, and the client retries over TCP.
 func (z dnsZone) replyTo(query []byte, limit int) []byte {
 	var parser dnsmessage.Parser
 	header, err := parser.Start(query)

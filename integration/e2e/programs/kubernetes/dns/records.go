@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// podRecords answers names such as 10-244-0-5.NAMESPACE.pod, even if no pod has the address.
+// podRecords returns the record of a name such as 10-244-0-5.NAMESPACE.pod, even if no pod has the address.
 func podRecords(q dnsmessage.Question, name string) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	host, _, found := strings.Cut(name, ".")
 	for _, separator := range []string{".", ":"} {

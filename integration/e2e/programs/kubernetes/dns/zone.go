@@ -26,7 +26,8 @@ type dnsZone struct {
 	slices   discoverylisters.EndpointSliceLister
 }
 
-// endpoint is one address behind the name of a Service. The field name is the pod's name below the Service; it is empty for a cluster IP.
+// An endpoint is one address behind the name of a Service. The field `name` contains the pod's name below the Service. The field is empty
+// for a cluster IP.
 type endpoint struct {
 	name  string
 	addr  netip.Addr
@@ -108,7 +109,7 @@ func (z dnsZone) answerExternal(q dnsmessage.Question, to string, depth int) ([]
 	return answers, dnsmessage.RCodeSuccess
 }
 
-// endpointsOf returns the cluster IPs of a Service. For a headless Service it returns the ready endpoints.
+// endpointsOf returns the cluster IPs of a Service. For a headless Service, endpointsOf returns the ready endpoints.
 func (z dnsZone) endpointsOf(s *corev1.Service) (all []endpoint) {
 	if s.Spec.ClusterIP != corev1.ClusterIPNone {
 		var ports []port

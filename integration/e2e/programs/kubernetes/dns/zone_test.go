@@ -139,7 +139,7 @@ func TestLoop(t *testing.T) {
 	}
 }
 
-// TestTruncated: an answer above the size limit has no records and has the TC (truncated) bit.
+// TestTruncated: if an answer is longer than the size limit, the server sends an answer without records and with the TC (truncated) bit.
 func TestTruncated(t *testing.T) {
 	z := newZone(t)
 	ask := dnsmessage.Message{
