@@ -45,15 +45,38 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
-	var exit exitError
-	switch {
-	case err == nil:
+	return exitOf(stderr, cmd, err)
+}
+
+// exitOf returns the exit status for the error of a command, and prints the error unless it is only a status.
+func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
+	if err == nil {
 		return exitOK
-	case errors.As(err, &exit):
+	}
+	if other := withoutStatus(err); other != nil {
+		printLine(stderr, suggest(cmd, other).Error())
+	}
+	var exit exitError
+	if errors.As(err, &exit) {
 		return int(exit)
 	}
-	printLine(stderr, suggest(cmd, err).Error())
 	return exitFailed
+}
+
+// withoutStatus returns those of joined errors that have a message.
+func withoutStatus(err error) error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		if errors.As(err, new(exitError)) {
+			return nil
+		}
+		return err
+	}
+	var others []error
+	for _, e := range joined.Unwrap() {
+		others = append(others, withoutStatus(e))
+	}
+	return errors.Join(others...)
 }
 
 // suggest() adds the most similar command names to the error about an unknown command. Cobra's own suggestion needs several lines.

@@ -97,10 +97,19 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 // maxStdin is the maximum size of standard input. All pods of a large cluster fit into this size.
 const maxStdin = 256 << 20
 
+// readAtMost reads to the end, or returns an error for a longer text: the check of a part could report no error.
+func readAtMost(from io.Reader, most int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(from, most+1))
+	if err == nil && int64(len(data)) > most {
+		err = fmt.Errorf("standard input is longer than %d bytes: check the objects of each namespace by themselves", most)
+	}
+	return data, err
+}
+
 // readFiles reads a file, all files in a folder, or standard input.
 func readFiles(stdin io.Reader, name string) ([]validate.File, error) {
 	if name == "-" {
-		data, err := io.ReadAll(io.LimitReader(stdin, maxStdin))
+		data, err := readAtMost(stdin, maxStdin)
 		return []validate.File{{Name: "stdin", Data: data}}, err
 	}
 	info, err := os.Stat(name)

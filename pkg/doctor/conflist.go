@@ -174,11 +174,12 @@ func (n *node) binaries() (found []Finding) {
 		case errors.Is(err, fs.ErrNotExist):
 			found = append(found, Finding{Level: Error, Code: pluginMissing, What: "the plugin " + name + " is missing", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: n.installCommand(name)})
+		case errors.Is(err, reconcile.ErrForeign) && !hasPlugin(name): // such as tuning
 		case errors.Is(err, reconcile.ErrForeign):
 			found = append(found, Finding{Level: Warning, Code: pluginForeign,
 				What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),
 				Consequence: "keys that only Podlace's plugin knows have no effect, and its errors are not Podlace's",
-				Command:     "make install CNI_BIN_DIR=" + n.BinDir})
+				Command:     n.makeInstall(n.BinDir)})
 		case err != nil:
 			found = append(found, Finding{Level: Error, Code: pluginBroken, What: "the plugin " + name + " does not start", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: startCommand(path, err)})

@@ -4,6 +4,8 @@ package doctor
 
 import (
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -189,5 +191,33 @@ func TestDefaultNetworkFile(t *testing.T) {
 	const want = "| remove cni_default_network from /etc/crio/crio.conf.d/10-net.conf and restart CRI-O"
 	if found := strings.Join(l.problems("conflist"), "\n"); !strings.Contains(found, want) {
 		t.Errorf("%s", found)
+	}
+}
+
+// TestPackagedPlugins: a node with the deb or the rpm has the plugins in a folder of their own, and no source tree for 'make install'.
+func TestPackagedPlugins(t *testing.T) {
+	for _, packaged := range []bool{false, true} {
+		l := newLab(t)
+		os.Remove(l.BinDir + "/bridge")
+		l.plugin("host-local", "plugin v1.9.1")
+		want := "| make install CNI_BIN_DIR=" + l.BinDir
+		if packaged {
+			l.write("usr/libexec/podlace/cni/bridge", "")
+			want = "| put /usr/libexec/podlace/cni first in bin_dirs of containerd 2,"
+		}
+		found := l.problems("binaries")
+		if len(found) == 0 || slices.ContainsFunc(found, func(f string) bool { return !strings.Contains(f, want) }) {
+			t.Errorf("packaged %v: %q", packaged, found)
+		}
+	}
+}
+
+// TestOtherPlugins: Podlace has no plugin tuning, so a plugin tuning of another project is no problem.
+func TestOtherPlugins(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `/29"}]]}}`, `/29"}]]}}, {"type": "tuning"}`, 1))
+	l.plugin("tuning", "plugin v1.9.1")
+	if found := l.problems("binaries"); len(found) > 0 {
+		t.Errorf("%q", found)
 	}
 }

@@ -37,10 +37,26 @@ func (n *node) installCommand(name string) string {
 	if strings.HasPrefix(name, plugin.ClusterPrefix) {
 		return "podlace-node status, in the pod of podlace-node or on the node, shows why podlace-node does not install it"
 	}
-	if slices.Contains([]string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}, plugin.Kind(name)) {
-		return "make install CNI_BIN_DIR=" + n.BinDir
+	if hasPlugin(name) {
+		return n.makeInstall(n.BinDir)
 	}
 	return fmt.Sprintf("Podlace has no plugin %s: correct the type in %s, or install the plugin of its project into %s", name, n.ConfDir, n.BinDir)
+}
+
+// hasPlugin reports whether Podlace has a plugin of this name.
+func hasPlugin(name string) bool {
+	return slices.Contains([]string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}, plugin.Kind(name))
+}
+
+// packagedPlugins is the folder of the plugins in the deb and in the rpm.
+const packagedPlugins = "/usr/libexec/podlace/cni"
+
+// makeInstall returns the remedy that makes the runtime find the plugins. A node with the deb or the rpm has no source tree.
+func (n *node) makeInstall(binDir string) string {
+	if n.exists(packagedPlugins) {
+		return "put " + packagedPlugins + " first in bin_dirs of containerd 2, bin_dir of containerd 1, or plugin_dirs of CRI-O, and restart it"
+	}
+	return "make install CNI_BIN_DIR=" + binDir
 }
 
 // conflistCommand returns the command that copies a shipped configuration into the runtime's folder. On a cluster's node the subnet must

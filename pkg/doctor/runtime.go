@@ -224,7 +224,7 @@ func (n *node) compareFolders(r runtimeConfig) (found []Finding) {
 		found = append(found, Finding{Level: Error, Code: runtimeBinDir, What: r.Name + " looks for no plugin in " + n.BinDir,
 			Evidence:    fmt.Sprintf("%s names %s", file, strings.Join(r.BinDirs, ", ")),
 			Consequence: "pods get the plugins of the other folder, or none",
-			Command:     "make install CNI_BIN_DIR=" + r.BinDirs[0]})
+			Command:     n.makeInstall(r.BinDirs[0])})
 		return found
 	}
 	return append(found, n.shadowedBinaries(r)...)

@@ -4,6 +4,7 @@ package podmetrics
 
 import (
 	"iter"
+	"math"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
@@ -58,7 +59,8 @@ func (t *trafficSums) update(list []bandwidth.Limits) {
 
 // addDifference adds the difference between two readings of one limit.
 func (c *counted) addDifference(was, is kernel.Counters) {
-	if is.Sent < was.Sent || is.Dropped < was.Dropped { // the limit was recreated
+	overflow := was.Dropped > math.MaxUint32/2                       // of the kernel's 32 bits
+	if is.Sent < was.Sent || is.Dropped < was.Dropped && !overflow { // the limit was recreated
 		was = kernel.Counters{}
 	}
 	c.sent += is.Sent - was.Sent

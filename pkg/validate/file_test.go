@@ -195,3 +195,15 @@ func TestDividedSubnet(t *testing.T) {
 		t.Errorf("one address in both: %q", got)
 	}
 }
+
+// TestAliases checks that an alias of YAML has the same problems as the value that it stands for.
+func TestAliases(t *testing.T) {
+	const pod = "rate: &rate 20m\npod: &pod\n  containers:\n  - ports:\n    - hostPort: 70000\n" +
+		"kind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/ingress-bandwidth: *rate}}\nspec: *pod\n"
+	got := strings.Join(lines(File{"f", []byte(pod)}), "\n")
+	for _, want := range []string{"20m: want 1k to 100G", "70000: want 1 to 65535"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q lacks %q", got, want)
+		}
+	}
+}

@@ -51,6 +51,7 @@ func yamlLine(err error) int {
 
 // The function at() follows a path of keys from a node and returns the value. The result is nil if a key of the path is missing.
 func at(n *yaml.Node, path ...string) *yaml.Node {
+	n = withoutAlias(n)
 	for _, key := range path {
 		if n == nil || n.Kind != yaml.MappingNode {
 			return nil
@@ -61,7 +62,15 @@ func at(n *yaml.Node, path ...string) *yaml.Node {
 				value = n.Content[i+1]
 			}
 		}
-		n = value
+		n = withoutAlias(value)
+	}
+	return n
+}
+
+// withoutAlias returns the node that an alias such as *name stands for. An alias never stands for another alias.
+func withoutAlias(n *yaml.Node) *yaml.Node {
+	if n != nil && n.Kind == yaml.AliasNode {
+		return n.Alias
 	}
 	return n
 }
@@ -123,7 +132,7 @@ func (c *checker) configMap(t part, o *yaml.Node) (known int) {
 		return 0
 	}
 	for i := 0; i+1 < len(data.Content); i += 2 {
-		name, value := data.Content[i].Value, data.Content[i+1]
+		name, value := data.Content[i].Value, withoutAlias(data.Content[i+1])
 		if strings.HasSuffix(name, ".conflist") || strings.Contains(value.Value, `"resourceList"`) {
 			c.json(t.inside(value, "data."+name))
 			known++
@@ -146,7 +155,7 @@ func (t part) inside(value *yaml.Node, key string) part {
 func (c *checker) pod(t part, object plugin.Place, pod *yaml.Node) {
 	annotations := at(pod, "metadata", "annotations")
 	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
-		c.annotation(t, annotations.Content[i], annotations.Content[i+1])
+		c.annotation(t, annotations.Content[i], withoutAlias(annotations.Content[i+1]))
 	}
 	spec := at(pod, "spec")
 	if spec == nil {

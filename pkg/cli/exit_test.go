@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+)
+
+// TestExitOf checks the status and the message of a failure. A status without a message must not hide the message of another error.
+func TestExitOf(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		status int
+		stderr string
+	}{
+		{nil, exitOK, ""},
+		{exitError(exitDiffers), exitDiffers, ""},
+		{errors.New("no disk"), exitFailed, "podlace: no disk\n"},
+		{errors.Join(exitError(exitFailed), exitError(exitDiffers)), exitFailed, ""},
+		{errors.Join(exitError(exitFailed), fmt.Errorf("read: %w", errors.New("no disk"))), exitFailed, "podlace: read: no disk\n"},
+		{errors.Join(errors.New("no disk"), errors.Join(nil, exitError(exitDiffers))), exitDiffers, "podlace: no disk\n"},
+	} {
+		var stderr bytes.Buffer
+		if status := exitOf(&stderr, newRoot(), c.err); status != c.status || stderr.String() != c.stderr {
+			t.Errorf("%v: status %d, %q", c.err, status, stderr.String())
+		}
+	}
+}

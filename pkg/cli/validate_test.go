@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestReadAtMost checks that a text is not cut off without an error.
+func TestReadAtMost(t *testing.T) {
+	for text, fails := range map[string]bool{"": false, "12345678": false, "123456789": true} {
+		data, err := readAtMost(strings.NewReader(text), 8)
+		if (err != nil) != fails || err == nil && string(data) != text {
+			t.Errorf("%s: %q, %v", text, data, err)
+		}
+	}
+}
