@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Draws 200 sentences from the documents and from the comments of Go code with a fixed seed, and prints a table: file and line, an empty mark,
-# sentence. A reader marks a sentence with 2 if it needs a second reading, and with 1 otherwise.
-# The marked list is integration/docs/testdata/sentences.tsv. Usage: scripts/sentences.sh [SEED [COUNT]]
+# sentence. A reader marks a sentence with 2 if it needs a second reading, and with 1 otherwise. integration/docs/testdata/sentences.tsv is the
+# last list with the marks of two independent readers: file and line, mark, mark, sentence. Usage: scripts/sentences.sh [SEED [COUNT]]
 set -eu
 cd "$(dirname "$0")/.."
 seed=${1:-2026} count=${2:-200}
