@@ -55,7 +55,7 @@ func (n nodes) sampleLimit(like *chain, count int, sampled *limitedFlow, side pl
 	return err
 }
 
-// addAlone adds rows with the time of the plugin bandwidth in the chain.
+// addAlone adds rows for the part of the chain's time that the plugin `bandwidth` takes.
 func (r *report) addAlone(entries map[string]*contenderEntry) {
 	growth, both := map[string]map[string]figure{verbAdd: {}, verbDel: {}}, map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {

@@ -166,8 +166,8 @@ func TestEveryExampleCompiles(t *testing.T) {
 	checkClaims(t, config[0], shown)
 }
 
-// evaluateAll evaluates expressions as the allocator does. It evaluates the expressions of a request only for devices
-// that the class selects.
+// evaluateAll evaluates expressions as the allocator does. The expressions of a request are evaluated only for
+// devices that the class selects.
 func evaluateAll(t *testing.T, devices []cel.Device, class, list []string) {
 	t.Helper()
 	for _, d := range devices {

@@ -33,7 +33,8 @@ type pluginCall struct {
 	prev json.RawMessage
 }
 
-// callOutcome contains the output of a call, its changes in order, and its moments. Each change is also a moment.
+// callOutcome contains the output of a plugin call, the kernel changes of the call in order, and the points at which the call can be
+// killed. Each kernel change is also such a point.
 type callOutcome struct {
 	exit    int
 	stdout  []byte

@@ -98,7 +98,7 @@ func TestGoodClosedStdout(t *testing.T) {
 	})
 }
 
-// TestBadName passes network names that cannot be part of a path.
+// TestBadName calls the plugins with network names that cannot be part of a path.
 func TestBadName(t *testing.T) {
 	bad := []any{nil, "", "a/b", "../x", "..", "a b", "-a", "é", "a\n", "a;b", strings.Repeat("a", 256), strings.Repeat("a", 4096), "\u0000"}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {

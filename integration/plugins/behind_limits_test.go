@@ -52,8 +52,8 @@ func TestBehindKata(t *testing.T) {
 	}
 }
 
-// TestKataLimits checks that bandwidth changes only the host-side veth. The state that Kata created in the pod stays the same after each
-// verb.
+// TestKataLimits checks that the plugin `bandwidth` changes only the host-side veth. The state that Kata created in the pod stays the same
+// after each verb.
 func TestKataLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)

@@ -30,7 +30,8 @@ func TestCheckNeeds(t *testing.T) {
 	})
 }
 
-// breakage is one kind of damage. The field `plugin` contains the number of the plugin whose CHECK must report the damage.
+// A breakage describes how the test damages an attached pod. The field `plugin` contains the number of the plugin whose CHECK must report
+// the damage.
 type breakage struct {
 	plugin int
 	change func(attachedPod) error

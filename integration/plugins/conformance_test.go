@@ -41,7 +41,7 @@ func newNode(t *testing.T, network string, subnet int, backend string) testNode 
 	return n
 }
 
-// withKeys returns the node with edited keys in the configuration of plugin number i.
+// withKeys returns a copy of the test node in which the configuration of plugin number i has the given keys.
 func (n testNode) withKeys(i int, pairs ...any) testNode {
 	n.confs = slices.Clone(n.confs)
 	n.confs[i] = n.confs[i].With(pairs...)

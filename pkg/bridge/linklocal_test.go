@@ -13,8 +13,8 @@ import (
 )
 
 // TestReservedDestinations (S-20, S-22) checks frames to 01:80:c2:00:00:00 to 0f (IEEE 802.1Q, table 8-1). A bridge passes these frames to
-// the node before any rule, and learns their source MAC. With a guard, the bridge does not learn the source MAC, and the node ignores ARP
-// in these frames.
+// the node before any rule, and learns their source MAC. If the port has a guard, the bridge does not learn the source MAC of such frames,
+// and the node ignores ARP packets in such frames.
 func TestReservedDestinations(t *testing.T) {
 	for _, key := range []string{"macspoofchk", "antiSpoof"} {
 		t.Run(key, func(t *testing.T) {

@@ -25,7 +25,7 @@ const (
 	mostCoalescing = 500 * time.Millisecond
 )
 
-// collectWindow returns the time for which the agent collects causes before the next comparison. The result is four times the duration of
+// collectWindow returns the time for which the agent collects causes before the next comparison. This waiting time is four times as long as
 // the last comparison, so that repeated comparisons use at most a fifth of a core. This time is noticeable only in clusters with thousands
 // of nodes.
 func collectWindow(comparison time.Duration) time.Duration {

@@ -109,8 +109,8 @@ func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(r
 	}
 }
 
-// TestNothingLost checks that no packet to a peer is lost while Plan changes the nexthop ID of the peer. It also checks this while other
-// peers join, leave or change their addresses, and while Apply repeats the same state.
+// TestNothingLost checks that no packet to a peer is lost while Plan changes the nexthop ID of the peer. Meanwhile other
+// peers join, leave or change their addresses, and Apply is also called without any change.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

@@ -21,7 +21,7 @@ type Finding struct {
 	Code FindingCode `json:"code"`
 }
 
-// FindingCode is the stable name of a kind of finding. The command 'podlace explain CODE' explains this kind.
+// FindingCode is the stable name of a kind of finding. The command 'podlace explain CODE' prints the meaning of a code.
 type FindingCode string
 
 // Codes of the findings of plugins.

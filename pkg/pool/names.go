@@ -26,7 +26,8 @@ const (
 	maxNode   = 1023 // largest ID of a NUMA node in the kernel
 )
 
-// noNUMA is the suffix of the resource for devices with an unknown NUMA node, if the same entry also has devices with a known NUMA node.
+// noNUMA is the suffix of a resource name. The resource contains the devices of an entry whose NUMA node is unknown, while the NUMA nodes
+// of the other devices of the entry are known.
 const noNUMA = "_nonuma"
 
 // numaSuffix returns the suffix of the resource for one NUMA node. A valid name plus this suffix is a valid name, because names of extended

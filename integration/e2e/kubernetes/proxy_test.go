@@ -86,7 +86,7 @@ func (w *testWorld) cleanProxy(t *testing.T, s clusterSetup, direct []netPath) {
 }
 
 // holdOpen opens a TCP connection and a UDP flow for each path and family, and exchanges a message every 20 ms over each of them. The
-// returned function stops the exchange, and returns the number of messages and the lost connections.
+// returned function stops the exchange. Its results are the number of messages and a list of the lost connections.
 func (w *testWorld) holdOpen(t *testing.T, s clusterSetup, paths []netPath) func() (asked int, lost []string) {
 	t.Helper()
 	var group sync.WaitGroup
