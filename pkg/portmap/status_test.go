@@ -5,6 +5,7 @@ package portmap
 import (
 	"bytes"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +20,7 @@ import (
 )
 
 // TestStatusNeverWaits (C-72): the rules are flushed while another process holds the lock of the ports. STATUS succeeds at once, restores
-// nothing and logs nothing. The next STATUS restores the rules and logs the restore.
+// nothing and logs nothing but its phases. The next STATUS restores the rules and logs the restore.
 func TestStatusNeverWaits(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -32,7 +33,8 @@ func TestStatusNeverWaits(t *testing.T) {
 			l.Helper()
 			log.Reset()
 			l.OK(l.Call("STATUS", ""))
-			return log.String()
+			lines := slices.Collect(strings.Lines(log.String()))
+			return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, "msg=phase ") }), "")
 		}
 		unlock, err := attachment.Waiting.Node(portsLock)
 		if err != nil {
