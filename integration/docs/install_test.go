@@ -278,7 +278,8 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 	}
 	foreign("bandwidth", "of a package that was updated later")
 	c.removeAsDocumented(t)
-	want := []string{"/opt/cni/bin/bandwidth", "/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni", "/opt/cni/bin/portmap",
+	want := []string{"/opt/cni/bin/bandwidth", "/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni",
+		"/opt/cni/bin/portmap",
 		"/opt/cni/bin/tuning", receiptPath}
 	if diff := cmp.Diff(want, c.installedFiles(t)); diff != "" {
 		t.Errorf("files after the removal (-want +got):\n%s", diff)
