@@ -163,7 +163,7 @@ func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
 	list := []traffic{}
 	for _, a := range all {
 		if after, err := readCounters(a.HostInterface); err == nil { // otherwise the pod has just ended
-			key := attachment.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
+			key := a.Key()
 			list = append(list, trafficOf(a, before[a.HostInterface], after, took).addDrops(dropsBefore[key], dropsAfter[key]))
 		}
 	}

@@ -45,7 +45,7 @@ func (n *node) installCommand(name string) string {
 
 // hasPlugin reports whether Podlace has a plugin of this name.
 func hasPlugin(name string) bool {
-	return slices.Contains([]string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}, plugin.Kind(name))
+	return slices.Contains(plugin.Kinds(), plugin.Kind(name))
 }
 
 // packagedPlugins is the folder of the plugins in the deb and in the rpm.

@@ -89,6 +89,6 @@ func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Pref
 // isAlive reports whether the pod of a record is alive.
 func (n *node) isAlive(rec attachment.Record) bool {
 	return slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
-		return a.State == reconcile.Alive && a.Network == rec.Network && a.ContainerID == rec.ContainerID && a.IfName == rec.IfName
+		return a.State == reconcile.Alive && a.Key() == rec.Key
 	})
 }

@@ -8,5 +8,10 @@ import "strings"
 // plugin would overwrite files such as bridge and portmap.
 const ClusterPrefix = "podlace-"
 
+// Kinds returns the names of Podlace's plugins without ClusterPrefix.
+func Kinds() []string {
+	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}
+}
+
 // Kind returns the name of a plugin without ClusterPrefix. If the type in the configuration is "podlace-bridge", Kind returns "bridge".
 func Kind(name string) string { return strings.TrimPrefix(name, ClusterPrefix) }

@@ -13,7 +13,7 @@ import (
 func AddDamaged(list []*Attachment, damaged []attachment.Damaged) []*Attachment {
 	for _, d := range damaged {
 		at := slices.IndexFunc(list, func(a *Attachment) bool {
-			return d.Of(attachment.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName})
+			return d.Of(a.Key())
 		})
 		if at < 0 {
 			at, list = len(list), append(list, &Attachment{Network: d.Network, State: Unknown, Holders: []string{d.Plugin()}})

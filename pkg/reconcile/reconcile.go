@@ -67,6 +67,11 @@ type Attachment struct {
 	written time.Time
 }
 
+// Key returns the key of the attachment's records.
+func (a *Attachment) Key() attachment.Key {
+	return attachment.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
+}
+
 // Damaged describes an unreadable record of an attachment.
 type Damaged struct {
 	Record string `json:"record"` // path of the record

@@ -129,8 +129,7 @@ func (c *checker) plugin(n *network, path, version string, config []byte) {
 // misspelt() reports a type that resembles a plugin of Podlace. The type may also be a plugin of another project, so the finding is only a
 // warning.
 func (c *checker) misspelt(n *network, path, kind string) {
-	ours := []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}
-	if near := plugin.Nearest(kind, ours); near != "" && near != kind {
+	if near := plugin.Nearest(kind, plugin.Kinds()); near != "" && near != kind {
 		c.add(n.part, n.placeOf(path), path, misspeltPlugin, false, "%q is no plugin of Podlace: did you mean %s?", kind, near)
 	}
 }
