@@ -86,14 +86,36 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	return j.att.Note(gatewayNote(bridge, gw), "")
 }
 
-// replacedBy returns those addresses in a list that conflict with a gateway address. A conflict is another IPv4 address, an IPv6 address
-// with an overlapping subnet, or the same address with another prefix length.
+// GatewaysConflict reports whether a bridge cannot have both gateway addresses. Two IPv4 addresses always conflict. Two IPv6 addresses
+// conflict if their subnets overlap.
+func GatewaysConflict(a, b netip.Prefix) bool {
+	return a.Addr().Is4() == b.Addr().Is4() && (a.Addr().Is4() || a.Overlaps(b))
+}
+
+// RecordedGateways are the gateway addresses that a bridge needs for an attachment.
+type RecordedGateways struct {
+	attachment.Key
+	Pod      string
+	Bridge   string
+	Gateways []netip.Prefix
+}
+
+// Gateways returns the gateway addresses in the records of all attachments. The error covers the unreadable records.
+func Gateways() (list []RecordedGateways, err error) {
+	pods, err := attachment.States[state](attachment.AllOf("bridge"))
+	for _, pod := range pods {
+		list = append(list, RecordedGateways{pod.Key, pod.Pod, pod.State.Bridge, pod.State.Gateways})
+	}
+	return list, err
+}
+
+// replacedBy returns those addresses in a list that conflict with a gateway address.
 func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {
 		if other.Addr().Is4() != gw.Addr().Is4() {
 			continue
 		}
-		if gw.Addr().Is6() && !other.Overlaps(gw) {
+		if !GatewaysConflict(other, gw) {
 			// This address does not conflict with the gateway address. The address is removed only if an earlier configuration of the network added
 			// it and no pod uses it any more.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {

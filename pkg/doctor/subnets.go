@@ -14,16 +14,10 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// gatewayState is the part of a bridge plugin's record that contains the gateway addresses on the bridge.
-type gatewayState struct {
-	Bridge   string         `json:"bridge"`
-	Gateways []netip.Prefix `json:"gateways"`
-}
-
 // changedSubnets reports bridges whose live pods have addresses in a subnet that is no longer configured. On these bridges, ADD fails with
 // code 102.
 func (n *node) changedSubnets() (found []Finding) {
-	records, err := attachment.AllOf("bridge")
+	records, err := bridge.Gateways()
 	if err != nil {
 		return unknown("the records of bridge", err)
 	}
@@ -31,20 +25,19 @@ func (n *node) changedSubnets() (found []Finding) {
 	wanted := n.subnetsOfBridges(podCIDRs)
 	reported := map[string]bool{}
 	for _, rec := range records {
-		var s gatewayState
-		if json.Unmarshal(rec.State, &s) != nil || !n.isAlive(rec) {
+		if !n.isAlive(rec.Key) {
 			continue
 		}
-		for _, gw := range s.Gateways {
-			subnets, ok := wanted[s.Bridge]
-			at := s.Bridge + " " + gw.String()
+		for _, gw := range rec.Gateways {
+			subnets, ok := wanted[rec.Bridge]
+			at := rec.Bridge + " " + gw.String()
 			if !ok || reported[at] || !refuses(gw, subnets) {
 				continue
 			}
 			reported[at] = true
 			found = append(found, Finding{Level: Error, Code: subnetChanged,
-				What:        "the subnet of " + s.Bridge + " was changed while pods use the old one",
-				Evidence:    fmt.Sprintf("%s has %s for %s; the configuration has %v", s.Bridge, gw, rec.Pod, subnets),
+				What:        "the subnet of " + rec.Bridge + " was changed while pods use the old one",
+				Evidence:    fmt.Sprintf("%s has %s for %s; the configuration has %v", rec.Bridge, gw, rec.Pod, subnets),
 				Consequence: "ADD of new pods fails with code 102",
 				Command:     "delete the pods of the old subnet, which podlace ls lists, or restore the subnet in " + n.ConfDir})
 		}
@@ -54,9 +47,7 @@ func (n *node) changedSubnets() (found []Finding) {
 
 // refuses() reports whether a gateway address of a live pod conflicts with the configured subnets.
 func refuses(gw netip.Prefix, subnets []netip.Prefix) bool {
-	conflicts := func(s netip.Prefix) bool {
-		return s.Addr().Is4() == gw.Addr().Is4() && (gw.Addr().Is4() || s.Overlaps(gw))
-	}
+	conflicts := func(s netip.Prefix) bool { return bridge.GatewaysConflict(s, gw) }
 	return !slices.Contains(subnets, gw.Masked()) && slices.ContainsFunc(subnets, conflicts)
 }
 
@@ -86,9 +77,9 @@ func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Pref
 	return all
 }
 
-// isAlive reports whether the pod of a record is alive.
-func (n *node) isAlive(rec attachment.Record) bool {
+// isAlive reports whether the pod of an attachment is alive.
+func (n *node) isAlive(key attachment.Key) bool {
 	return slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
-		return a.State == reconcile.Alive && a.Key() == rec.Key
+		return a.State == reconcile.Alive && a.Key() == key
 	})
 }
