@@ -77,33 +77,22 @@ func At(dir string) Kubelet {
 // empty or the checkpoint is missing, Ask identifies the pod by its name alone. Without a UID or a checkpoint, Ask returns an error for a
 // pod without devices.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
-	method, last := "Get", error(nil)
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		devices, err := k.askOnce(ctx, method, namespace, name, uid)
-		if err == nil {
-			return devices, nil
-		}
-		if method == "Get" && isUnsupported(err) {
+	method := "Get"
+	var devices []allocation.Device
+	err := retry(ctx, isTemporary, func() (err error) {
+		if devices, err = k.askOnce(ctx, method, namespace, name, uid); method == "Get" && isUnsupported(err) {
 			method = "List"
-			continue
+			devices, err = k.askOnce(ctx, method, namespace, name, uid)
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-			<-ctx.Done() // this error came from the deadline of ctx, which the connection may see before ctx does
+		if err != nil {
+			err = fmt.Errorf("%s: %w", method, err)
 		}
-		if last == nil || ctx.Err() == nil { // an error before the deadline explains more than the deadline does
-			last = fmt.Errorf("%s: %w", method, err)
-		}
-		if !isTemporary(err) || !sleep(ctx, pause) {
-			return nil, fmt.Errorf("ask the kubelet at %s which devices pod %s/%s has: %w", k.Socket, namespace, name, withDeadline(ctx, last))
-		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ask the kubelet at %s which devices pod %s/%s has: %w", k.Socket, namespace, name, err)
 	}
-}
-
-func withDeadline(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", ctx.Err(), err)
-	}
-	return err
+	return devices, nil
 }
 
 func (k Kubelet) askOnce(ctx context.Context, method, namespace, name, uid string) ([]allocation.Device, error) {
@@ -245,15 +234,44 @@ func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
+	canRetry := func(err error) bool { return isTemporary(err) && !isMissing(k.Socket) }
+	var answer []byte
+	err := retry(ctx, canRetry, func() (err error) {
+		answer, err = sendCall(ctx, k.Socket, servicePath+method, nil)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ask the kubelet at %s: %s: %w", k.Socket, method, err)
+	}
+	return answer, nil
+}
+
+// retry makes attempts until one succeeds, canRetry returns false for an error, or ctx ends. If ctx ends, the result contains the error of
+// ctx and the last error before the deadline.
+func retry(ctx context.Context, canRetry func(error) bool, attempt func() error) error {
+	var last error
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		answer, err := sendCall(ctx, k.Socket, servicePath+method, nil)
+		err := attempt()
 		if err == nil {
-			return answer, nil
+			return nil
 		}
-		if !isTemporary(err) || isMissing(k.Socket) || !sleep(ctx, pause) {
-			return nil, fmt.Errorf("ask the kubelet at %s: %s: %w", k.Socket, method, err)
+		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+			<-ctx.Done() // this error came from the deadline of ctx, which the connection may see before ctx does
+		}
+		if last == nil || ctx.Err() == nil { // an error before the deadline explains more than the deadline does
+			last = err
+		}
+		if !canRetry(err) || !sleep(ctx, pause) {
+			return withDeadline(ctx, last)
 		}
 	}
+}
+
+func withDeadline(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return err
 }
 
 // isUnsupported reports whether the kubelet does not support Get. Kubelets before 1.27 do not implement Get. Kubelets before 1.36 can
