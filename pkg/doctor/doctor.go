@@ -102,6 +102,7 @@ func checks() []check {
 		{"iptables-variants", "one variant of iptables is in use", (*node).iptablesVariants},
 		{"networkmanager", "NetworkManager leaves the interfaces alone", (*node).networkManager},
 		{"networkd", "systemd-networkd leaves the interfaces alone", (*node).networkd},
+		{"routes", "the node has a route to and from each pod", (*node).routes},
 		{"rp-filter", "reverse path filters pass the packets of pods", (*node).rpFilter},
 		{"router-advertisements", "the default route of IPv6 stays", (*node).routerAdvertisements},
 		{"mtu", "the MTU of the bridges fits the uplink", (*node).mtu},

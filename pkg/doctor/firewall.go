@@ -3,16 +3,14 @@
 package doctor
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/nft"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 // The check "forward-policy" reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. A rule in
@@ -37,6 +35,8 @@ func (n *node) forwardPolicy() (found []Finding) {
 	}
 	if ufw {
 		found = append(found, n.ufw(blocked)...)
+	} else {
+		found = append(found, n.legacyForward()...)
 	}
 	return append(found, n.firewalld()...)
 }
@@ -60,13 +60,49 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 	if chain.Family == "ip6" {
 		program = "ip6tables"
 	}
-	switch {
-	case chain.Family != "inet" && chain.Table == "filter" && n.running["dockerd"]:
-		return program + " -I DOCKER-USER -i BRIDGE -j ACCEPT; " + program + " -I DOCKER-USER -o BRIDGE -j ACCEPT"
-	case isFORWARD(chain):
-		return program + " -I FORWARD -i BRIDGE -j ACCEPT; " + program + " -I FORWARD -o BRIDGE -j ACCEPT"
+	if isFORWARD(chain) || chain.Family != "inet" && chain.Table == "filter" && n.running["dockerd"] {
+		return n.acceptForwarded(program)
 	}
 	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
+}
+
+// acceptForwarded returns the command that makes a variant of iptables accept the packets of a bridge. Docker keeps the rules of its chain
+// DOCKER-USER (docs.docker.com, "Packet filtering and firewalls").
+func (n *node) acceptForwarded(program string) string {
+	chain := "FORWARD"
+	if n.running["dockerd"] {
+		chain = "DOCKER-USER"
+	}
+	return fmt.Sprintf("%s -I %s -i BRIDGE -j ACCEPT; %[1]s -I %[2]s -o BRIDGE -j ACCEPT", program, chain)
+}
+
+// legacyForward reports bridges whose forwarded packets are dropped by the policy of iptables-legacy. nf_tables does not show this policy.
+func (n *node) legacyForward() (found []Finding) {
+	for _, is4 := range []bool{true, false} {
+		program := map[bool]string{true: "iptables-legacy", false: "ip6tables-legacy"}[is4]
+		rules, err := iptables.LegacyFilter(is4)
+		if err != nil {
+			found = append(found, unknown("the rules of "+program, err)...)
+		}
+		for _, bridge := range n.bridges() {
+			if strings.Contains(rules, ":FORWARD DROP ") && !namesLink(rules, bridge) {
+				found = append(found, dropsForwarded("chain FORWARD of "+program+" has the policy drop", bridge, n.acceptForwarded(program)))
+			}
+		}
+	}
+	return found
+}
+
+// namesLink reports whether an iptables rule matches packets by a link. A plus sign at the end of a name is a wildcard (iptables(8), -i).
+func namesLink(rules, link string) bool {
+	words := strings.Fields(rules)
+	for i, word := range words[:max(0, len(words)-1)] {
+		prefix, wild := strings.CutSuffix(words[i+1], "+")
+		if (word == "-i" || word == "-o") && (words[i+1] == link || wild && strings.HasPrefix(link, prefix)) {
+			return true
+		}
+	}
+	return false
 }
 
 // ufwActive reports whether ufw manages the firewall. At each start, ufw loads only its own rules, so rules that were added with
@@ -196,18 +232,15 @@ func (n *node) enabled(unit string) bool {
 	return false
 }
 
-// legacyTables is a file in which the kernel lists its tables of iptables-legacy (ip_tables).
-const legacyTables = "/proc/net/ip_tables_names"
-
 // The check "iptables-variants" reports that iptables-legacy and iptables-nft both have tables. Rules of one variant are invisible to the
 // other variant.
 func (n *node) iptablesVariants() []Finding {
-	text, err := store.ReadFile(legacyTables)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(strings.Fields(string(text))) == 0 {
-		return nil
-	}
+	legacy, err := iptables.LegacyTables(true)
 	if err != nil {
-		return unknown(legacyTables, err)
+		return skipped("the kernel does not show the tables of iptables-legacy: " + err.Error())
+	}
+	if len(legacy) == 0 {
+		return nil
 	}
 	tables, err := nft.IPTables()
 	if err != nil {
@@ -217,7 +250,7 @@ func (n *node) iptablesVariants() []Finding {
 		return nil
 	}
 	return []Finding{{Level: Warning, What: "iptables-legacy and iptables-nft both have tables",
-		Evidence:    fmt.Sprintf("%s: %s; nf_tables: %s", legacyTables, strings.Join(strings.Fields(string(text)), ", "), strings.Join(tables, ", ")),
+		Evidence:    fmt.Sprintf("/proc/net/ip_tables_names: %s; nf_tables: %s", strings.Join(legacy, ", "), strings.Join(tables, ", ")),
 		Consequence: "each variant hides its rules from the other, and a packet has to pass both",
 		Command:     "iptables-legacy-save; iptables-nft-save; then move the rules to one variant (update-alternatives --config iptables)"}}
 }

@@ -2,6 +2,12 @@
 
 package doctor
 
+import (
+	"testing"
+
+	"github.com/podlace/podlace/pkg/iptables"
+)
+
 // firewallCases are about firewalls and other programs that manage the network.
 func firewallCases() map[string]breakage {
 	const drop = "table inet foreign { chain forward { type filter hook forward priority 0; policy drop; }; }"
@@ -11,6 +17,14 @@ func firewallCases() map[string]breakage {
 		"iptables' policy drop": {"forward-policy", func(l *lab) {
 			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
 		}, "iptables -I FORWARD -i cnidoc -j ACCEPT; iptables -I FORWARD -o cnidoc -j ACCEPT"},
+		"policy drop of iptables-legacy": {"forward-policy", func(l *lab) { l.legacy("-P", "FORWARD", "DROP") },
+			"chain FORWARD of iptables-legacy has the policy drop, and none of its rules names cnidoc | iptables-legacy -I FORWARD -i cnidoc -j ACCEPT; " +
+				"iptables-legacy -I FORWARD -o cnidoc -j ACCEPT"},
+		"Docker with iptables-legacy": {"forward-policy", func(l *lab) {
+			l.run("dockerd")
+			l.legacy("-P", "FORWARD", "DROP")
+			l.legacy("-A", "FORWARD", "-i", "docker+", "-j", "ACCEPT")
+		}, "| iptables-legacy -I DOCKER-USER -i cnidoc -j ACCEPT"},
 		"ufw": {"forward-policy", func(l *lab) { l.write("etc/ufw/ufw.conf", "ENABLED=yes\n") }, "ufw route allow in on cnidoc"},
 		"ufw and its chains": {"forward-policy", func(l *lab) {
 			l.write("etc/ufw/ufw.conf", "ENABLED=yes\n")
@@ -40,5 +54,30 @@ func firewallCases() map[string]breakage {
 			l.run("systemd-network")
 			l.status(`{"ready": true}`)
 		}, "ManageForeignRoutes is not set to no"},
+	}
+}
+
+// legacy() runs iptables-legacy. The rules are removed when the test ends.
+func (l lab) legacy(args ...string) {
+	l.t.Helper()
+	if _, err := iptables.LegacyTables(true); err != nil {
+		l.t.Skip("SKIPPED: in the namespaces of an ordinary user, the kernel hides the legacy tables:", err)
+	}
+	l.t.Cleanup(func() {
+		l.command("iptables-legacy", "-P", "FORWARD", "ACCEPT")
+		l.command("iptables-legacy", "-F")
+	})
+	l.command("iptables-legacy", args...)
+}
+
+// TestLegacyAccepts checks that doctor reports no finding if a rule of iptables-legacy contains the bridge, also as a wildcard.
+func TestLegacyAccepts(t *testing.T) {
+	for _, link := range []string{"cnidoc", "cni+"} {
+		l := newLab(t)
+		l.legacy("-P", "FORWARD", "DROP")
+		l.legacy("-A", "FORWARD", "-i", link, "-j", "ACCEPT")
+		if found := l.problems("forward-policy"); len(found) > 0 {
+			t.Errorf("%s: %q", link, found)
+		}
 	}
 }

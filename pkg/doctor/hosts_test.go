@@ -86,6 +86,31 @@ func TestForwardingKeepsRoute(t *testing.T) {
 	}
 }
 
+// TestRunningContainerd checks that doctor reads the configuration file in the command line of the running containerd. An unused
+// /etc/containerd/config.toml does not matter then.
+func TestRunningContainerd(t *testing.T) {
+	for cmdline, unused := range map[string]bool{
+		"/usr/bin/containerd\x00": false,
+		"":                        false,
+		"/usr/bin/containerd\x00--config\x00/opt/runtime/config.toml\x00": true,
+		"/usr/bin/containerd\x00--config=/opt/runtime/config.toml\x00":    true,
+		"containerd\x00-c\x00/opt/runtime/config.toml\x00-l\x00debug\x00": true,
+	} {
+		l := newLab(t)
+		text, err := os.ReadFile(l.Root + containerdConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.write("opt/runtime/config.toml", string(text))
+		l.write("etc/containerd/config.toml", "[[")
+		l.run("containerd")
+		l.write("proc/7/cmdline", cmdline)
+		if found := l.problems("runtime"); (len(found) == 0) != unused {
+			t.Errorf("%q: %q", cmdline, found)
+		}
+	}
+}
+
 // TestDockersContainerd: Docker's package installs a configuration of containerd that disables the CRI. No kubelet can use this containerd,
 // so its folders do not matter.
 func TestDockersContainerd(t *testing.T) {

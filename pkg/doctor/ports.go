@@ -59,7 +59,7 @@ func detachedPort(p bridge.DetachedPort) Finding {
 		f.What = fmt.Sprintf("the bridge %s is missing", p.Bridge)
 		f.Evidence = fmt.Sprintf("the record of %s names %s; the node has no such link", pod, p.Bridge)
 		f.Consequence = "the pods of this bridge have no network"
-		f.Command = "podlace canary: its ADD makes the bridge again and attaches all pods"
+		f.Command = "podlace canary # its ADD creates the bridge and attaches all pods"
 	case p.Master != "":
 		f.Level, f.Code = Warning, portMoved
 		f.Evidence = fmt.Sprintf("the record of the pod names %s; %s is a port of %s", p.Bridge, p.Interface, p.Master)

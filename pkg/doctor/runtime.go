@@ -45,13 +45,61 @@ func (n *node) programs() map[string]bool {
 	return names
 }
 
-// readRuntimes returns the container runtimes that run on this node or have a configuration file.
-func (n *node) readRuntimes() (all []runtimeConfig) {
-	for _, place := range []struct{ file, confDir, binDir string }{
+// A containerdPlace is a configuration file of containerd, with the folders that apply if the file does not set them.
+type containerdPlace struct{ file, confDir, binDir string }
+
+// containerdPlaces returns the configuration files of the running containerd processes. If no process runs, or if its command line cannot
+// be read, the result contains the usual files.
+func (n *node) containerdPlaces() (places []containerdPlace) {
+	usual := []containerdPlace{
 		{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
 		{"/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/etc/cni/net.d", "/opt/cni/bin"},
-		{"/etc/containerd/config.toml", "/etc/cni/net.d", "/opt/cni/bin"},
-	} {
+		{containerdConfig, "/etc/cni/net.d", "/opt/cni/bin"},
+	}
+	files, _ := filepath.Glob(n.path(comm))
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(text)) != "containerd" {
+			continue
+		}
+		args, err := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline"))
+		if err != nil || len(args) == 0 {
+			return usual
+		}
+		place := containerdPlace{configArgument(strings.Split(string(args), "\x00")), "/etc/cni/net.d", "/opt/cni/bin"}
+		if i := slices.IndexFunc(usual, func(p containerdPlace) bool { return p.file == place.file }); i >= 0 {
+			place = usual[i]
+		}
+		if !slices.Contains(places, place) {
+			places = append(places, place)
+		}
+	}
+	if len(places) == 0 {
+		return usual
+	}
+	return places
+}
+
+// containerdConfig is the configuration file of a containerd that runs without the flag --config (containerd(8)).
+const containerdConfig = "/etc/containerd/config.toml"
+
+// configArgument returns the configuration file in the command line of containerd.
+func configArgument(args []string) string {
+	for i, arg := range args {
+		name, value, ok := strings.Cut(arg, "=")
+		if !slices.Contains([]string{"-c", "-config", "--config"}, name) {
+			continue
+		}
+		if !ok && i+1 < len(args) {
+			value = args[i+1]
+		}
+		return filepath.Clean(value)
+	}
+	return containerdConfig
+}
+
+// readRuntimes returns the container runtimes that run on this node or have a configuration file.
+func (n *node) readRuntimes() (all []runtimeConfig) {
+	for _, place := range n.containerdPlaces() {
 		there := n.exists(place.file)
 		if !there && (!n.running["containerd"] || len(all) > 0) {
 			continue
@@ -60,7 +108,7 @@ func (n *node) readRuntimes() (all []runtimeConfig) {
 		if there {
 			c.File = place.file
 			c.err = c.readContainerd(n, place.file, 0)
-		} else if !strings.HasPrefix(place.file, "/etc/") {
+		} else if place.file != containerdConfig {
 			continue
 		}
 		if c.noCRI != "" { // as in the package of Docker

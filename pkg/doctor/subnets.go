@@ -25,7 +25,7 @@ func (n *node) changedSubnets() (found []Finding) {
 	wanted := n.subnetsOfBridges(podCIDRs)
 	reported := map[string]bool{}
 	for _, rec := range records {
-		if !n.isAlive(rec.Key) {
+		if pod := n.attachment(rec.Key); pod == nil || pod.State != reconcile.Alive {
 			continue
 		}
 		for _, gw := range rec.Gateways {
@@ -77,9 +77,12 @@ func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Pref
 	return all
 }
 
-// isAlive reports whether the pod of an attachment is alive.
-func (n *node) isAlive(key attachment.Key) bool {
-	return slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
-		return a.State == reconcile.Alive && a.Key() == key
-	})
+// attachment() returns the attachment with a key, or nil.
+func (n *node) attachment(key attachment.Key) *reconcile.Attachment {
+	for _, a := range n.attachments {
+		if a.Key() == key {
+			return a
+		}
+	}
+	return nil
 }

@@ -66,23 +66,39 @@ func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	return err == nil && !has
 }
 
-// legacyTables returns the path of the file in which legacy xtables list their tables. The path selects the network namespace of the
-// current thread, because the first thread of the process may be in a pod's namespace.
-func legacyTables(is4 bool) string {
-	if is4 {
-		return "/proc/thread-self/net/ip_tables_names"
+// LegacyTables returns the names of the tables of legacy xtables. The function reads the network namespace of the current thread, because
+// the first thread of the process may be in another namespace.
+func LegacyTables(is4 bool) ([]string, error) {
+	path := "/proc/thread-self/net/ip_tables_names"
+	if !is4 {
+		path = "/proc/thread-self/net/ip6_tables_names"
 	}
-	return "/proc/thread-self/net/ip6_tables_names"
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) { // the kernel has not loaded legacy xtables
+		err = nil
+	}
+	return strings.Fields(string(data)), err
 }
 
 // LegacyUsed reports whether legacy xtables have a nat table. In the namespaces of an ordinary user, the kernel does not show the legacy
 // tables. In this case, the result reports whether the node's iptables program is the legacy variant.
-func LegacyUsed(is4 bool) bool {
-	data, err := os.ReadFile(legacyTables(is4))
+func LegacyUsed(is4 bool) bool { return hasLegacy(is4, "nat") }
+
+func hasLegacy(is4 bool, table string) bool {
+	tables, err := LegacyTables(is4)
 	if errors.Is(err, fs.ErrPermission) {
 		return IsLegacy(is4)
 	}
-	return err == nil && slices.Contains(strings.Fields(string(data)), "nat")
+	return slices.Contains(tables, table)
+}
+
+// LegacyFilter returns the filter table of legacy xtables in the format of iptables-save. The result is empty if the table does not exist.
+// LegacyFilter starts a program, so only commands of an administrator call it.
+func LegacyFilter(is4 bool) (string, error) {
+	if !hasLegacy(is4, "filter") {
+		return "", nil
+	}
+	return run(legacyProgram(is4), "-save", "", nil, "-t", "filter")
 }
 
 // IsLegacy reports whether the node's iptables program is the legacy variant.

@@ -219,8 +219,18 @@ func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	return route.LinkIndex, err
 }
 
-// NoRoute reports whether an error of RouteTo means that the address has no usable route. A route that refuses packets (unreachable,
-// prohibit, blackhole) is not usable.
+// CanForward returns an error if the kernel would not forward a packet that arrives on a link. If no route matches, or if the matching
+// route or rule refuses packets, NoRoute recognises the error. If the reverse path filter drops the packet, the error is EXDEV.
+func (n *NS) CanForward(in Link, from, to netip.Addr) error {
+	_, err := n.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
+	if err != nil {
+		return fmt.Errorf("route get %s from %s iif %s: %w", to, from, in.Name, err)
+	}
+	return nil
+}
+
+// NoRoute reports whether an error of RouteTo or CanForward means that the address has no usable route. A route that refuses packets
+// (unreachable, prohibit, blackhole) is not usable.
 func NoRoute(err error) bool {
 	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)
 }

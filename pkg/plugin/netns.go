@@ -83,7 +83,7 @@ func openNetns(path string) (ns.NetNS, error) {
 
 func isOwn(f ns.NetNS) bool {
 	var own, other unix.Stat_t
-	if unix.Stat("/proc/self/ns/net", &own) != nil || unix.Fstat(int(f.Fd()), &other) != nil {
+	if unix.Stat("/proc/thread-self/ns/net", &own) != nil || unix.Fstat(int(f.Fd()), &other) != nil {
 		return false
 	}
 	return own.Dev == other.Dev && own.Ino == other.Ino
