@@ -15,10 +15,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// These are the files in which zsh finds the completion. Debian and Fedora have different folders for packages.
+const (
+	debZsh = "/usr/share/zsh/vendor-completions/_podlace"
+	rpmZsh = "/usr/share/zsh/site-functions/_podlace"
+)
+
 // packageFiles lists the expected files of a package, without man pages of subcommands and example configurations.
-func packageFiles() []string {
+func packageFiles(zsh string) []string {
 	files := []string{
-		"/usr/share/bash-completion/completions/podlace", "/usr/share/zsh/vendor-completions/_podlace",
+		"/usr/share/bash-completion/completions/podlace", zsh,
 		"/usr/share/fish/vendor_completions.d/podlace.fish",
 		"/usr/share/doc/podlace/THIRD-PARTY-LICENSES", "/usr/share/doc/podlace/copyright", "/usr/share/man/man1/podlace.1",
 	}
@@ -63,7 +69,7 @@ func TestPackageFiles(t *testing.T) {
 			needs(t, "dpkg-deb")
 			deb := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*"+arch+".deb"))[0]
 			got := listedFiles(run(t, "", "dpkg-deb", "-c", deb), func(line string) bool { return line[0] == '-' })
-			if diff := cmp.Diff(packageFiles(), got); diff != "" {
+			if diff := cmp.Diff(packageFiles(debZsh), got); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
 		})
@@ -71,7 +77,7 @@ func TestPackageFiles(t *testing.T) {
 			needs(t, "rpm")
 			rpm := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*"+arch+".rpm"))[0]
 			got := listedFiles(run(t, "", "rpm", "-qlp", "--dbpath", t.TempDir(), rpm), func(line string) bool { return line[0] == '/' })
-			if diff := cmp.Diff(packageFiles(), got); diff != "" {
+			if diff := cmp.Diff(packageFiles(rpmZsh), got); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
 		})
