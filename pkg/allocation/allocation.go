@@ -111,6 +111,8 @@ type Answer struct {
 	// Uncertain is true if the pod may have a device although the kubelet lists no container that uses this device. Error then contains an
 	// explanation.
 	Uncertain bool `json:"uncertain,omitempty"`
+	// Unprepared is true if a claim of the pod is not prepared. Error then contains the claim.
+	Unprepared bool `json:"unprepared,omitempty"`
 }
 
 // Published is the content of a ResourceSlice for one device.
@@ -124,9 +126,12 @@ type Published struct {
 // ErrUncertain means that the pod may have a device although the kubelet lists no container that uses this device.
 var ErrUncertain = errors.New("the device was allocated, but the kubelet lists no container that has it")
 
+// ErrUnprepared means that a claim of the pod is not prepared or has no record.
+var ErrUnprepared = errors.New("the claim is not prepared")
+
 // Ask sends a question to the socket and waits for the answer until a deadline. If the answer contains an error, Ask returns a Go error
-// with the same text. If the answer is uncertain, the Go error matches ErrUncertain (errors.Is). The Go error is fs.ErrNotExist or
-// syscall.ECONNREFUSED if no daemon listens, and os.ErrDeadlineExceeded after the deadline.
+// with the same text. The Go error matches ErrUncertain or ErrUnprepared (errors.Is) if the answer has the corresponding mark. The Go error
+// is fs.ErrNotExist or syscall.ECONNREFUSED if no daemon listens, and os.ErrDeadlineExceeded after the deadline.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -145,8 +150,16 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 // answerError is the Go error for an answer that contains an error.
 type answerError struct{ answer Answer }
 
-func (r answerError) Error() string        { return "the SR-IOV device plugin answers: " + r.answer.Error }
-func (r answerError) Is(target error) bool { return r.answer.Uncertain && target == ErrUncertain }
+func (r answerError) Error() string { return "the SR-IOV device plugin answers: " + r.answer.Error }
+
+func (r answerError) Is(target error) bool {
+	return r.answer.Uncertain && target == ErrUncertain || r.answer.Unprepared && target == ErrUnprepared
+}
+
+// Refusal returns the answer for an error.
+func Refusal(err error) Answer {
+	return Answer{Error: err.Error(), Uncertain: errors.Is(err, ErrUncertain), Unprepared: errors.Is(err, ErrUnprepared)}
+}
 
 // Serve answers questions until ctx is done.
 func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context, Question) Answer, log *slog.Logger) {

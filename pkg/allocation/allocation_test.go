@@ -89,7 +89,12 @@ func TestAskFails(t *testing.T) {
 		err.Error() != "the SR-IOV device plugin answers: who knows" {
 		t.Errorf("got %v", err)
 	}
-	if _, err := Ask(refusing, soon(), Question{}); errors.Is(err, ErrUncertain) {
+	unprepared := serveAt(t, func(context.Context, Question) Answer { return Refusal(fmt.Errorf("claim shop/vf: %w", ErrUnprepared)) })
+	if _, err := Ask(unprepared, soon(), Question{}); !errors.Is(err, ErrUnprepared) || errors.Is(err, ErrUncertain) ||
+		err.Error() != "the SR-IOV device plugin answers: claim shop/vf: the claim is not prepared" {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Ask(refusing, soon(), Question{}); errors.Is(err, ErrUncertain) || errors.Is(err, ErrUnprepared) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := Ask(refusing+"-none", soon(), Question{}); !errors.Is(err, fs.ErrNotExist) {

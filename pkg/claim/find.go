@@ -11,9 +11,6 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// ErrUnprepared means that a claim of the pod is not prepared or has no record.
-var ErrUnprepared = errors.New("the claim is not prepared")
-
 // Pod identifies a pod with the values that the runtime passes to a CNI plugin.
 type Pod struct{ Namespace, Name, UID string }
 
@@ -36,7 +33,7 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	for _, n := range of {
 		r, err := Read(c.folder, n.UID)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: it has no record in %s", ErrUnprepared, c.folder)
+			err = fmt.Errorf("%w: it has no record in %s", allocation.ErrUnprepared, c.folder)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("the pod has %s: %w", n, err)
@@ -54,7 +51,7 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	}
 	for _, r := range found {
 		if r.State != Prepared {
-			return nil, fmt.Errorf("the pod has %s: %w", r, ErrUnprepared)
+			return nil, fmt.Errorf("the pod has %s: %w", r, allocation.ErrUnprepared)
 		}
 		for _, d := range r.Devices {
 			d.Namespace, d.Pod, d.UID = pod.Namespace, pod.Name, pod.UID

@@ -4,7 +4,6 @@ package deviceplugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,12 +20,12 @@ func (d *daemon) answerQuestion(ctx context.Context, q allocation.Question) allo
 	if q.Pod != "" {
 		devices, err := d.askPod(ctx, q)
 		if err != nil {
-			return allocation.Answer{Error: err.Error(), Uncertain: errors.Is(err, allocation.ErrUncertain)}
+			return allocation.Refusal(err)
 		}
 		a.Devices, a.UID, a.Resources = append(a.Devices, devices...), q.UID, q.Resources
 		claimed, err := d.gate.claims.Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
 		if err != nil {
-			return allocation.Answer{Error: err.Error()}
+			return allocation.Refusal(err)
 		}
 		claimed, others := claim.Split(claimed, q.Resources)
 		if !q.Claims { // an older plugin would start the pod without them

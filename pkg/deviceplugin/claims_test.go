@@ -3,6 +3,7 @@
 package deviceplugin
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,6 +65,17 @@ func TestClaimed(t *testing.T) {
 		Resources: []string{"example.com/third"}, Claims: true})
 	if err != nil || len(other.Others) != 1 || other.Others[0].ID != vf01 || len(other.Devices) != 0 {
 		t.Errorf("asked for another resource: %+v, %v", other, err)
+	}
+	record := filepath.Join(l.Claims, "c-0")
+	if err := os.Rename(record, l.Root+"/lost"); err != nil {
+		t.Fatal(err)
+	}
+	older.Claims = true
+	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), older); !errors.Is(err, allocation.ErrUnprepared) {
+		t.Errorf("a pod whose claim has no record gets %+v, %v", a, err)
+	}
+	if err := os.Rename(l.Root+"/lost", record); err != nil {
+		t.Fatal(err)
 	}
 	l.configure(config("3", ""))
 	l.awaitLog("could not configure a device as requested", "cannot change the number of VFs from 2 to 3",

@@ -58,7 +58,7 @@ func (s sriov) stillPrepared(v *vf) error {
 	}
 	r, err := claim.Read(s.claims, v.Claim.UID)
 	if err == nil && (r.State != claim.Prepared || !r.Has(v.Address.String())) {
-		err = claim.ErrUnprepared
+		err = allocation.ErrUnprepared
 	}
 	if err != nil {
 		return plugin.Errorf(plugin.CodeTryAgain, "VF %s of claim %s/%s: %w", v.Address, v.Claim.Namespace, v.Claim.Name, err)

@@ -3,6 +3,7 @@
 package sriov
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,6 +35,10 @@ func TestNoVFUncertain(t *testing.T) {
 	o := l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
 	l.Fails(o, plugin.CodeTryAgain, "may have "+vf1)
 	l.wantHint(o, "retry in a minute: 'podlace sriov ls' shows the VF")
+	*l.refusal = allocation.Refusal(fmt.Errorf("the pod has claim shop/vf: %w", allocation.ErrUnprepared))
+	o = l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
+	l.Fails(o, plugin.CodeTryAgain, "the pod has claim shop/vf: the claim is not prepared")
+	l.wantHint(o, "check that sriov-device-plugin is running, because it prepares claims")
 	must(t, os.Remove(l.sriov.socket))
 	for what, c := range map[string]struct{ checkpoint, uid, says, hint string }{
 		"torn checkpoint": {other[:100], "new", "checkpoint", "check that the kubelet is running with the folder " + dir},

@@ -132,7 +132,7 @@ func (c requestConfig) hintFor(err error) string {
 		return "the runtime must pass K8S_POD_UID in CNI_ARGS"
 	case errors.Is(err, podresources.ErrNoCheckpoint):
 		return "no device plugin has registered with the kubelet: remove sriov from the conflist, or start sriov-device-plugin with a resource for this node"
-	case errors.Is(err, claim.ErrUnprepared):
+	case errors.Is(err, allocation.ErrUnprepared):
 		return "check that sriov-device-plugin is running, because it prepares claims"
 	case errors.Is(err, allocation.ErrUncertain):
 		return "retry in a minute: 'podlace sriov ls' shows the VF"
