@@ -3,12 +3,15 @@
 package dra_test
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	rbac "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/api/resource/v1beta2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -49,6 +52,16 @@ func TestRights(t *testing.T) {
 		},
 		"slice of another driver": func() error {
 			_, err := api.ResourceSlices().Create(t.Context(), slice(nodeName, stubDriver), metav1.CreateOptions{})
+			return err
+		},
+		"slice of another driver, by an older version of the API": func() error {
+			s := slice(nodeName, stubDriver)
+			_, err := daemon.ResourceV1beta2().ResourceSlices().Create(t.Context(), &v1beta2.ResourceSlice{ObjectMeta: s.ObjectMeta,
+				Spec: v1beta2.ResourceSliceSpec{Driver: stubDriver, NodeName: s.Spec.NodeName, Pool: v1beta2.ResourcePool(s.Spec.Pool)}},
+				metav1.CreateOptions{})
+			if apierrors.IsNotFound(err) {
+				err = apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "v1beta2", errors.New("the API server does not serve this version"))
+			}
 			return err
 		},
 		"delete another node's slice": func() error { return api.ResourceSlices().Delete(t.Context(), foreign.Name, metav1.DeleteOptions{}) },
@@ -109,13 +122,17 @@ func TestShipped(t *testing.T) {
 	}
 	policies := l.client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
 	for _, name := range []string{"sriov-device-plugin", "sriov-device-plugin-claims"} {
-		policy, err := policies.Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c := policy.Status.TypeChecking; c != nil && len(c.ExpressionWarnings) > 0 {
-			t.Errorf("%s: %+v", name, c.ExpressionWarnings)
-		}
+		within(t, "the controller manager has checked the types of "+name, func() error {
+			policy, err := policies.Get(t.Context(), name, metav1.GetOptions{})
+			switch {
+			case err != nil:
+			case policy.Status.TypeChecking == nil || policy.Status.ObservedGeneration != policy.Generation:
+				err = fmt.Errorf("generation %d: %+v", policy.Generation, policy.Status)
+			case len(policy.Status.TypeChecking.ExpressionWarnings) > 0:
+				t.Errorf("%s: %+v", name, policy.Status.TypeChecking.ExpressionWarnings)
+			}
+			return err
+		})
 	}
 }
 
