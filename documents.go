@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podlace embeds the documents that the commands 'podlace explain' and 'podlace topology' read. The commands therefore need no
-// copies of these documents.
+// Package podlace embeds the documents that the commands 'podlace explain' and 'podlace topology' read. Because of the embedded documents,
+// the commands need no separate document files.
 package podlace
 
 import "embed"

@@ -18,12 +18,11 @@ func build(name string, args ...string) error {
 	return nil
 }
 
-// pluginSet is one of the two compared folders of plugins, together with the name that the report uses for this
-// folder.
+// The type pluginSet is one of the two plugin folders that the benchmark compares, with the name of this folder in the report.
 type pluginSet struct{ name, folder string }
 
-// usableSets returns the plugin sets that can run a scenario on this machine, and a message for each plugin set that cannot run the
-// scenario because a program is not installed.
+// usableSets returns the plugin sets that can run the plugin chain s on this machine. For each other plugin set, usableSets returns a
+// message with the program that is not installed.
 func (f pluginFolders) usableSets(s scenario) (usable []pluginSet, missing []string) {
 	for _, each := range []pluginSet{{sideOurs, f.plugins}, {sideReference, f.reference}} {
 		tool := neededTool(each.name, s)
@@ -36,8 +35,8 @@ func (f pluginFolders) usableSets(s scenario) (usable []pluginSet, missing []str
 	return usable, missing
 }
 
-// neededTool returns the external program that a scenario needs, or "". With the nftables backend, only the reference plugin starts an
-// external program.
+// neededTool returns the external program that the plugins of the chain s start, or "". With the nftables backend, only the reference
+// plugin starts an external program.
 func neededTool(side string, s scenario) string {
 	switch {
 	case s.backend == "iptables":

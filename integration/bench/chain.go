@@ -35,7 +35,7 @@ const (
 	resultsFolder = "/var/lib/cni/networks"
 )
 
-// A scenario is a chain of plugins that both plugin sets run.
+// The type scenario describes a chain of plugins. The benchmark runs this chain with Podlace and with the reference plugins.
 type scenario struct {
 	name    string
 	backend string // backend of portmap and of masquerade; empty: only bridge and host-local
@@ -55,7 +55,7 @@ func nftables() scenario {
 	return scenario{name: scenarioNftables, backend: "nftables", subnet: "10.89.0.0/16", port: 18080}
 }
 
-// The method slug() returns the name of the scenario in characters that are valid in names of networks and pods.
+// The method slug() returns a short name of the plugin chain, with characters that are valid in names of networks and pods.
 func (s scenario) slug() string {
 	if s.backend == "" {
 		return "plain"
@@ -65,10 +65,10 @@ func (s scenario) slug() string {
 
 func (s scenario) bridge() string { return "br-" + s.slug() }
 
-// pluginConf is one entry of a conflist.
+// The type pluginConf is the configuration of one plugin in a conflist.
 type pluginConf map[string]any
 
-// pluginEntries returns the entries of the conflist. The entries are the same for both plugin sets.
+// pluginEntries returns the plugins of the conflist, with their keys. Podlace and the reference plugins get the same conflist.
 func (s scenario) pluginEntries() []pluginConf {
 	bridge := pluginConf{
 		"type": "bridge", "bridge": s.bridge(), "isDefaultGateway": true,
@@ -106,7 +106,7 @@ func (s scenario) capabilities(limited bool) map[string]any {
 	return args
 }
 
-// A chain runs the plugins of one plugin set for one attachment, in the same order as libcni.
+// The type chain runs the plugins of one plugin folder for one attachment, in the same order as libcni.
 type chain struct {
 	folder  string
 	network string
@@ -118,7 +118,7 @@ type chain struct {
 	result  json.RawMessage
 }
 
-// An invocation is one call of a plugin in a chain. Each call starts one process.
+// The type invocation describes one call of a plugin in a chain. Each invocation starts one process.
 type invocation struct {
 	name  string
 	path  string
@@ -127,7 +127,7 @@ type invocation struct {
 	stdin []byte
 }
 
-// processRunner executes an invocation and returns the stdout of the plugin.
+// The type processRunner is a function that starts a plugin process and returns its standard output.
 type processRunner func(invocation) ([]byte, error)
 
 // The method run() executes one verb of the chain inside the node's network namespace.
@@ -183,8 +183,8 @@ func (c *chain) invocation(verb string, p pluginConf) (invocation, error) {
 	return invocation{name: kind, path: filepath.Join(c.folder, kind), stdin: stdin, env: env}, nil
 }
 
-// stdinOf returns the plugin's configuration with the keys that libcni adds. The added keys are the name and version of the
-// network, prevResult, and the capability arguments that the plugin declares.
+// stdinOf returns the plugin's configuration with all keys that libcni adds: the name and version of the network, prevResult, and the
+// capability arguments that the plugin declares.
 func (c *chain) stdinOf(p pluginConf) pluginConf {
 	conf := pluginConf{"cniVersion": cniVersion, "name": c.network}
 	for key, value := range p {
@@ -206,7 +206,7 @@ func (c *chain) stdinOf(p pluginConf) pluginConf {
 	return conf
 }
 
-// podAddress returns the first address of the pod and the gateway of this address.
+// podAddress returns the first address of the pod, and the gateway for this address.
 func (c *chain) podAddress() (pod, gateway netip.Addr, err error) {
 	var result struct {
 		IPs []struct {
@@ -223,7 +223,7 @@ func (c *chain) podAddress() (pod, gateway netip.Addr, err error) {
 	return result.IPs[0].Address.Addr(), result.IPs[0].Gateway, nil
 }
 
-// flowOf returns a flow between the node and an attached pod, in the given direction.
+// flowOf returns a traffic flow between the node and an attached pod, in the given direction.
 func (c *chain) flowOf(direction string) (meter.Flow, error) {
 	address, gateway, err := c.podAddress()
 	if direction == intoPod {
@@ -241,13 +241,13 @@ func (c *chain) whileAttached(f func() error) (err error) {
 	return f()
 }
 
-// executeProcess runs an invocation without a time measurement.
+// executeProcess starts a plugin process without a time measurement, and returns its standard output.
 func executeProcess(inv invocation) ([]byte, error) {
 	out, _, err := inv.runTimed()
 	return out, err
 }
 
-// runTimed runs an invocation and returns the wall time from the fork to the end of the process.
+// runTimed starts a plugin process, and returns the wall time from the fork to the end of the process.
 func (inv invocation) runTimed() ([]byte, time.Duration, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(inv.path, inv.args...)

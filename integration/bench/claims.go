@@ -21,8 +21,8 @@ const (
 
 func podOfClaim(i int) string { return fmt.Sprintf("1c3d9b0f-6e1f-4f6f-9e1d-%012d", i) }
 
-// writeClaims writes the records of claims and the kubelet's checkpoint, in the format of package claim. The second
-// VF of the card belongs to claim 0.
+// writeClaims writes the records of claims and the kubelet's checkpoint, in the format of package claim. The second VF of the simulated
+// card belongs to claim 0.
 func writeClaims(kubelet string) error {
 	var noted []claimtest.Claim
 	for i := range claims {
@@ -43,8 +43,7 @@ func writeClaims(kubelet string) error {
 	return claimtest.WriteState(kubelet, noted...)
 }
 
-// measureClaim compares two pods. The first pod gets a VF through a ResourceClaim. The second pod gets a VF through
-// the device plugin API.
+// measureClaim compares two pods. One of the two pods has a VF from a ResourceClaim. The other pod has a VF from the device plugin API.
 func (n nodes) measureClaim(r *report, o options) error {
 	pods := []string{podWithVF, podWithClaim + podOfClaim(0)}
 	entries := make([]*contenderEntry, len(pods))

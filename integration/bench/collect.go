@@ -19,7 +19,7 @@ func (r *report) measureChains(o options, n nodes) {
 	r.addSizes(o.pluginFolders)
 }
 
-// measureChain runs the rounds of one scenario and adds the rows of the scenario to the report.
+// measureChain runs one plugin chain repeatedly, and adds the measured times to the report.
 func (r *report) measureChain(o options, n nodes, s scenario) {
 	sides, missing := o.usableSets(s)
 	r.skip(missing...)
@@ -46,7 +46,7 @@ func summary(samples []time.Duration) verbTimes {
 	return verbTimes{P50: ms(50), P95: ms(95)}
 }
 
-// addChain adds a row for the whole chain. If the chain has several plugins, addChain also adds a row for each plugin.
+// addChain adds a table row with the time of the whole chain. If the chain has several plugins, the table also gets a row for each plugin.
 func (r *report) addChain(s scenario, verb string, entries []*contenderEntry) {
 	row := chainRow{Chain: s.name, Verb: verb, Sides: map[string]verbTimes{}}
 	var plugins []chainRow
@@ -70,8 +70,7 @@ func (r *report) addChain(s scenario, verb string, entries []*contenderEntry) {
 	r.Plugins = append(r.Plugins, plugins...)
 }
 
-// setVerdict checks whether Podlace's median, divided by the median of the reference plugins, exceeds the permitted
-// ratio.
+// setVerdict divides Podlace's median time by the median time of the reference plugins, and compares the result with the permitted ratio.
 func (row *chainRow) setVerdict(bar float64) {
 	row.target = compareAtMost(row.Sides[sideOurs].P50, row.Sides[sideReference].P50, bar)
 }

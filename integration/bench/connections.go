@@ -29,8 +29,8 @@ const (
 	connectionsVersus = 1.0 / 3
 )
 
-// measureConnections measures connections from another machine to a hostPort. There are three cases: no other pods, a few other pods with
-// many ports, and many other pods with one port. The reference plugin uses its default backend, iptables.
+// measureConnections measures connections from another machine to a hostPort. The node has no other pods, a few other pods with many ports,
+// or many other pods with one port each. The reference plugin uses its default backend, iptables.
 func (r *report) measureConnections(o options, n nodes) {
 	count := o.scaledSize(otherPorts)
 	packed, spread := map[string]figure{}, map[string]figure{}
@@ -47,7 +47,7 @@ func (r *report) measureConnections(o options, n nodes) {
 			}
 		}
 		for i := 0; err == nil && i < connectionRounds; i++ {
-			// The order of the entries rotates, so that no entry is always the first.
+			// The order of the three cases rotates, so that no case is always the first.
 			err = errors.Join(of[i%3].sampleConnections(), of[(i+1)%3].sampleConnections(), of[(i+2)%3].sampleConnections())
 		}
 		if err != nil {
@@ -68,13 +68,13 @@ func (r *report) measureConnections(o options, n nodes) {
 	}
 }
 
-// otherPods describes the hostPorts of other pods on the node. The fields contain the number of these pods and the
-// number of ports of each pod.
+// The type otherPods describes the hostPorts of other pods on the node. The field count is the total number of these hostPorts. The field
+// each is the number of hostPorts of each pod.
 type otherPods struct{ count, each int }
 
-// cloneRules simulates many pods on a node that has one real pod. For each further pod, cloneRules copies the
-// iptables rules of the real pod and changes the ports. The copies precede the rules of the real pod, as if the
-// simulated pods had been attached earlier. The reference plugin would need hours for ADD of all these pods.
+// cloneRules simulates many pods on a node that has one real pod. For each simulated pod, cloneRules copies the iptables rules of the real
+// pod and changes the ports. The copied rules come before the rules of the real pod, as if the simulated pods had been attached earlier.
+// Real ADDs of all these pods would take hours with the reference plugin.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()
@@ -94,7 +94,7 @@ func cloneRules(c *chain, count int) error {
 	})
 }
 
-// clonesAtOnce is the maximum number of copies in one message to the kernel.
+// clonesAtOnce is the maximum number of pods whose copied rules are in one message to the kernel.
 const clonesAtOnce = 40
 
 // restoreClones adds copied rules for the simulated pods with the numbers from first to end-1. The argument `saved` contains the rules of
@@ -123,7 +123,7 @@ func restoreClones(saved, own string, first, end int) error {
 	return nil
 }
 
-// hostPort describes a hostPort of a pod, and the client machine that connects to this hostPort.
+// The type hostPort describes a hostPort of a pod, and the client machine that connects to this hostPort.
 type hostPort struct {
 	client  *sandbox.Pod
 	to      unix.SockaddrInet4
@@ -135,8 +135,7 @@ func (n nodes) hostPortOf(side pluginSet, backend string, beside otherPods) (*ho
 	name := fmt.Sprintf("connect-%s-%d-%d", side.name, beside.count, beside.each)
 	clone := backend == "iptables" && beside.each == 1
 	pod, node, outside := netip.MustParsePrefix("10.98.0.5/16"), netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.2/24")
-	// All simulated nodes share the folder of records. The same hostPort in the records of two nodes would be a
-	// conflict.
+	// All simulated nodes share the folder of records. If two nodes used the same hostPort, the plugin would report a conflict.
 	if err := os.RemoveAll(store.Root); err != nil {
 		return nil, err
 	}
@@ -247,7 +246,7 @@ func (h *hostPort) sampleConnections() error {
 	})
 }
 
-// connectOnce opens a connection and resets it immediately, so that no port of the client stays in the state TIME_WAIT.
+// connectOnce opens a connection and resets it immediately. Without the reset, the client's port would stay in the state TIME_WAIT.
 func connectOnce(to unix.Sockaddr) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 // userHZ is the number of ticks per second in /proc/stat and /proc/<pid>/stat on every architecture that Go supports.
 const userHZ = 100
 
-// processorTimes contains the idle and busy times of all processors since the boot. The times of the sending and
-// receiving processes would omit the shaper's work, because a shaper sends queued packets in a timer interrupt. The
-// kernel charges the time of the interrupt to the interrupted process, usually the idle process.
+// The type processorTimes contains the idle and busy times of all processors since the boot. The kernel sends the queued packets of a
+// bandwidth limit in a timer interrupt. The times of the sending and receiving processes therefore do not contain this work. The kernel
+// adds the time of the interrupt to the interrupted process, usually the idle process.
 type processorTimes struct {
 	at     time.Time
 	count  int
@@ -76,8 +76,8 @@ func othersTime() (total time.Duration, err error) {
 	return total, nil
 }
 
-// statTicks returns the sum of the fields 14 to 17 of /proc/<pid>/stat. These fields are the user and system times of
-// a process and of its ended children.
+// statTicks returns the sum of the fields 14 to 17 of /proc/<pid>/stat. Fields 14 to 17 are the user and system times of a process and of
+// its ended children.
 func statTicks(stat []byte) (int64, error) {
 	end := bytes.LastIndexByte(stat, ')')
 	fields := bytes.Fields(stat[end+1:])
@@ -98,9 +98,9 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 	return sum, nil
 }
 
-// timeSince returns the processor time that this process and its packets used. The returned time is the total time
-// minus the idle time and minus the time of other processes. The result is 0 if the time is unknown. The kernel drops
-// the times of a process and its children if the parent process never waits for the process.
+// timeSince returns the processor time that this process and its packets used. The returned time is the total time minus the idle time and
+// minus the time of other processes. The result is 0 if the time is unknown. If a parent process never waits for its child process, the
+// kernel drops the times of the child process.
 func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	others := p.others - before.others
 	if others < 0 {
@@ -109,7 +109,8 @@ func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	return max(0, time.Duration(p.count)*p.at.Sub(before.at)-(p.idle-before.idle)-others)
 }
 
-// startSpending starts a measurement of processor time after a delay. The returned function ends the measurement.
+// startSpending starts a measurement of processor time after the given delay. The returned function ends the measurement and returns the
+// processor time.
 func startSpending(after time.Duration) func() (time.Duration, error) {
 	type reading struct {
 		processorTimes

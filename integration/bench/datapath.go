@@ -25,13 +25,13 @@ const (
 	firstRepeats    = 3
 )
 
-// flowThroughput is the throughput of one flow and its cost in processor time.
+// The type flowThroughput contains the throughput of one traffic flow, and its processor time for each gigabit.
 type flowThroughput struct {
 	gigabits   float64 // per second
 	cpuPerGbit float64 // seconds
 }
 
-// flowTrack is a flow of one plugin set along one path, with its measurements.
+// The type flowTrack contains one measured traffic flow: its plugin set, its path, and its results.
 type flowTrack struct {
 	side, path string
 	flow       meter.Flow
@@ -40,8 +40,8 @@ type flowTrack struct {
 	err        error
 }
 
-// measurePaths measures flows without limits from pod to pod and from pod to host, for both plugin sets. For comparison,
-// measurePaths also measures veth pairs that were created without a plugin.
+// measurePaths measures flows without limits from pod to pod and from pod to host, for both plugin sets. For comparison, measurePaths also
+// measures flows through veth pairs that no plugin created.
 func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack, error) {
 	var tracks []*flowTrack
 	for _, side := range sides {
@@ -56,7 +56,7 @@ func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack,
 		return nil, err
 	}
 	tracks = append(tracks, bare...)
-	// Flows of the same path run one after the other, because the report compares these flows.
+	// The report compares flows of the same path, so these flows run directly one after the other.
 	slices.SortStableFunc(tracks, func(a, b *flowTrack) int { return strings.Compare(b.path, a.path) })
 	for range datapathRepeats {
 		for _, t := range tracks {
@@ -76,7 +76,7 @@ func failedTracks(side string, err error) []*flowTrack {
 	return []*flowTrack{{side: side, path: pathPod, err: err}, {side: side, path: pathHost, err: err}}
 }
 
-// pluginTracks attaches two pods, and returns their flows. One pod has a hostPort.
+// pluginTracks attaches two pods, and returns the flows between the pods and to the node. One of the two pods has a hostPort.
 func (n nodes) pluginTracks(side pluginSet) ([]*flowTrack, error) {
 	var addresses []netip.Addr
 	var gateway netip.Addr
@@ -119,7 +119,7 @@ func newTrack(side, path string, from, to *sandbox.Pod, address netip.Addr) *flo
 	}}
 }
 
-// bareTracks creates two veth pairs without any plugin, one between two pods and one between a pod and a host, and returns their flows.
+// bareTracks returns flows through two veth pairs that no plugin creates: one between two pods, and one between a pod and a host.
 func (n nodes) bareTracks() ([]*flowTrack, error) {
 	var tracks []*flowTrack
 	for i, path := range []string{pathPod, pathHost} {
@@ -141,7 +141,7 @@ func (n nodes) bareTracks() ([]*flowTrack, error) {
 	return tracks, nil
 }
 
-// measureOnce runs the flow once and stores the result.
+// measureOnce runs the flow once, and stores its throughput and processor time.
 func (t *flowTrack) measureOnce(each time.Duration) {
 	if t.err != nil {
 		return
@@ -163,7 +163,7 @@ func (t *flowTrack) measureOnce(each time.Duration) {
 	t.measured = append(t.measured, flowThroughput{gigabits: result.Mean.Payload / 1e9, cpuPerGbit: cost.Seconds() / gigabits})
 }
 
-// medianThroughput returns two medians: of the throughput, and of the costs that are known.
+// medianThroughput returns the median throughput and the median of the known processor times.
 func (t *flowTrack) medianThroughput() flowThroughput {
 	var rate, cost []float64
 	for _, m := range t.measured {
@@ -175,7 +175,8 @@ func (t *flowTrack) medianThroughput() flowThroughput {
 	return flowThroughput{median(rate), median(cost)}
 }
 
-// ratioOver returns the median of the ratios between both tracks. Each ratio compares measurements of the same repetition.
+// ratioOver returns the median of the throughput ratios between the flow t and the flow base. Each ratio compares two measurements of the
+// same repetition.
 func (t *flowTrack) ratioOver(base *flowTrack) float64 {
 	var ratios []float64
 	for i := range min(len(t.measured), len(base.measured)) {
@@ -196,7 +197,7 @@ func median(values []float64) float64 {
 	return (sorted[mid-1] + sorted[mid]) / 2
 }
 
-// firstBurst is the amount in Mbit that limited pods of one plugin set transferred in their first second.
+// The type firstBurst contains the amount of data in Mbit that limited pods of one plugin set transferred in their first second.
 type firstBurst struct {
 	side, direction string
 	megabits        []float64
@@ -208,8 +209,8 @@ const (
 	outOfPod = "out of the pod"
 )
 
-// measureFirstSecond measures the first second of traffic. Each repetition needs a new pod, because the token bucket
-// of an earlier repetition is empty.
+// measureFirstSecond measures how much data a limited pod transfers in the first second. Each repetition needs a new pod, because the token
+// bucket of an earlier repetition is empty.
 func measureFirstSecond(sides []pluginSet, n nodes) []*firstBurst {
 	var bursts []*firstBurst
 	for _, side := range sides {

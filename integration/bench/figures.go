@@ -10,8 +10,9 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// A figure is the result of one plugin set in milliseconds. Base is the result of a run without the
-// property that the row's name describes. Base is 0 if the row compares both plugin sets.
+// The type figure contains a measured time of one plugin set in milliseconds. Value is the time under the condition in the row's name, for
+// example with 1,000 other pods. The field Base is the time without the condition in the row's name. Base is 0 if the row compares Podlace
+// with the reference plugins.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
 	Value float64 `json:"value"`
@@ -25,16 +26,16 @@ func (f figure) growth() float64 {
 	return f.Value / f.Base
 }
 
-// figureRow contains the figures of both plugin sets. In a row for growth, the bar is the maximum ratio of Podlace's Value to Podlace's
-// Base. In a row for load, the bar restricts Podlace's Value: the bar is a maximum ratio to the Value of the reference plugins, or
-// a maximum in milliseconds.
+// The type figureRow is a table row with the times of Podlace and of the reference plugins. A row of the table Growth has a permitted
+// maximum for the ratio of Podlace's Value to Podlace's Base. A row of the table Loads has a permitted maximum for Podlace's Value: a ratio
+// to the Value of the reference plugins, or a time in milliseconds.
 type figureRow struct {
 	What  string            `json:"what"`
 	Sides map[string]figure `json:"sides"`
 	target
 }
 
-// These constants are the maximum values of the figures. Each constant is a ratio or a time in milliseconds.
+// The following constants are the permitted maximum values in the report. Each constant is a ratio or a time in milliseconds.
 const (
 	leasesBar   = 1.2
 	podsBar     = 1.1
@@ -54,7 +55,7 @@ const (
 	roundTripBar = 12.0
 )
 
-// addGrowth adds a row that compares two results of the same plugin set.
+// addGrowth adds a table row that compares two times of the same plugin set, for example with and without other pods.
 func (r *report) addGrowth(what string, bar float64, sides map[string]figure) {
 	row := figureRow{What: what, Sides: sides}
 	if ours, ok := sides[sideOurs]; ok {
@@ -63,12 +64,12 @@ func (r *report) addGrowth(what string, bar float64, sides map[string]figure) {
 	r.Growth = append(r.Growth, row)
 }
 
-// addLoad adds a row that compares Podlace with the reference plugins.
+// addLoad adds a table row that compares Podlace with the reference plugins.
 func (r *report) addLoad(what string, bar float64, sides map[string]figure) {
 	r.Loads = append(r.Loads, figureRow{what, sides, compareAtMost(sides[sideOurs].Value, sides[sideReference].Value, bar)})
 }
 
-// addAbsolute adds a row whose bar is a time in milliseconds.
+// addAbsolute adds a table row whose permitted maximum is a time in milliseconds.
 func (r *report) addAbsolute(what string, bar float64, sides map[string]figure) {
 	row := figureRow{What: what, Sides: sides}
 	ours, ok := sides[sideOurs]
@@ -119,7 +120,7 @@ func (row figureRow) loadCell(side string) string {
 
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1000 }
 
-// p50 returns the median in milliseconds.
+// p50 returns the median of the times in milliseconds.
 func p50(samples []time.Duration) float64 { return milliseconds(percentile(samples, 50)) }
 
 // The function thousands() formats a number with a comma as the thousands separator: 12,345.

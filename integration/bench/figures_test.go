@@ -72,8 +72,7 @@ func TestDistinct(t *testing.T) {
 	}
 }
 
-// testLedger returns a ledger whose files are in temporary folders. The ledger contains the record and the lease of
-// one valid attachment.
+// testLedger writes the record and the lease of one valid attachment into temporary folders.
 func testLedger(t *testing.T) *nodeLedger {
 	t.Helper()
 	l := &nodeLedger{

@@ -27,15 +27,15 @@ const (
 	validKey      = "cni.dev/valid-attachments"
 )
 
-// attachmentEntry is an entry in the list of valid attachments.
+// The type attachmentEntry is an entry in the list of valid attachments, which GC gets.
 type attachmentEntry struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// nodeLedger contains the records and leases of many attachments of one network. The records and leases are copies of
-// the record and the lease of one real attachment. A stale attachment simulates a pod whose namespace and link are
-// gone, and for which the runtime never called DEL.
+// The type nodeLedger contains the records and leases of many attachments of one network. The records and leases are copies of the record
+// and the lease of one real attachment. The stale attachments simulate pods whose namespace and link are gone, and for which the runtime
+// never called DEL.
 type nodeLedger struct {
 	chain  *chain
 	record map[string]any // record of the real attachment
@@ -97,7 +97,7 @@ func (n nodes) newLedger(side pluginSet, valid int) (*nodeLedger, error) {
 	return l, l.noteState()
 }
 
-// noteState stores the current state. The state after each GC must equal the stored state.
+// noteState stores the current records and leases. After each GC, the records and leases must equal the stored ones.
 func (l *nodeLedger) noteState() (err error) {
 	if l.leases, err = leaseFiles(l.leaseFolder); err == nil {
 		l.names, err = l.records()
@@ -118,8 +118,8 @@ func (l *nodeLedger) records() ([]string, error) {
 	return names, err
 }
 
-// writeAttachment creates the record and the lease of a further attachment. The modification time of both files is
-// one hour ago, because GC keeps recent attachments.
+// writeAttachment creates the record and the lease of another attachment. The record and the lease get a modification time of one hour ago,
+// because GC keeps recent attachments.
 func (l *nodeLedger) writeAttachment(id, netns string, list *[]attachmentEntry) error {
 	a := attachmentEntry{id, podInterface}
 	l.next = l.next.Next()
@@ -182,7 +182,7 @@ func (l *nodeLedger) runGC(round, stale int) (time.Duration, error) {
 	return took, nil
 }
 
-// checkExact returns an error if the leases and records differ from the leases and records of the valid attachments.
+// checkExact returns an error if the node does not have exactly the leases and records of the valid attachments.
 func (l *nodeLedger) checkExact() error {
 	leases, err := leaseFiles(l.leaseFolder)
 	if err != nil {

@@ -4,15 +4,14 @@ package main
 
 import "slices"
 
-// measurementGroup is a named group of measurements. The results of each group appear in one or more tables of the
-// report.
+// The type measurementGroup contains measurements that the flag -group selects by name. The results of each measurement group appear in one
+// or more tables of the report.
 type measurementGroup struct {
 	group, says string
 	measure     func(*report, options, nodes)
 }
 
-// measurementGroups returns the groups in the order of execution. Groups after which the kernel has much background
-// work are last.
+// measurementGroups returns the groups in the order of execution. Groups that cause much background work in the kernel are last.
 func measurementGroups() []measurementGroup {
 	return []measurementGroup{
 		{groupChains, "chains", (*report).measureChains},
@@ -44,8 +43,7 @@ func groupNames() []string {
 	return names
 }
 
-// isSelected reports whether the user selected a group. A user passes the name of a group, or the name of a set of
-// groups.
+// isSelected reports whether the user selected a group of measurements, either by its own name or by the name of a set of groups.
 func (o options) isSelected(group string) bool {
 	return slices.ContainsFunc(o.groups, func(asked string) bool {
 		return asked == group || asked == groupAll || asked == groupScale && group != groupChains && group != groupDatapath

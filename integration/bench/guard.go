@@ -54,7 +54,8 @@ func (r *report) measureGuard(o options, n nodes) {
 	r.addGuarded("100,000 datagrams of 64 bytes from pod to pod, with antiSpoof", datagrams, each, guardDatagrams*guardPayload*8/1e9)
 }
 
-// addGuarded adds rows that compare traffic with and without antiSpoof: the time and the processor time for the same amount of traffic.
+// addGuarded adds table rows that compare traffic with and without antiSpoof. The rows contain the time and the processor time for the same
+// amount of traffic.
 func (r *report) addGuarded(what string, tracks []*flowTrack, each time.Duration, gigabits float64) {
 	for range datapathRepeats {
 		for _, t := range tracks {

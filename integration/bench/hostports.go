@@ -25,8 +25,8 @@ const (
 	manyBar  = 20.0
 )
 
-// portmapAlone returns the configuration of portmap without a main plugin. The prevResult in the configuration
-// describes a pod, like the result of a main plugin.
+// portmapAlone returns the configuration of portmap without a main plugin. The prevResult in this configuration describes a pod, like the
+// result of a main plugin.
 func portmapAlone(backend, address string, first, count int) pluginConf {
 	var ports []map[string]any
 	for i := range count {
@@ -55,7 +55,7 @@ func portsNode(c *chain) error {
 	})
 }
 
-// measurePorts measures portmap alone, with one port and with many ports, on an empty node and on a node with hostPorts of other pods.
+// measurePorts measures the plugin portmap alone: with one port and with many ports, and with and without hostPorts of other pods.
 func (r *report) measurePorts(o options, n nodes) {
 	count := o.scaledSize(otherPorts)
 	entries := map[string]*contenderEntry{}
@@ -109,7 +109,7 @@ func (n nodes) fillPorts(like *chain, backend string, beside otherPods) error {
 	return nil
 }
 
-// additionalTime returns the additional time of a verb compared with a pod without ports, in milliseconds.
+// additionalTime returns, in milliseconds, how much longer a verb takes for a pod with ports than for a pod without ports.
 func additionalTime(entries map[string]*contenderEntry, what, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {

@@ -23,11 +23,10 @@ const (
 	besideMany = "many"
 )
 
-// entryName returns the name of an entry. The name consists of the plugin set and the case, such as "many other
-// pods".
+// entryName returns the name of a measured case. The name consists of the plugin set and the condition, such as "many other pods".
 func entryName(side, what string) string { return side + " " + what }
 
-// bothSides returns both plugin sets.
+// bothSides returns the plugin sets of Podlace and of the reference plugins.
 func (f pluginFolders) bothSides() []pluginSet {
 	return []pluginSet{{sideOurs, f.plugins}, {sideReference, f.reference}}
 }
@@ -62,8 +61,8 @@ func (r *report) measureLeases(o options, n nodes) {
 	}
 }
 
-// compareMedians returns the medians of a verb on an empty node and on a full node. compareMedians omits failed entries and reports each
-// failure once.
+// compareMedians returns the median times of a verb on an empty node and on a full node. compareMedians omits a plugin set whose
+// measurement failed, and reports each failure once.
 func (r *report) compareMedians(entries map[string]*contenderEntry, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
@@ -87,7 +86,7 @@ func (n nodes) leaseChain(side pluginSet, what string) (*chain, error) {
 	})
 }
 
-// chainOf returns a chain for a new pod and a new network. The pod and the network have the given name.
+// chainOf returns a plugin chain for a new pod in a new network. The pod and the network get the given name.
 func (n nodes) chainOf(name, nodeName string, side pluginSet, plugins ...pluginConf) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {
@@ -126,8 +125,8 @@ func writeLease(folder string, addr netip.Addr, id string) error {
 	return os.WriteFile(filepath.Join(folder, addr.String()), []byte(id+"\r\n"+podInterface), 0o600)
 }
 
-// measureRebuild adds a lease to the lease folder, as another program would, and measures the next ADD. The additional
-// time of this ADD is the time for rebuilding the index.
+// measureRebuild adds a lease to the lease folder, as another program would, and measures the next ADD. The next ADD rebuilds the index of
+// the leases, so its additional time is the time for the rebuild.
 func (r *report) measureRebuild(c *chain, warm float64) {
 	folder := filepath.Join(resultsFolder, c.network)
 	last := netip.MustParseAddr("10.96.255.200")

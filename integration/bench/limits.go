@@ -24,12 +24,12 @@ const (
 	limitRepeats = 3
 	fewRounds    = 10 // a run with fewer rounds omits slow measurements
 
-	// The constant `drained` is the time that the reference plugin needs to send the half gigabyte of the runtime's
-	// burst. Traffic after this time has the rate of the limit.
+	// The constant `drained` is the time that the reference plugin needs to send the half gigabyte of the runtime's burst. After `drained`,
+	// the traffic has the rate of the limit.
 	drained = 1200 * time.Millisecond
 )
 
-// permittedShare is the permitted range of throughput in percent of the limit.
+// The type permittedShare is the permitted range of throughput, in percent of the bandwidth limit.
 type permittedShare struct{ least, most float64 }
 
 func shareOfFirst() permittedShare  { return permittedShare{0, 111} } // with 10 ms of burst
@@ -40,7 +40,7 @@ func (o options) brief() bool { return o.rounds < fewRounds }
 
 func (o options) repeats() int { return max(1, min(limitRepeats, o.rounds/fewRounds)) }
 
-// limitedFlow is a kind of flow through a bandwidth limit, with its measurements.
+// The type limitedFlow contains the properties of a traffic flow through a bandwidth limit, and its measurements.
 type limitedFlow struct {
 	rate     float64
 	protocol meter.Protocol
@@ -53,10 +53,11 @@ type limitedFlow struct {
 	seen map[flowLane]*passedShares
 }
 
-// flowLane is a pair of a plugin set and a direction of traffic.
+// The type flowLane is a pair of a plugin set and a direction of traffic.
 type flowLane struct{ direction, side string }
 
-// passedShares contains throughput on the wire in percent of the limit's rate. cost is the processor time in milliseconds per gigabit.
+// The type passedShares contains the throughput on the wire in percent of the limit. The field cost is the processor time in milliseconds
+// per gigabit.
 type passedShares struct{ first, peak, steady, cost []float64 }
 
 func limits() []*limitedFlow {
@@ -83,9 +84,9 @@ func (l *limitedFlow) what() string {
 	return what
 }
 
-// steadyTime returns the duration of a measurement after the burst. A short duration is inaccurate for slow limits, because the token
-// bucket collects tokens for 100 ms of traffic during a pause. A short duration is also inaccurate for costs, because the kernel counts
-// processor time in units of 10 ms.
+// steadyTime returns the duration of the measurement after the burst. For slow limits, a short measurement is inaccurate, because the token
+// bucket collects tokens for 100 ms of traffic during a pause. For processor time, a short measurement is inaccurate, because the kernel
+// counts in units of 10 ms.
 func (l *limitedFlow) steadyTime(o options) time.Duration {
 	long := l.costs || l.rate < slowRate
 	switch {
@@ -137,8 +138,8 @@ func (r *report) addCosts(l *limitedFlow) {
 	}
 }
 
-// bothWays measures one receiving pod and one sending pod. Both pods are new, because the token bucket of an older
-// pod may be empty.
+// bothWays measures the limits of one receiving pod and one sending pod. Each measurement uses two new pods, because the token bucket of an
+// older pod may be empty.
 func (n nodes) bothWays(l *limitedFlow, side pluginSet, steady time.Duration) error {
 	var chains []*chain
 	for i := range directions() {
@@ -164,7 +165,7 @@ func (n nodes) bothWays(l *limitedFlow, side pluginSet, steady time.Duration) er
 	})
 }
 
-// limitChain returns a chain of bridge and bandwidth for a pod with a limit in both directions.
+// limitChain returns a chain of the plugins bridge and bandwidth, for a pod with a limit in both directions.
 func (n nodes) limitChain(name, network string, side pluginSet, rate float64) (*chain, error) {
 	c, err := n.chainOf(name, "node-"+network, side, pluginConf{
 		"type": "bridge", "bridge": "br-limit", "isDefaultGateway": true,
@@ -177,7 +178,7 @@ func (n nodes) limitChain(name, network string, side pluginSet, rate float64) (*
 	return c, nil
 }
 
-// measureFlow measures the flow into or out of a new pod.
+// measureFlow measures the traffic into or out of a new pod with bandwidth limits.
 func (l *limitedFlow) measureFlow(c *chain, way flowLane, steady time.Duration) error {
 	flow, err := c.flowOf(way.direction)
 	if err != nil {
@@ -198,7 +199,7 @@ func (l *limitedFlow) measureFlow(c *chain, way flowLane, steady time.Duration) 
 	return nil
 }
 
-// addArrivals stores two results: the throughput, and the cost of the traffic after the burst.
+// addArrivals stores the throughput of a flow, and the processor time of the traffic after the burst.
 func (l *limitedFlow) addArrivals(way flowLane, came meter.Arrivals, end, cost time.Duration) {
 	percent := func(rate float64) float64 { return rate / l.rate * 100 }
 	rate := came.Rate(drained, end)

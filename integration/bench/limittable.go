@@ -10,10 +10,10 @@ import (
 
 func directions() []string { return []string{intoPod, outOfPod} }
 
-// figuresByLane contains the figures of one row by direction and plugin set.
+// The type figuresByLane contains the results of one table row by direction and plugin set.
 type figuresByLane map[flowLane]float64
 
-// ofDirection returns the figures of one direction by plugin set.
+// ofDirection returns the results of one traffic direction by plugin set.
 func (b figuresByLane) ofDirection(direction string) map[string]figure {
 	out := map[string]figure{}
 	for way, value := range b {
@@ -24,7 +24,8 @@ func (b figuresByLane) ofDirection(direction string) map[string]figure {
 	return out
 }
 
-// limitRow contains the throughput in percent of the limit, by direction and plugin set. The bar applies to both directions of Podlace.
+// The type limitRow is a table row with the throughput in percent of the limit, by direction and plugin set. The permitted range applies to
+// both directions of Podlace.
 type limitRow struct {
 	What    string                        `json:"what"`
 	Percent map[string]map[string]float64 `json:"percent"`

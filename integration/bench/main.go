@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench compares two folders of CNI plugins (plugin sets) in one run and in private namespaces. The command measures the
-// times of ADD, CHECK and DEL, the started processes, and the sizes of the binaries. It measures the throughput of pods, the
-// processor time for this throughput, and the traffic of a limited pod in the first second. The command also measures GC, and
-// measures the verbs on a node with many leases and pods, and with many pods in parallel. The command measures the accuracy and the
-// cost of bandwidth limits. If one flow uses up a pod's limit, the command measures the delay of the pod's other traffic.
+// Command bench compares two folders of CNI plugins (plugin sets) in one run and in private namespaces. The command measures the times of
+// ADD, CHECK and DEL, the started processes, and the sizes of the binaries. The command also measures the throughput of pods, the processor
+// time for this throughput, and the traffic of a limited pod in the first second. The command also measures GC, and measures the verbs on a
+// node with many leases and pods, and with many pods in parallel. The command measures the accuracy and the cost of bandwidth limits. While
+// one flow uses the full bandwidth of a limited pod, the command measures the delay of the pod's other traffic.
 //
-// Both plugin sets run alternately on the same machine. Ratios are therefore comparable between machines, unlike times. The report shows
-// missed targets, but a missed target does not change the exit status. The exit status is 1 if a measurement did not run or a plugin gave a
-// wrong result. Examples of wrong results are an address that two pods got, a leaked lease, and a GC that removed too much or too little.
+// Podlace and the reference plugins run alternately on the same machine. Ratios of times are therefore comparable between machines;
+// absolute times are not. The report shows missed targets, but a missed target does not change the exit status. The exit status is 1 if a
+// measurement did not run or a plugin gave a wrong result. Examples of wrong results are an address that two pods got, a leaked lease, and
+// a GC that removed too many or too few attachments.
 package main
 
 import (

@@ -26,7 +26,7 @@ func (r *report) markdown() string {
 	return out.String()
 }
 
-// markdownTables returns the tables of all groups that were measured.
+// markdownTables returns the result tables of all measurement groups that ran.
 func (r *report) markdownTables() []*markdown.Table {
 	var out []*markdown.Table
 	for _, t := range []struct {
@@ -110,8 +110,8 @@ func (row chainRow) cell(side string) string {
 	return fmt.Sprintf("%.1f / %.1f", v.P50, v.P95)
 }
 
-// processCell returns the number and the names of the executed programs. If there were more forks than programs, processCell also returns
-// the number of forks.
+// processCell returns the text of a table cell with the number and the names of the executed programs. If the plugin forked more often than
+// it executed programs, the cell also contains the number of forks.
 func (row processRow) processCell(side string) string {
 	v, ok := row.Sides[side]
 	if !ok {

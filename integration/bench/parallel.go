@@ -18,7 +18,7 @@ const (
 	parallelSubnet  = "10.95.0.0/16"
 )
 
-// podCrowd is a set of pods of one plugin set that are attached and detached in parallel.
+// The type podCrowd is a set of pods that one plugin set attaches and detaches in parallel.
 type podCrowd struct {
 	side   string
 	chains []*chain
@@ -132,7 +132,7 @@ func (c *podCrowd) checkNoLeases() error {
 	return err
 }
 
-// leaseFiles returns the owner of each address in a lease folder.
+// leaseFiles returns the container ID and interface of each address in a lease folder.
 func leaseFiles(folder string) (map[netip.Addr]string, error) {
 	files, err := os.ReadDir(folder)
 	if err != nil {

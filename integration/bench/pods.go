@@ -74,8 +74,8 @@ func (r *report) measurePods(o options, n nodes) {
 	r.measureStatus(chains[besideMany], fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
 }
 
-// measureAttach measures the time that the kernel needs during an ADD. measureAttach sends one request that creates a
-// veth pair with a bridge port. While the kernel handles this request, the kernel visits all ports of the bridge.
+// measureAttach measures how long the kernel needs to create a veth pair and a bridge port. The kernel visits all ports of the bridge
+// during this request. ADD sends the same request, so the measured time is a part of the time of ADD.
 func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 	var f figure
 	for what, into := range map[string]*float64{besideNone: &f.Base, besideMany: &f.Value} {
@@ -106,7 +106,7 @@ func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 		map[string]figure{sideOurs: f})
 }
 
-// fillPods attaches the given number of pods, in separate network namespaces, to the node and the network of a chain.
+// fillPods attaches the given number of pods to the network of the chain `like`. Each of these pods has its own network namespace.
 func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	chains := make(chan *chain)
 	errs := make(chan error, fillWorkers)
@@ -137,7 +137,7 @@ func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	return pods, made
 }
 
-// neighbourChain returns a chain for a further pod of the same network on the same node.
+// neighbourChain returns a plugin chain for another pod of the same network on the same node.
 func (n nodes) neighbourChain(like *chain, i int) (*chain, error) {
 	name := fmt.Sprintf("%s-%d", like.network, i)
 	pod, err := n.open(name)
@@ -168,7 +168,7 @@ func (r *report) measureStatus(like *chain, what string) {
 	r.addAbsolute(what, statusBar, map[string]figure{sideOurs: {Value: milliseconds(percentile(samples, 99))}})
 }
 
-// withKey returns a copy of the entry with an additional key.
+// withKey returns a copy of the plugin configuration with an additional key.
 func (p pluginConf) withKey(key string, value any) pluginConf {
 	out := pluginConf{key: value}
 	for k, v := range p {

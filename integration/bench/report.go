@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A report contains all results of one run. The maps contain no entry for a plugin set that was not measured.
+// The type report contains all results of one run of the benchmark. Plugin sets without a measurement have no entry in the maps.
 type report struct {
 	Kernel      string       `json:"kernel"`
 	CPUs        int          `json:"cpus"`
@@ -34,13 +34,14 @@ type report struct {
 	Failed      []string     `json:"failed"`
 }
 
-// verbTimes contains percentiles of the time of a verb in milliseconds.
+// The type verbTimes contains percentiles of the duration of a verb in milliseconds.
 type verbTimes struct {
 	P50 float64 `json:"p50"`
 	P95 float64 `json:"p95"`
 }
 
-// A target contains the required value of a row and the verdict. Both fields are empty if the row has no required value.
+// The type target contains the required value of a table row, and "met" or "missed". If the row has no required value, the two fields are
+// empty.
 type target struct {
 	Ratio   float64 `json:"ratio,omitempty"`
 	Bar     string  `json:"bar,omitempty"`
@@ -98,8 +99,8 @@ func (r *report) fail(what string, err error) {
 	r.Failed = append(r.Failed, what+": "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// chainBar returns the permitted maximum of the time that a verb takes with Podlace, divided by the time with the
-// reference plugins. 0 means no maximum.
+// chainBar returns the permitted maximum for the time of a verb with Podlace, divided by the time with the reference plugins. The result 0
+// means that no maximum applies.
 func chainBar(chain, verb string) float64 {
 	return map[string]float64{
 		scenarioPlain + verbAdd: 0.6, scenarioPlain + verbDel: 0.9,
@@ -125,8 +126,8 @@ func verdict(ok bool) string {
 	return missed
 }
 
-// datapathVerdict returns the verdict on a ratio of throughputs. datapathVerdict accepts a ratio slightly below the
-// bar, because two measurements of the same plugin set can also differ by this amount.
+// datapathVerdict compares the throughput ratio of Podlace and the reference plugins with the required minimum. A ratio slightly below the
+// minimum counts as "within noise", because two measurements of the same plugins can also differ by this amount.
 func datapathVerdict(ratio float64) string {
 	if ratio < datapathBar && ratio >= datapathBar-datapathMargin {
 		return withinNoise
@@ -134,7 +135,7 @@ func datapathVerdict(ratio float64) string {
 	return verdict(ratio >= datapathBar)
 }
 
-// compareAtMost compares the ratio value/base with the bar, which is the maximum ratio. A bar of 0 means no maximum.
+// compareAtMost compares the ratio value/base with the permitted maximum `bar`. If `bar` is 0, no maximum applies.
 func compareAtMost(value, base, bar float64) target {
 	if value == 0 || base == 0 {
 		return target{}

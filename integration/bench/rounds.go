@@ -19,12 +19,13 @@ const (
 	settle = 4 * time.Millisecond // gives the kernel time to finish the previous side's deferred work
 )
 
-// A contender runs verbs in the rounds of a scenario. The type chain implements this interface.
+// A contender runs the verbs that the benchmark measures, usually with the plugins of one plugin set. The type chain implements the
+// interface contender.
 type contender interface {
 	run(verb string, exec processRunner) error
 }
 
-// contenderEntry is a contender with its name and its measurements.
+// The type contenderEntry contains a contender, its name and its measured times.
 type contenderEntry struct {
 	side    string
 	chain   contender
@@ -32,7 +33,7 @@ type contenderEntry struct {
 	err     error
 }
 
-// verbSample contains the measured times of one verb, for the whole chain and for each process.
+// The type verbSample contains the measured times of one verb, for the whole plugin chain and for each plugin process.
 type verbSample struct {
 	chain     []time.Duration
 	processes map[string][]time.Duration
@@ -47,8 +48,8 @@ func newEntry(side string, c contender) *contenderEntry {
 	return e
 }
 
-// runRounds runs the rounds of one scenario. Every second round runs the contenders in reverse order, so that no contender always follows
-// the same contender. After an error of a contender, later rounds do not run this contender.
+// runRounds measures all entries repeatedly. Every second repetition runs the entries in reverse order, so that no entry always follows the
+// same entry. If an entry fails, later repetitions omit this entry.
 func runRounds(entries []*contenderEntry, rounds int) {
 	for round := range rounds + warmUp {
 		for _, e := range entries {
@@ -63,7 +64,7 @@ func runRounds(entries []*contenderEntry, rounds int) {
 	}
 }
 
-// runLap runs ADD, CHECK and DEL once. DEL runs even if ADD or CHECK fails.
+// runLap runs ADD, CHECK and DEL once and stores the times. DEL runs even if ADD or CHECK fails.
 func (e *contenderEntry) runLap(keep bool) error {
 	var errs []error
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
@@ -100,7 +101,7 @@ func (e *contenderEntry) measure(verb string, keep bool) error {
 	return nil
 }
 
-// countProcesses runs one round without time measurement and counts the processes that the plugins start during each verb.
+// countProcesses runs ADD, CHECK and DEL once without a time measurement, and counts the processes that the plugins start during each verb.
 func (e *contenderEntry) countProcesses() (map[string]startedProcesses, error) {
 	counts := map[string]startedProcesses{}
 	var errs []error
@@ -127,11 +128,11 @@ func percentile(times []time.Duration, p int) time.Duration {
 	return sorted[max(rank, 1)-1]
 }
 
-// pluginFolders contains the two compared folders of plugins.
+// pluginFolders contains the folder of Podlace's plugins and the folder of the reference plugins.
 type pluginFolders struct{ plugins, reference string }
 
-// The type `nodes` maps names to simulated nodes. Each node is a network namespace and belongs to one plugin set, so that plugin sets do
-// not share bridges, rules and qdiscs.
+// The type nodes maps names to simulated nodes. Each node is a network namespace and belongs to one plugin set, so that plugin sets do not
+// share bridges, rules and qdiscs.
 type nodes map[string]*sandbox.Pod
 
 func (n nodes) open(name string) (*sandbox.Pod, error) {
@@ -146,7 +147,7 @@ func (n nodes) open(name string) (*sandbox.Pod, error) {
 	return pod, nil
 }
 
-// pluginChain returns the chain of a scenario for one plugin set, on the node with the given name.
+// pluginChain returns the plugin chain s for one plugin set, on the node with the given name.
 func (n nodes) pluginChain(side pluginSet, nodeName string, s scenario, limited bool) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {
@@ -163,7 +164,7 @@ func (n nodes) pluginChain(side pluginSet, nodeName string, s scenario, limited 
 	}, nil
 }
 
-// makeEntries returns the contenders of a scenario, one for each plugin set.
+// makeEntries returns one benchmark entry for each plugin set, with the plugin chain s.
 func (n nodes) makeEntries(sides []pluginSet, s scenario) ([]*contenderEntry, error) {
 	var out []*contenderEntry
 	for _, side := range sides {

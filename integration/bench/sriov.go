@@ -26,8 +26,8 @@ const (
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// fakeTest replaces *testing.T for package card. A fatal error causes a panic, and the panic ends the measurement.
-// The method end() undoes the setup.
+// The type fakeTest replaces *testing.T in calls of package card, because the benchmark is not a test. The methods Error and Fatal panic,
+// and the panic ends the measurement. The method end() runs the functions that package card registered with Cleanup.
 type fakeTest struct {
 	testing.TB
 	folder string
@@ -50,7 +50,7 @@ func (s *fakeTest) TempDir() string {
 	return dir
 }
 
-// callSafely calls a function that may call Fatal, and returns the error.
+// callSafely calls a function. If the function calls Fatal, callSafely returns the message as an error.
 func (s *fakeTest) callSafely(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -113,8 +113,8 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	return measureJournal(r, o)
 }
 
-// lookupContender measures a plugin that must look up the devices of the pod. In the chain, the measured plugin replaces the test plugin of
-// the folder nothing/.
+// The type lookupContender adds the name and the UID of a pod to the plugin's CNI_ARGS. The plugin needs the name and the UID to request
+// the devices of the pod.
 type lookupContender struct {
 	*chain
 	args string
@@ -127,7 +127,7 @@ func (a lookupContender) run(verb string, exec processRunner) error {
 	})
 }
 
-// afterOthers returns the configuration of a plugin that follows a main plugin in the chain.
+// afterOthers returns the configuration of a plugin that runs after a main plugin in the chain.
 func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 	return pluginConf{"type": kind, "resources": []string{card.Resource}, "kubeletDir": "/nonexistent",
 		"prevResult": map[string]any{"cniVersion": cniVersion,
@@ -135,8 +135,7 @@ func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 			"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
 }
 
-// measureWithoutVF measures a pod without VFs. Most pods of a cluster have no VF. Package card replaces the device
-// plugin.
+// measureWithoutVF measures a pod without VFs. Most pods of a cluster have no VF. The test package card simulates the device plugin.
 func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	const idle, asking = "nothing", "sriov"
 	entries := map[string]*contenderEntry{}
@@ -165,7 +164,7 @@ func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	return nil
 }
 
-// measureVF measures a pod with one VF. The configuration has no settings and no IPAM.
+// measureVF measures a pod with one VF. The configuration has no VF settings and no IPAM.
 func (n nodes) measureVF(r *report, o options) error {
 	c, err := n.chainOf("sriov-vf", "node-sriov", pluginSet{sideOurs, o.plugins})
 	if err != nil {
@@ -183,8 +182,8 @@ func (n nodes) measureVF(r *report, o options) error {
 	return nil
 }
 
-// measureJournal measures the time that an ADD needs for the journal if /run is in memory. If /run is on a disk, the
-// ADD additionally needs the time of two fsync calls.
+// measureJournal measures the time that an ADD needs for the journal if /run is in memory. If /run is on a disk, ADD also needs the time of
+// two fsync calls.
 func measureJournal(r *report, o options) error {
 	dir, err := store.Make(filepath.Join(store.Root, ".bench"), 0o700)
 	if err != nil {

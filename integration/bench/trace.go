@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// startedProcesses counts the descendants of a process.
+// The type startedProcesses contains the numbers of child processes and of executed programs.
 type startedProcesses struct {
 	Processes int            `json:"processes"` // forks, including processes that never execute a program
 	Programs  map[string]int `json:"programs"`
@@ -23,8 +23,8 @@ func (s *startedProcesses) add(other startedProcesses) {
 	}
 }
 
-// runTraced runs an invocation under strace and counts all descendant processes and executed programs. runTraced does
-// not read /proc, because short-lived processes would be missing there.
+// runTraced starts a plugin under strace, and counts all descendant processes and executed programs. runTraced does not read /proc, because
+// short-lived processes would be missing there.
 func (inv invocation) runTraced() ([]byte, startedProcesses, error) {
 	folder, err := os.MkdirTemp("", "podlace-trace-")
 	if err != nil {
@@ -32,7 +32,7 @@ func (inv invocation) runTraced() ([]byte, startedProcesses, error) {
 	}
 	defer func() { _ = os.RemoveAll(folder) }() // best effort: it is a temporary folder
 	log := filepath.Join(folder, "calls")
-	// With the option -z, strace prints only successful calls, one line for each call.
+	// With the option -z, strace prints one line for each successful system call, and omits failed calls.
 	inv.args = []string{"-f", "-qq", "-z", "-e", "signal=none", "-e", "trace=execve,clone,?clone3,?fork,?vfork", "-o", log, inv.path}
 	inv.path = "strace"
 	out, err := executeProcess(inv)

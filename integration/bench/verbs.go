@@ -16,8 +16,8 @@ const (
 	driftParts  = 3 // the first part of the rounds is compared with the last
 )
 
-// measureStacks compares attachments that have one address with attachments that have two addresses. measureStacks
-// also compares the time of CHECK with the time of ADD.
+// measureStacks compares the ADD of an attachment with one address and the ADD of an attachment with two addresses. The second comparison
+// of measureStacks is CHECK with ADD.
 func (r *report) measureStacks(o options, n nodes) {
 	entries := map[string]*contenderEntry{}
 	var all []*contenderEntry
@@ -57,7 +57,7 @@ func (r *report) measureStacks(o options, n nodes) {
 	r.addGrowth("CHECK, against ADD (plain)", checkBar, check)
 }
 
-// measureDrift runs the full chain repeatedly on one node, and compares the last rounds with the first rounds.
+// measureDrift runs ADD, CHECK and DEL of the full chain repeatedly on one node. The last runs must not take longer than the first runs.
 func (r *report) measureDrift(o options, n nodes) {
 	s := nftables()
 	sides, missing := o.usableSets(s)
@@ -84,7 +84,7 @@ func (r *report) measureDrift(o options, n nodes) {
 	r.addGrowth(fmt.Sprintf("full nftables, ADD+CHECK+DEL: last %d of %d, against the first", rounds/driftParts, rounds), driftBar, figures)
 }
 
-// totalTimes returns the total time of all verbs for each round.
+// totalTimes returns, for each repetition, the total time of ADD, CHECK and DEL.
 func (e *contenderEntry) totalTimes() []time.Duration {
 	total := slices.Clone(e.samples[verbAdd].chain)
 	for i := range total {

@@ -18,8 +18,8 @@ import (
 
 const module = "github.com/podlace/podlace/"
 
-// packageLayers lists the packages by layer, from the lowest layer to the highest. A package may import only packages of lower layers, not
-// packages of its own layer.
+// packageLayers lists the packages by layer, from the lowest layer to the highest. A package may only import packages of lower layers.
+// Packages of the same layer may not import each other.
 func packageLayers() [][]string {
 	return [][]string{
 		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/claim/claimtest", "pkg/ports", "pkg/probes",
@@ -42,31 +42,31 @@ func packageLayers() [][]string {
 	}
 }
 
-// allowedImporters maps a package, or a module with all its packages, to the packages that may import it. Tests may import every package. A
-// name that ends in "/" means all packages of a folder.
+// allowedImporters maps each restricted package or module to the packages that may import it. The name of a module stands for all packages
+// of the module. Tests may import every package. A name that ends in "/" stands for all packages of a folder.
 func allowedImporters() map[string][]string {
 	return map[string][]string{
-		// The following packages may access the kernel directly. The sandbox does not use pkg/kernel, because a check of
-		// Podlace's code must not rely on the checked code.
+		// The following packages may access the kernel directly. pkg/sandbox must not use pkg/kernel, because tests check pkg/kernel with
+		// pkg/sandbox.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
 		"github.com/mdlayher/netlink":    {"pkg/nft"},
-		// pkg/plugin opens namespaces and compares errnos. pkg/store locks files and creates unnamed files. pkg/hostlocal checks access rights.
-		// pkg/bridge, pkg/portmap and pkg/reference write nf_tables rules.
+		// pkg/plugin opens namespaces and compares error numbers. pkg/store locks files and creates unnamed files. pkg/hostlocal checks
+		// access rights. pkg/bridge, pkg/portmap and pkg/reference write nf_tables rules.
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store",
 			"pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge",
 			"pkg/portmap", "integration/"},
 		"os/exec": {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
-		// pkg/plugin contains error codes and hints for runtimes and operators. pkg/kernel and the other mechanism packages return typed errors
+		// pkg/plugin contains error codes and hints for runtimes and operators. pkg/kernel and other low-level packages return typed errors
 		// instead.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
 			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podmetrics", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
-		// pkg/ipam runs host-local without an import of pkg/hostlocal.
+		// The main plugins pass host-local to pkg/ipam, so pkg/ipam does not import pkg/hostlocal.
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
 			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
-		// The following packages change the system, start a program, or write the plugin's result.
+		// Only packages that change the system, start a program or write the plugin's result may import pkg/fault.
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent", "pkg/attachment", "pkg/ipam"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
@@ -84,8 +84,8 @@ func allowedImporters() map[string][]string {
 		"github.com/coreos/go-iptables":  {"pkg/iptables"},
 		"github.com/spf13/cobra":         {"pkg/cli", "pkg/nodeagent"},
 
-		// A plugin that imports invoke would link net/http and OpenTelemetry. The dispatcher of the package skel checks the
-		// namespace only after a change of the system.
+		// A plugin that imports invoke would also contain net/http and OpenTelemetry. The package skel would check the namespace too late:
+		// only after the first change of the system.
 		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
@@ -198,8 +198,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestGivenPackages checks that production code imports only the listed packages of the reference plugins' modules. Only one package of
-// Podlace may import each listed package.
+// TestGivenPackages checks that production code imports only the listed packages of the reference plugins' modules. Each listed package has
+// only one importer in Podlace.
 func TestGivenPackages(t *testing.T) {
 	uses := map[string]string{
 		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin",   // opens the namespaces of pods
@@ -223,14 +223,15 @@ func TestGivenPackages(t *testing.T) {
 	}
 }
 
-// isBelow reports whether the first package equals the second package or is in a subfolder of the second package.
+// isBelow reports whether the first package is the second package or is in a subfolder of the second package.
 func isBelow(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
 
 func allowed(pkg string, who []string) bool {
 	return slices.ContainsFunc(who, func(w string) bool { return pkg == w || strings.HasSuffix(w, "/") && strings.HasPrefix(pkg, w) })
 }
 
-// TestMainsAreSmall checks that each folder below plugins contains only a short main function. The main function then has no logic to test.
+// TestMainsAreSmall checks that each folder below plugins contains only a short main function. A short main function has no logic that
+// needs tests.
 func TestMainsAreSmall(t *testing.T) {
 	for pkg, names := range goFiles(t) {
 		if !strings.HasPrefix(pkg, "plugins/") {

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// permittedLicenses maps each permitted license to a typical phrase of the license's text. A program under Apache-2.0
-// may link code under a permitted license.
+// permittedLicenses maps the name of each permitted license to a phrase that identifies the license text. A program under Apache-2.0 may
+// link code under a permitted license.
 func permittedLicenses() map[string]string {
 	return map[string]string{
 		"Apache-2.0": "apache license version 2.0",
@@ -29,7 +29,7 @@ func copyleftWords() *regexp.Regexp {
 	return regexp.MustCompile(`general public license|mozilla public license|eclipse public license|business source license|server side public`)
 }
 
-// licenseIn returns the name of the permitted license in a text, or "".
+// licenseIn returns the name of the permitted license that the text contains, or "".
 func licenseIn(text string) string {
 	text = strings.Join(strings.Fields(strings.ToLower(strings.ReplaceAll(text, "#", " "))), " ")
 	if copyleftWords().MatchString(text) {
@@ -53,7 +53,8 @@ func TestLicense(t *testing.T) {
 	}
 }
 
-// TestLicenses checks that each module that is compiled into a program or a test has a license that is compatible with Apache-2.0.
+// TestLicenses checks the licenses of all modules that are compiled into a program or a test. Each license must be compatible with
+// Apache-2.0.
 func TestLicenses(t *testing.T) {
 	makefile, err := os.ReadFile("../../Makefile")
 	if err != nil {

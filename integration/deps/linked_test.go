@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// sizeBudgets returns the maximum sizes of the stripped binaries in bytes. Each maximum is 110 % of the measured size.
+// sizeBudgets returns the maximum sizes of the stripped binaries in bytes. Each maximum size is 110 % of the measured size.
 func sizeBudgets() map[string]int64 {
 	return map[string]int64{
 		"bridge":     5_700_000,
@@ -27,11 +27,11 @@ func sizeBudgets() map[string]int64 {
 	}
 }
 
-// daemonBudget is the maximum size of the SR-IOV daemon's stripped binary in bytes. The Kubernetes client accounts
-// for most of the binary's size.
+// daemonBudget is the maximum size of the SR-IOV daemon's stripped binary in bytes. Most of the daemon's size is the Kubernetes client.
 const daemonBudget = 60_000_000
 
-// forbiddenPackages lists packages that no CNI binary may link. The subfolders of these packages are also forbidden.
+// forbiddenPackages returns the packages that must not be part of a CNI binary. Packages in subfolders of a forbidden package are also
+// forbidden.
 func forbiddenPackages() []string {
 	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls",
 		"github.com/spf13",
@@ -46,7 +46,7 @@ func binaryFolder(t *testing.T) string {
 	if dir := os.Getenv("PODLACE_BIN"); dir != "" {
 		return dir
 	}
-	// Without the compiler or the modules, for example without network access, the tests skip.
+	// If the Go compiler or a module is missing, for example without network access, the tests are skipped.
 	if out, err := goTool("list", "-deps", "./plugins/...").CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: the binaries cannot be built on this machine, and PODLACE_BIN does not name a folder with them: %v\n%s", err, out)
 	}
@@ -57,8 +57,8 @@ func binaryFolder(t *testing.T) string {
 	return dir
 }
 
-// TestLean checks that packages for CNI binaries import no forbidden package. The packages for CNI binaries may import a package of x/net
-// only if this package has no further imports.
+// TestLean checks that two packages of the CNI binaries import no forbidden package. The only permitted package of golang.org/x/net is
+// hpack, which imports no other package.
 func TestLean(t *testing.T) {
 	out, err := goTool("list", "-deps", "./pkg/allocation", "./pkg/podresources").CombinedOutput()
 	if err != nil {
@@ -108,8 +108,8 @@ func linkedPackages(t *testing.T, f *elf.File) []string {
 	return slices.Compact(packages)
 }
 
-// packageOf returns the package of a function such as "example.org/a/b.(*T).Method[...]". The linker escapes dots in the last element of
-// the package path.
+// packageOf returns the package of a function such as "example.org/a/b.(*T).Method[...]". In binaries, dots in the last element of the
+// package path are escaped.
 func packageOf(function string) string {
 	function, _, _ = strings.Cut(function, "[")
 	slash := strings.LastIndex(function, "/")
@@ -173,7 +173,7 @@ func checkLinked(t *testing.T, f *elf.File) {
 	}
 }
 
-// checkPlain checks that the binary needs no shared library and contains no fault injection.
+// checkPlain checks that the binary needs no shared library and contains no code that injects faults.
 func checkPlain(t *testing.T, f *elf.File, path string) {
 	t.Helper()
 	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {

@@ -31,7 +31,7 @@ const (
 )
 
 // TestListings compares the named listings in the documents with the output of the programs. A named listing is a code block with the
-// language "text" and a name. Exactly one document must contain each name.
+// language "text" and a name. Each listing name must occur in exactly one document.
 func TestListings(t *testing.T) {
 	got := verbChanges(t)
 	shown := regexp.MustCompile(`nftables v\d+(\.\d+)*`).FindString(readFile(t, nftablesDocument))
@@ -52,7 +52,7 @@ func TestListings(t *testing.T) {
 	}
 }
 
-// namedListings returns the listings with a name, and the last document that contains one of these listings.
+// namedListings returns all named listings, and the last document that contains a named listing.
 func namedListings(t *testing.T, name string) (in markdownDocument, blocks []codeBlock) {
 	t.Helper()
 	for _, d := range documents(t) {
@@ -63,7 +63,8 @@ func namedListings(t *testing.T, name string) (in markdownDocument, blocks []cod
 	return in, blocks
 }
 
-// normalisedListing normalises white space, and sorts the sets of a table and the deleted leases, because their order varies.
+// normalisedListing normalises white space. normalisedListing also sorts the sets of an nftables table and the deleted leases, because
+// their order varies.
 func normalisedListing(name, text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {
@@ -77,8 +78,8 @@ func normalisedListing(name, text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// hasNFT reports whether the version of the installed nft is the version that produced the document's listing. The
-// versions of nft print the same rule in different forms.
+// hasNFT reports whether the installed nft has the version that printed the document's listing. Other versions of nft print the same rule
+// in another form.
 func hasNFT(t *testing.T, version string) bool {
 	t.Helper()
 	out, err := exec.Command("nft", "--version").Output()
@@ -102,7 +103,7 @@ func rewrite(t *testing.T, d markdownDocument, b codeBlock, text string) {
 	}
 }
 
-// changeTracer starts plugins with an environment variable that makes each plugin record its changes.
+// The type changeTracer starts plugins with an environment variable. The variable causes each plugin to record its changes.
 type changeTracer struct {
 	*invoke.DefaultExec
 	dir   string
@@ -117,7 +118,7 @@ func (x *changeTracer) ExecPlugin(ctx context.Context, path string, stdin []byte
 
 func (x *changeTracer) file(call int) string { return filepath.Join(x.dir, fmt.Sprint(call)) }
 
-// takeChanges returns the recorded changes since the last call.
+// takeChanges returns the changes that plugins recorded since the last call of takeChanges.
 func (x *changeTracer) takeChanges(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder
@@ -140,7 +141,7 @@ func (x *changeTracer) takeChanges(t *testing.T) string {
 	return out.String()
 }
 
-// openShipped opens the default configuration.
+// openShipped opens the default configuration 10-podlace.conflist.
 func openShipped(t *testing.T, bin string, hostPort int) testNetwork {
 	t.Helper()
 	data, err := conf.Conflist(conf.Default)
@@ -152,8 +153,7 @@ func openShipped(t *testing.T, bin string, hostPort int) testNetwork {
 	return openNetwork(t, string(data), bin, caps)
 }
 
-// verbChanges returns the changes that each of three calls makes: ADD of a node's first pod, ADD of a second pod, and DEL of the
-// second pod.
+// verbChanges returns the changes of three calls: ADD of a node's first pod, ADD of a second pod, and DEL of the second pod.
 func verbChanges(t *testing.T) map[string]string {
 	t.Helper()
 	clearNode(t)
@@ -174,7 +174,7 @@ func verbChanges(t *testing.T) map[string]string {
 	return got
 }
 
-// clearNode removes the shared state of pods, so that the next pod counts as the first pod of the node.
+// clearNode removes the state that all pods share, so that the next ADD creates this state again.
 func clearNode(t *testing.T) {
 	t.Helper()
 	for _, table := range []string{"podlace_masquerade", "podlace_hostport"} {
@@ -210,7 +210,7 @@ func nodeTables(t *testing.T) map[string]string {
 	return got
 }
 
-// TestCodesAreListed checks that the document's table and the source contain the same error codes.
+// TestCodesAreListed checks that the table of error codes in the document contains exactly the codes of the source.
 func TestCodesAreListed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, row := range parse(t, architecture).rowsUnder("Error codes") {
@@ -227,8 +227,8 @@ func TestCodesAreListed(t *testing.T) {
 	}
 }
 
-// TestPicture checks that the picture of the packages contains every package, and that each package imports only packages below it in the
-// picture.
+// TestPicture checks that the picture of the packages contains every package. In the picture, each package must be above the packages that
+// it imports.
 func TestPicture(t *testing.T) {
 	level := map[string]int{}
 	for _, b := range parse(t, architecture).blocksOf("text packages") {
@@ -252,8 +252,7 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// pictureName returns the name of a package in the picture. In the picture, one name stands for all folders below
-// plugins/.
+// pictureName returns the name of a package in the picture. In the picture, the name plugins stands for all folders below plugins/.
 func pictureName(name string) string {
 	if strings.HasPrefix(name, "plugins/") && name != "plugins/podlace" {
 		return "plugins/*"
@@ -291,7 +290,7 @@ func importsOf(t *testing.T) map[string][]string {
 	return found
 }
 
-// TestWhere checks that each package and file in the table "Where do I change X" exists.
+// TestWhere checks that each package and each file of the table "Where do I change X" exists.
 func TestWhere(t *testing.T) {
 	rows := parse(t, architecture).rowsUnder("Where do I change X")
 	if len(rows) == 0 {
@@ -309,7 +308,7 @@ func TestWhere(t *testing.T) {
 	}
 }
 
-// TestDecisions checks that each decision record has the required form.
+// TestDecisions checks that each record in docs/DECISIONS.md has the required form.
 func TestDecisions(t *testing.T) {
 	records := strings.Split(readFile(t, decisions), "\n### ")
 	for n, record := range records[1:] {

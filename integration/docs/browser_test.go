@@ -19,9 +19,8 @@ import (
 	"golang.org/x/net/html"
 )
 
-// browserProbe is a script that measures a page in the browser and stores the results in attributes of the html
-// element. The script measures the page's width. The script also lists pictures that did not load, and elements that
-// are too wide and have no scroll bar.
+// browserProbe is a script that measures a page in the browser and stores the results in attributes of the html element. The script
+// measures the width of the page. The script also lists pictures that did not load, and elements that are too wide and have no scroll bar.
 const browserProbe = `<script>addEventListener("load", () => {
   const d = document.documentElement, scrolls = e => e && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
   d.dataset.width = d.scrollWidth;
@@ -31,8 +30,8 @@ const browserProbe = `<script>addEventListener("load", () => {
   d.dataset.pictures = document.images.length;
 })</script></body>`
 
-// TestSiteInBrowser checks, with the window width of a phone and of a desktop, that no page is wider than the window and that all pictures
-// load.
+// TestSiteInBrowser opens each page with the window width of a phone and of a desktop. No page may be wider than the window, and all
+// pictures must load.
 func TestSiteInBrowser(t *testing.T) {
 	dir, browser := siteFolder(t), os.Getenv("CHROMIUM")
 	if browser == "" {

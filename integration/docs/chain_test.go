@@ -27,7 +27,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// callLimit is the timeout of a verb. Every verb ends long before this timeout.
+// callLimit is the timeout of a verb. Every verb takes much less time than this timeout.
 const callLimit = 30 * time.Second
 
 // All examples use a pod with the following name and namespace.
@@ -36,7 +36,7 @@ const (
 	containerID = "example"
 )
 
-// testNetwork contains a network configuration and the folder of its plugins, for calls through libcni.
+// The type testNetwork contains a network configuration, and calls its plugins through libcni.
 type testNetwork struct {
 	list  *libcni.NetworkConfigList
 	cni   *libcni.CNIConfig
@@ -54,12 +54,12 @@ func openNetwork(t testing.TB, config string, bin string, caps map[string]any) t
 	return testNetwork{list: list, cache: t.TempDir(), caps: caps}.withPlugins(bin)
 }
 
-// withPlugins returns the network with the plugins of another folder.
+// withPlugins returns a copy of the network whose plugins are in the given folder.
 func (n testNetwork) withPlugins(bin string) testNetwork {
 	return n.withExec(bin, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}})
 }
 
-// withExec returns the network with the plugins of another folder and with another implementation of libcni's Exec.
+// withExec returns a copy of the network whose plugins are in the given folder. libcni starts these plugins through the argument exec.
 func (n testNetwork) withExec(bin string, exec invoke.Exec) testNetwork {
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{bin}, n.cache, exec)
 	return n
@@ -97,7 +97,7 @@ func (n testNetwork) runtime(id string, pod *sandbox.Pod) *libcni.RuntimeConf {
 
 func (n testNetwork) isLoopback() bool { return n.list.Plugins[0].Network.Type == "loopback" }
 
-// mustAdd runs ADD and returns the result as JSON. If the test ends early, a cleanup runs DEL.
+// mustAdd runs ADD and returns the result as JSON. If the test fails, mustAdd runs DEL at the end of the test.
 func (n testNetwork) mustAdd(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	t.Helper()
 	t.Cleanup(func() {
@@ -114,7 +114,7 @@ func (n testNetwork) mustAdd(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	return encode(t, result)
 }
 
-// tryAdd runs ADD and returns the error, for goroutines that must not end the test.
+// tryAdd runs ADD and returns the error, because a goroutine must not end the test.
 func (n testNetwork) tryAdd(t testing.TB, id string, pod *sandbox.Pod) error {
 	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
 	defer cancel()
@@ -169,8 +169,8 @@ func (n testNetwork) removeState(t testing.TB) {
 	}
 }
 
-// runVerbs runs ADD, CHECK and two DELs of a new configuration, as a runtime does. After the last DEL, only state
-// that the network's pods share may remain. runVerbs returns the result of the first ADD.
+// runVerbs runs ADD, CHECK and two DELs with a new configuration, in the same way as a runtime. After the last DEL, only state that all
+// pods of the network share may remain. runVerbs returns the result of the first ADD.
 func runVerbs(t *testing.T, config string, caps map[string]any) []byte {
 	t.Helper()
 	if strings.Contains(config, `"sriov"`) {
@@ -208,7 +208,7 @@ func newPod(t testing.TB, name string) *sandbox.Pod {
 	return pod
 }
 
-// needTools skips a configuration that uses iptables if iptables is not installed.
+// needTools skips the test of an iptables configuration if iptables is not installed.
 func needTools(t testing.TB, config string) {
 	t.Helper()
 	if usesIPTables(config) && (!iptables.Installed(true) || !iptables.Installed(false)) {
@@ -222,7 +222,7 @@ func usesIPTables(config string) bool {
 		func(s string) bool { return strings.Contains(config, s) })
 }
 
-// runPlugin runs one plugin for the pod of the examples, as a runtime does, and returns the plugin's standard output.
+// runPlugin runs one plugin for the pod of the examples, and returns the plugin's standard output.
 func runPlugin(t testing.TB, verb, config string, pod *sandbox.Pod) (stdout []byte, ok bool) {
 	t.Helper()
 	var conf struct{ Type string }

@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestCommands runs the code blocks of the language sh in the documents. The commands install files into an empty
-// folder instead of /. The test checks that each make target exists, and runs only targets that install files. A
-// command that needs a cluster or another machine must be in a code block of a language other than sh.
+// TestCommands runs the code blocks of the language sh in the documents. The commands install files into an empty folder in place of /.
+// TestCommands checks that each make target exists, but runs only the targets that install files. A command that needs a cluster or another
+// machine must be in a code block of a language other than sh.
 func TestCommands(t *testing.T) {
 	targets := makeTargets(t)
 	for _, d := range documents(t) {
@@ -32,7 +32,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// makeTargets returns the targets of the Makefile.
+// makeTargets returns the names of all targets of the Makefile.
 func makeTargets(t testing.TB) []string {
 	t.Helper()
 	var targets []string
@@ -65,7 +65,7 @@ func runCommands(t *testing.T, text, folder string) {
 			t.Fatal(err)
 		}
 	}
-	// Commands see the machine's own files everywhere except below /run and /var/lib.
+	// The commands use the machine's own files, except below /run and /var/lib.
 	for _, m := range regexp.MustCompile(`(?m)(?:^|[\s"'=>])/([a-z]+)`).FindAllStringSubmatch(text, -1) {
 		if !slices.Contains([]string{"run", "var", "etc", "opt", "usr"}, m[1]) {
 			t.Fatalf("the commands must not change /%s:\n%s", m[1], text)
@@ -86,7 +86,7 @@ func runCommands(t *testing.T, text, folder string) {
 	}
 }
 
-// runnableLine returns a command that the test may run in place of a command of a document.
+// runnableLine translates a command of a document into a command that the test can run.
 func runnableLine(line, folder string) string {
 	switch {
 	case strings.HasPrefix(line, "make install"):
@@ -100,7 +100,7 @@ func runnableLine(line, folder string) string {
 	case strings.HasPrefix(line, "make "):
 		return ""
 	case strings.HasPrefix(line, "podlace demo"), strings.HasPrefix(line, "podlace gc"), strings.HasPrefix(line, "podlace ls --network"):
-		// The flag --help checks only the syntax of the flags. Other tests really run these commands.
+		// The flag --help checks only the syntax of the flags. Other tests run the same commands without --help.
 		return strings.TrimSpace(line) + " --help\n"
 	case strings.HasPrefix(line, "podlace rollback"):
 		return strings.TrimSpace(line) + " --conf-dir " + folder + "/etc/cni/net.d\n"

@@ -39,7 +39,7 @@ func conflists(t testing.TB) []string {
 	return names
 }
 
-// TestConflists runs each shipped configuration with each cniVersion of the configuration.
+// TestConflists runs each shipped configuration with each cniVersion that the configuration lists.
 func TestConflists(t *testing.T) {
 	names, skipped := conflists(t), []string{}
 	for _, name := range names {
@@ -117,8 +117,8 @@ func selectVersion(t testing.TB, data []byte, version string) string {
 	return strings.Replace(text, offer, "", 1)
 }
 
-// wantedCapabilities returns the capabilities of a pod with a hostPort and bandwidth limits. The burst in the
-// capability equals the burst that containerd sends.
+// wantedCapabilities returns the capabilities of a pod with a hostPort and bandwidth limits. The bandwidth burst has the value that
+// containerd passes.
 func wantedCapabilities() map[string]any {
 	return map[string]any{
 		"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},

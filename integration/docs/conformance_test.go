@@ -21,15 +21,15 @@ import (
 
 const conformance = "docs/CONFORMANCE.md"
 
-// itemID matches the number of a conformance item. The letter means conformance (C), faults (F), security (S), load (L) or VF complaints
-// (V).
+// itemID matches the number of an item in the table of requirements, such as C-85. The letter means conformance (C), faults (F), security
+// (S), load (L) or VF complaints (V).
 var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 
-// itemRow matches a row of the tables. The cells contain the item, the rule, and the tests of the item.
+// itemRow matches a table row with three cells: the item number, the required behaviour, and the tests of the item.
 var itemRow = regexp.MustCompile(`(?m)^\| ([CFSLV]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
-// TestConformance checks that each item of the table has a test, and that each item with a test is in the table. With
-// the flag -update, the test rewrites the table and keeps the rules.
+// TestConformance checks that each item of the table has a test, and that the table contains every item number of a test. With the flag
+// -update, the test writes the column of tests again, and keeps the other columns.
 func TestConformance(t *testing.T) {
 	text, found := readFile(t, conformance), itemTests(t)
 	if *update {
@@ -58,8 +58,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// withItems returns the document with a new, sorted table. withItems keeps the row of an item without a test, so that
-// TestConformance reports the item.
+// withItems returns the document with a new table, sorted by item number. The new table still contains the items without a test, so that
+// TestConformance reports these items.
 func withItems(text string, found map[string][]string) string {
 	rules := map[string]string{}
 	for id := range found {
@@ -79,14 +79,14 @@ func withItems(text string, found map[string][]string) string {
 	return text[:first] + table.String()
 }
 
-// inItemOrder compares items by letter and number: C-85 precedes C-111.
+// inItemOrder compares item numbers by letter, and then by number: C-85 precedes C-111.
 func inItemOrder(a, b string) int {
 	return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
-// itemTests returns the tests of the tree by item. A test belongs to an item if the item is in a subtest's title, in
-// parentheses in the test function's comment, or in the script's name. If a file has several subtests of one item,
-// the list contains only the file and the number of these subtests.
+// itemTests returns the names of all tests by item number. The item number is in a subtest's title, in a script's name, or in parentheses
+// in a test function's comment. If a file has several subtests for one item, the list contains only the file and the number of these
+// subtests.
 func itemTests(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -121,7 +121,7 @@ func itemTests(t *testing.T) map[string][]string {
 	return found
 }
 
-// goItems calls the function f for each item that occurs in a Go test file.
+// goItems calls the function f for each item number that occurs in a Go test file.
 func goItems(path string, f func(id, title string)) error {
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
 	if err != nil {

@@ -58,8 +58,8 @@ func kubeObjects[T runtime.Object](t *testing.T, file string) (found []T) {
 	return found
 }
 
-// TestRights checks that the role grants the daemon exactly the necessary rights. For ResourceSlices and for the
-// status of claims, admission policies must restrict the changes that the daemon may make.
+// TestRights checks that the daemon's ClusterRole grants exactly the necessary rights. Admission policies must restrict how the daemon may
+// change ResourceSlices and the status of claims.
 func TestRights(t *testing.T) {
 	role, binding := kubeObject[*rbac.ClusterRole](t, draManifest), kubeObject[*rbac.ClusterRoleBinding](t, draManifest)
 	account, set := kubeObject[*core.ServiceAccount](t, draManifest), kubeObject[*apps.DaemonSet](t, draManifest)
@@ -99,7 +99,7 @@ func TestRights(t *testing.T) {
 }
 
 // TestDRAManifest checks that an update of the DaemonSet starts the new pod before the old pod ends. The DaemonSet must pass existing
-// flags, mount only folders, and have one capability. The configuration must offer VFs by DRA.
+// flags, mount only folders, and have one capability. The daemon's configuration in the manifest must offer VFs by DRA.
 func TestDRAManifest(t *testing.T) {
 	set := kubeObject[*apps.DaemonSet](t, draManifest)
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxSurge.IntValue() != 1 || u.MaxUnavailable.IntValue() != 0 {
@@ -163,7 +163,7 @@ func TestDeviceClass(t *testing.T) {
 	}
 }
 
-// privilegedPod returns the pod specification of the DaemonSet after the privileged patch.
+// privilegedPod returns the pod specification of the DaemonSet with the patch for a privileged container.
 func privilegedPod(t *testing.T, set *apps.DaemonSet) core.PodSpec {
 	t.Helper()
 	patch, err := yaml.ToJSON([]byte(readFile(t, "conf/sriov-device-plugin-privileged.yaml")))

@@ -27,7 +27,7 @@ const sudoPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 // receiptPath is the file with the list of installed files. make install writes this file.
 const receiptPath = "/usr/local/share/podlace/receipt"
 
-// installTree is a source tree with built binaries, and a folder for the installation in place of /.
+// The type installTree contains two folders: a source tree with built binaries, and the target folder of the installation in place of /.
 type installTree struct{ dir, into string }
 
 func newCheckout(t *testing.T) installTree {
@@ -62,7 +62,7 @@ func newCheckout(t *testing.T) installTree {
 	return c
 }
 
-// makeVariable returns the words in a variable of the Makefile.
+// makeVariable returns the value of a Makefile variable as a list of words.
 func makeVariable(t testing.TB, variable string) []string {
 	t.Helper()
 	m := regexp.MustCompile(`(?m)^` + variable + ` *:= *(.*)$`).FindStringSubmatch(readFile(t, "Makefile"))
@@ -117,7 +117,7 @@ func (c installTree) installedFiles(t *testing.T) (files []string) {
 	return files
 }
 
-// allInstalled returns the files that an installation must contain, together with the files in the argument `extra`.
+// allInstalled returns the sorted list of files that an installation must contain. The argument `extra` contains additional expected files.
 func allInstalled(t *testing.T, extra ...string) []string {
 	t.Helper()
 	for _, name := range makeVariable(t, "CNI_PLUGINS") {
@@ -131,13 +131,13 @@ func allInstalled(t *testing.T, extra ...string) []string {
 	return extra
 }
 
-// TestInstallCopiesTheBuild checks that make install copies the built files even if root's PATH does not contain Go. A second installation
-// must also succeed.
+// TestInstallCopiesTheBuild checks that make install copies the built files even if root's PATH does not contain Go. A second run of make
+// install must also succeed.
 func TestInstallCopiesTheBuild(t *testing.T) {
 	c := newCheckout(t)
 	for range 2 {
-		// A copy of the tree changes the modification times of all files, and administrators may edit files in conf/. After
-		// these changes, make install must not report the build as stale.
+		// If the source tree is copied, the modification times of all files change. Administrators may also edit files in conf/. In both
+		// cases, make install must not report the build as stale.
 		if err := os.Chtimes(filepath.Join(c.dir, "pkg/source.go"), time.Time{}, time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +157,8 @@ func TestInstallCopiesTheBuild(t *testing.T) {
 	}
 }
 
-// TestInstallRefuses checks that stale or missing binaries and read-only folders give a one-line error before any change.
+// TestInstallRefuses checks that make install fails before any change if binaries are stale or missing, or if a folder is read-only. The
+// error message must have only one line.
 func TestInstallRefuses(t *testing.T) {
 	again := ": run 'make build' as a user who has Go in PATH, then install again\n"
 	stale := "install: the binaries in bin were built from other sources" + again
@@ -205,7 +206,7 @@ func userName(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// readOnly mounts a folder read-only, so that even root cannot write to the folder.
+// readOnly mounts a folder as read-only, so that even root cannot write to the folder.
 func readOnly(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -217,7 +218,7 @@ func readOnly(t *testing.T, dir string) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
 }
 
-// TestBuildNamesTheMissingGo checks that, without Go in PATH, the error of make build says that Go is missing.
+// TestBuildNamesTheMissingGo runs make build without Go in PATH. The error message must say that Go is missing.
 func TestBuildNamesTheMissingGo(t *testing.T) {
 	c := newCheckout(t)
 	cmd := exec.Command("make", "build")
@@ -231,9 +232,8 @@ func TestBuildNamesTheMissingGo(t *testing.T) {
 	}
 }
 
-// TestInstallKeepsForeignFiles checks that the installer saves a copy of another project's plugin before replacing
-// the plugin. The installer must never overwrite the copy. The commands of the README must restore the other
-// project's plugin.
+// TestInstallKeepsForeignFiles checks that the installer saves a copy of another project's plugin before it replaces the plugin. A later
+// installation must not overwrite the saved copy. The commands of the README must restore the other project's plugin.
 func TestInstallKeepsForeignFiles(t *testing.T) {
 	c := newCheckout(t)
 	dir := filepath.Join(c.into, "opt/cni/bin")

@@ -32,7 +32,7 @@ func readFile(t testing.TB, path string) string {
 	return string(data)
 }
 
-// skipMissing skips a test because a tool is missing. With KERNELTEST=require, skipMissing fails the test instead.
+// skipMissing skips a test because a tool is missing. With KERNELTEST=require in the environment, skipMissing fails the test instead.
 func skipMissing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("KERNELTEST") == "require" {

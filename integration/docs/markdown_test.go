@@ -26,7 +26,7 @@ type codeBlock struct {
 	line                int
 }
 
-// markdownTable contains the cells of a table, and the heading above the table.
+// The type markdownTable contains the cells of a table, and the heading above the table.
 type markdownTable struct {
 	heading string
 	head    []string
@@ -65,7 +65,7 @@ func cutDocument(path, text string) markdownDocument {
 	return d
 }
 
-// addRow adds a row to the last table. Each heading and each header row of the document starts a new table.
+// addRow adds a row to the last table. A heading or a header row in the document starts a new table.
 func (d *markdownDocument) addRow(heading string, row []string) {
 	last := len(d.tables) - 1
 	switch {
@@ -114,7 +114,7 @@ func (d markdownDocument) blocksOf(lang string) []codeBlock {
 
 func (d markdownDocument) at(b codeBlock) string { return fmt.Sprintf("%s:%d", d.path, b.line) }
 
-// The function backquoted() returns the texts of a cell that are in backquotes.
+// The function backquoted() returns all texts in backquotes from a table cell.
 func backquoted(cell string) []string {
 	var words []string
 	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cell, -1) {

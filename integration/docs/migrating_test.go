@@ -42,8 +42,8 @@ func needReference(t *testing.T) string {
 	return dir
 }
 
-// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. The argument
-// `edits` contains pairs of an old text of the configuration and a new text.
+// mixedNetwork returns a network whose configuration works with the reference plugins and with Podlace. The argument `edits` contains pairs
+// of strings: a text in the configuration, and its replacement.
 func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...string) testNetwork {
 	t.Helper()
 	masquerade, ports := "", ""
@@ -61,8 +61,8 @@ func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...str
 		{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`), bin, caps)
 }
 
-// TestWhatStays checks the document's table of leftovers. One set of plugins runs ADD, and the other set runs DEL.
-// The leftovers must then match the table. The commands in the document must then remove all leftovers.
+// TestWhatStays checks the table of remaining state in docs/MIGRATING.md. Podlace runs ADD and the reference plugins run DEL, or the
+// reverse. After DEL, the remaining state must match the table. The commands of the document must then remove all remaining state.
 func TestWhatStays(t *testing.T) {
 	folders := map[string]string{"reference": needReference(t), "Podlace": harness.BinDir()}
 	d := parse(t, migrating)
@@ -81,7 +81,7 @@ func TestWhatStays(t *testing.T) {
 				n.mustAdd(t, name, warm)
 				n.del(t, name, warm)
 			}
-			// Remove the leftovers of earlier rows, because they would hide the leftovers of this row.
+			// Remove the remaining state of earlier rows, because it would hide the remaining state of this row.
 			_ = exec.Command("nft", "delete", "table", "inet", "podlace_loopback").Run()
 			_ = os.RemoveAll("/run/podlace/.localhost")
 			pod, id := newPod(t, fmt.Sprint("pod", i)), fmt.Sprint("pod", i)
@@ -111,7 +111,7 @@ func TestWhatStays(t *testing.T) {
 	}
 }
 
-// leftoverKinds calls the function f, and returns the kinds of state that remain, in the words of the document.
+// leftoverKinds calls the function f, and returns the remaining state in the words of the document, such as "ifb device".
 func leftoverKinds(t *testing.T, f func()) []string {
 	t.Helper()
 	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
@@ -133,7 +133,8 @@ func leftoverKinds(t *testing.T, f func()) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// documentWord returns the document's word for a line of the snapshot, or the line itself.
+// documentWord returns the document's name for an object in the snapshot. If the document has no name for the object, documentWord returns
+// the line of the snapshot.
 func documentWord(line string) string {
 	for _, kind := range []struct{ pattern, words string }{
 		{` dev bwp| link bwp`, "ifb device"},
@@ -152,7 +153,8 @@ func documentWord(line string) string {
 	return line
 }
 
-// TestSideBySide checks that pods of both plugin sets on one bridge get different addresses and can connect to one another.
+// TestSideBySide checks pods of Podlace and pods of the reference plugins on the same bridge. The pods must have different addresses and
+// reach one another.
 func TestSideBySide(t *testing.T) {
 	theirs := mixedNetwork(t, "nftables", needReference(t), 7100)
 	ours := mixedNetwork(t, "nftables", harness.BinDir(), 7101).withPlugins(harness.BinDir())
@@ -194,7 +196,7 @@ func TestSideBySide(t *testing.T) {
 	}
 }
 
-// firstAddress returns the first address of a result.
+// firstAddress returns the first address in the result of ADD.
 func firstAddress(t *testing.T, text []byte) string {
 	t.Helper()
 	var result struct{ IPs []struct{ Address string } }

@@ -87,7 +87,7 @@ func TestKeysAreDocumented(t *testing.T) {
 	}
 }
 
-// If the README of a plugin says that the plugin refuses a key, refusedValues contains a configuration with this key.
+// refusedValues contains one configuration for each key that a plugin refuses according to its README.
 func refusedValues() map[string]string {
 	return map[string]string{
 		"portmap/conditionsV4":      `{"conditionsV4": ["ip", "daddr", "192.0.2.1"]}`,
@@ -97,7 +97,7 @@ func refusedValues() map[string]string {
 	}
 }
 
-// TestRefusals checks that each plugin refuses the keys that the plugin's README describes as refused.
+// TestRefusals checks that each plugin returns an error for every key that its README describes as refused.
 func TestRefusals(t *testing.T) {
 	pod := newPod(t, podName)
 	told := map[string]bool{}
@@ -127,7 +127,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// completeConfig adds the required keys to a configuration that has only one key.
+// completeConfig adds the required keys to a configuration with a single key.
 func completeConfig(t testing.TB, key, plugin string) string {
 	t.Helper()
 	conf := map[string]any{"cniVersion": "1.1.0", "name": "pods", "type": plugin,
@@ -138,7 +138,7 @@ func completeConfig(t testing.TB, key, plugin string) string {
 	return string(encode(t, conf))
 }
 
-// TestErrorCodes checks that the table of errors in each README contains each error code that the plugin uses.
+// TestErrorCodes checks the table of errors in the README of each plugin. The table must contain every error code that the plugin uses.
 func TestErrorCodes(t *testing.T) {
 	codes := allCodes(t)
 	for _, plugin := range cniPlugins(t) {
@@ -194,9 +194,9 @@ func kindOf(t testing.TB, b codeBlock) blockKind {
 	return ""
 }
 
-// TestExamples runs every configuration in the documents. If an error follows a configuration in the document, the plugin must fail with
-// exactly this error. A result in a document must equal the result of a configuration in the same document. If a document contains an
-// example of capabilities, the test passes these capabilities to all configurations that declare them.
+// TestExamples runs every configuration in the documents. If the document shows an error after a configuration, the plugin must fail with
+// exactly this error. If the document shows a result, one configuration of the document must have this result. If the document shows
+// capability arguments, the test passes them to every configuration that declares these capabilities.
 func TestExamples(t *testing.T) {
 	for _, d := range documents(t) {
 		t.Run(d.path, func(t *testing.T) { runExamples(t, d) })
@@ -247,7 +247,7 @@ func writeNodeFile(t *testing.T, text string) {
 	t.Cleanup(func() { _ = os.Remove(path) })
 }
 
-// replaceMACs replaces each MAC address by a constant, because some MAC addresses are random.
+// replaceMACs replaces each MAC address by the same text, because some MAC addresses are random.
 func replaceMACs(t testing.TB, text []byte) (v any) {
 	t.Helper()
 	mac := regexp.MustCompile(`"mac": ?"([0-9a-f]{2}:){5}[0-9a-f]{2}"`)
@@ -268,7 +268,7 @@ func pretty(v any) string {
 	return string(text)
 }
 
-// failureDocument is the error object of the CNI specification.
+// The type failureDocument is the error object of the CNI specification.
 type failureDocument struct {
 	CNIVersion string `json:"cniVersion"`
 	Code       int    `json:"code"`
@@ -276,7 +276,7 @@ type failureDocument struct {
 	Details    string `json:"details"`
 }
 
-// mustRefuse runs ADD of one plugin, returns the error, and fails the test if ADD succeeds.
+// mustRefuse runs ADD of one plugin and returns the error. If this ADD succeeds, the test fails.
 func mustRefuse(t testing.TB, config string, pod *sandbox.Pod) (f failureDocument) {
 	t.Helper()
 	stdout, ok := runPlugin(t, "ADD", config, pod)

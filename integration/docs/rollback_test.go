@@ -44,11 +44,11 @@ func mustRollback(t *testing.T, n testNetwork, flags ...string) string {
 	return out
 }
 
-// ownTraces matches the names of state that only Podlace creates.
+// ownTraces matches the names of nftables tables, folders and files that only Podlace creates.
 var ownTraces = regexp.MustCompile(`(?m)^.*(podlace_|/run/podlace|/\.podlace).*$`)
 
-// forgetMarks removes the markMasqBit rules of earlier tests. Otherwise, if the next test uses another bit, the first pod of that
-// test would remove these rules during the test.
+// forgetMarks removes the markMasqBit rules of earlier tests. If the next test used another bit, its first pod would remove these rules in
+// the middle of the test.
 func forgetMarks() {
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"} {
@@ -57,8 +57,8 @@ func forgetMarks() {
 	}
 }
 
-// TestRollback (F-44) checks that the DEL of the reference plugins, after a rollback, removes all state of pods that Podlace attached. The
-// pods' traffic continues during the rollback and while the plugins are replaced (F-43).
+// TestRollback (F-44): after a rollback, DEL of the reference plugins must remove all state of pods that Podlace attached. The pods'
+// traffic must continue during the rollback and during the replacement of the plugins (F-43).
 func TestRollback(t *testing.T) {
 	reference := needReference(t)
 	for i, backends := range []string{"unset", "iptables", "nftables"} {
@@ -77,7 +77,7 @@ func TestRollback(t *testing.T) {
 				t.Errorf("after a rollback without pods, this remains: %s", left)
 			}
 
-			// ADD of the reference plugin enables route_localnet permanently. Set the sysctl to 0, its value before that ADD.
+			// ADD of the reference plugin enables route_localnet permanently. Reset the sysctl to 0, the value before this ADD.
 			if err := os.WriteFile("/proc/sys/net/ipv4/conf/mixed0/route_localnet", []byte("0"), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -130,8 +130,8 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-// TestRollbackInterrupted (F-44) checks that the pod's traffic continues if any change of the rollback fails, and that the next run
-// completes the rollback.
+// TestRollbackInterrupted (F-44): one change of the rollback fails. The pod's traffic must continue, and the next run must complete the
+// rollback.
 func TestRollbackInterrupted(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"unset", "nftables"} {
@@ -168,8 +168,8 @@ func TestRollbackInterrupted(t *testing.T) {
 	}
 }
 
-// TestRollbackOfTheDead (F-44) checks that a rollback removes the state of a pod that ended without a DEL, and keeps all state of an
-// unknown network.
+// TestRollbackOfTheDead (F-44): a rollback must remove the state of a pod that ended without a DEL. The rollback must keep all state of a
+// network whose configuration is unknown.
 func TestRollbackOfTheDead(t *testing.T) {
 	reference := needReference(t)
 	ours := mixedNetwork(t, "nftables", harness.BinDir(), 7450)
@@ -196,7 +196,8 @@ func TestRollbackOfTheDead(t *testing.T) {
 	kerneltest.NoLeak(t, before, oracleOptions())
 }
 
-// TestTablesNamed checks that each document's list of all nftables tables contains every table of the registry.
+// TestTablesNamed checks the documents that list all nftables tables of Podlace. In each document, the list must contain every table in
+// pkg/nft/tables.go.
 func TestTablesNamed(t *testing.T) {
 	for _, table := range nft.Tables() {
 		for file, text := range map[string]string{

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/net/html"
 )
 
-// sourceURL is the prefix of links from the site to files of the tree that have no page.
+// sourceURL is the prefix of links from the web site to files that have no page on the site.
 const sourceURL = "https://github.com/podlace/podlace/blob/main/"
 
-// sitePage contains the links, pictures and link targets of one page of the site.
+// The type sitePage contains the links, pictures and link targets of one page.
 type sitePage struct {
 	links, pictures []string
 	menu            []string // links of the navigation
@@ -90,8 +90,8 @@ func (p *sitePage) collectTargets(n *html.Node, inMenu bool) {
 	}
 }
 
-// TestSite checks that each document has a page, that the menu of each page has links to all pages, and that the target of each link and
-// picture exists.
+// TestSite checks that each document has a page, and that the menu of each page has links to all pages. The target of every link and every
+// picture must exist.
 func TestSite(t *testing.T) {
 	dir := siteFolder(t)
 	pages := sitePages(t, dir)

@@ -60,7 +60,7 @@ func (s parsedPackage) each(f func(ast.Node)) {
 	}
 }
 
-// keyType is the type of a key's value in the configuration.
+// keyType is the type of the value of a configuration key.
 type keyType int
 
 const (
@@ -126,7 +126,7 @@ func declaredType(body *ast.BlockStmt, name string) (of ast.Expr) {
 	return of
 }
 
-// addKeys adds the keys of a type and of the type's fields.
+// addKeys adds the JSON keys of a type and of its fields.
 func (s parsedPackage) addKeys(path string, of ast.Expr, found map[string]keyType) {
 	switch of := of.(type) {
 	case *ast.StarExpr:
@@ -176,7 +176,7 @@ func jsonName(field *ast.Field) string {
 	return name
 }
 
-// addForeignKeys adds the keys of a type that another module declares.
+// addForeignKeys adds the JSON keys of a type from another module.
 func (s parsedPackage) addForeignKeys(path, name string, found map[string]keyType) {
 	switch name {
 	case "json.Number":

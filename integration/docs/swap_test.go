@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestSwapUnderLoad (F-43) checks that no ADD or DEL fails while scripts/install.sh repeatedly installs the reference plugins and Podlace's
-// plugins in turn. Several pods run ADD and DEL in parallel. A rollback at the end removes all remaining state.
+// TestSwapUnderLoad (F-43): scripts/install.sh repeatedly replaces the reference plugins by Podlace's plugins and back. No ADD or DEL may
+// fail during these replacements. Several pods run ADD and DEL in parallel. A rollback at the end removes all remaining state.
 func TestSwapUnderLoad(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"iptables", "nftables"} {

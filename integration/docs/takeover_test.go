@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// trafficLimit is the timeout of a reply. Every reply arrives long before this timeout.
+// trafficLimit is the timeout of a reply. Every reply needs much less time than this timeout.
 const trafficLimit = 10 * time.Second
 
 // The node and a peer machine in the node's network have the following addresses. The peer has no route to pods, so
@@ -32,7 +32,7 @@ var (
 	peerAddresses = []string{"203.0.113.2", "2001:db8:113::2"}
 )
 
-// newPeer creates the peer machine, whose server sends the client's address to each client.
+// newPeer creates the peer machine. Its server sends each client the client's own address.
 func newPeer(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	peer := newPod(t, "peer")
@@ -83,7 +83,7 @@ func plug(t *testing.T, ns *kernel.NS, name string, addresses []string) {
 	}
 }
 
-// tellAddresses starts a server in the pod. The server answers each line with the client's address.
+// tellAddresses starts a server in the pod. For each received line, the server sends the client's address.
 func tellAddresses(t *testing.T, pod *sandbox.Pod, address string) {
 	t.Helper()
 	var l net.Listener
@@ -126,7 +126,7 @@ func dialFrom(pod *sandbox.Pod, address string) (c net.Conn, err error) {
 	return c, err
 }
 
-// exchangeLine sends a line and compares the reply with the expected reply.
+// exchangeLine sends a line on an open connection and compares the reply with the expected reply.
 func exchangeLine(c net.Conn, want string) error {
 	if err := c.SetDeadline(time.Now().Add(trafficLimit)); err != nil {
 		return err
@@ -151,7 +151,8 @@ func exchangeOnce(pod *sandbox.Pod, address, want string) error {
 	return exchangeLine(c, want)
 }
 
-// podTraffic is continuous traffic of a pod, with one long-lived connection and repeated short connections for each family.
+// The type podTraffic sends continuous traffic from a pod, with one long-lived connection and repeated short connections for each address
+// family.
 type podTraffic struct {
 	t      *testing.T
 	rounds atomic.Int64
@@ -195,7 +196,7 @@ func startStream(t *testing.T, pod *sandbox.Pod) *podTraffic {
 	return s
 }
 
-// awaitRounds waits until several further rounds of traffic have ended.
+// awaitRounds waits until the pod has sent traffic on all connections several more times.
 func (s *podTraffic) awaitRounds() {
 	s.t.Helper()
 	for want := s.rounds.Load() + 5; s.rounds.Load() < want; time.Sleep(time.Millisecond) {
@@ -230,8 +231,8 @@ func takeSnapshot(t *testing.T) *sandbox.Snapshot {
 	return s
 }
 
-// createSharedState runs ADD and DEL of a pod in each network. The state that all pods share therefore exists before
-// the first snapshot.
+// createSharedState runs ADD and DEL of a pod in each network. After createSharedState, the state that all pods share exists, so the first
+// snapshot contains this state.
 func createSharedState(t *testing.T, networks ...testNetwork) {
 	t.Helper()
 	for i, n := range networks {
@@ -243,9 +244,9 @@ func createSharedState(t *testing.T, networks ...testNetwork) {
 }
 
 // TestTakeOver (F-44) checks that Podlace's DEL removes all state of pods that the reference plugins attached. The test runs with each
-// backend and with an existing, an unnamed and a deleted namespace. Before DEL, the test replaces the plugins and
-// starts and ends other pods, while the traffic of the pods must continue (F-43). CHECK must succeed, even with
-// antiSpoof in the new configuration.
+// firewall backend. In each run, the namespace of the pod exists, is deleted, or is not passed by the runtime. Before DEL, the test
+// replaces the plugins, and starts and ends other pods. During these changes, the traffic of the running pods must continue (F-43). CHECK
+// of Podlace must succeed, even if the new configuration has antiSpoof.
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{
@@ -291,8 +292,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestTakeOverVariants (F-44) checks that DEL of Podlace removes state that only some configurations of the reference plugins create, such
-// as rules of macspoofchk.
+// TestTakeOverVariants (F-44): DEL of Podlace must also remove state that only some configurations of the reference plugins create, such as
+// rules of macspoofchk.
 func TestTakeOverVariants(t *testing.T) {
 	reference := needReference(t)
 	spoof := withSpoofCheck(true)
@@ -351,8 +352,8 @@ func withSpoofCheck(on bool) []string {
 
 func antiSpoof() []string { return []string{`"ipMasq"`, `"antiSpoof": true, "ipMasq"`} }
 
-// endAs runs DEL twice. If netns is "empty", the runtime has lost the name of the namespace. If netns is "gone", the namespace no longer
-// exists.
+// endAs runs DEL twice. If netns is "empty", the runtime passes no namespace to DEL. If netns is "gone", endAs deletes the namespace before
+// DEL.
 func endAs(t *testing.T, n testNetwork, netns, id string, pod *sandbox.Pod) {
 	t.Helper()
 	switch netns {

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// treeContent returns the mode and content of each file, link and folder below the installation folder.
+// treeContent returns the mode and content of every file, link and folder in the target folder of the installation.
 func (c installTree) treeContent(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -82,7 +82,7 @@ func (c installTree) mustMake(t *testing.T, args ...string) string {
 }
 
 // TestUninstallLeavesNothing checks that make uninstall restores the files and folders that existed before the first installation. The test
-// installs once or twice.
+// runs make install once or twice before make uninstall.
 func TestUninstallLeavesNothing(t *testing.T) {
 	for name, prepare := range map[string]func(*testing.T, installTree){
 		"an empty node":   func(*testing.T, installTree) {},
@@ -102,8 +102,8 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestPlanChangesNothing checks that make install and make uninstall with DRYRUN=1 print the planned action for each file and change no
-// file.
+// TestPlanChangesNothing checks make install and make uninstall with DRYRUN=1. The commands must print the planned action for each file,
+// and must not change a file.
 func TestPlanChangesNothing(t *testing.T) {
 	c := newCheckout(t)
 	c.addForeignFiles(t)
@@ -132,9 +132,9 @@ func TestPlanChangesNothing(t *testing.T) {
 	}
 }
 
-// TestUninstallLeavesChangedFiles checks that make uninstall keeps a file that changed after the installation. If the
-// installation had replaced another file there, the copy of that file must also remain. The receipt then lists only
-// the changed file.
+// TestUninstallLeavesChangedFiles checks that make uninstall keeps a file that changed after the installation. If the changed file had
+// replaced a plugin of another project, the copy of this plugin must also remain. After make uninstall, the receipt lists only the changed
+// file.
 func TestUninstallLeavesChangedFiles(t *testing.T) {
 	c := newCheckout(t)
 	c.addForeignFiles(t)
@@ -160,7 +160,7 @@ func TestUninstallLeavesChangedFiles(t *testing.T) {
 	}
 }
 
-// TestUninstallWarnsOfPods checks that make uninstall warns before its first change if attachments are recorded on the node.
+// TestUninstallWarnsOfPods checks that make uninstall prints a warning before its first change if the node has records of attachments.
 func TestUninstallWarnsOfPods(t *testing.T) {
 	const warning = "uninstall.sh: warning: attachments of Podlace on this node: "
 	c := newCheckout(t)

@@ -17,8 +17,7 @@ import (
 // systemdUnit maps the sections and keys of a systemd unit to their values.
 type systemdUnit map[string]map[string][]string
 
-// readUnit parses a unit. readUnit supports only the syntax of systemd.unit(5) that these units use, and fails for
-// any other line.
+// readUnit parses a systemd unit. readUnit supports only the syntax of systemd.unit(5) that these units use, and fails for any other line.
 func readUnit(t *testing.T, path string) systemdUnit {
 	t.Helper()
 	u, section := systemdUnit{}, ""
@@ -50,7 +49,8 @@ func unitKeys() map[string][]string {
 	}
 }
 
-// TestUnits checks that each unit is well-formed and starts an installed program with existing flags. Each timer must have a service.
+// TestUnits checks that each unit is well-formed and starts an installed program with existing flags. Each systemd timer must have a
+// service.
 func TestUnits(t *testing.T) {
 	services, timers := units(t, "*.service"), units(t, "*.timer")
 	if len(services) == 0 || len(timers) == 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/dra"
 )
 
-// selectorCase is a selector in two forms, as a CEL expression and as a Go function.
+// The type selectorCase contains the same device selector twice: as a CEL expression and as a Go function.
 type selectorCase struct {
 	cel   string
 	meets func(resourceapi.Device) bool
@@ -35,7 +35,7 @@ func text(d resourceapi.Device, name resourceapi.QualifiedName) string {
 
 const own = `device.attributes["sriov.podlace.io"]`
 
-// selectorCases returns the kinds of selectors in docs/DRA.md.
+// selectorCases returns one selector of each kind that docs/DRA.md shows.
 func selectorCases() []selectorCase {
 	return []selectorCase{
 		{"true", func(resourceapi.Device) bool { return true }},
@@ -48,7 +48,7 @@ func selectorCases() []selectorCase {
 	}
 }
 
-// requestCase is a request in a claim, or one alternative of a prioritized request.
+// The type requestCase describes a request in a claim, or one alternative of a prioritized request.
 type requestCase struct {
 	name, resource string
 	count          int
@@ -59,7 +59,7 @@ func (r requestCase) meets(d resourceapi.Device) bool {
 	return text(d, "resource") == r.resource && r.wish.meets(d)
 }
 
-// claimProblem is a claim and the free devices of a node. Each request is a list of alternatives.
+// The type claimProblem contains a claim and the free devices of a node. Each request of the claim is a list of alternatives.
 type claimProblem struct {
 	requests [][]requestCase
 	match    resourceapi.QualifiedName // "" for no constraint
@@ -67,7 +67,7 @@ type claimProblem struct {
 	devices  []resourceapi.Device // free devices
 }
 
-// isPossible reports whether a valid choice of devices exists. It tries all choices.
+// isPossible tries all combinations of free devices, and reports whether one combination satisfies the claim.
 func (p claimProblem) isPossible() bool {
 	var try func(n, alternative, got, from int, taken []int) bool
 	try = func(n, alternative, got, from int, taken []int) bool {
@@ -88,7 +88,7 @@ func (p claimProblem) isPossible() bool {
 	return p.tryAlternatives(0, nil, try)
 }
 
-// tryAlternatives calls the given function for each alternative of a request, until one call returns true.
+// tryAlternatives calls the given function for each alternative of request n, until one call returns true.
 func (p claimProblem) tryAlternatives(n int, taken []int, try func(n, alternative, got, from int, taken []int) bool) bool {
 	if n == len(p.requests) {
 		return p.meetsConstraints(taken)
@@ -118,7 +118,7 @@ func (p claimProblem) meetsConstraints(taken []int) bool {
 	return true
 }
 
-// toClaim returns the problem as a ResourceClaim.
+// toClaim converts the requests and constraints of a claimProblem into a ResourceClaim.
 func (p claimProblem) toClaim() *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "shop", UID: "u1"}}
 	spec := &c.Spec.Devices
@@ -174,9 +174,9 @@ func randomProblem(r *rand.Rand, consumable bool) (claimProblem, machine) {
 	return p, m
 }
 
-// TestAllocatorFindsWhatIsThere compares each allocator of the scheduler with a search of all choices. Both must either find
-// devices in Podlace's slices or find no devices. No allocator may allocate a device that is already allocated, is tainted, or
-// belongs to another resource.
+// TestAllocatorFindsWhatIsThere compares each allocator of the scheduler with a search of all possible device combinations in Podlace's
+// slices. For each claim, the allocator must find devices if and only if the search finds devices. No allocator may allocate a device that
+// is already allocated, is tainted, or belongs to another resource.
 func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	c, err := parseDefaultConfig()
 	if err != nil {
@@ -221,7 +221,7 @@ func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	}
 }
 
-// allocateClaim returns the allocation for the claim of a problem, or nil if no allocation is possible.
+// allocateClaim runs the allocator for a claim, and returns the allocated devices. The result is nil if no allocation is possible.
 func allocateClaim(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine,
 	p claimProblem) []resourceapi.DeviceRequestAllocationResult {
 	t.Helper()

@@ -40,7 +40,7 @@ func printedClasses(dir, config string) (out classList, err error) {
 
 var documentEnd = regexp.MustCompile(`(?m)^---$`)
 
-// splitDocuments returns the documents of a YAML file.
+// splitDocuments splits a YAML file with several documents.
 func splitDocuments(text string) (out []string) {
 	for _, d := range documentEnd.Split(text, -1) {
 		if strings.TrimSpace(d) != "" {

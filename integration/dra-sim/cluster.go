@@ -26,7 +26,7 @@ func newCluster(c classList, slices []*resourceapi.ResourceSlice) *allocatorInpu
 	return &allocatorInput{slices: slices, classes: c, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(100, cel.Features{})}
 }
 
-// classList is a list of DeviceClasses that implements the lister interface of the allocator.
+// The type classList is a list of DeviceClasses. The allocator reads the classes through the methods List and Get.
 type classList []*resourceapi.DeviceClass
 
 // List returns all classes.
@@ -42,7 +42,8 @@ func (c classList) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, fmt.Errorf("no class %s", name)
 }
 
-// allocatorVariant is a set of features that selects one of the three allocators of the library: stable, incubating or experimental.
+// The type allocatorVariant is a set of feature gates. Kubernetes' library has three allocators: stable, incubating and experimental. The
+// feature gates select one of the three allocators.
 type allocatorVariant struct {
 	name     string
 	features structured.Features
@@ -57,12 +58,12 @@ func channels() []allocatorVariant {
 		ListTypeAttributes: true, OptionalNodeOperations: true, PartitionableDevices: true, PrioritizedList: true}}}
 }
 
-// The method allocator() returns a new allocator of the scheduler, for one scheduling cycle.
+// The method allocator() returns a new allocator. The scheduler also creates one allocator for each scheduling cycle.
 func (c *allocatorInput) allocator(ctx context.Context, f structured.Features) (structured.Allocator, error) {
 	return structured.NewAllocator(ctx, f, structured.AllocatedState{AllocatedDevices: c.taken}, c.classes, c.slices, c.cache)
 }
 
-// newNode returns the Node object of a machine.
+// newNode returns the Kubernetes Node object of a machine.
 func newNode(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }

@@ -24,8 +24,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// randomConfig returns a configuration entry of a claim. The entry applies to a random set of requests, and belongs to Podlace's driver or
-// to another driver.
+// randomConfig returns a configuration entry of a claim. The entry applies to all requests or to one random request, and belongs to
+// Podlace's driver or to another driver.
 func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfiguration {
 	settings := map[string]any{"apiVersion": vfconfig.APIVersion, "kind": vfconfig.Kind}
 	for key, values := range map[string][]any{"vlan": {100, 150, 300}, "mtu": {1400, 1450}, "trust": {"off"}, "ifName": {"data{index}"}} {
@@ -48,8 +48,8 @@ func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfigura
 	return c
 }
 
-// TestSameConfiguration (DRA-13) checks that Prepare and check-claim merge the same settings. The test runs each
-// allocator. The configuration entries contain request names in each valid form.
+// TestSameConfiguration (DRA-13) checks that Prepare and check-claim merge the same settings from a claim. The test runs each of the three
+// allocators of Kubernetes. The configuration entries use every valid form of a request name.
 func TestSameConfiguration(t *testing.T) {
 	parsed, err := parseDefaultConfig()
 	if err != nil {
@@ -112,7 +112,7 @@ func pretty(v any) string {
 	return string(text)
 }
 
-// preparedAs returns the settings that Prepare merges from an allocation, by request and key.
+// preparedAs returns, by request and key, the settings that Prepare merges for an allocated claim.
 func preparedAs(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine, c *resourceapi.ResourceClaim,
 	parsed *pool.Config) (map[string]map[string]string, error) {
 	t.Helper()
@@ -138,7 +138,7 @@ func preparedAs(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine
 	return out, err
 }
 
-// resourceOf returns the resource of a device.
+// resourceOf returns the configured resource to which a device belongs.
 func resourceOf(parsed *pool.Config, cl *allocatorInput, device string) *pool.Resource {
 	for _, s := range cl.slices {
 		for _, d := range s.Spec.Devices {
@@ -152,8 +152,8 @@ func resourceOf(parsed *pool.Config, cl *allocatorInput, device string) *pool.Re
 	return nil
 }
 
-// checkedSettings returns the settings that check-claim prints, by request and key. The result is nil if check-claim refuses the claim
-// because of values that Prepare reads.
+// checkedSettings returns, by request and key, the settings that check-claim prints. If check-claim refuses the claim because of values
+// that Prepare also reads, the result is nil.
 func checkedSettings(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[string]string {
 	t.Helper()
 	dir := t.TempDir()

@@ -40,7 +40,7 @@ func codeBlocks(t *testing.T, path, language string) (out []string) {
 	return out
 }
 
-// objectOf decodes an object from YAML. Unknown keys are an error.
+// objectOf decodes a Kubernetes object from YAML. An unknown key in the YAML text is an error.
 func objectOf(t *testing.T, text string) runtime.Object {
 	t.Helper()
 	var head metav1.TypeMeta
@@ -60,8 +60,8 @@ func objectOf(t *testing.T, text string) runtime.Object {
 	return o
 }
 
-// celExpressions returns the CEL expressions of an object. The first result contains the expressions of a DeviceClass. The second result
-// maps each DeviceClass to the expressions of its requests.
+// celExpressions returns the CEL expressions of an object. The first result contains the CEL expressions of the object itself, if the
+// object is a DeviceClass. The second result maps each DeviceClass to the expressions of the requests that use the class.
 func celExpressions(o runtime.Object) (ofClass []string, ofRequest map[string][]string) {
 	of := func(selectors []resourceapi.DeviceSelector) (out []string) {
 		for _, s := range selectors {
@@ -124,8 +124,8 @@ func matchesDevice(t *testing.T, expression string, d cel.Device) bool {
 }
 
 // TestEveryExampleCompiles (DRA-10) checks that the API server accepts each object in docs/DRA.md, in README.md and in the output of
-// 'podlace sriov classes'. Even for a device that lacks an attribute, the evaluation of each selector must succeed.
-// check-claim must report no problem.
+// 'podlace sriov classes'. The evaluation of each selector must succeed for every device, even if the device lacks an attribute.
+// check-claim must report no problem in these objects.
 func TestEveryExampleCompiles(t *testing.T) {
 	config := codeBlocks(t, document, "json")
 	shown := slices.Concat(codeBlocks(t, document, "yaml"), codeBlocks(t, "../../README.md", "yaml"))
@@ -166,8 +166,8 @@ func TestEveryExampleCompiles(t *testing.T) {
 	checkClaims(t, config[0], shown)
 }
 
-// evaluateAll evaluates expressions as the allocator does. The expressions of a request are evaluated only for
-// devices that the class selects.
+// evaluateAll evaluates the expressions of a request for all devices, in the same way as the allocator. If the class does not select a
+// device, the request's expressions are not evaluated for this device.
 func evaluateAll(t *testing.T, devices []cel.Device, class, list []string) {
 	t.Helper()
 	for _, d := range devices {
@@ -179,7 +179,7 @@ func evaluateAll(t *testing.T, devices []cel.Device, class, list []string) {
 	}
 }
 
-// checkClaims runs check-claim for the examples.
+// checkClaims runs 'podlace sriov check-claim' for the examples in the documents.
 func checkClaims(t *testing.T, config string, shown []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -197,9 +197,8 @@ func checkClaims(t *testing.T, config string, shown []string) {
 	}
 }
 
-// TestGuardsMatter uses an expression that reads an attribute and does not first test whether the device has the
-// attribute. The expression must fail for a device without the attribute. The command check-claim must report the
-// expression.
+// TestGuardsMatter uses an expression that reads an attribute without a check that the device has the attribute. The expression must fail
+// for a device without the attribute, and check-claim must report the expression.
 func TestGuardsMatter(t *testing.T) {
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(`device.attributes["resource.kubernetes.io"].numaNode == 1`, cel.Options{})
 	failed := 0

@@ -17,16 +17,16 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// A machine is a node with network cards. Each NUMA node has nearly the same number of PFs.
+// The type machine describes a node with SR-IOV network cards. Each NUMA node has nearly the same number of PFs.
 type machine struct {
 	name  string
 	numa  int // NUMA nodes
 	pfs   int
-	vfs   int // NUMA node of each PF
+	vfs   int // VFs of each PF
 	blind int // number of PFs without a known NUMA node
 }
 
-// defaultConfig is a configuration that offers all VFs by DRA. On a machine with several PFs, VFs of PFs with odd numbers belong to the
+// defaultConfig is a configuration that offers all VFs by DRA. On a machine with several PFs, the VFs of every second PF belong to the
 // resource example.com/slow.
 const defaultConfig = `{"resourceList": [
   {"resourceName": "slow", "api": "dra", "vf": {"maxTxRate": 1000}, "selectors": {"pfNames": ["ens1f0", "ens3f0", "ens5f0", "ens7f0"]}},
@@ -56,7 +56,7 @@ func (m machine) snapshot() *pci.Snapshot {
 	return s
 }
 
-// cardDevices returns a PF with its VFs. Each card has separate PCI buses.
+// cardDevices returns the PCI devices of a PF and its VFs. Each PF and its VFs have their own PCI buses.
 func (m machine) cardDevices(p, node int) []pci.Device {
 	bus := 0x10 + 4*p
 	address := func(function int) pci.Address {
@@ -90,8 +90,8 @@ func (m machine) inventory(c *pool.Config) dra.Inventory {
 	return i
 }
 
-// publishedSlices returns the ResourceSlices of an inventory as the API server stores these objects. Kubernetes'
-// library sets the names of the slices.
+// publishedSlices returns the ResourceSlices that the API server would store for an inventory. Kubernetes' library for DRA drivers sets the
+// names of the ResourceSlices.
 func publishedSlices(node string, i dra.Inventory) (out []*resourceapi.ResourceSlice) {
 	all := dra.Resources(i, node, nil, time.Unix(1_800_000_000, 0)).Pools[node].Slices
 	for n, s := range all {

@@ -57,14 +57,14 @@ func parseFlags(args []string, stderr io.Writer) (simOptions, error) {
 	return o, nil
 }
 
-// allocationTimes contains the measured times of the allocations for one row.
+// The type allocationTimes contains the measured times of all allocations for one row of the printed table.
 type allocationTimes struct {
 	times  []time.Duration // for one node
 	cycles []time.Duration // setup of the allocator, once for each pod
 	failed int
 }
 
-// timeQuantile returns the q-quantile of the times.
+// timeQuantile returns a quantile of the times; for example, q = 0.5 selects the median.
 func timeQuantile(times []time.Duration, q float64) time.Duration {
 	times = slices.Sorted(slices.Values(times))
 	return times[min(len(times)-1, int(q*float64(len(times))))]

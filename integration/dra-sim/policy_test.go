@@ -44,7 +44,7 @@ func policyOf(t *testing.T, name string) (p registration.ValidatingAdmissionPoli
 	return p
 }
 
-// compilePolicy compiles the validations of a policy, as the API server of the given Kubernetes version does.
+// compilePolicy compiles the validations of an admission policy, in the same way as the API server of the given Kubernetes version.
 func compilePolicy(t *testing.T, p registration.ValidatingAdmissionPolicy, kubernetes string) cel.ConditionEvaluator {
 	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MustParse(kubernetes)))
@@ -68,8 +68,8 @@ func compilePolicy(t *testing.T, p registration.ValidatingAdmissionPolicy, kuber
 	return evaluator
 }
 
-// refusedIndex returns the index of the first validation that refuses a status update of a claim, or -1. The author
-// of the update is the daemon of the given node.
+// refusedIndex returns the index of the first validation that refuses a status update of a claim, or -1. The daemon of the given node sends
+// this status update.
 func refusedIndex(t *testing.T, e cel.ConditionEvaluator, node string, before, after *resourceapi.ResourceClaim) int {
 	t.Helper()
 	kind := resourceapi.SchemeGroupVersion.WithKind("ResourceClaim")
@@ -103,7 +103,8 @@ func statusOf(driver, pool, device, data string) resourceapi.AllocatedDeviceStat
 	return resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: pool, Device: device, Data: &runtime.RawExtension{Raw: []byte(data)}}
 }
 
-// TestStatusPolicy checks that the policy allows a daemon to change only entries of its own driver and node in the status of a claim.
+// TestStatusPolicy checks the admission policy for the status of claims. The policy must allow a daemon to change only entries of its own
+// driver and its own node.
 func TestStatusPolicy(t *testing.T) {
 	const (
 		allocation = iota

@@ -50,7 +50,7 @@ func TestSlicesValid(t *testing.T) {
 	}
 }
 
-// countHeld returns the number of VFs that pods use but that belong to no claim.
+// countHeld returns the number of VFs that pods use without a claim.
 func countHeld(i dra.Inventory) (n int) {
 	for _, d := range i.Snapshot.Devices {
 		if d.IsVF() && i.Held[d.Address.String()] != "" {

@@ -15,7 +15,8 @@ import (
 	"k8s.io/kubernetes/pkg/apis/resource/validation"
 )
 
-// apiServer validates new objects as the API server of Kubernetes 1.37 does, with defaults, generated rules and handwritten rules.
+// The type apiServer validates new objects in the same way as the API server of Kubernetes 1.37, with its defaults and all its validation
+// rules.
 type apiServer struct{ scheme *runtime.Scheme }
 
 func newAPIServer() apiServer {
@@ -39,7 +40,7 @@ func (a apiServer) validateNew(object runtime.Object) error {
 	return errors.Join(errs.ToAggregate())
 }
 
-// toInternal returns an object of the API server's internal type, and the validation function of this type.
+// toInternal converts an object to the API server's internal type. toInternal also returns the validation function of this type.
 func (a apiServer) toInternal(object runtime.Object) (runtime.Object, func() field.ErrorList, error) {
 	switch object.(type) {
 	case *resourceapi.ResourceSlice:

@@ -91,8 +91,8 @@ func (l agentLab) hasRoute() bool {
 	return len(routes) == 2
 }
 
-// checkOrder checks the order of the agent's steps. If a file or route exists, all files and routes that the agent creates before it must
-// exist too. No file may be incomplete.
+// checkOrder checks the order in which the agent creates files and routes. If a file or route exists, all files and routes that the agent
+// creates before it must exist too. No file of the agent may be incomplete.
 func (l agentLab) checkOrder(when string) {
 	l.Helper()
 	whole := 0
@@ -154,7 +154,8 @@ func connectNode(t *testing.T, pod *sandbox.Pod) {
 	}))
 }
 
-// TestAgentKilled kills podlace-node at each moment of its first start, and then starts it again.
+// TestAgentKilled kills podlace-node at each kernel or file change of its first start, and at each point between two changes. After each
+// kill, TestAgentKilled starts podlace-node again.
 func TestAgentKilled(t *testing.T) {
 	l := agentLab{t, t.TempDir(), nodeAPI(t)}
 	pod := kerneltest.NewPod(t)

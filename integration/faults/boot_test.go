@@ -57,8 +57,8 @@ func TestFaultBoot(t *testing.T) {
 	t.Run("F-29 clocks jump", testClocks)
 }
 
-// testReboot reboots the node. The runtime then sends DEL with an empty netns for one pod, and sends no DEL for the other pod. New pods get
-// other addresses than the pods of the earlier boot.
+// testReboot reboots the node. After the reboot, the runtime sends DEL with an empty netns for one of two pods, and sends no DEL for the
+// other pod. New pods get other addresses than the pods before the reboot.
 func testReboot(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
@@ -96,7 +96,8 @@ func testReboot(t *testing.T) {
 	s.Report(t)
 }
 
-// testRebootFull fills a pool with leases of pods for which the runtime never calls DEL, and reboots the node. New pods then get addresses.
+// testRebootFull fills a pool with leases of pods for which the runtime never calls DEL, and reboots the node. After the reboot, new pods
+// get addresses.
 func testRebootFull(t *testing.T) {
 	conf := modelConf().With("name", "full", "bridge", "full0")
 	y := harness.Tally{}
@@ -135,8 +136,8 @@ func testRebootFull(t *testing.T) {
 	y.Report(t)
 }
 
-// testRebootMidway reboots the node while a verb runs, as a power failure does. The runtime then sends DEL, and no state of the pod
-// remains.
+// testRebootMidway reboots the node while a verb runs, as a power failure does. After the reboot, the runtime sends DEL, and no state of
+// the pod remains.
 func testRebootMidway(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measureVerb(t, verb)

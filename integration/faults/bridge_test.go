@@ -70,7 +70,7 @@ func testBridgeDeleted(t *testing.T) {
 }
 
 // testBridgeChanged changes the bridge. CHECK reports each difference. The next ADD either repairs the settings that all pods share, or
-// fails and leaves no state. The other pods keep their connections.
+// fails and leaves no state. The pods that already run keep their connections.
 func testBridgeChanged(t *testing.T) {
 	s := newSweep(t, "nftables")
 	result, err := s.Do("ADD", harness.Attachment(harness.NewPod(t, "one"), "one", nil), nil)

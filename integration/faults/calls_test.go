@@ -76,8 +76,8 @@ func callFailures() map[string][]string {
 	}
 }
 
-// killedCalls returns the system calls that change the node, take or release a lock, or write the result. The test sends SIGKILL to the
-// program in place of each of these calls.
+// killedCalls returns the system calls that change the node, take or release a lock, or write the result. At each of these system calls,
+// the test sends SIGKILL to the program.
 func killedCalls() map[string][]string {
 	kills := map[string][]string{}
 	for _, call := range []string{"openat", "write", "pwrite64", "linkat", "renameat", "unlinkat", "mkdirat", "utimensat", "fcntl", "flock",
@@ -87,10 +87,10 @@ func killedCalls() map[string][]string {
 	return kills
 }
 
-// The constant `sigkill` replaces an error name. With this name, a signal kills the program at the call.
+// The constant `sigkill` takes the place of an error name such as EIO. With this name, strace kills the program at the system call.
 const sigkill = "SIGKILL"
 
-// TestFaultCalls lets single system calls of the real programs fail, or kills the program at a call.
+// TestFaultCalls lets a single system call of a plugin fail, or kills the plugin at a system call.
 func TestFaultCalls(t *testing.T) {
 	for _, verb := range []string{"ADD", "DEL"} {
 		t.Run("F-11 any system call of "+verb+" fails", func(t *testing.T) { failCalls(t, verb, callFailures(), 9, 4) })
@@ -99,8 +99,9 @@ func TestFaultCalls(t *testing.T) {
 	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 5, 1) })
 }
 
-// failCalls tests a sample of the kinds of failure. The first argument is the stride of the sample, and the second argument is the number
-// of the first system call that fails. With FAULTS=all, the test covers all kinds and calls.
+// failCalls tests every n-th kind of failure, where n is the argument `one`. A kind of failure is a plugin, a system call and an error. The
+// argument `first` is the number of the first system call that fails. With FAULTS=all, failCalls tests all kinds of failure and all system
+// calls.
 func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
 	t.Helper()
 	strace := harness.Program(t, "strace")
@@ -119,8 +120,8 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 	s.Report(t)
 }
 
-// failCall runs the verb once for each system call of one kind, and lets this call fail. failCall ends when the program makes no further
-// call of this kind. In a sampled run, only some of these calls fail.
+// failCall runs the verb once for each system call with the given name, and lets this system call fail. failCall ends when the plugin makes
+// no further system call with this name. Without FAULTS=all, failCall tests only some of these system calls.
 func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")
@@ -188,21 +189,21 @@ func failedCalls(log string) (hits []string) {
 	return hits
 }
 
-// preventsAnswer reports whether this failure prevents the program from printing a result or an error. If the result is true, the failed
-// call had one of three purposes: to write to stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go
-// runtime.
+// preventsAnswer reports whether a failed system call prevents the plugin from printing a result or an error. Such a system call writes to
+// stdout, prepares the standard streams of the Go runtime, or wakes a thread of the Go runtime.
 func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }
 
-// TestFaultLimits starts the plugins with less memory and fewer files than they need.
+// TestFaultLimits starts the plugins with too little memory, too few file descriptors or too few capabilities.
 func TestFaultLimits(t *testing.T) {
 	plugins := []string{"bridge", "portmap", "bandwidth"}
 	t.Run("F-45 few file descriptors", func(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for n := 3; n < 24; n += harness.Some(6, 1) {
-				// With fewer than 8 files, the Go runtime cannot create its poller, and exits without a result or an error of the plugin.
+				// With fewer than 8 file descriptors, the Go runtime cannot create its poller, and exits without a result or an error of
+				// the plugin.
 				s.addLimited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
 			}
 		}
@@ -230,8 +231,8 @@ func TestFaultLimits(t *testing.T) {
 	})
 }
 
-// addLimited runs ADD of a plugin under a resource limit. If the plugin must answer, ADD returns a result or an error with a code. After
-// ADD, a DEL without the resource limit must remove everything.
+// addLimited runs ADD of a plugin under a resource limit. If the argument `answers` is true, ADD must return a result or an error with a
+// code. After ADD, a DEL without the resource limit must remove all state.
 func (s *killSweep) addLimited(t *testing.T, plugin string, answers bool, wrap ...string) {
 	t.Helper()
 	s.tryCase(t, plugin+" under "+strings.Join(wrap, " "), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {

@@ -10,10 +10,11 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// toleratesFailure reports whether the call still succeeds and only logs an error if the given change fails. The kernel removes stale UDP
-// connections after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file with the
-// next address to assign is only a hint. A missing index is rebuilt from the leases. If a verb cannot write the index, only ADD fails, and
-// ADD then releases its leases. The mark of a finished DEL in a record is optional.
+// toleratesFailure reports whether a failure of the given change only causes a log line, so that the plugin call still succeeds. The kernel
+// removes stale UDP connections after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1.
+// The file with the next address to assign is only a hint. host-local rebuilds a missing index from the leases. If ADD cannot write the
+// index, ADD fails and releases its leases. Verbs other than ADD succeed even if they cannot write the index. Marking a DEL as finished in
+// a record is optional.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
@@ -21,14 +22,16 @@ func (c pluginCall) toleratesFailure(change string) bool {
 	case c.verb != "ADD" && (strings.Contains(change, "/.podlace/") || strings.HasPrefix(change, "write /run/podlace/")):
 		return true
 	}
-	// Podlace itself does not read this file. A failed removal of this file does not prevent the restoration of a VF.
+	// Podlace does not read the device info file that it writes for other programs. If the file cannot be removed, DEL still restores the
+	// VF.
 	if strings.HasPrefix(change, "remove /var/run/k8s.cni.cncf.io/devinfo/cni/") {
 		return true
 	}
 	return c.conf["backend"] == "iptables" && change == "nft add table podlace_hostport"
 }
 
-// forEachChange runs the given test once for each change of a successful call. The change is the name of the subtest.
+// forEachChange runs the given test once for each kernel or file change that a successful plugin call makes. The name of the subtest
+// describes the change.
 func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w faultWorld, n int)) {
 	w.Helper()
 	if len(changes) == 0 && c.plugin != "bandwidth" { // bandwidth may change nothing, because its devices disappear with the bridge's link
@@ -39,7 +42,7 @@ func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w fa
 	}
 }
 
-// runFault runs a call in which change number n fails. The result is false if the call tolerates the failure.
+// runFault runs a plugin call in which change number n fails. runFault returns false if the plugin call still succeeds.
 func (w faultWorld) runFault(c pluginCall, n int) (failed bool) {
 	w.Helper()
 	o := c.runFailing(w, n)
@@ -83,8 +86,8 @@ func TestAdd(t *testing.T) {
 	})
 }
 
-// TestAddAfterFault (F-11) looks for leftovers of a failed ADD that the snapshots do not contain. Such leftovers could make the next ADD
-// fail. TestFirst covers the same fault for the whole chain.
+// TestAddAfterFault (F-11) looks for leftovers of a failed ADD that a snapshot of the node does not contain. These leftovers could make the
+// next ADD fail. TestFirst covers failed changes of ADD for the whole chain.
 func TestAddAfterFault(t *testing.T) {
 	forEachShortChain(t, func(w faultWorld) {
 		for i := range w.chain {

@@ -23,8 +23,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultConfig runs DEL with a configuration that differs from the configuration of ADD, or attaches pods to a pool that is exhausted or
-// has changed.
+// TestFaultConfig runs DEL with another configuration than ADD. TestFaultConfig also attaches pods to an exhausted pool and to a pool with
+// another range.
 func TestFaultConfig(t *testing.T) {
 	t.Run("F-41 DEL again and after edits", testDelAfterEdit)
 	t.Run("F-47 address pool exhausted", testExhausted)
@@ -167,7 +167,7 @@ func TestFaultRecords(t *testing.T) {
 	t.Run("F-08 lock of the attachment held by a process that stands still", testLockHeld)
 }
 
-// damageRandomly returns the content of a small file after a random kind of damage.
+// damageRandomly returns a damaged copy of the content of a small file. The kind of the damage is random.
 func damageRandomly(random *rand.Rand, data []byte) []byte {
 	data = bytes.Clone(data)
 	switch random.IntN(6) {
@@ -294,8 +294,8 @@ func testLockFileRemoved(t *testing.T) {
 	s.Report(t)
 }
 
-// testLockHeld stops, with SIGSTOP, a process that holds the lock of an attachment. The stopped process blocks only this attachment, and
-// each verb of the attachment fails after its deadline.
+// testLockHeld stops, with SIGSTOP, a process that holds the lock of an attachment. The stopped process blocks only this attachment. ADD of
+// this attachment fails when its deadline passes.
 func testLockHeld(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++

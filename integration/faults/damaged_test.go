@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// recordDamage makes a record unreadable. The field `reason` contains a part of the text that Podlace reports.
+// The type recordDamage describes one way to make a record unreadable. The field `reason` contains a part of the text that Podlace reports.
 type recordDamage struct {
 	of     func(path string, data []byte) error
 	reason string

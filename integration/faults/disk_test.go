@@ -110,7 +110,7 @@ func testFull(t *testing.T, dir string, inodes bool) {
 }
 
 // testReadOnly makes the disk read-only. ADD fails with a coded error. DEL removes all state that it can remove, and its error lists the
-// state that remains. ADD and DEL succeed once the disk is writable again.
+// state that remains. After the disk becomes writable again, ADD and DEL succeed.
 func testReadOnly(t *testing.T, dir string) {
 	s := newSweep(t, "nftables")
 	remount := func(flags uintptr) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|flags, "") }

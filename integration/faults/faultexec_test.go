@@ -21,8 +21,9 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// faultExec starts the plugins of a chain and runs a shell command at one moment. A moment is a change, or a step between two changes (see
-// package fault). The moments are numbered consecutively across all plugins of the chain.
+// faultExec starts the plugins of a chain, and runs a shell command at one point of their execution. Each kernel or file change is such a
+// point, and there are more points between two changes (see package fault). faultExec numbers these points consecutively across all plugins
+// of the chain.
 type faultExec struct {
 	invoke.DefaultExec
 	at  int    // 0: count the moments only
@@ -35,8 +36,9 @@ type faultExec struct {
 	where   string
 }
 
-// killCommand returns the shell command that sends a signal. The policy "self" signals the child that the plugin waits for, or the plugin
-// if it has no child. "root" signals the plugin, and "all" signals both.
+// killCommand returns the shell command that sends a signal. With the policy "self", the command signals the child that the plugin waits
+// for, or the plugin if it has no child. With "root", the command signals the plugin. With "all", the command signals the plugin and the
+// child.
 func killCommand(policy string, signal syscall.Signal) string {
 	return fmt.Sprintf("kill -%d ", signal) + map[string]string{"self": "${CHILD:-$PPID}", "root": "$PPID", "all": "$CHILD $PPID"}[policy]
 }
@@ -69,7 +71,7 @@ func (e *faultExec) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	return nil, failed
 }
 
-// takeMoments reads and removes the list of moments that a plugin wrote.
+// takeMoments reads and removes the file in which a plugin listed the points that it passed.
 func takeMoments(file string) (moments []string, err error) {
 	b, err := os.ReadFile(file)
 	if err = errors.Join(err, os.Remove(file)); errors.Is(err, fs.ErrNotExist) {

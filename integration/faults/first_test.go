@@ -43,14 +43,15 @@ func (w faultWorld) wipeNode() {
 	}
 }
 
-// sharedState matches the state that the first pod creates for all pods. The state of the first pod may remain after a failed ADD.
+// sharedState matches the state that the first pod creates for all pods. This shared state may remain after a failed ADD.
 func sharedState() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (nft |order of nft |iptables |sysctl |folder |neighbour |link ft-|(address|route|qdisc|forwarding entry) .* dev ft-|` +
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
-// TestFirst (F-11) runs ADD of a node's first pod once for each change that this ADD makes, and lets this change fail. Some of the changes
-// create shared state. No state that belongs only to this pod remains, and the second ADD creates the missing shared state.
+// TestFirst (F-11) runs ADD of a node's first pod once for each change that this ADD makes, and lets this change fail. Some changes of this
+// ADD create state that all pods share. After a failed ADD, no state that belongs only to the pod remains, and the next ADD creates the
+// missing shared state.
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -82,8 +83,8 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// checkMTU checks that the bridge of a plugin still has its original MTU, even if the change that pins the MTU failed. checkMTU is a no-op
-// for a plugin without a bridge.
+// checkMTU checks that the bridge of a plugin still has its original MTU, even if the plugin failed to pin the MTU. checkMTU is a no-op for
+// a plugin without a bridge.
 func (w faultWorld) checkMTU(plugin int) {
 	w.Helper()
 	name, ok := w.chain[plugin].conf["bridge"].(string)

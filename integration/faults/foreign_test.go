@@ -40,8 +40,8 @@ func runShell(line string, args ...any) error {
 	return nil
 }
 
-// TestFaultForeignLink (F-18): another program has created a link with a name that Podlace needs. ADD fails. The pod's ADD does not change
-// the foreign link, and a later DEL or GC does not change it either.
+// TestFaultForeignLink (F-18): another program has created a link with a name that Podlace needs. ADD fails. ADD, DEL and GC of the pod do
+// not change the foreign link.
 func TestFaultForeignLink(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")

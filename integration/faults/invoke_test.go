@@ -19,7 +19,7 @@ import (
 
 type object = harness.Object
 
-// chainStep is one plugin of a chain with its configuration.
+// The type chainStep is one plugin of a chain with its configuration.
 type chainStep struct {
 	plugin string
 	conf   object
@@ -33,8 +33,8 @@ type pluginCall struct {
 	prev json.RawMessage
 }
 
-// callOutcome contains the output of a plugin call, the kernel changes of the call in order, and the points at which the call can be
-// killed. Each kernel change is also such a point.
+// callOutcome contains the output of a plugin call and, in order, the kernel and file changes of this call. The field `moments` lists the
+// points at which a test can kill the plugin: each change, and points between two changes.
 type callOutcome struct {
 	exit    int
 	stdout  []byte
@@ -42,13 +42,13 @@ type callOutcome struct {
 	moments []string
 }
 
-// runFailing calls the plugin. The change with the given number fails; 0 means no fault.
+// runFailing calls the plugin and lets the change with the number failAt fail. If failAt is 0, no change fails.
 func (c pluginCall) runFailing(t testing.TB, failAt int) callOutcome {
 	t.Helper()
 	return c.runWith(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))
 }
 
-// runWith calls the plugin with an environment variable that injects a fault. The exit code is -1 if the process was killed.
+// runWith calls the plugin with an environment variable that injects a fault. If the plugin was killed, the exit code in the outcome is -1.
 func (c pluginCall) runWith(t testing.TB, fault string) callOutcome {
 	t.Helper()
 	conf := c.conf

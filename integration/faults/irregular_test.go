@@ -105,8 +105,8 @@ func withTemporary(paths []string) []string {
 	return paths
 }
 
-// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. A
-// failed verb succeeds once the object is removed. No state remains.
+// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever.
+// After the object is removed, the failed verb succeeds. No state remains.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")
 	untouched := makeTargets(t)
@@ -121,7 +121,7 @@ func TestFaultIrregular(t *testing.T) {
 			if kind == "device" && !canMakeDevices() {
 				continue // only root of the initial user namespace can create device files
 			}
-			// If a FIFO is at the temporary path of a record, a plugin that opens this path could block forever. Each run tests this case.
+			// Each run tests a FIFO at the temporary path of a record, because a plugin that opens this path could block forever.
 			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {
 				continue
 			}
@@ -141,7 +141,7 @@ func canMakeDevices() bool {
 	return irregularFiles["device"](path) == nil
 }
 
-// irregularCase is one irregular object at one path.
+// irregularCase is one test case: a FIFO, folder, link, socket or device at the path of one file.
 type irregularCase struct {
 	s     *killSweep
 	path  string
@@ -149,7 +149,8 @@ type irregularCase struct {
 	own   bool // the file belongs to one pod
 }
 
-// runCase attaches a pod before the object replaces the file, and a second pod while the object exists.
+// runCase attaches a pod, replaces the file by the irregular object, and detaches the pod. Then runCase attaches the pod again while the
+// irregular object exists.
 func (c irregularCase) runCase(rt *libcni.RuntimeConf) error {
 	if _, err := c.s.Do("ADD", rt, nil); err != nil {
 		return err
@@ -172,8 +173,8 @@ func (c irregularCase) runCase(rt *libcni.RuntimeConf) error {
 // tornFolder is the folder to which host-local moves damaged files for the administrator.
 const tornFolder = "/var/lib/cni/networks/.podlace/chain/torn"
 
-// putObject replaces the file with the object. The returned function removes the object from the path and from tornFolder, and restores a
-// shared file.
+// putObject replaces the file with the irregular object. The function restore() removes the irregular object from the path and from
+// tornFolder, and restores a shared file.
 func (c irregularCase) putObject() (restore func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(c.path), 0o700); err != nil {
 		return nil, err
@@ -216,7 +217,7 @@ func (c irregularCase) runReaders(rt *libcni.RuntimeConf) error {
 	return errors.Join(errs...)
 }
 
-// endAttachment runs DEL of the attachment. If DEL fails, a second DEL must succeed once the object is gone.
+// endAttachment runs DEL of the attachment. If DEL fails, a second DEL must succeed after the irregular object is removed.
 func (c irregularCase) endAttachment(rt *libcni.RuntimeConf, restore func() error) error {
 	_, err := c.s.Do("DEL", rt, nil)
 	if err = harness.Coded(err); err != nil {

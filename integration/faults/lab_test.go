@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// tryCase runs one case. The given function makes changes to a pod and cleans up as a runtime does. After this function, no state of the
-// pod may remain, the permanent pod must be unchanged, and the next ADD and DEL of the container must work.
+// tryCase runs one test case. The function act() makes changes to a pod and cleans up as a runtime does. After act() returns, no state of
+// the pod may remain, the permanent pod must be unchanged, and the next ADD and DEL of the container must work.
 func (s *killSweep) tryCase(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	s.Points++
@@ -64,8 +64,8 @@ func (s *killSweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) er
 	return err
 }
 
-// onlyIndexRebuilt reports whether the only difference is an index that was rebuilt from the leases. The rebuilt index differs because the
-// leases do not contain the names of the pods.
+// onlyIndexRebuilt reports whether two states of the node differ only because host-local rebuilt its index from the leases. The rebuilt
+// index differs because the leases do not contain the names of the pods.
 func onlyIndexRebuilt(difference string) bool {
 	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
 }
@@ -88,8 +88,8 @@ func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, e
 	return e, err
 }
 
-// atEveryPoint visits all points of a verb, or a sample of these points. For each point, the function runs the verb once and runs a shell
-// command when the verb reaches the point. After each run of the verb, atEveryPoint calls the given function. The verb and this function
+// atEveryPoint tests all points of a verb, or a sample of these points. For each tested point, atEveryPoint runs the verb once and runs a
+// shell command when the verb reaches the point. After each run of the verb, atEveryPoint calls the function after(). The verb and after()
 // may fail, but only with a coded error.
 func (s *killSweep) atEveryPoint(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()

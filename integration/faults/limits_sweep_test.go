@@ -15,11 +15,11 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// limitsBudget is the maximum duration of the sampled sweep of one bandwidth verb.
+// limitsBudget is the maximum duration of the test of one bandwidth verb without FAULTS=all.
 const limitsBudget = 1500 * time.Millisecond
 
-// limitsSweep kills only the bandwidth plugin. The pod keeps running, and no main plugin deletes the pod's link. Therefore the sweep finds
-// all leftovers of bandwidth, and notices each fault that interrupts the pod's traffic.
+// limitsSweep kills only the bandwidth plugin. The pod keeps running, and no main plugin deletes the pod's link. Therefore limitsSweep
+// finds all leftovers of the bandwidth plugin, and detects each fault that interrupts the pod's traffic.
 type limitsSweep struct {
 	*harness.Alone
 	verb     string
@@ -35,8 +35,8 @@ func mbitRates(ingress, egress int) harness.Rates {
 	return harness.Rates{Ingress: ingress, Egress: egress}
 }
 
-// TestSweepLimits kills bandwidth at a sample of the points. With FAULTS=all, the test visits all points, and tries all follow-ups at each
-// point.
+// TestSweepLimits kills the bandwidth plugin at a sample of the points between its changes. With FAULTS=all, TestSweepLimits kills the
+// plugin at all points, and tests each reaction of the runtime at each point.
 func TestSweepLimits(t *testing.T) {
 	for _, c := range []struct {
 		title, verb string
@@ -94,8 +94,8 @@ func (s *limitsSweep) sweep(t *testing.T) {
 	}
 }
 
-// tryPoint kills the verb, checks the pod, does the runtime's follow-up, and looks for leaked state. The second result reports whether the
-// case ended without an error.
+// tryPoint kills the verb, checks the pod, calls the plugin as a runtime does after the kill, and looks for leaked state. The second result
+// reports whether the test case ended without an error.
 func (s *limitsSweep) tryPoint(at int, then string) (e *faultExec, ended bool, err error) {
 	e = &faultExec{at: at, run: killCommand("root", syscall.SIGKILL), dir: s.dir}
 	if s.old != (harness.Rates{}) {
@@ -126,7 +126,7 @@ func (s *limitsSweep) tryPoint(at int, then string) (e *faultExec, ended bool, e
 	return e, err == nil, err
 }
 
-// runKilled runs the verb and kills the plugin at the point of the given faultExec.
+// runKilled runs the verb and kills the plugin at the point that the faultExec contains.
 func (s *limitsSweep) runKilled(e *faultExec) error {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.CallLimit)
 	defer cancel()
@@ -145,8 +145,8 @@ func (s *limitsSweep) runKilled(e *faultExec) error {
 	return err
 }
 
-// checkBounded checks that each direction has the old or the new limit. If a direction has an old and a new limit, this direction must not
-// be unlimited.
+// checkBounded checks that each direction has its old or its new limit. A direction that has both an old and a new limit must not be
+// unlimited.
 func (s *limitsSweep) checkBounded() error {
 	got, err := s.InEffect()
 	if err != nil {
@@ -163,7 +163,7 @@ func (s *limitsSweep) checkBounded() error {
 	return err
 }
 
-// followUp makes the calls that a runtime makes after the kill. The last of these calls is DEL or GC.
+// followUp calls the plugin as a runtime does after the kill. The last call of followUp is DEL or GC.
 func (s *limitsSweep) followUp(then string) error {
 	del := s.Call("DEL", s.new)
 	switch then {

@@ -41,7 +41,7 @@ type vfNode struct {
 	dirty, after, refused  int // the field after counts the pods that got a VF before its restoration
 }
 
-// podLife is the life of one pod.
+// podLife describes one pod from its ADD to its end: its VF, the interface name and the kind of its end.
 type podLife struct {
 	pod  *sandbox.Pod
 	step chainStep
@@ -99,7 +99,7 @@ func (l *vfNode) live() []*podLife {
 	return slices.DeleteFunc(slices.Clone(l.running), func(of *podLife) bool { return of == nil })
 }
 
-// describeVF describes the VF on the node. The result is "" while no link on the node has the VF's name.
+// describeVF describes the VF on the node. describeVF returns "" while no link on the node has the VF's name.
 func (l *vfNode) describeVF(vf int) string {
 	l.Helper()
 	link, ok, err := l.host.Link(card.Name(vf))
@@ -186,7 +186,7 @@ func (l *vfNode) beginLife() {
 	l.checkAndChange(of)
 }
 
-// checkAndChange checks that a pod's VF has the expected settings. Then checkAndChange changes settings that a tenant can change.
+// checkAndChange checks that a pod's VF has the expected settings. Then checkAndChange changes the settings that a tenant can change.
 func (l *vfNode) checkAndChange(of *podLife) {
 	l.Helper()
 	l.withInterface(of, func(pod *kernel.NS, link kernel.Link) error {
@@ -282,7 +282,7 @@ func (l *vfNode) delUntilDone(of *podLife) {
 	}
 }
 
-// delLate sends a late DEL. At the time of this DEL, the VF may already belong to another pod, or another pod may have used the VF and
+// delLate sends a late DEL. Before this DEL, the runtime may have given the VF to another pod. The other pod may still run, or may have
 // ended.
 func (l *vfNode) delLate(of *podLife) bool {
 	l.Helper()
@@ -301,7 +301,7 @@ func (l *vfNode) delLate(of *podLife) bool {
 	return true
 }
 
-// collectAll runs GC with an empty list of valid attachments. No state of any pod remains afterwards.
+// collectAll runs GC with an empty list of valid attachments. After this GC, no state of any pod remains.
 func (l *vfNode) collectAll() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {

@@ -20,11 +20,11 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// actorCount is the number of containers of the model. The pool has more addresses than containers.
+// actorCount is the number of containers that TestFaultInterleaving uses. The address pool is larger than this number.
 const actorCount = 4
 
-// verbModel runs random verbs of several containers in parallel. The model compares the results of the verbs with the state of the node,
-// and reads this state without code of Podlace.
+// The type verbModel runs random verbs for several containers in parallel, and compares the results with the state of the node. verbModel
+// reads the state of the node without code of Podlace.
 type verbModel struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -33,7 +33,7 @@ type verbModel struct {
 	harness.Tally
 }
 
-// verbMove contains one verb of a round and the result of this verb.
+// The type verbMove contains a verb, the number of its container, and the result of the verb.
 type verbMove struct {
 	verb  string
 	actor int
@@ -84,7 +84,7 @@ func (m *verbModel) call(s verbMove) harness.Call {
 	return harness.NewCall(s.verb, "bridge", pod, pod.Name, conf)
 }
 
-// runRound starts a few verbs at almost the same time and waits for all of them.
+// runRound starts up to five random verbs at almost the same time and waits for their results.
 func (m *verbModel) runRound(number int) {
 	if m.random.IntN(2) == 0 {
 		if err := kerneltest.Age(harness.StateDirs()...); err != nil { // GC keeps recent attachments
@@ -96,7 +96,8 @@ func (m *verbModel) runRound(number int) {
 	for i := range steps {
 		steps[i] = verbMove{verb: []string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC"}[m.random.IntN(6)], actor: m.random.IntN(actorCount)}
 		for j := range actorCount {
-			// The test passes a list of the valid attachments to GC, as a runtime does. Sometimes one attachment is missing from the list.
+			// The test passes a list of the valid attachments to GC, as a runtime does. At random, valid attachments are missing from the
+			// list.
 			steps[i].keeps = append(steps[i].keeps, m.attached[j] && m.random.IntN(6) > 0)
 		}
 		c, delay := m.call(steps[i]), time.Duration(m.random.IntN(20))*time.Millisecond
@@ -129,7 +130,8 @@ func (m *verbModel) runRound(number int) {
 	}
 }
 
-// checkActor compares the results of one actor's verbs with the actor's state. checkActor returns the address of an attached actor.
+// checkActor compares the results of the verbs for one container with the state of the container. checkActor returns the address of an
+// attached container.
 func (m *verbModel) checkActor(number, actor int, steps []verbMove) string {
 	adds, removals, may := []string{}, 0, 0
 	for _, s := range steps {
@@ -167,7 +169,7 @@ func (m *verbModel) checkActor(number, actor int, steps []verbMove) string {
 	return address
 }
 
-// checkState checks that an actor is either attached completely or not attached at all.
+// checkState checks that a container is either attached completely or not attached at all.
 func (m *verbModel) checkState(number, actor int) (address string) {
 	pod := m.pods[actor]
 	err := pod.Do(func() error {

@@ -47,7 +47,7 @@ func testReusedPath(t *testing.T) {
 	s.Report(t)
 }
 
-// testOddPath runs DEL with a path that is not a namespace, once for each kind of file.
+// testOddPath runs DEL once for each kind of file at the netns path that is not a namespace.
 func testOddPath(t *testing.T) {
 	s := newSweep(t, "nftables")
 	target := filepath.Join(t.TempDir(), "x")

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultRace runs verbs in parallel and runs verbs in sequence without a pause.
+// TestFaultRace runs several verbs in parallel, and also runs verbs one after another without a pause.
 func TestFaultRace(t *testing.T) {
 	t.Run("F-12 parallel ADDs, then parallel DELs", testParallel)
 	t.Run("F-14 the first ADDs of a node race", func(t *testing.T) { testFirstRace(t, "nftables", harness.Some(8, 100)) })
@@ -110,8 +110,8 @@ func testFirstRace(t *testing.T, backend string, pods int) {
 	s.Report(t)
 }
 
-// testTightLoop repeats ADD and DEL of one container. Each ADD uses the same link names while the kernel still removes the previous
-// namespace in the background.
+// testTightLoop repeats ADD and DEL of one container. Each ADD in this loop uses the same link names, while the kernel still removes the
+// namespace of the previous ADD in the background.
 func testTightLoop(t *testing.T) {
 	s := newSweep(t, "nftables")
 	before := harness.Watch(t, s.stays)
@@ -150,7 +150,7 @@ func testTightLoop(t *testing.T) {
 }
 
 // retryADD retries ADD for a container whose last namespace was removed without a DEL. ADD fails until the kernel has removed the link of
-// this namespace.
+// the old namespace.
 func (s *killSweep) retryADD(t *testing.T, rt *libcni.RuntimeConf) error {
 	t.Helper()
 	for range 1000 {
@@ -189,8 +189,8 @@ func testNameTaken(t *testing.T) {
 	s.Report(t)
 }
 
-// testChurn runs verbs while other programs create and delete links. Because of these changes, the kernel interrupts every dump of the
-// links.
+// testChurn runs verbs while other programs create and delete links. The kernel marks every dump of the links as interrupted, because the
+// links change during the dump.
 func testChurn(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop := make(chan struct{})
@@ -204,7 +204,7 @@ func testChurn(t *testing.T) {
 					return
 				default:
 				}
-				// The loop only causes changes of links, so it ignores the results of both commands.
+				// The loop ignores errors of both ip commands, because only the changes of links matter.
 				_ = exec.Command("ip", "link", "add", name, "type", "veth", "peer", "name", name+"p").Run()
 				_ = exec.Command("ip", "link", "del", name).Run()
 			}

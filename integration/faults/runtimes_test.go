@@ -17,8 +17,8 @@ import (
 )
 
 // TestRuntimes runs pods on the node of TestSoak under an emulated containerd and an emulated CRI-O. Each emulated runtime runs forty pods,
-// or a thousand with FAULTS=all. The seed determines the order in which a runtime performs its failure sequences. No state of ended pods
-// remains.
+// or a thousand with FAULTS=all. The flag -seed determines the order in which an emulated runtime performs its call sequences. After the
+// test, no state of ended pods remains.
 func TestRuntimes(t *testing.T) {
 	for name, kinds := range harness.InOrder(map[string][]stepKind{"containerd": containerdHabits(), "CRI-O": crioHabits()}) {
 		t.Run(name, func(t *testing.T) {
@@ -42,9 +42,9 @@ func TestRuntimes(t *testing.T) {
 	}
 }
 
-// containerdHabits returns the failure sequences of containerd. After a failed ADD, containerd sends one DEL, and the kubelet creates
-// another sandbox. Containerd retries DEL until DEL succeeds, and then sends one more DEL. Containerd sends STATUS every five seconds, and
-// never CHECK or GC.
+// containerdHabits returns the sequences of calls that containerd makes. After a failed ADD, containerd sends one DEL, and the kubelet
+// creates another sandbox. Containerd retries DEL until DEL succeeds, and then sends one more DEL. Containerd sends STATUS every five
+// seconds, and never CHECK or GC.
 func containerdHabits() []stepKind {
 	return []stepKind{
 		{"RunPodSandbox", 2, (*soakRun).stepAdd},
@@ -67,9 +67,9 @@ func containerdHabits() []stepKind {
 	}
 }
 
-// crioHabits returns the failure sequences of CRI-O. CRI-O sends CHECK right after ADD. At the end of a pod, CRI-O sends one DEL. CRI-O
-// then deletes the namespace and libcni's cached result, even if DEL failed. When CRI-O starts, it sends STATUS twice, GC with all pods,
-// and CHECK of each pod.
+// crioHabits returns the sequences of calls that CRI-O makes. CRI-O sends CHECK right after ADD. At the end of a pod, CRI-O sends one DEL.
+// After this DEL, CRI-O deletes the namespace and libcni's cached result, even if DEL failed. When CRI-O starts, it sends STATUS twice, GC
+// with all pods, and CHECK of each pod.
 func crioHabits() []stepKind {
 	return []stepKind{
 		{"RunPodSandbox", 3, (*soakRun).stepAddAndCheck},
@@ -175,7 +175,7 @@ func (f *failingExec) ExecPlugin(ctx context.Context, path string, stdin []byte,
 	return stdout, err
 }
 
-// randomFailure chooses a random change that fails.
+// randomFailure returns a run of the chain in which a random change of a random plugin fails.
 func (s *soakRun) randomFailure() faultyRun {
 	f := &failingExec{plugin: s.random.IntN(3), at: 1 + s.random.IntN(8)}
 	s.addTitle("change %d of plugin %d", f.at, f.plugin)
@@ -207,7 +207,7 @@ func (s *soakRun) stepAddAndCheck() bool {
 	return a != nil
 }
 
-// stepRestartContainerd restarts containerd during an ADD. After its restart, containerd deletes this pod.
+// stepRestartContainerd restarts containerd during an ADD. After the restart, containerd deletes the pod of this ADD.
 func (s *soakRun) stepRestartContainerd() bool {
 	a := s.randomFree()
 	if a == nil {
@@ -234,7 +234,8 @@ func (s *soakRun) stepRestartCRIO() bool {
 	return true
 }
 
-// stepRestartWithoutState starts a CRI-O that has lost its store while its pods run. GC then gets an empty list of valid attachments.
+// stepRestartWithoutState starts a CRI-O that has lost its store while its pods run. Without its store, CRI-O sends GC with an empty list
+// of valid attachments.
 func (s *soakRun) stepRestartWithoutState() bool {
 	live := s.livePods()
 	if len(live) == 0 {

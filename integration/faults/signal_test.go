@@ -24,8 +24,9 @@ func TestFaultSignal(t *testing.T) {
 	t.Run("F-46 SIGPIPE: the result is not read", testBrokenPipe)
 }
 
-// signalEverywhere runs a verb once for each pair of signal and point, and sends the signal when the verb reaches the point. An ADD either
-// succeeds or leaves no state; a failed ADD needs no DEL. A DEL finishes.
+// signalEverywhere runs a verb once for each pair of signal and point, and sends the signal when the verb reaches the point. ADD either
+// succeeds or leaves no state, so a failed ADD needs no DEL. DEL completes its changes, unless the signal arrives while a plugin is still
+// starting.
 func signalEverywhere(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measureVerb(t, verb)
@@ -66,7 +67,7 @@ func signals() []syscall.Signal {
 	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 }
 
-// testBrokenPipe checks that ADD leaves no state if ADD cannot write its result or error.
+// testBrokenPipe checks that ADD leaves no state if it cannot write its result or error to stdout.
 func testBrokenPipe(t *testing.T) {
 	y := harness.Tally{}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// auditNode restores the node with the documented commands and then checks the whole node.
+// auditNode restores lost state with the documented commands, and then checks the whole node.
 func (s *soakRun) auditNode() {
 	s.Helper()
 	if s.Failed() {
@@ -52,7 +52,8 @@ func (s *soakRun) settleNode() {
 }
 
 // recreateIncomplete runs CHECK of all pods. The state of a pod is incomplete if the pod has lost a record and a later flush has removed
-// state that only this record contains. CHECK of this pod fails, as at a restart of CRI-O, and the kubelet recreates the pod.
+// state that only this record contains. If CHECK of a pod fails, recreateIncomplete replaces the pod, as the kubelet does after a restart
+// of CRI-O.
 func (s *soakRun) recreateIncomplete() {
 	s.Helper()
 	live := s.livePods()
@@ -69,8 +70,9 @@ func (s *soakRun) recreateIncomplete() {
 	}
 }
 
-// checkOwned checks that every name, address and key on the node belongs to a live pod or to an orphan. A later GC collects the orphans.
-// After GC, each chain of the iptables backend must be the target of a jump.
+// checkOwned checks that every container ID, interface name, address and key hash on the node belongs to a live pod or to an orphan. An
+// orphan is a pod that ended without a DEL. A later GC removes the state of orphans. After GC, each chain of the iptables backend must be
+// the target of a jump.
 func (s *soakRun) checkOwned(orphans map[string]bool) {
 	s.Helper()
 	known := s.knownIdentities()
@@ -128,8 +130,8 @@ func (s *soakRun) knownIdentities() map[string]bool {
 	return known
 }
 
-// nodeInventory returns the node's links, routes and rules, and the files of the state folders with their contents. The inventory omits
-// released addresses, because host-local keeps them on purpose.
+// nodeInventory returns the node's links, routes and rules, and the files of the state folders with their contents. nodeInventory omits
+// host-local's list of released addresses, because host-local keeps this list on purpose.
 func (s *soakRun) nodeInventory() string {
 	s.Helper()
 	out := harness.Shell(s, "ip -o link; ip -o -6 route; ip -o -4 route; nft list ruleset; iptables-save; ip6tables-save")
@@ -166,7 +168,8 @@ func (s *soakRun) statePaths() (list []string) {
 	return list
 }
 
-// checkFiles checks that docs/STATE.md lists every file. Exactly the live pods must have records and leases.
+// checkFiles checks that docs/STATE.md lists every file in the state folders. Each live pod must have records and leases, and no other pod
+// may have them.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)
@@ -198,7 +201,7 @@ func (s *soakRun) checkFiles(known map[string]bool) {
 	}
 }
 
-// checkProcesses checks that no plugin of this node is running. The check recognises plugins of this node by their mount namespace.
+// checkProcesses checks that no plugin of this node is running. checkProcesses recognises plugins of this node by their mount namespace.
 func (s *soakRun) checkProcesses() {
 	s.Helper()
 	here, err := os.Readlink("/proc/self/ns/mnt")
@@ -233,7 +236,7 @@ func (s *soakRun) count(fits func(*podSlot) bool) int {
 	return len(slices.DeleteFunc(s.livePods(), func(a *podSlot) bool { return !fits(a) }))
 }
 
-// checkElements checks that the maps of hostPorts have one element for each port and pod.
+// checkElements checks that the nftables maps and sets for hostPorts have one element for each hostPort of each pod.
 func (s *soakRun) checkElements() {
 	s.Helper()
 	want := 2 * s.count(func(a *podSlot) bool { return a.ports && a.network.backend == "nftables" }) // TCP and UDP

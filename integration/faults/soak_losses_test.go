@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// lossKinds returns the losses of state that other programs and administrators cause.
+// lossKinds returns the test steps in which another program or an administrator removes state of Podlace.
 func lossKinds() []stepKind {
 	return []stepKind{
 		{"flush of the ruleset", 2, func(s *soakRun) bool { s.flush(); return true }},
@@ -54,7 +54,7 @@ func (s *soakRun) stepDeleteTable() bool {
 	return true
 }
 
-// stepFlushSet empties a map or a set. STATUS does not notice the empty map or set.
+// stepFlushSet empties a map or a set. STATUS does not detect the empty map or set.
 func (s *soakRun) stepFlushSet() bool {
 	sets := []string{"map inet podlace_hostport ports4", "map inet podlace_hostport ports6", "set inet podlace_hostport snat4"}
 	set := sets[s.random.IntN(len(sets))]
@@ -64,7 +64,7 @@ func (s *soakRun) stepFlushSet() bool {
 	return true
 }
 
-// stepDeleteElement deletes one hostPort of a pod. STATUS does not notice the missing hostPort.
+// stepDeleteElement deletes one hostPort of a pod. STATUS does not detect the missing hostPort.
 func (s *soakRun) stepDeleteElement() bool {
 	a := s.randomPod(func(a *podSlot) bool { return a.ports && a.network.backend == "nftables" })
 	if a == nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// soakNetwork is one network of the node.
+// The type soakNetwork is one pod network of the node in TestSoak.
 type soakNetwork struct {
 	name, backend   string
 	conflist        []byte
@@ -52,13 +52,14 @@ func (n *soakNetwork) doVerb(verb string, rt *libcni.RuntimeConf, exec invoke.Ex
 	return network.Do(verb, rt, valid)
 }
 
-// podTraits contains the features that a pod requests.
+// The type podTraits contains the features that a pod requests: hostPorts and bandwidth limits.
 type podTraits struct {
 	ports  bool
 	limits harness.Rates
 }
 
-// podSlot is a slot of the node that contains one pod after another. If a slot has a hostPort, all pods of the slot have this hostPort.
+// The type podSlot is a place for one pod. When the pod of a slot ends, another pod can take the slot. The hostPort of a pod depends only
+// on the slot.
 type podSlot struct {
 	slot, lives int
 	network     *soakNetwork
@@ -78,7 +79,7 @@ func (a *podSlot) key() attachments.Key {
 	return attachments.Key{Network: a.network.name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}
 }
 
-// podNames returns the words that identify the pod on the node: its container ID, its links, and the hash of its key.
+// podNames returns the strings that identify the pod on the node: its container ID, its link names, and the hash of its key.
 func (a *podSlot) podNames() []string {
 	key := a.key()
 	return []string{a.rt.ContainerID, key.HostVeth(), key.Hash(), "bwp" + key.ReferenceHash()[:12]}
@@ -235,7 +236,7 @@ func (s *soakRun) fillNode() {
 	s.forEachPod(list, s.addPod)
 }
 
-// forEachPod calls f for each of the pods, four in parallel.
+// forEachPod calls the function f for each given pod, for four pods in parallel.
 func (s *soakRun) forEachPod(list []*podSlot, f func(*podSlot)) {
 	var wait sync.WaitGroup
 	tickets := make(chan struct{}, 4)
@@ -246,7 +247,7 @@ func (s *soakRun) forEachPod(list []*podSlot, f func(*podSlot)) {
 	wait.Wait()
 }
 
-// collectAll runs GC of all networks with the live pods as valid attachments.
+// collectAll runs GC for each network. The list of valid attachments contains the live pods.
 func (s *soakRun) collectAll() error {
 	var errs []error
 	for _, n := range s.networks {
@@ -272,7 +273,7 @@ func (s *soakRun) runStatus() error {
 	return errors.Join(errs...)
 }
 
-// runReload runs `podlace reload`. An error about truncated records is expected.
+// runReload runs `podlace reload`. runReload ignores an error about truncated records, because the test truncates records on purpose.
 func (s *soakRun) runReload() error {
 	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "reload").CombinedOutput()
 	if err != nil && strings.Contains(string(out), " cannot be read") && len(s.unreadableRecords()) > 0 {

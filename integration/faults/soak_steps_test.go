@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// soakKinds returns the steps of a soak: verbs, kills and restorations.
+// soakKinds returns the kinds of test steps of TestSoak: verbs, killed verbs, and commands that restore lost state.
 func soakKinds() []stepKind {
 	return append([]stepKind{
 		{"ADD", 4, (*soakRun).stepAdd},
@@ -101,7 +101,7 @@ func (s *soakRun) addTwice(a *podSlot) {
 		s.Errorf("two parallel ADDs of %s: %v and %v", a, errs[0], errs[1])
 		return
 	}
-	// libcni caches the result of the last successful ADD, and caches nothing of a failed ADD.
+	// libcni caches only the results of successful ADDs.
 	s.attached(a, results[won])
 }
 
@@ -161,7 +161,8 @@ func (s *soakRun) dropCache(a *podSlot) {
 	}
 }
 
-// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD, the step runs DEL again.
+// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD, stepDelBeforeEnd runs DEL
+// again.
 func (s *soakRun) stepDelBeforeEnd() bool {
 	a := s.randomFree()
 	if a == nil {
@@ -202,7 +203,7 @@ func (s *soakRun) stepCheck() bool {
 	return a != nil
 }
 
-// checkPod runs CHECK of a pod. If the pod has lost no record, a failed CHECK fails the test. The result reports whether CHECK succeeded.
+// checkPod runs CHECK of a pod. If the pod has lost no record, a failed CHECK fails the test. checkPod reports whether CHECK succeeded.
 func (s *soakRun) checkPod(a *podSlot) bool {
 	s.Helper()
 	_, err := a.network.doVerb("CHECK", a.rt, nil)
@@ -215,8 +216,8 @@ func (s *soakRun) checkPod(a *podSlot) bool {
 	return err == nil
 }
 
-// stepRestore runs a command that restores lost state on the whole node. After the command, some pods that had lost state have their
-// complete state again.
+// stepRestore runs a command that restores lost state on the whole node. After the command, stepRestore checks two random pods that have
+// lost no record.
 func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	if err := do(); err != nil {
 		s.Errorf("%s: %v", verb, err)
@@ -234,7 +235,7 @@ func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	return true
 }
 
-// timedKill starts the programs of bin/, and kills one program at a given time after the start of this program.
+// timedKill starts the plugins of a chain from bin/, and kills one plugin after it has run for a given time.
 type timedKill struct {
 	invoke.DefaultExec
 	plugin  int // index in the chain
@@ -265,16 +266,17 @@ func (k *timedKill) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	return nil, failed
 }
 
-// faultyRun is a run of a chain in which one plugin is killed or fails.
+// The type faultyRun describes a run of a chain in which one plugin is killed or fails.
 type faultyRun struct {
 	exec   invoke.Exec
 	killed func() bool
 }
 
-// momentsOf returns the approximate number of moments of a verb for a pod with ports and limits.
+// momentsOf returns about how many points of a verb a test can choose for a kill, for a pod with ports and limits (see package fault).
 func momentsOf(verb string) int { return map[string]int{"ADD": 75, "DEL": 25}[verb] }
 
-// atPoint returns a run in which a plugin is killed at a random moment (see package fault).
+// atPoint returns a run of the chain in which a plugin is killed at a random change, or at a random point between two changes (see package
+// fault).
 func (s *soakRun) atPoint(verb string) faultyRun {
 	policy := []string{"self", "root", "all"}[s.random.IntN(3)]
 	e := &faultExec{at: 1 + s.random.IntN(momentsOf(verb)), run: killCommand(policy, syscall.SIGKILL), dir: s.dir}
@@ -282,13 +284,13 @@ func (s *soakRun) atPoint(verb string) faultyRun {
 	return faultyRun{e, func() bool { return e.reached }}
 }
 
-// atRandomTime returns a run in which a program of bin/ is killed at a random time after its start.
+// atRandomTime returns a run of the chain in which a plugin of bin/ is killed at a random time after its start.
 func (s *soakRun) atRandomTime() faultyRun {
 	k := &timedKill{plugin: s.random.IntN(3), after: time.Duration(s.random.IntN(25_000)) * time.Microsecond}
 	return faultyRun{k, func() bool { return k.killed }}
 }
 
-// runFaulty runs the verb with the fault and counts the kill.
+// runFaulty runs the verb with the given fault, and counts the run as killed if the fault occurred.
 func (s *soakRun) runFaulty(m faultyRun, verb string, a *podSlot) {
 	s.Helper()
 	_, err := a.network.doVerb(verb, a.rt, m.exec)
@@ -299,7 +301,8 @@ func (s *soakRun) runFaulty(m faultyRun, verb string, a *podSlot) {
 	}
 }
 
-// stepKillAdd kills an ADD. The emulated runtime then sends DEL, or sends DEL and retries ADD, or never calls a plugin for the pod again.
+// stepKillAdd kills an ADD. After the kill, the emulated runtime sends DEL, or sends DEL and retries ADD, or never calls a plugin for the
+// pod again.
 func (s *soakRun) stepKillAdd(m faultyRun) bool {
 	a := s.randomFree()
 	if a == nil {
@@ -320,7 +323,7 @@ func (s *soakRun) stepKillAdd(m faultyRun) bool {
 	return true
 }
 
-// stepKillDel kills a DEL. The emulated runtime retries DEL, or never calls a plugin for the pod again.
+// stepKillDel kills a DEL. After the kill, the emulated runtime retries DEL, or never calls a plugin for the pod again.
 func (s *soakRun) stepKillDel(m faultyRun) bool {
 	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// tailSteps is the number of last steps that a failed soak prints.
+// tailSteps is the number of last test steps that TestSoak prints if it fails.
 const tailSteps = 15
 
 // soakFlags declares the flags of TestSoak.
@@ -36,17 +36,17 @@ func soakFlags() {
 
 func flagOf[T any](name string) T { return flag.Lookup(name).Value.(flag.Getter).Get().(T) }
 
-// stepKind is one kind of step. A round performs the steps of each kind a fixed number of times. The function of a step returns false if no
-// pod was suitable.
+// The type stepKind describes one kind of test step, such as "ADD again". In each round, a test performs each kind of test step a fixed
+// number of times. The function do() performs the step, and returns false if no pod was suitable for it.
 type stepKind struct {
 	name  string
 	times int
 	do    func(*soakRun) bool
 }
 
-// soakRun is a node with the pods of two networks. The seed determines the order of the steps. The random decisions of a step depend only
-// on the seed and the number of the step. A step uses data of the previous steps, but does not depend on how long the previous steps took.
-// A soak is therefore reproducible.
+// The type soakRun is a node with the pods of two networks. The flag -seed determines the order of the test steps. The random decisions in
+// a test step depend only on the seed and on the number of the step. The decisions do not depend on how long earlier steps took. TestSoak
+// is therefore reproducible.
 type soakRun struct {
 	*testing.T
 	seed     uint64
@@ -73,9 +73,9 @@ type soakRun struct {
 	remade  int               // number of pods whose CHECK failed after the loss of a record
 }
 
-// TestSoak runs pods on a node with antiSpoof, both families, limits, hostPorts and both backends. The steps are verbs, kills, flushes and
-// losses of records in random order. At every audit, all state of the node belongs to a live pod. The traffic, hostPorts and limits of
-// every live pod work. At the end, the node is in the same state as before the first pod.
+// TestSoak runs pods on a node with antiSpoof, both families, limits, hostPorts and both backends. In random order, TestSoak runs and kills
+// verbs, flushes rules, and deletes records. At every audit, all of Podlace's state on the node must belong to a live pod, and the traffic,
+// hostPorts and limits of every live pod must work. At the end, the node must be in the same state as before the first pod.
 func TestSoak(t *testing.T) {
 	steps, pods, audits := flagOf[int]("steps"), flagOf[int]("pods"), flagOf[int]("audit")
 	if steps < 0 || pods < 1 || pods > 240 || audits < 1 {
@@ -136,7 +136,7 @@ func newSoak(t *testing.T, seed uint64, pods int) *soakRun {
 	return s
 }
 
-// warmUp attaches and detaches one pod of each network, which creates the shared state.
+// warmUp attaches and detaches one pod of each network, to create the state that all pods of a network share.
 func (s *soakRun) warmUp() {
 	s.Helper()
 	for i := range s.networks {
@@ -148,7 +148,7 @@ func (s *soakRun) warmUp() {
 	s.lives -= len(s.networks)
 }
 
-// replayCommand returns the command that repeats the same steps.
+// replayCommand returns the shell command that repeats the test with the same steps.
 func (s *soakRun) replayCommand() string {
 	if s.again != "" {
 		return s.again
@@ -156,13 +156,13 @@ func (s *soakRun) replayCommand() string {
 	return fmt.Sprintf("run the same steps again: make soak ARGS='-seed %d -steps %d -pods %d -audit %d'", s.seed, s.step, s.pods, s.audits)
 }
 
-// setRandom sets a random source that depends only on the seed, a stream and a number.
+// setRandom replaces the random source of the test. The new random source depends only on the seed and on the two arguments.
 func (s *soakRun) setRandom(stream, number int) {
 	s.random = rand.New(rand.NewPCG(s.seed, uint64(stream)<<32|uint64(number)))
 }
 
-// runRound fills the node with pods, and performs the steps of all kinds in a random order. If the limit is not 0, runRound stops after the
-// step with this number.
+// runRound fills the node with pods, and performs all kinds of test steps in a random order. If the argument `limit` is not 0, runRound
+// stops after the step with this number.
 func (s *soakRun) runRound(number int, kinds []stepKind, limit int) {
 	s.Helper()
 	s.setRandom(1, number)
@@ -196,7 +196,7 @@ func (s *soakRun) runRound(number int, kinds []stepKind, limit int) {
 	}
 }
 
-// addTitle adds a text to the title of the step.
+// addTitle adds a text to the title of the current test step.
 func (s *soakRun) addTitle(format string, args ...any) { s.title += " " + fmt.Sprintf(format, args...) }
 
 // endSoak removes all pods, and checks that the node is in the same state as before the first pod.
@@ -214,8 +214,8 @@ func (s *soakRun) endSoak(before *harness.Oracle) {
 	before.Clean(s, "the end of all pods")
 }
 
-// printCounts prints the number of performed steps of each kind. If the caller requests this check, printCounts fails the test when a kind
-// was never performed.
+// printCounts prints how often each kind of test step was performed. If the argument `all` is true, printCounts fails the test unless each
+// kind was performed.
 func (s *soakRun) printCounts(kinds []stepKind, all bool) {
 	s.Helper()
 	var counts []string

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// probeAttempts is the maximum number of attempts of a probe. A probe makes several attempts, because a machine under load may lose a
-// packet.
+// probeAttempts is the maximum number of connection attempts in a traffic check. One attempt is not enough, because a machine under load
+// may lose a packet.
 const probeAttempts = 3
 
 // checkServer checks that a client gets the expected server name.
@@ -59,7 +59,7 @@ func (s *soakRun) checkTraffic(a *podSlot) {
 }
 
 // podElsewhere returns a pod of the other network, or nil if no pod is suitable. The node routes the traffic between the two networks, so
-// the traffic needs no additional neighbour entry.
+// the pods need no neighbour entry for each other.
 func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
 	var list []*podSlot
 	for _, other := range s.livePods() {
@@ -73,8 +73,8 @@ func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
 	return list[a.slot%len(list)]
 }
 
-// checkNeighbours checks the traffic between some pods of one bridge. The check does not include every pair, because all network namespaces
-// of a machine share one neighbour table of 1,024 entries.
+// checkNeighbours checks the traffic between some pods of one bridge. checkNeighbours does not check every pair of pods, because all
+// network namespaces of a machine share one neighbour table of 1,024 entries.
 func (s *soakRun) checkNeighbours() {
 	s.Helper()
 	live := s.livePods()

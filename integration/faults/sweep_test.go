@@ -21,13 +21,14 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// sweepBudget is the maximum duration of the sampled sweep of one verb.
+// sweepBudget is the maximum duration of TestSweepAdd or TestSweepDel without FAULTS=all.
 const sweepBudget = 6 * time.Second
 
 // victimID is the container ID of the pod whose ADD or DEL is killed.
 const victimID = "sweep-victim"
 
-// killSweep kills a chain at every point, or at a sample of the points. After each kill, the sweep does what a runtime would do next.
+// The type killSweep kills a running chain at every change and between the changes, or at a sample of these points. After each kill,
+// killSweep calls the plugins as a runtime would.
 type killSweep struct {
 	*harness.Network // the chain, without kills
 	conflist         []byte
@@ -38,14 +39,15 @@ type killSweep struct {
 	bridge           int          // number of points of ADD of the bridge, the first plugin
 	kills            int
 	failures         int
-	// In some cases, the files of the pod are unreadable.
+	// The field `unreadable` is true if the test lets reads of files fail. In this case, an index that was rebuilt from the leases is not a
+	// leak.
 	unreadable bool
 	collected  string // log of the last GC
 
 	harness.Tally
 }
 
-// killCase is one case of a sweep: the point, the killed process, and the runtime's follow-up.
+// The type killCase is one test case: the verb, the point of the kill, the killed process, and the runtime's reaction to the kill.
 type killCase struct {
 	verb   string
 	at     int
@@ -53,7 +55,7 @@ type killCase struct {
 	then   string
 }
 
-// The constants are the follow-ups of a runtime after a kill.
+// Each constant "then…" is what a runtime calls first after a kill.
 const (
 	thenDel     = "DEL"
 	thenEmptied = "DEL with empty netns"
@@ -61,8 +63,8 @@ const (
 	thenAdd     = "ADD again"
 )
 
-// TestSweepAdd and TestSweepDel visit only a sample of the cases, so that they are short enough for every test run. With FAULTS=all, the
-// tests visit every case.
+// TestSweepAdd and TestSweepDel run only a sample of their test cases, so that they are short enough for every test run. With FAULTS=all,
+// these two tests run every test case.
 func TestSweepAdd(t *testing.T) { sweepBoth(t, "ADD", "F-01 SIGKILL at each change of ADD") }
 
 func TestSweepDel(t *testing.T) { sweepBoth(t, "DEL", "F-02 SIGKILL at each change of DEL") }
@@ -107,7 +109,7 @@ func (s *killSweep) settleNode(t *testing.T) {
 	}
 }
 
-// runKilled runs the verb of the chain with a kill.
+// runKilled runs the verb of the chain, and kills the process that the test case selects.
 func (s *killSweep) runKilled(k killCase) (*faultExec, error) {
 	e := &faultExec{at: k.at, run: killCommand(k.policy, syscall.SIGKILL), dir: s.dir}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
@@ -127,7 +129,7 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	cases := casesOf(verb, points)
 	stride := 1
 	if !harness.Exhaustive() {
-		// Consecutive cases have different follow-ups. If the stride is not divisible by 2 or 3, the sample therefore contains all follow-ups.
+		// The runtime's reactions repeat every 3 or 4 cases. If the stride is not divisible by 2 or 3, the sample contains each reaction.
 		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}
@@ -145,8 +147,8 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	}
 }
 
-// measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points of the verb and the duration of one case.
-// The duration of one case is about twice as long as this ADD and DEL together.
+// measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points of the verb and the estimated duration of
+// one test case. One test case takes about twice as long as this ADD and DEL together.
 func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) {
 	t.Helper()
 	points := 0
@@ -173,7 +175,7 @@ func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) 
 	return points, 2 * time.Since(start)
 }
 
-// casesOf pairs every point with every follow-up. Consecutive cases use different policies.
+// casesOf returns one test case for each pair of a point and a reaction of the runtime. Consecutive test cases kill different processes.
 func casesOf(verb string, points int) []killCase {
 	policies := []string{"self", "root", "all"}
 	follow := []string{thenDel, thenEmptied, thenCollect}
@@ -189,8 +191,8 @@ func casesOf(verb string, points int) []killCase {
 	return cases
 }
 
-// runCase kills the verb, does the follow-up of the case, and looks for leaked state. ADD and DEL of the same container must work
-// afterwards.
+// runCase kills the verb, calls the plugins as the runtime does after the kill, and looks for leaked state. A later ADD and DEL of the same
+// container must work.
 func (s *killSweep) runCase(t *testing.T, k killCase) {
 	t.Helper()
 	where, err := s.tryOne(k)
@@ -241,7 +243,7 @@ func (s *killSweep) tryOne(k killCase) (where string, err error) {
 	return e.where, err
 }
 
-// followUp makes the calls that the runtime makes after the kill.
+// followUp calls the plugins as a runtime does after the kill.
 func (s *killSweep) followUp(k killCase, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	switch k.then {
 	case thenAdd:
@@ -282,8 +284,8 @@ func (s *killSweep) collectOthers(alive ...string) error {
 	return err
 }
 
-// addAgain retries ADD without a DEL. The retry may fail only if the record of the bridge plugin shows that the plugin had finished before
-// the kill.
+// addAgain retries ADD without a DEL. This second ADD may fail only if the record of the bridge plugin shows that the bridge plugin had
+// finished before the kill.
 func (s *killSweep) addAgain(rt *libcni.RuntimeConf) error {
 	records, err := attachments.RecordsOf(attachments.Key{Network: "chain", ContainerID: rt.ContainerID, IfName: rt.IfName}, "bridge")
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// pluginChain is a list of plugins. Each plugin gets the result of the previous plugin.
+// The type pluginChain is a list of plugins. Each plugin gets the result of the previous plugin.
 type pluginChain []chainStep
 
 // fullChain returns the chain of a usual node with the given backend.
@@ -58,7 +58,7 @@ func singleChains() map[string]pluginChain {
 	}
 }
 
-// faultWorld contains a pod on a node on which the chain has already run for another pod.
+// The type faultWorld contains a test's chain and a pod. On the node, the chain has already run for another pod.
 type faultWorld struct {
 	*testing.T
 	chain pluginChain
@@ -69,7 +69,7 @@ type faultWorld struct {
 }
 
 // newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain has no main plugin,
-// newWorld calls `connectPod()` for each pod. This function does the work of a main plugin.
+// newWorld calls connectPod() for each pod, which connects the pod as a main plugin does.
 func newWorld(t *testing.T, c pluginChain) faultWorld {
 	t.Helper()
 	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and records that it has done so
@@ -148,19 +148,19 @@ func (w faultWorld) take() *sandbox.Snapshot {
 	return s
 }
 
-// inSubtest returns the world for a subtest.
+// inSubtest returns a copy of the faultWorld that reports failures to the given subtest.
 func (w faultWorld) inSubtest(t *testing.T) faultWorld {
 	w.T = t
 	return w
 }
 
-// checkSame checks that the state of the node equals a former state.
+// checkSame fails the test unless the state of the node equals the given snapshot.
 func (w faultWorld) checkSame(before *sandbox.Snapshot) {
 	w.Helper()
 	kerneltest.NoLeak(w.T, before, w.opt)
 }
 
-// callOf returns a call of plugin number i of the chain.
+// callOf returns the pluginCall for the plugin with the index i in the chain.
 func (w faultWorld) callOf(i int, verb string, prev []byte) pluginCall {
 	return pluginCall{chainStep: w.chain[i], verb: verb, pod: w.pod, prev: prev}
 }
@@ -183,7 +183,7 @@ func (w faultWorld) delChain(n int) {
 	}
 }
 
-// forEachChain runs a test with the full chain on both backends, and with each chain of one plugin.
+// forEachChain runs a test with the full chain on both backends, and with each plugin alone.
 func forEachChain(t *testing.T, test func(faultWorld)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -196,7 +196,7 @@ func forEachChain(t *testing.T, test func(faultWorld)) {
 	forEachShortChain(t, test)
 }
 
-// forEachShortChain runs a test with the chained plugins after a main plugin of another project, and with each chain of one plugin.
+// forEachShortChain runs a test with a chain of portmap and bandwidth behind a main plugin of another project, and with each plugin alone.
 func forEachShortChain(t *testing.T, test func(faultWorld)) {
 	foreign := fullChain("nftables")[1:]
 	t.Run("foreign", func(t *testing.T) { test(newWorld(t, foreign)) })

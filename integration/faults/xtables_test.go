@@ -19,10 +19,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// After the first access, the legacy tables stay loaded in the network namespace. Therefore these tests run after all other tests in this
-// folder.
+// After the first access, the legacy iptables tables stay loaded in the network namespace. Therefore the tests in xtables_test.go run after
+// all other tests in this folder.
 
-// TestXTables: the node has both iptables programs (legacy and nft), and other programs use iptables at the same time.
+// TestXTables: the node has iptables-legacy and iptables-nft, and other programs use iptables at the same time.
 func TestXTables(t *testing.T) {
 	t.Run("F-20 iptables and backend changed between ADD and DEL", testFlavours)
 	t.Run("F-22 xtables lock held, iptables-legacy", testXTablesLock)
@@ -108,8 +108,8 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// doMeanwhile runs STATUS, `podlace reload`, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The
-// verb in between may write the rules of all pods again.
+// doMeanwhile runs STATUS, `podlace reload`, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod,
+// because all these commands may write the rules of all pods again.
 func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {
@@ -132,7 +132,7 @@ func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 // xtablesLock is the lock file of iptables-legacy.
 const xtablesLock = "/run/xtables.lock"
 
-// onlyPortmap returns a sweep of a chain in which portmap is the only plugin that uses iptables.
+// onlyPortmap returns a killSweep for a chain in which portmap is the only plugin that uses iptables.
 func onlyPortmap(t *testing.T) *killSweep {
 	t.Helper()
 	s := newSweep(t, "nftables")
@@ -145,8 +145,9 @@ func onlyPortmap(t *testing.T) *killSweep {
 	return s
 }
 
-// testXTablesLock runs verbs while another program holds the xtables lock. ADD and DEL wait for a limited time, and then return code 11
-// (try again later). The failed ADD leaves no state. The DEL after the failed ADD therefore needs no lock and does not wait.
+// testXTablesLock runs verbs while another program holds the xtables lock. While the lock is held, ADD and DEL wait for a limited time and
+// then return code 11 (try again later). The failed ADD leaves no state. A DEL after the failed ADD therefore needs no lock and does not
+// wait.
 func testXTablesLock(t *testing.T) {
 	choose := switchIPTables(t)
 	choose("legacy")
@@ -177,8 +178,8 @@ func testXTablesLock(t *testing.T) {
 	s.Report(t)
 }
 
-// testXTablesLockNFT runs verbs while another program holds the xtables lock. The verbs succeed, because iptables-nft never takes this
-// lock.
+// testXTablesLockNFT runs verbs while another program holds the xtables lock. All verbs succeed, because iptables-nft never takes the
+// xtables lock.
 func testXTablesLockNFT(t *testing.T) {
 	switchIPTables(t)("nft")
 	s := onlyPortmap(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Alone is a pod with a veth pair but without a main plugin. Tests use this pod to call the plugin bandwidth without a chain. DEL of the
-// plugin never deletes the veth pair.
+// Alone is a pod with a veth pair but without a main plugin. Tests use Alone to call the bandwidth plugin without a chain. DEL of the
+// bandwidth plugin never deletes the veth pair.
 type Alone struct {
 	Pod          *sandbox.Pod
 	ifname, link string // interfaces of the pod side and the host side
@@ -51,7 +51,7 @@ func (a *Alone) connect(t *testing.T) {
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", a.link).Run() })
 }
 
-// Call returns a call of the plugin bandwidth. The limits in the call have the form that containerd sends.
+// Call returns a call of the bandwidth plugin, with the limits in the format that containerd uses.
 func (a *Alone) Call(verb string, r Rates) Call {
 	limits := map[string]any{}
 	for direction, rate := range map[string]int{"ingress": r.Ingress, "egress": r.Egress} {
@@ -89,8 +89,9 @@ func (a *Alone) InEffect() (Rates, error) {
 	return r, err
 }
 
-// LimitsOf returns the limits that the kernel applies to a link, and the name of the ifb device. One limit is the rate of the token bucket
-// on the link. The other limit is the rate of the token bucket on the ifb device to which the link's ingress is redirected.
+// LimitsOf returns the limits that the kernel applies to a link, and the name of the ifb device. The ingress limit of the pod is the rate
+// of the token bucket on the link. The egress limit of the pod is the rate of the token bucket on the ifb device to which the link's
+// ingress traffic is redirected.
 func LimitsOf(name string) (r Rates, device string, err error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -144,8 +145,8 @@ func (a *Alone) Passes() error {
 	return errors.Join(errs...)
 }
 
-// Warm runs ADD and DEL of the plugin bandwidth to create the shared state of the node, and fills the neighbour
-// tables. After Warm, the link has no limit.
+// Warm runs ADD and DEL of the bandwidth plugin to create the state that all pods share, and fills the neighbour tables. After Warm, the
+// link has no limit.
 func (a *Alone) Warm(t testing.TB) {
 	t.Helper()
 	qdiscs := func() int {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Named returns an attachment that tests pass to libcni. The container ID of the attachment is the pod's name.
+// Named returns the arguments that a runtime passes to libcni for a pod. The container ID in these arguments is the pod's name.
 func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
 	rt := Attachment(pod, pod.Name, caps)
 	for i, arg := range rt.Args {
@@ -92,7 +92,8 @@ func Addresses(t testing.TB, result Object) []string {
 	return list
 }
 
-// ChainTraffic tests connections between pods, and to the hostPort from every kind of client.
+// ChainTraffic tests connections between the pods. ChainTraffic also tests connections to the hostPort from another pod, from the node and
+// from the pod itself.
 func ChainTraffic(t *testing.T, web, client *sandbox.Pod, addresses []string) {
 	t.Helper()
 	server, err := Serve(web, 80)

@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Fixture is a host with two pods. The test must not change the attached pod. The fresh pod has no network yet. The names of the pods are
-// also their container IDs. Each test has different names, so that a test does not depend on leftovers of another test.
+// Fixture is a host with two pods. Tests must not change the pod in the field Attached. The pod in the field Fresh has no network yet. The
+// name of a pod is also its container ID. Each test uses different pod names, so that no test depends on leftovers of another test.
 type Fixture struct {
 	Attached *sandbox.Pod
 	Fresh    *sandbox.Pod
@@ -22,8 +22,8 @@ type Fixture struct {
 	Prev     json.RawMessage // the bridge's result for chainPod
 }
 
-// NewFixture attaches a pod to the network of the plugin's test tables. The shared state of pods exists before the oracle takes its
-// snapshot.
+// NewFixture attaches the first pod of a Fixture. NewFixture also creates the state that all pods share, before it takes the snapshot to
+// which later states are compared.
 func NewFixture(t *testing.T, plugin string) *Fixture {
 	t.Helper()
 	Need(t, "bridge", "host-local", plugin)
@@ -43,7 +43,7 @@ func NewFixture(t *testing.T, plugin string) *Fixture {
 	return f
 }
 
-// BridgeConf returns the configuration of bridge that all test tables use.
+// BridgeConf returns the configuration of the bridge plugin in all table-driven tests.
 func BridgeConf() Object {
 	return Object{
 		"cniVersion": "1.1.0", "name": "table", "type": "bridge", "bridge": "table0", "isGateway": true,
@@ -51,7 +51,7 @@ func BridgeConf() Object {
 	}
 }
 
-// Conf returns a valid configuration of a plugin. The configuration of a chained plugin contains the prevResult of the attached pod.
+// Conf returns a valid configuration of a plugin. The configuration of a chained plugin contains the bridge plugin's result as prevResult.
 func (f *Fixture) Conf(plugin string) Object {
 	switch plugin {
 	case "bridge":
@@ -67,7 +67,7 @@ func (f *Fixture) Conf(plugin string) Object {
 		map[string]any{"ingressRate": 20_000_000, "ingressBurst": 2_000_000})
 }
 
-// Ports returns the value of portMappings.
+// Ports returns the value of the key portMappings with the given port mappings.
 func Ports(list ...any) []any { return list }
 
 // Port returns one port mapping.
@@ -75,11 +75,11 @@ func Port(host, container, protocol any) map[string]any {
 	return map[string]any{"hostPort": host, "containerPort": container, "protocol": protocol}
 }
 
-// Chained reports whether a plugin runs in a chain after bridge.
+// Chained reports whether a plugin runs in a chain after the bridge plugin.
 func Chained(plugin string) bool { return plugin == "portmap" || plugin == "bandwidth" }
 
-// Life calls the given function, and the function runs ADD and DEL of a plugin for the fresh pod. For a chained plugin, Life runs ADD of
-// bridge before the call of the function, and DEL of bridge after the call. Both DELs are necessary to remove all state.
+// Life calls the function do(), which runs ADD and DEL of a plugin for the pod f.Fresh. For a chained plugin, Life also runs ADD of the
+// bridge plugin before do(), and DEL of the bridge plugin after do(). Only both DELs together remove all state.
 func (f *Fixture) Life(t *testing.T, plugin string, do func()) {
 	t.Helper()
 	if !Chained(plugin) {
@@ -96,7 +96,7 @@ func (f *Fixture) Life(t *testing.T, plugin string, do func()) {
 	do()
 }
 
-// Good returns a call with a valid configuration and a complete environment.
+// Good returns a plugin call with a valid configuration and a complete environment.
 func (f *Fixture) Good(verb, plugin string) Call {
 	conf := f.Conf(plugin)
 	if verb == "GC" {
@@ -111,13 +111,13 @@ func (f *Fixture) Good(verb, plugin string) Call {
 	return NewCall(verb, plugin, f.Fresh, f.Fresh.Name, conf)
 }
 
-// Config returns a copy of the call with another configuration.
+// Config returns a copy of the plugin call with another configuration.
 func (c Call) Config(conf any) Call {
 	c.Stdin = Encode(conf)
 	return c
 }
 
-// ForEach runs a test table for each plugin in the tested folder.
+// ForEach runs a test for each plugin in the tested folder.
 func ForEach(t *testing.T, table func(t *testing.T, f *Fixture, plugin string)) {
 	for _, plugin := range AllPlugins() {
 		t.Run(plugin, func(t *testing.T) {

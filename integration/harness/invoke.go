@@ -21,13 +21,13 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// CallLimit is the timeout of a call. Every verb ends long before this timeout. A plugin that hangs fails only its own test.
+// CallLimit is the timeout of one plugin call. Every verb ends long before this timeout. If a plugin hangs, only its own test fails.
 const CallLimit = 60 * time.Second
 
-// PodArgs is CNI_ARGS of every call in the test tables.
+// PodArgs is the value of CNI_ARGS in all table-driven tests.
 const PodArgs = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"
 
-// Call is one call of a plugin. An environment variable with the value "" is not set.
+// Call is one call of a plugin. If the value of an environment variable is "", the plugin gets no such variable.
 type Call struct {
 	Plugin string
 	Env    map[string]string
@@ -37,7 +37,7 @@ type Call struct {
 	Stdout io.Writer    // instead of Outcome.Stdout
 }
 
-// Outcome is the result of a call.
+// Outcome contains the exit status and the output of a plugin call.
 type Outcome struct {
 	Call
 	Exit   int
@@ -59,7 +59,7 @@ func NewCall(verb, plugin string, pod *sandbox.Pod, id string, conf any) Call {
 	return c
 }
 
-// With returns a copy of the call with replaced environment variables. The arguments are alternately names and values.
+// With returns a copy of the plugin call with replaced environment variables. The arguments are pairs of a name and a value.
 func (c Call) With(pairs ...string) Call {
 	c.Env = maps.Clone(c.Env)
 	for p := range slices.Chunk(pairs, 2) {
@@ -81,7 +81,7 @@ func (c Call) Run(t testing.TB) Outcome {
 	return o
 }
 
-// Start runs the call. The error is nil even if the plugin fails; Outcome.Exit contains the exit status.
+// Start runs the call. The error is nil even if the plugin fails. Outcome.Exit contains the exit status.
 func (c Call) Start() (Outcome, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), CallLimit)
 	defer cancel()
@@ -119,7 +119,7 @@ func Enter(pod *sandbox.Pod, f func() error) error {
 	return pod.Do(f)
 }
 
-// OK fails the test if the call failed or printed output that the verb does not permit.
+// OK fails the test if the plugin failed or printed output that the CNI specification does not permit for the verb.
 func (o Outcome) OK(t testing.TB) Outcome {
 	t.Helper()
 	if o.Exit != 0 {
@@ -146,7 +146,7 @@ type Failure struct {
 	Details    string `json:"details"`
 }
 
-// Refused checks that the plugin failed with a complete error. The plugin's stdout must contain exactly one error document. The
+// Refused checks that the plugin failed with a complete error. The plugin's stdout must contain exactly one error document. The error
 // document must contain one of the given codes, a version, a message of limited size, and the pod's name.
 func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	t.Helper()
@@ -197,7 +197,7 @@ func (o Outcome) checkText(t testing.TB, f Failure) {
 	}
 }
 
-// OneDocument decodes a text that must be exactly one JSON document. Unknown keys are an error.
+// OneDocument decodes a text that must be exactly one JSON document. Unknown keys fail the test.
 func OneDocument(t testing.TB, text string, into any) {
 	t.Helper()
 	d := json.NewDecoder(strings.NewReader(text))
@@ -230,8 +230,8 @@ func Encode(v any) []byte {
 	return b
 }
 
-// With returns a deep copy with replaced values. The arguments are alternately dotted paths and values. A nil value removes the key. A
-// reserved key such as cni.dev/x counts as one step of a path.
+// With returns a deep copy of the JSON object with replaced values. The arguments are pairs of a dotted path and a value. If a value is
+// nil, With removes the key. A dot in a reserved key such as cni.dev/x does not split the key.
 func (o Object) With(pairs ...any) Object {
 	out := Object{}
 	d := json.NewDecoder(bytes.NewReader(Encode(o)))
@@ -262,7 +262,7 @@ func (o Object) With(pairs ...any) Object {
 	return out
 }
 
-// RawObject decodes a result, so that a test can put the result into a configuration.
+// RawObject decodes a plugin's result, so that a test can put the result into a configuration.
 func RawObject(t testing.TB, text string) Object {
 	t.Helper()
 	var o Object

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package harness contains code that the tests of several folders share. Main builds the programs and runs the tests. Oracle compares the
-// state of the node before and after. Call runs a single plugin. Network runs a whole conflist through libcni. Further functions send
-// traffic.
+// state of the node before and after a test. Call runs a single plugin. Network runs a whole conflist through libcni. Further functions
+// send traffic.
 //
 // The test binary runs twice. The first run builds the programs on the machine and starts the second run. The second run executes the tests
-// in a sandbox. The sandbox has no network, so Go could not download modules there.
+// in a sandbox. Programs are built outside of the sandbox, because the sandbox has no network and Go may need to download modules.
 package harness
 
 import (
@@ -22,18 +22,18 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// BinEnv is the environment variable with the folder of the tested programs. If the variable is not set, Main builds the programs from this
-// tree.
+// BinEnv is the environment variable with the folder of the tested programs. If PODLACE_BIN is not set, Main builds the programs from this
+// source tree.
 const BinEnv = "PODLACE_BIN"
 
-// ToolsEnv is the environment variable with the folder of additional programs that the tests use. If the variable is not set, Main builds
+// ToolsEnv is the environment variable with the folder of additional programs that the tests use. If PODLACE_TOOLS is not set, Main builds
 // these programs.
 const ToolsEnv = "PODLACE_TOOLS"
 
 // A Tool builds additional programs for the tests and stores them in the folder of ToolsEnv.
 type Tool func(dir string) error
 
-// Main runs the tests of a package, with the tested programs and the given tools. TestMain of each package calls Main.
+// Main builds the tested programs and the given tools, and runs the tests of a package. TestMain of each package calls Main.
 func Main(m *testing.M, tools ...Tool) {
 	if os.Getenv(ToolsEnv) != "" {
 		kerneltest.Main(m)
@@ -71,8 +71,8 @@ func Faulty(dir string) error {
 	return buildPackages(filepath.Join(dir, "fault"), "-tags=podlace_fault", "./plugins/...")
 }
 
-// Reference builds the reference plugins into ReferenceDir. If the build fails, Reference prints the reason, and tests that need these
-// plugins skip.
+// Reference builds the reference plugins into ReferenceDir. If the build fails, Reference prints the reason, and tests that need the
+// reference plugins are skipped.
 func Reference(dir string) error {
 	script := filepath.Join(sourceRoot(), "scripts/reference.sh")
 	if out, err := exec.Command(script, filepath.Join(dir, "reference")).CombinedOutput(); err != nil {
@@ -148,8 +148,8 @@ func buildPackages(dir string, args ...string) error {
 	return nil
 }
 
-// programFolder returns the folder that BinEnv names. If BinEnv is not set, programFolder builds all programs of the source tree into a new
-// folder.
+// programFolder returns the folder in the environment variable PODLACE_BIN. If PODLACE_BIN is not set, programFolder builds all programs of
+// the source tree into a new folder.
 func programFolder(dir string) (string, error) {
 	if bin := os.Getenv(BinEnv); bin != "" {
 		return filepath.Abs(bin)

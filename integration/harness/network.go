@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Network is one conflist that libcni has parsed.
+// Network contains one parsed conflist, and runs its plugin chain through libcni.
 type Network struct {
 	CNI    *libcni.CNIConfig
 	List   *libcni.NetworkConfigList
@@ -53,7 +53,7 @@ func (n *Network) Must(t testing.TB, verb string, rt *libcni.RuntimeConf, valid 
 	return RawObject(t, string(Encode(result)))
 }
 
-// OpenNetwork parses a conflist. The argument `exec` starts the plugins. If exec is nil, Network.Exec starts the plugins.
+// OpenNetwork parses a conflist. libcni starts the plugins through the argument `exec`, or through Network.Exec if `exec` is nil.
 func OpenNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*Network, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {

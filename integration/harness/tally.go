@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// Exhaustive reports whether FAULTS=all is set. With this setting, the tests run every case. Without this setting, the tests run
-// only a sample of the cases.
+// Exhaustive reports whether FAULTS=all is set. With FAULTS=all, the tests run every test case. Without FAULTS=all, the tests run only a
+// sample of their test cases.
 func Exhaustive() bool { return os.Getenv("FAULTS") == "all" }
 
-// Some returns its second argument if FAULTS=all is set, and its first argument otherwise.
+// Some returns the argument `all` if FAULTS=all is set, and the argument `few` otherwise.
 func Some[T any](few, all T) T {
 	if Exhaustive() {
 		return all
@@ -20,7 +20,7 @@ func Some[T any](few, all T) T {
 	return few
 }
 
-// Tally counts the results of fault tests. The titles of these tests begin with the number of the fault.
+// Tally counts the results of fault tests. The title of each fault test begins with the number of the fault, for example F-11.
 type Tally struct {
 	Points     int // places or cases with an injected fault
 	Leaks      int // number of points after which state was leaked

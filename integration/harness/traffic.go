@@ -44,7 +44,7 @@ func ServeClientAddress(pod *sandbox.Pod, port int) (net.Listener, error) {
 // TrafficLimit is the timeout of a connection that should succeed. The first packet of a new pod may need one retransmission.
 const TrafficLimit = 3 * time.Second
 
-// Patience returns the timeout of traffic. The timeout is shorter if the traffic should be blocked.
+// Patience returns the timeout of a test connection. The timeout is shorter if the connection should be blocked.
 func Patience(blocked bool) time.Duration {
 	if blocked {
 		return time.Second / 2
@@ -52,9 +52,9 @@ func Patience(blocked bool) time.Duration {
 	return TrafficLimit
 }
 
-// Networked calls the function f in the namespace of a pod or of the host. The function may use package net. Package net binds to ::1 once
-// to find the supported families. Networked starts this search on the host. If package net ran this search in a pod whose lo is
-// down, the search would find no family.
+// Networked calls the function f in the namespace of a pod or of the host. The function f may use package net. Package net binds to ::1
+// once to find the supported address families. Networked first binds to ::1 on the host, so that package net finds the address families
+// there. In a pod whose lo is down, package net would find no IPv6 support.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()
@@ -83,8 +83,8 @@ type Speaker struct {
 	udp net.PacketConn
 }
 
-// Speak starts a server at an address of a machine, or of the node if the machine is nil. The server answers connections and datagrams of
-// Ask with the machine's name.
+// Speak starts a server at an address of a machine, or of the node if the machine is nil. If the function Ask connects or sends a datagram,
+// the server answers with the machine's name.
 func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
 	s := &Speaker{}
 	err := Networked(on, func() (err error) {
@@ -123,7 +123,8 @@ func speakTCP(l net.Listener, as string) {
 	}
 }
 
-// speakUDP answers each question with the name and the question. speakUDP ignores datagrams that are not questions.
+// speakUDP answers each datagram that ends with "?". The answer contains the server's name and the datagram. speakUDP ignores all other
+// datagrams.
 func speakUDP(c net.PacketConn, as string) {
 	b := make([]byte, 1500)
 	for {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Plain returns the name of a test. A dash replaces the characters that are neither letters nor digits, so the name is a valid
+// Plain returns the name of a test. Dashes replace all characters that are neither letters nor digits, so that the name is a valid
 // container ID.
 func Plain(t *testing.T) string {
 	return regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(t.Name(), "-")
@@ -31,7 +31,8 @@ func NewPod(t testing.TB, name string) *sandbox.Pod {
 	return pod
 }
 
-// Oracle contains a snapshot of the host, of pods and of the state folders. Tests use it to find leaked state.
+// Oracle contains a snapshot of the host, of pods and of the state folders. Tests compare later states with this snapshot to find leaked
+// state.
 type Oracle struct {
 	Options sandbox.Options
 	before  *sandbox.Snapshot
@@ -41,10 +42,10 @@ type Oracle struct {
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 
 // Harmless matches files that belong to no attachment: locks, marker files of the node or a network, and host-local's files of the last
-// assigned address. If the file of the last assigned address is incomplete, the next ADD overwrites this file.
+// assigned address. host-local's file with the last assigned address may be incomplete, because the next ADD overwrites it.
 const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/\.podlace/[^/]+/(\.tmp-)?(mark|released)$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?|no-fq_codel|shared-hostports)$|/\.(bridge|made|found)-[^/]+$`
 
-// Watch returns an oracle with a snapshot of the current state.
+// Watch returns an Oracle with a snapshot of the current state.
 func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	t.Helper()
 	o, err := NewOracle(pods...)
@@ -54,7 +55,7 @@ func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	return o
 }
 
-// NewOracle returns an oracle with a snapshot of the current state, for callers that have no *testing.T.
+// NewOracle returns an Oracle with a snapshot of the current state. Callers without a *testing.T use NewOracle instead of Watch.
 func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
 	o := Oracle{Options: sandbox.Options{Pods: pods, Dirs: StateDirs(), Ignore: regexp.MustCompile(Harmless)}}
 	var err error
@@ -82,7 +83,8 @@ func (o *Oracle) Diff() ([]string, error) {
 	return sandbox.Diff(o.before, now), nil
 }
 
-// Clean fails the test if the state differs from the snapshot. Clean then takes a new snapshot, so that each leak is reported only once.
+// Clean fails the test if the state differs from the snapshot. After a difference, Clean takes a new snapshot, so that each leak is
+// reported only once.
 func (o *Oracle) Clean(t testing.TB, after string) {
 	t.Helper()
 	leaks, err := o.Leaks()
@@ -104,7 +106,7 @@ func (o *Oracle) Rebase(t testing.TB) {
 	}
 }
 
-// InOrder iterates over a table in the sorted order of its titles, so that every run has the same order.
+// InOrder iterates over a map in the sorted order of its keys, so that every test run has the same order.
 func InOrder[V any](table map[string]V) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
 		for _, title := range slices.Sorted(maps.Keys(table)) {

@@ -58,7 +58,7 @@ func allServed(t testing.TB) map[string]listedMetric {
 	return metricsOf(t, "podlace-node", "sriov-device-plugin", "sriov-dra")
 }
 
-// queryChecker collects the mistakes in a query, such as a metric that no program serves.
+// The type queryChecker collects the mistakes in a query, such as a metric that no program serves.
 type queryChecker struct {
 	metrics  map[string]listedMetric
 	known    []string // the labels that every metric has after the scrape, and those of the selected metrics
@@ -129,8 +129,8 @@ func (c *queryChecker) selector(selector *parser.VectorSelector, ranged bool) {
 	c.known = append(c.known, m.labels...)
 }
 
-// The method aggregate() checks the labels of an aggregation. If the aggregation drops the label `instance`, no text may contain
-// this label.
+// The method aggregate() checks the labels of an aggregation. If the aggregation drops the label `instance`, no legend or annotation may
+// contain this label.
 func (c *queryChecker) aggregate(a *parser.AggregateExpr, texts []string) {
 	c.use(a.String(), a.Grouping...)
 	if a.Without || a.Op == parser.TOPK || a.Op == parser.BOTTOMK || slices.Contains(a.Grouping, "instance") {

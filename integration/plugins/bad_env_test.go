@@ -152,7 +152,8 @@ func TestBadEnvNetns(t *testing.T) {
 	})
 }
 
-// TestBadEnvNetnsDel attaches a pod and then runs DEL with a path that is no longer a namespace. DEL treats this path as an empty path.
+// TestBadEnvNetnsDel attaches a pod and then runs DEL with a netns path that is not a namespace of a pod. DEL works as if CNI_NETNS were
+// empty.
 func TestBadEnvNetnsDel(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for kind, path := range harness.InOrder(badNamespaces(t)) {
@@ -169,7 +170,8 @@ func TestBadEnvNetnsDel(t *testing.T) {
 	})
 }
 
-// TestBadEnvNetnsOverride passes the node's own namespace. The plugin accepts this namespace only if the caller sets the override variable.
+// TestBadEnvNetnsOverride passes the node's own namespace to the loopback plugin. The plugin accepts this namespace only if the variable
+// CNI_NETNS_OVERRIDE is set.
 func TestBadEnvNetnsOverride(t *testing.T) {
 	harness.Need(t, "loopback")
 	node := harness.NewPod(t, "override-node")
@@ -201,7 +203,8 @@ func checkOwnLo(t *testing.T, node *sandbox.Pod, conf object) {
 	before.Clean(t, "DEL in the plugin's own namespace")
 }
 
-// readsArgs reports whether the plugin evaluates CNI_ARGS. The other plugins ignore CNI_ARGS, as the reference plugins do.
+// readsArgs reports whether the plugin evaluates CNI_ARGS. Plugins other than bridge and host-local ignore CNI_ARGS, as the reference
+// plugins do.
 func readsArgs(plugin string) bool { return plugin == "bridge" || plugin == "host-local" }
 
 func TestBadEnvArgs(t *testing.T) {

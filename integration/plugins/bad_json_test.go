@@ -75,7 +75,7 @@ func TestGoodTrickle(t *testing.T) {
 	f.Oracle.Clean(t, "trickle")
 }
 
-// TestGoodClosedStdout runs ADD while stdout is closed. One DEL must remove everything.
+// TestGoodClosedStdout runs ADD while stdout is closed. One DEL must then remove all state.
 func TestGoodClosedStdout(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		r, w, err := os.Pipe()
@@ -116,7 +116,7 @@ func TestBadName(t *testing.T) {
 	})
 }
 
-// TestBadVersion passes versions that do not exist, and calls verbs that a version does not have.
+// TestBadVersion passes CNI versions that do not exist, and calls verbs that a CNI version does not have.
 func TestBadVersion(t *testing.T) {
 	since := map[string]string{"ADD": "0.1.0", "CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {

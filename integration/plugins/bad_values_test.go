@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// badValue is one invalid value in the configuration of a plugin.
+// The type badValue describes one invalid value in the configuration of a plugin, and the expected error.
 type badValue struct {
 	title string
 	edit  []any // arguments of object.with
@@ -21,7 +21,7 @@ func bad(title, says string, edit ...any) badValue {
 	return badValue{title, edit, says, []int{harness.CodeConfig}}
 }
 
-// badType returns a case with a value of the wrong JSON type. Either the JSON decoder or the validation reports the value.
+// badType returns a badValue with a value of the wrong JSON type. Either the JSON decoder or the validation reports the value.
 func badType(title string, edit ...any) badValue {
 	return badValue{title, edit, "", []int{harness.CodeDecode, harness.CodeConfig}}
 }
@@ -69,7 +69,7 @@ func badBridge() []badValue {
 
 func badHostLocal() []badValue { return badIPAM() }
 
-// rangesEdit returns the edit that replaces the address ranges in the configuration.
+// rangesEdit returns the arguments of With() that replace the address ranges in the configuration.
 func rangesEdit(pairs ...any) []any {
 	r := map[string]any{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -143,8 +143,8 @@ func badPortmap() []badValue {
 	}
 }
 
-// badRates (S-14) returns rates and bursts that are invalid both in the conflist and in runtimeConfig. Two other kinds are invalid only in
-// the conflist of an administrator: a rate without a burst, and huge values (see TestRuntimeRates).
+// badRates (S-14) returns rates and bursts that are invalid both in the conflist and in runtimeConfig. A rate without a burst and huge
+// values are invalid only in the conflist (see TestRuntimeRates).
 func badRates() []badValue {
 	var list []badValue
 	for _, direction := range []string{"ingress", "egress"} {
@@ -191,7 +191,7 @@ func TestBadValuesDel(t *testing.T) {
 	})
 }
 
-// delWith runs ADD with a valid configuration, and then DEL with an edited configuration.
+// delWith runs ADD with a valid configuration, and then runs DEL with an edited configuration.
 func delWith(t *testing.T, f *harness.Fixture, title, plugin string, edit ...any) {
 	t.Helper()
 	f.Life(t, plugin, func() {

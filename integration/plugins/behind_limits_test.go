@@ -24,7 +24,7 @@ const ownBridge = `{"cniVersion": "1.0.0", "name": "behind-bridge", "plugins": [
 	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.100.0.0/24"}]]}},
 	{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`
 
-// TestBehindLimits checks that limits work in both directions. The main plugin is Podlace's bridge or the reference plugin ptp.
+// TestBehindLimits checks that limits work in both directions after Podlace's bridge plugin and after the reference plugin ptp.
 // TestBehindKubernetesShaping covers pods whose addresses have no subnet, as with Calico.
 func TestBehindLimits(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
@@ -52,8 +52,8 @@ func TestBehindKata(t *testing.T) {
 	}
 }
 
-// TestKataLimits checks that the plugin `bandwidth` changes only the host-side veth. The state that Kata created in the pod stays the same
-// after each verb.
+// TestKataLimits checks that the plugin `bandwidth` changes only the host-side veth. No verb changes the state that Kata created in the
+// pod.
 func TestKataLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)

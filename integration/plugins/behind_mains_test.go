@@ -33,7 +33,7 @@ func addKubeProxyRules(t *testing.T) {
 	}
 }
 
-// eachBackend runs a test once for each backend of portmap. eachBackend passes the edits of the conflist that select the backend.
+// eachBackend runs a test once for each backend of portmap, and passes the edits of the conflist that select the backend.
 func eachBackend(t *testing.T, test func(t *testing.T, edits ...string)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -59,8 +59,9 @@ func TestBehindKubernetesDocs(t *testing.T) {
 	})
 }
 
-// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode creates no KUBE-MARK-MASQ. ADD fails and leaves no state. The error contains the
-// missing chain and the remedy. The same conflist works if the key that selects this chain is removed.
+// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode creates no chain KUBE-MARK-MASQ. Therefore ADD with "externalSetMarkChain":
+// "KUBE-MARK-MASQ" fails and leaves no state. The error contains the missing chain and the remedy. The same conflist works without the key
+// externalSetMarkChain.
 func TestBehindKubernetesDocsNFT(t *testing.T) {
 	harness.Program(t, "iptables")
 	harness.Program(t, "nft")
@@ -90,7 +91,8 @@ func newBehindOn(t *testing.T, b *behindLab, file string) *behindLab {
 	return &other
 }
 
-// TestBehindKubernetesShaping runs the unchanged bandwidth conflist of the Kubernetes documentation. The limits work in both directions.
+// TestBehindKubernetesShaping runs the unchanged bandwidth conflist of the Kubernetes documentation. The bandwidth limits work in both
+// directions.
 func TestBehindKubernetesShaping(t *testing.T) {
 	const rate = 16_000_000
 	b := newBehind(t, "kubernetes-shaping.conflist", map[string]any{"bandwidth": object{
@@ -99,7 +101,7 @@ func TestBehindKubernetesShaping(t *testing.T) {
 }
 
 // checkLimitsHold sends as many bytes as the limit allows in one second, from the node to a pod and from the pod to the node.
-// checkLimitsHold fails the test if one of the two transfers takes less than 0.6 s.
+// checkLimitsHold fails the test if either transfer takes less than 0.6 s.
 func checkLimitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	t.Helper()
 	const port = "81"
@@ -171,9 +173,9 @@ func TestBehindNerdctl(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctlDrop: the reference plugin firewall accepts packets from pods and the replies to these packets. The plugin does not
-// accept new connections to pods. Docker or ufw may set the policy of FORWARD to drop. With this policy, a hostPort is reachable only from
-// the node until a rule accepts the pods' subnet.
+// TestBehindNerdctlDrop: the chain FORWARD has the policy drop, which Docker or ufw may set. The reference plugin "firewall" then accepts
+// packets from pods and their replies, but no new connections to pods. Therefore other machines reach a hostPort only after an
+// administrator adds rules that accept the pods' subnet.
 func TestBehindNerdctlDrop(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -193,7 +195,7 @@ func TestBehindNerdctlDrop(t *testing.T) {
 	})
 }
 
-// checkWarned checks the warning that a verb prints on stderr. The warning must contain the commands that the test runs.
+// checkWarned checks the warning that a verb prints on stderr. The warning must contain the iptables commands that solve the problem.
 func (b *behindLab) checkWarned(t *testing.T, verb string) {
 	t.Helper()
 	text := b.Stderr.String()
@@ -207,7 +209,7 @@ func (b *behindLab) checkWarned(t *testing.T, verb string) {
 }
 
 // TestBehindMacvlan: a node and its macvlan pods cannot reach each other over the link that they share. Therefore hostPorts do not work,
-// and CHECK cannot detect this problem. Other machines reach the pod's own address.
+// and CHECK cannot detect this problem. Other machines reach a macvlan pod at the pod's own address.
 func TestBehindMacvlan(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -233,7 +235,7 @@ func (b *behindLab) checkOwnAddress(t *testing.T) {
 }
 
 // TestBehindMacvlanShim: a node with its own macvlan link reaches its macvlan pods. With masqAll, the replies of the pods return through
-// this link.
+// the node's macvlan link.
 func TestBehindMacvlanShim(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {

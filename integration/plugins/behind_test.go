@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// behindLab is a network in which Podlace's chained plugins run after third-party plugins.
+// The type behindLab is a network in which Podlace's chained plugins run after third-party plugins.
 type behindLab struct {
 	*harness.Network
 	lan, web, client *sandbox.Pod
@@ -24,13 +24,13 @@ type behindLab struct {
 }
 
 // newBehind reads a conflist of testdata/behind and applies edits, which are pairs of old and new text. Then newBehind attaches and
-// detaches a first pod, so that the shared state exists.
+// detaches a first pod, to create the state that all pods share.
 func newBehind(t *testing.T, file string, caps map[string]any, edits ...string) *behindLab {
 	t.Helper()
 	return behindOf(t, strings.NewReplacer(edits...).Replace(readBehind(t, file)), caps)
 }
 
-// behindOf opens the text of a conflist, as newBehind opens a file.
+// behindOf does the same as newBehind, but gets the text of the conflist instead of a file name.
 func behindOf(t *testing.T, conflist string, caps map[string]any) *behindLab {
 	t.Helper()
 	b := &behindLab{lan: harness.NewLAN(t)}
@@ -79,7 +79,7 @@ next:
 	return n
 }
 
-// clientView is one client of the hostPort.
+// The type clientView describes one client of the hostPort.
 type clientView struct {
 	title   string
 	from    *sandbox.Pod
@@ -105,8 +105,7 @@ func (b *behindLab) views(v6 bool) []clientView {
 	return list
 }
 
-// checkTraffic connects to the hostPort from every client. The last arguments are the titles of the clients that must not be able to reach
-// the hostPort.
+// checkTraffic connects to the hostPort from every client. The argument `blocked` lists the clients that must not reach the hostPort.
 func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	t.Helper()
 	server, err := harness.ServeClientAddress(b.web, 80)
@@ -133,7 +132,7 @@ func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...stri
 	}
 }
 
-// runLife attaches both pods, calls f, and runs CHECK. Then runLife runs DEL of both pods twice.
+// runLife attaches both pods, calls the function f, and runs CHECK. Then runLife runs DEL of both pods twice.
 func (b *behindLab) runLife(t *testing.T, f func()) {
 	t.Helper()
 	b.Must(t, "ADD", b.rtWeb)

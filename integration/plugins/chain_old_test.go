@@ -11,9 +11,9 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestOldChain: a hostPort works with configurations of versions before 0.3.0, as with the reference plugins. Old versions of flannel use
-// configurations of these versions. A hostPort also works with configurations without a version. The specification defines that such a
-// configuration has version 0.1.0. Results of these versions contain no interfaces.
+// TestOldChain: a hostPort works with configurations of the CNI versions 0.1.0 and 0.2.0, which old versions of flannel use. A hostPort
+// also works with a configuration without cniVersion, which means version 0.1.0 by the CNI specification. Plugin results of CNI versions
+// before 0.3.0 contain no interfaces.
 func TestOldChain(t *testing.T) {
 	for title, version := range harness.InOrder(map[string]string{"no version": "", "0.1.0": "0.1.0", "0.2.0": "0.2.0"}) {
 		for _, backend := range []string{"nftables", "iptables"} {

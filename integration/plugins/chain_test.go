@@ -30,7 +30,7 @@ func TestChain(t *testing.T) {
 	})
 }
 
-// chainLife runs all verbs of a runtime for two pods, in one version of the specification.
+// chainLife runs all CNI verbs for two pods, in one version of the CNI specification.
 func chainLife(t *testing.T, version, backend string) {
 	n, err := harness.OpenNetwork(harness.ChainOf(t, version, backend), t.TempDir(), nil)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// otherTables contains chains that resemble the chains of kube-proxy, Docker, firewalld and similar programs. The priorities of these
-// chains are lower than, equal to and higher than Podlace's.
+// otherTables contains chains that resemble the chains of kube-proxy, Docker, firewalld and similar programs. Some of these chains have a
+// lower priority than Podlace's chains, some have the same priority, and some have a higher priority.
 const otherTables = `
 table ip kube-proxy {
 	chain services { ip daddr 10.96.0.10 tcp dport 53 counter accept; }
@@ -37,7 +37,7 @@ table bridge filter {
 }
 `
 
-// healthyPorts returns the kinds of port mappings, each with the keys of portmap's configuration.
+// healthyPorts returns portmap configurations with each kind of port mapping. CHECK must succeed with each of these configurations.
 func healthyPorts() map[string][]any {
 	port := func(hostPort, port int, protocol string, pairs ...any) object {
 		return object{"hostPort": hostPort, "containerPort": port, "protocol": protocol}.With(pairs...)

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// runShell runs commands of tc(8), nft(8) or iptables(8) on the node. In the script, HOST is replaced by the name of the attachment's
-// host-side veth. NET is replaced by the suffix of the names of the network's chains and sets.
+// runShell runs commands of tc(8), nft(8) or iptables(8) on the node. In the script, runShell replaces HOST by the name of the pod's
+// host-side veth. runShell replaces NET by the hash at the end of the names of the network's chains and sets.
 func (h attachedPod) runShell(script string) error {
 	words := strings.NewReplacer("HOST", h.hostVeth(), "NET", h.networkHash())
 	if out, err := exec.Command("sh", "-ec", words.Replace(script)).CombinedOutput(); err != nil {
@@ -36,8 +36,8 @@ func (h attachedPod) networkHash() string {
 	return ""
 }
 
-// shellBreakages returns one breakage for each shell script. The first argument is the number of the plugin whose CHECK must report each of
-// these breakages.
+// shellBreakages returns a breakage, a way to damage an attached pod, for each shell script. CHECK of the plugin with the index `plugin`
+// must report the damage.
 func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	all := map[string]breakage{}
 	for title, script := range scripts {
@@ -60,7 +60,8 @@ func filterBreakages() map[string]breakage {
 	})
 }
 
-// TestCheckTellsUnlimited: a pod has no limits, and filters on its link drop its traffic. CHECK of the bridge plugin reports these filters.
+// TestCheckTellsUnlimited: if a pod has no limits and tc filters on its link drop its traffic, CHECK of the bridge plugin reports the
+// filters.
 func TestCheckTellsUnlimited(t *testing.T) {
 	needTools(t, "tc", "ip")
 	n := newNode(t, "unlimited", 147, "nftables")
@@ -95,8 +96,8 @@ func needTools(t *testing.T, names ...string) {
 	}
 }
 
-// tableOf describes a registered table: its name, one base chain, the type, hook and priority of the chain, and the plugin whose CHECK
-// reports damage.
+// The type tableOf describes an nftables table of Podlace: its name, one base chain, the type, hook and priority of the chain, and the
+// plugin whose CHECK reports damage of the table.
 
 type tableOf struct {
 	plugin            int

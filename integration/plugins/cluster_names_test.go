@@ -36,7 +36,7 @@ func renamedPlugins(t *testing.T) string {
 }
 
 // TestClusterNames installs the plugins only as podlace-bridge, podlace-portmap, podlace-bandwidth and podlace-host-local. All verbs of a
-// chain work, and so do the commands ls, doctor, gc and rollback of podlace.
+// chain work. The commands `podlace ls`, `podlace doctor`, `podlace gc` and `podlace rollback` work, too.
 func TestClusterNames(t *testing.T) {
 	c := newCollector(t)
 	bin := renamedPlugins(t)
@@ -95,7 +95,7 @@ func TestClusterNames(t *testing.T) {
 	}
 }
 
-// TestHolderUnderClusterName: `podlace gc` collects state of a network without a configuration. The plugin that created the state is
+// TestHolderUnderClusterName: `podlace gc` removes state of a network without a configuration. The plugin that created the state is
 // installed only under its other name, podlace-bridge.
 func TestHolderUnderClusterName(t *testing.T) {
 	c := newCollector(t)

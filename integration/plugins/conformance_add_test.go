@@ -85,7 +85,7 @@ func sameAddresses(t *testing.T, h attachedPod) {
 	}
 }
 
-// liveRoutes returns routes for the result. Together the routes use every attribute that a route in a result can have.
+// liveRoutes returns routes for the result of ADD. Together, these routes use every attribute that a route in a result can have.
 func liveRoutes() []any {
 	return []any{
 		object{"dst": "192.0.2.0/24", "mtu": 1300, "advmss": 1200, "priority": 77},

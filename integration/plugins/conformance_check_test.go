@@ -30,14 +30,14 @@ func TestCheckNeeds(t *testing.T) {
 	})
 }
 
-// A breakage describes how the test damages an attached pod. The field `plugin` contains the number of the plugin whose CHECK must report
-// the damage.
+// The type breakage describes a way to damage the state of an attached pod. The field `plugin` is the index of the plugin whose CHECK must
+// report the damage.
 type breakage struct {
 	plugin int
 	change func(attachedPod) error
 }
 
-// onNode and inPod return breakages that change a link on the node or in the pod.
+// The functions onNode() and inPod() return a breakage that changes a link on the node or in the pod.
 func onNode(name func(attachedPod) string, change func(netlink.Link) error) breakage {
 	return breakage{0, func(h attachedPod) error { return onHost(name(h), change) }}
 }
@@ -186,7 +186,7 @@ func TestCheckTells(t *testing.T) {
 	}
 }
 
-// checkBroken attaches a pod, damages its state, and requires that CHECK reports the damage.
+// checkBroken attaches a pod, damages its state, and fails the test unless CHECK reports the damage.
 func (n testNode) checkBroken(b breakage) {
 	n.Helper()
 	h := n.attach("tells")
@@ -225,8 +225,8 @@ func TestCheckTellsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckAllows: a later plugin of the chain may change the pod if the result of this plugin contains the change. The MAC of a bridge may
-// change.
+// TestCheckAllows: CHECK accepts changes that a later plugin of the chain makes and adds to its result. CHECK also accepts a changed MAC of
+// the bridge.
 func TestCheckAllows(t *testing.T) {
 	n := newNode(t, "allows", 142, "nftables")
 	t.Run("C-66 MAC and routes as the result says", func(t *testing.T) {
@@ -272,7 +272,8 @@ func TestCheckAllows(t *testing.T) {
 	})
 }
 
-// checksEnv is the environment variable that sets the number of pods of TestCheckAtOnce. Before a release, the test runs with 1,000 pods.
+// checksEnv is the environment variable that sets the number of pods of TestCheckAtOnce. Before a release, TestCheckAtOnce runs with 1,000
+// pods.
 const checksEnv = "PODLACE_CHECKS"
 
 func TestCheckAtOnce(t *testing.T) {

@@ -80,7 +80,7 @@ func TestDelHarsh(t *testing.T) {
 	}
 }
 
-// delMore contains cases that need more than one edited DEL.
+// delMore tests unusual DELs that need more preparation than an edited call.
 func (n testNode) delMore(before *harness.Oracle) {
 	n.Run("C-46 DEL after the namespace went", func(t *testing.T) {
 		n := n.inSubtest(t)
@@ -121,7 +121,7 @@ func (n testNode) delMore(before *harness.Oracle) {
 	})
 }
 
-// TestDelRanges: DEL works without the ranges, even if ADD got the ranges in its runtimeConfig.
+// TestDelRanges: DEL works without address ranges, even if ADD got the ranges in its runtimeConfig.
 func TestDelRanges(t *testing.T) {
 	f := harness.NewFixture(t, "host-local")
 	t.Run("C-47 DEL without the ranges of runtimeConfig", func(t *testing.T) {
@@ -159,8 +159,8 @@ func TestDelOwn(t *testing.T) {
 	}
 }
 
-// TestDelUnknown runs DEL for an unknown container. DEL changes nothing. The comparison includes state that the comparisons of other tests
-// ignore.
+// TestDelUnknown runs DEL for an unknown container. DEL changes nothing. TestDelUnknown also compares state that other tests ignore, for
+// example lock files.
 func TestDelUnknown(t *testing.T) {
 	n := newNode(t, "unknown", 120, "nftables")
 	h := n.attach("10.120.0.9") // the ID of this pod looks like an address that the pod does not have
@@ -200,7 +200,7 @@ func TestDelUnknown(t *testing.T) {
 	h.delChain()
 }
 
-// makeReadOnly makes a folder read-only until the returned function is called.
+// makeReadOnly makes a folder read-only. The returned function makes the folder writable again.
 func makeReadOnly(t *testing.T, dir string) (again func()) {
 	t.Helper()
 	err := errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
@@ -212,7 +212,8 @@ func makeReadOnly(t *testing.T, dir string) (again func()) {
 	return again
 }
 
-// TestDelReadOnly: DEL reports the state that it cannot remove from a read-only folder. The next DEL removes this state.
+// TestDelReadOnly: DEL reports the state that it cannot remove from a read-only folder. After the folder becomes writable, the next DEL
+// removes the remaining state.
 func TestDelReadOnly(t *testing.T) {
 	n := newNode(t, "readonly", 121, "nftables")
 	before := harness.Watch(t)
@@ -234,7 +235,7 @@ func TestDelReadOnly(t *testing.T) {
 	}
 }
 
-// TestDelBusy: although the folder is writable, DEL cannot delete a lease. DEL then reports this lease.
+// TestDelBusy: if DEL cannot delete a lease in a writable folder, DEL reports this lease.
 func TestDelBusy(t *testing.T) {
 	n := newNode(t, "undeletable", 122, "nftables")
 	before := harness.Watch(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// blockedDEL is a DEL that cannot proceed.
+// The type blockedDEL is a DEL that waits for a lock or for a program.
 type blockedDEL struct {
 	title string
 	call  harness.Call
@@ -24,8 +24,8 @@ type blockedDEL struct {
 	err   error
 }
 
-// TestDelBounded checks that DEL ends before its time limit while a lock is held or while a program does not answer. DEL then fails with
-// code 11, and keeps the state that the next DEL needs. All calls wait in parallel.
+// TestDelBounded checks that DEL ends before its time limit while a lock is held or while a program does not answer. Such a DEL fails with
+// code 11, and keeps the state that the next DEL needs. To save time, all DELs wait in parallel.
 func TestDelBounded(t *testing.T) {
 	locked, busy := newNode(t, "locked", 130, "nftables"), newNode(t, "busy", 131, "nftables")
 	_, err := exec.LookPath("iptables")
@@ -81,7 +81,7 @@ func TestDelBounded(t *testing.T) {
 	before.Clean(t, "the next DEL")
 }
 
-// runLocked runs the calls while all the locks are held.
+// runLocked runs the given DELs in parallel while the test holds the given locks.
 func runLocked(t *testing.T, calls []*blockedDEL, locks ...string) {
 	t.Helper()
 	for _, path := range locks {
@@ -94,7 +94,7 @@ func runLocked(t *testing.T, calls []*blockedDEL, locks ...string) {
 	wait.Wait()
 }
 
-// statusRuns is the number of measured runs of STATUS. If STATUS waits for a lock, even the fastest of these runs is slow.
+// statusRuns is the number of runs of STATUS that statusTimes measures. If STATUS waited for a lock, even the fastest run would be slow.
 const statusRuns = 5
 
 // statusTimes runs STATUS of a plugin several times, and returns the shortest and the longest duration.
@@ -112,8 +112,8 @@ func statusTimes(t *testing.T, plugin string, conf object) (fastest, slowest tim
 	return fastest, slowest
 }
 
-// TestStatusLooks: STATUS never waits for a lock, even if rules are missing after a flush. STATUS changes nothing while the locks are held.
-// Once the locks are free, STATUS restores the rules.
+// TestStatusLooks: STATUS never waits for a lock, even if rules are missing after a flush. While the test holds the locks, STATUS changes
+// nothing. After the test releases the locks, STATUS restores the rules.
 func TestStatusLooks(t *testing.T) {
 	harness.Program(t, "nft")
 	n := newNode(t, "looks", 133, "nftables").withKeys(0, "antiSpoof", true)

@@ -16,14 +16,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// testNode is a node with one network that uses all plugins of the chain. A test calls the plugins one by one, and can edit each call.
+// The type testNode is a node with one network that uses bridge, portmap and bandwidth. A test calls the plugins one by one, and can edit
+// each call.
 type testNode struct {
 	*testing.T
 	confs []object
 }
 
-// newNode creates a network for one test. newNode also attaches and detaches a first pod, which creates the shared state. Therefore
-// comparisons of the node's state show only the state of later pods.
+// newNode creates a network for one test. newNode also attaches and detaches a first pod, which creates the state that all pods share.
+// Later comparisons of the node's state therefore show only the state of single pods.
 func newNode(t *testing.T, network string, subnet int, backend string) testNode {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -41,14 +42,14 @@ func newNode(t *testing.T, network string, subnet int, backend string) testNode 
 	return n
 }
 
-// withKeys returns a copy of the test node in which the configuration of plugin number i has the given keys.
+// withKeys returns a copy of the test node. In this copy, the configuration of the plugin with the index i has the given keys and values.
 func (n testNode) withKeys(i int, pairs ...any) testNode {
 	n.confs = slices.Clone(n.confs)
 	n.confs[i] = n.confs[i].With(pairs...)
 	return n
 }
 
-// inSubtest returns the node for a subtest.
+// inSubtest returns a copy of the test node that reports failures to the given subtest.
 func (n testNode) inSubtest(t *testing.T) testNode {
 	n.T = t
 	return n
@@ -80,7 +81,7 @@ func (n testNode) attachTo(pod *sandbox.Pod, ifname string) attachedPod {
 	return h
 }
 
-// callOf returns the call with which libcni starts plugin number i of the chain.
+// callOf returns the call with which libcni starts the plugin with the index i in the chain.
 func (h attachedPod) callOf(i int, verb string) harness.Call {
 	conf := h.confs[i]
 	if h.prev != nil {
@@ -89,7 +90,7 @@ func (h attachedPod) callOf(i int, verb string) harness.Call {
 	return harness.NewCall(verb, conf["type"].(string), h.pod, h.pod.Name, conf).With("CNI_IFNAME", h.ifname)
 }
 
-// delChain edits each call of the chain's DEL and runs the calls.
+// delChain runs DEL of all plugins in reverse order. Before each DEL, the given functions edit the call.
 func (h attachedPod) delChain(edits ...func(harness.Call) harness.Call) {
 	h.Helper()
 	for i := range slices.Backward(h.confs) {
@@ -109,7 +110,7 @@ func (h attachedPod) checkChain() {
 	}
 }
 
-// editedKeys returns a function that changes keys in the configuration of a call.
+// editedKeys returns a function that changes keys in the configuration of a plugin call.
 func editedKeys(pairs ...any) func(harness.Call) harness.Call {
 	return func(c harness.Call) harness.Call {
 		var conf object
@@ -120,16 +121,16 @@ func editedKeys(pairs ...any) func(harness.Call) harness.Call {
 	}
 }
 
-// inNamespace returns a function that replaces the namespace of a call.
+// inNamespace returns a function that replaces CNI_NETNS of a plugin call.
 func inNamespace(path string) func(harness.Call) harness.Call {
 	return func(c harness.Call) harness.Call { return c.With("CNI_NETNS", path) }
 }
 
-// hostVeth and ifbDevice return the names of the attachment's links on the node.
+// The methods hostVeth() and ifbDevice() return the names of the pod's links on the node.
 func (h attachedPod) hostVeth() string  { return h.result.Interfaces[1].Name }
 func (h attachedPod) ifbDevice() string { return h.result.Interfaces[3].Name }
 
-// onHost changes a link of the node. inPod changes a link of the pod.
+// The function onHost() changes a link of the node. The method inPod() changes a link of the pod.
 func onHost(name string, f func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

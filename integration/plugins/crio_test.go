@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// crioNode is a node with a runtime that calls the plugins in the order of CRI-O 1.36, with the same configurations.
+// The type crioNode is a node with an emulated runtime. This runtime calls the plugins in the same order and with the same configurations
+// as CRI-O 1.36.
 type crioNode struct {
 	*harness.Network
 	conflist []byte
@@ -33,7 +34,7 @@ const (
 )
 
 // crioRuntimeConf returns the RuntimeConf that CRI-O passes to libcni for a pod with both limits. CRI-O never passes portMappings. The
-// second argument adds values that other runtimes pass.
+// argument `more` adds values that other runtimes pass.
 func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf {
 	const noBurst = 34359738359 // burst that CRI-O passes if the pod has none
 	rt := &libcni.RuntimeConf{
@@ -55,7 +56,8 @@ func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf 
 	return rt
 }
 
-// startCRIO makes the calls of a starting CRI-O: VERSION of each plugin, STATUS twice, GC with all live pods, and CHECK of each live pod.
+// startCRIO calls the plugins as CRI-O does at its start: VERSION of each plugin, STATUS twice, GC with all live pods, and CHECK of each
+// live pod.
 func (n *crioNode) startCRIO(t *testing.T) {
 	t.Helper()
 	var err error
@@ -90,7 +92,7 @@ func (n *crioNode) runPod(t *testing.T, pod *sandbox.Pod, more map[string]any) {
 	n.Must(t, "CHECK", n.pods[pod])
 }
 
-// checkWorks checks the limits, and the masquerade of packets to another machine in both families.
+// checkWorks checks each pod's limits. checkWorks also checks that the node masquerades the pods' IPv4 and IPv6 packets to another machine.
 func (n *crioNode) checkWorks(t *testing.T) {
 	t.Helper()
 	for pod := range n.pods {
@@ -117,7 +119,8 @@ func (n *crioNode) checkWorks(t *testing.T) {
 }
 
 // TestRestartAfterFlush (F-21) flushes the firewall and removes qdiscs, as other programs do. Then TestRestartAfterFlush restarts CRI-O.
-// STATUS and GC restore the state. Therefore CHECK succeeds, although CHECK itself restores nothing. Masquerade and limits work again.
+// STATUS and GC at the start of CRI-O restore the state, so that the following CHECK succeeds. CHECK itself restores nothing. After the
+// restart, masquerade and limits work again.
 func TestRestartAfterFlush(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "tc")
@@ -168,9 +171,9 @@ func TestRestartAfterFlush(t *testing.T) {
 	}
 }
 
-// TestRestartWithAntiSpoof starts pods without antiSpoof, then enables antiSpoof and restarts CRI-O. CHECK of these pods succeeds with the
-// new configuration and with the old configuration, which CRI-O cached at ADD. The protection applies to new pods. DEL of old and new pods
-// works with both configurations.
+// TestRestartWithAntiSpoof starts pods without antiSpoof, then enables antiSpoof and restarts CRI-O. CHECK of the running pods succeeds
+// with the new configuration and with the old configuration, which CRI-O cached at ADD. Only pods that start after the restart are
+// protected against spoofing. DEL works with both configurations for all pods.
 func TestRestartWithAntiSpoof(t *testing.T) {
 	open := harness.ChainOf(t, "1.1.0", "nftables")
 	guarded := []byte(strings.Replace(string(open), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1))

@@ -60,7 +60,8 @@ func (s *stubIPAM) killEarly(t *testing.T, y *harness.Tally, script string) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	s.call("DEL").Run(t).OK(t)
-	// The test waits longer than the child sleeps, because the test cannot wait for an event: a missing allocation causes no event.
+	// The test waits longer than the child process of the IPAM plugin sleeps. The test cannot wait for an event, because the absence of an
+	// allocation causes no event.
 	for end := time.Now().Add(900 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if _, err := os.Stat(lease); err == nil {
 			y.Leaks++

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// stubIPAM is a third-party IPAM plugin: a shell script that saves its input and then runs the script that the test configures.
+// The type stubIPAM is a test IPAM plugin: a shell script that saves its input and then runs the script that the test configures.
 type stubIPAM struct {
 	dir string
 	f   *harness.Fixture
@@ -145,8 +145,8 @@ func TestDelegateGC(t *testing.T) {
 	s.f.Oracle.Clean(t, "GC with the stub")
 }
 
-// TestDelegateFails makes the IPAM plugin fail in every way. The bridge plugin undoes its changes, calls DEL of the stub, and returns the
-// error code of the stub.
+// TestDelegateFails lets ADD of the IPAM plugin fail in different ways. The bridge plugin undoes its changes, calls DEL of the IPAM plugin,
+// and returns the error of the IPAM plugin.
 func TestDelegateFails(t *testing.T) {
 	s := newStub(t)
 	ways := map[string]string{
@@ -179,8 +179,8 @@ func TestDelegateFails(t *testing.T) {
 	}
 }
 
-// allCodes returns the possible error codes of failures whose exact code does not matter. The list does not contain the stub's error code
-// 999.
+// allCodes returns the possible error codes of failures whose exact code does not matter. allCodes does not contain 999, the code of an
+// internal defect.
 func allCodes() []int { return []int{5, 6, 7, 11, 50, 101, 102, 103, 104, 105} }
 
 // TestDelegateMissing configures IPAM plugins that cannot be started.
@@ -215,7 +215,8 @@ func TestDelegateStatus(t *testing.T) {
 	s.f.Oracle.Clean(t, "STATUS")
 }
 
-// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins. The test uses every version for the earlier result.
+// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins. TestPrevResult passes the prevResult in every CNI
+// version.
 func TestPrevResult(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		if plugin == "host-local" {
@@ -239,7 +240,7 @@ func TestPrevResult(t *testing.T) {
 	})
 }
 
-// prevFor returns the result of earlier plugins, with an interface of an unknown plugin.
+// prevFor returns a prevResult that contains an interface of an unknown plugin.
 func prevFor(t *testing.T, f *harness.Fixture, plugin string) object {
 	t.Helper()
 	prev := object{"cniVersion": "1.1.0", "interfaces": []any{}}

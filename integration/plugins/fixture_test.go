@@ -11,7 +11,7 @@ import (
 
 type object = harness.Object
 
-// runLife runs ADD and DEL, and looks for leaked state. The given function edits each call.
+// runLife runs ADD and DEL of a plugin, and looks for leaked state. The function edit() changes each call before it runs.
 func runLife(t *testing.T, f *harness.Fixture, title, plugin string, edit func(harness.Call) harness.Call) {
 	t.Helper()
 	f.Life(t, plugin, func() {
@@ -22,7 +22,7 @@ func runLife(t *testing.T, f *harness.Fixture, title, plugin string, edit func(h
 	f.Oracle.Clean(t, title)
 }
 
-// mustRefuse runs one invalid call. mustRefuse checks the error, and checks that the call made no change.
+// mustRefuse runs one invalid plugin call. mustRefuse checks the error, and checks that the plugin changed nothing.
 func mustRefuse(t *testing.T, f *harness.Fixture, title string, c harness.Call, says string, codes ...int) {
 	t.Helper()
 	t.Run(title, func(t *testing.T) {

@@ -28,7 +28,7 @@ func families() []labAddresses {
 	}
 }
 
-// crossingLab is a node between two networks, with pods of Podlace's chain.
+// The type crossingLab is a node between two networks. The node runs pods that use Podlace's plugins.
 type crossingLab struct {
 	*behindLab
 	third *sandbox.Pod
@@ -66,7 +66,7 @@ func newCrossing(t *testing.T, conflist string, caps map[string]any) crossingLab
 	return c
 }
 
-// atHostIP returns the mapping m, restricted to one address of the node.
+// atHostIP returns the port mapping m, restricted to one address of the node.
 func atHostIP(hostIP string, m map[string]any) map[string]any {
 	m["hostIP"] = hostIP
 	return m
@@ -85,14 +85,14 @@ func startSpeakers(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	}
 }
 
-// netQuery is an address with the name of the pod that must answer at this address. If the name is empty, no pod may answer.
+// The type netQuery contains an address and the name of the pod that must answer at this address. If the name is empty, no pod may answer.
 type netQuery struct {
 	from    *sandbox.Pod
 	address string
 	want    string
 }
 
-// checkAnswers sends all questions over TCP and UDP to one or more ports, in parallel.
+// checkAnswers connects to the addresses of all queries over TCP and UDP, at one or more ports, in parallel.
 func checkAnswers(t *testing.T, ports string, questions ...netQuery) {
 	t.Helper()
 	var wait sync.WaitGroup

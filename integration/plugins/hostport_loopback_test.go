@@ -13,8 +13,8 @@ import (
 )
 
 // TestLoopbackFromOutside (S-07): only the node itself reaches hostPorts and services at 127.0.0.1. Another machine and a pod send packets
-// for 127.0.0.1 to the node's MAC. These packets reach neither a hostPort's pod nor a service of the node, even after a flush and a
-// restoration of all rules. Moby had this problem: CVE-2025-54388 and CVE-2025-54410.
+// for 127.0.0.1 to the node's MAC. The packets of the other machine and of the pod reach neither a hostPort's pod nor a service of the
+// node, even after all rules were flushed and restored. Moby had this problem: CVE-2025-54388 and CVE-2025-54410.
 func TestLoopbackFromOutside(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Need(t, "podlace")

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestLoopbackAfterLoss (S-07): the records of hostPorts are lost, and DEL or GC runs. Even then, a pod does not reach a service on the
-// node's 127.0.0.1. If all rules are then flushed and a verb makes changes, the pod still does not reach the service.
+// TestLoopbackAfterLoss (S-07): the records of hostPorts are lost, and DEL or GC runs. A pod still does not reach a service on the node's
+// 127.0.0.1. The pod does not reach the service even if all rules are flushed and a verb makes changes.
 func TestLoopbackAfterLoss(t *testing.T) {
 	harness.Program(t, "nft")
 	caps := harness.Mappings(harness.Port(8080, 80, "tcp"))

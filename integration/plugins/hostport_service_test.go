@@ -13,7 +13,7 @@ import (
 )
 
 // For each mode of kube-proxy, kubeServices returns the commands that add and remove a Service. The Service sends packets for port 8080 at
-// the node's address to a pod. The commands create the same kind of rules as kube-proxy in this mode.
+// the node's address to a pod. The commands create the same kind of rules as kube-proxy in the respective mode.
 func kubeServices() map[string][2]string {
 	return map[string][2]string{
 		"iptables": {`iptables -w -t nat -N KUBE-SERVICES
@@ -29,7 +29,8 @@ func kubeServices() map[string][2]string {
 }
 
 // TestServicesWin (S-01): a Service and a hostPort have the same port. The Service gets the packets, regardless of the order of creation
-// (CVE-2019-9946). If Service and hostPort have chains with the same priority, the kernel decides the order, and ADD prints a warning.
+// (CVE-2019-9946). If the chains of kube-proxy and of portmap have the same priority, the kernel decides the order, and ADD prints a
+// warning.
 func TestServicesWin(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "iptables")

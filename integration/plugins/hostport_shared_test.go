@@ -34,7 +34,7 @@ func TestSharedHostPort(t *testing.T) {
 	}
 }
 
-// sharedPod is a pod in two networks of a node.
+// The type sharedPod is a pod with an attachment to each of two networks.
 type sharedPod struct {
 	*behindLab
 	networks [2]*harness.Network
@@ -44,8 +44,8 @@ type sharedPod struct {
 
 func newShared(t *testing.T, backends [2]string) *sharedPod {
 	t.Helper()
-	// The pod has only one default route, and the replies of its other interface would leave through this route. The test therefore
-	// masquerades every client.
+	// The test masquerades every client. Otherwise, replies for a client of eth1 would leave through eth0, because the pod's only default
+	// route uses eth0.
 	all := strings.NewReplacer(`"snat":true`, `"snat":true,"masqAll":true`)
 	second := strings.NewReplacer("chain0", "chain1", `"name":"chain"`, `"name":"second"`, "10.71.", "10.95.", "fd71:", "fd95:",
 		`"isDefaultGateway":true`, `"isDefaultGateway":false`)
@@ -64,8 +64,8 @@ func newShared(t *testing.T, backends [2]string) *sharedPod {
 	return s
 }
 
-// endOneNetwork attaches the pod to both networks. endOneNetwork ends one attachment while clients are connecting, and later ends the other
-// attachment.
+// endOneNetwork attaches the pod to both networks. Then endOneNetwork ends one attachment while clients are connecting, and later ends the
+// other attachment.
 func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 	stays := 1 - ends
 	for i, n := range s.networks {
@@ -76,15 +76,15 @@ func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	// The clients do not use 127.0.0.1, because the end of an attachment resets route_localnet of the bridge, and open connections from
-	// 127.0.0.1 then break.
+	// The clients do not use 127.0.0.1, because the end of an attachment resets route_localnet of the bridge. The reset breaks open
+	// connections from 127.0.0.1.
 	clients := []*steadyClient{{from: s.lan, address: harness.NodeV4}, {from: s.lan, address: harness.NodeV6}, {address: harness.NodeV4}}
 	stop := startSteady(clients, s.web)
 	defer stop()
 	for _, c := range clients {
 		c.awaitServed(t)
 	}
-	// Here only portmap runs DEL. The interface of the attachment stays, because the open connections need this interface.
+	// At this point, only portmap runs DEL, so that the interface of the attachment stays. The open connections need this interface.
 	conf := object{"cniVersion": "1.1.0", "name": s.networks[ends].List.Name, "type": "portmap", "backend": s.backends[ends]}
 	harness.NewCall("DEL", "portmap", s.web, s.rt[ends].ContainerID, conf).With("CNI_IFNAME", s.rt[ends].IfName).Run(t).OK(t)
 	for _, c := range clients {
@@ -109,7 +109,7 @@ func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 	s.oracle.Clean(t, "a pod left two networks")
 }
 
-// steadyClient connects to the hostPort in a loop.
+// The type steadyClient is a client that connects to the hostPort in a loop.
 type steadyClient struct {
 	from    *sandbox.Pod
 	address string
@@ -117,7 +117,7 @@ type steadyClient struct {
 	lost    atomic.Pointer[error]
 }
 
-// awaitServed returns once the pod has answered five more connections.
+// awaitServed waits until the pod has answered five more connections of this client.
 func (c *steadyClient) awaitServed(t *testing.T) {
 	t.Helper()
 	for enough := c.served.Load() + 5; c.served.Load() < enough; time.Sleep(time.Millisecond) {

@@ -33,7 +33,8 @@ func dnsPorts(hostIPs ...string) map[string]any {
 }
 
 // TestPortOfOthers (S-06): hostPort 53 receives only packets to an address of the node. Packets from pods, the node and other machines to
-// port 53 of another host reach this host (CVE-2025-67499). This rule also applies if the hostIP is an address of another host.
+// port 53 of another host reach this host (CVE-2025-67499). Such packets reach the other host even if a pod's hostIP is an address of the
+// other host.
 func TestPortOfOthers(t *testing.T) {
 	foreign := families()
 	for title, x := range map[string]struct {
@@ -73,9 +74,9 @@ func (c crossingLab) portOfOthers(t *testing.T, taken bool) {
 	}
 }
 
-// TestHostIP (S-28): a hostPort works at the node's addresses that its hostIP covers, and at no other address. A mapping for one address
-// takes precedence over a mapping for all addresses of the family, in any order of creation. Two pods cannot both have the port at all
-// addresses.
+// TestHostIP (S-28): a hostPort works at the node's addresses that its hostIP covers, and at no other address. A port mapping for one
+// address takes precedence over a port mapping for all addresses of the family, in any order of creation. If a pod has a port at all
+// addresses, no other pod can have the port at all addresses.
 func TestHostIP(t *testing.T) {
 	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossingLab) {
 		for _, x := range []struct{ title, all, four, six string }{
@@ -90,7 +91,7 @@ func TestHostIP(t *testing.T) {
 	})
 }
 
-// web8080 returns mappings of port 8080 at the given addresses of the node.
+// web8080 returns port mappings of port 8080 at the given addresses of the node.
 func web8080(hostIPs ...string) map[string]any {
 	var list []any
 	for _, ip := range hostIPs {
@@ -153,8 +154,8 @@ func (c crossingLab) testOnlyLoopback(t *testing.T) {
 	})
 }
 
-// testBothMappings: the list of a pod contains a mapping of a port at one address and a mapping of this port at all addresses. The mapping
-// at one address takes precedence over the other mapping, in any order of the list.
+// testBothMappings: a pod has two port mappings of the same port, one for a single address and one for all addresses. The port mapping for
+// the single address takes precedence, in any order of the list.
 func (c crossingLab) testBothMappings(t *testing.T) {
 	t.Helper()
 	one, all := atHostIP(harness.NodeV4, harness.Port(8080, 81, "tcp")), harness.Port(8080, 80, "tcp")

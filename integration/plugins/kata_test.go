@@ -14,18 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// kataTap is the name that Kata gives its tap.
+// kataTap is the name of the tap device that Kata creates in a pod.
 const kataTap = "tap0_kata"
 
-// virtualMachine is a virtual machine behind a pod's tap. The test emulates the virtual machine by a network namespace. The interface of
-// the virtual machine has the MAC and the address of the pod.
+// The type virtualMachine is a virtual machine behind a pod's tap device. A network namespace emulates the virtual machine. The interface
+// of the virtual machine has the MAC and the address of the pod.
 type virtualMachine struct {
 	guest           *sandbox.Pod
 	outside, inside *os.File
 }
 
-// newKata changes a pod as Kata Containers does with its model tcfilter. newKata adds a tap beside eth0, and redirects the ingress of each
-// of the two links to the other link.
+// newKata changes a pod as Kata Containers does with its networking model "tcfilter". newKata adds a tap device to the pod, redirects all
+// ingress packets of eth0 to the tap device, and redirects all ingress packets of the tap device to eth0.
 func newKata(t *testing.T, pod *sandbox.Pod) *virtualMachine {
 	t.Helper()
 	harness.Program(t, "tc")
@@ -76,7 +76,7 @@ func relayFrames(from, to *os.File) {
 	}
 }
 
-// openTap creates a tap in a pod. The tap exists until the file is closed.
+// openTap creates a tap device in a pod. The tap device exists until the file is closed.
 func openTap(pod *sandbox.Pod, name string) (file *os.File, err error) {
 	err = pod.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

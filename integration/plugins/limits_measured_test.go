@@ -12,7 +12,7 @@ import (
 )
 
 // TestLimitsMeasured: rates are in bits per second, and bursts are in bits. Ingress is the traffic to the pod, and egress is the traffic
-// from the pod. These units are the same in runtimeConfig and in the conflist.
+// from the pod. The units are the same in runtimeConfig and in the conflist.
 func TestLimitsMeasured(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)
@@ -35,8 +35,8 @@ func TestLimitsMeasured(t *testing.T) {
 	before.Clean(t, "limits were measured")
 }
 
-// measureLimit checks that the rate at the receiver is within 5 % of the limit, over UDP and over TCP. No run may exceed the limit. A run
-// below the limit is repeated only if pauses of the machine explain its result.
+// measureLimit checks that the rate at the receiver is within 5 % of the limit, over UDP and over TCP. No measurement may exceed the limit.
+// If a measurement is too low, measureLimit repeats it only if pauses of the machine explain the low rate.
 func measureLimit(t *testing.T, a *harness.Alone, what string, mbit float64, flow meter.Flow) {
 	t.Helper()
 	const runs, tolerance = 5, 0.05

@@ -20,7 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// gcLab is a node with one network and an emulated runtime that lists its pods. A pod can lose its namespace without a DEL.
+// The type gcLab is a node with one network and an emulated runtime. The runtime lists its pods for GC. Tests can remove the namespace of a
+// pod without a DEL.
 type gcLab struct {
 	*testing.T
 	network *harness.Network
@@ -83,7 +84,7 @@ func (c gcLab) list() ([]reconcile.Network, []*reconcile.Attachment) {
 }
 
 // TestOldList (C-85): a pod is attached after the list of valid attachments was made. GC keeps the pod, regardless of the age of the list.
-// GC also keeps a pod that was attached again under its old name.
+// GC also keeps a pod that was attached again with the same container ID.
 func TestOldList(t *testing.T) {
 	c := newCollector(t)
 	c.addPod("oldlist-stays")
@@ -116,7 +117,7 @@ func TestOldList(t *testing.T) {
 	before.Clean(t, "GC with an old list")
 }
 
-// TestReboot (F-27): only the leases exist after a reboot.
+// TestReboot (F-27): after a reboot, only the leases of the earlier pods exist.
 func TestReboot(t *testing.T) {
 	harness.Need(t, "podlace")
 	c := newCollector(t)
@@ -162,7 +163,7 @@ func (c gcLab) emulateReboot(network, id string) {
 	}
 }
 
-// earlierBoot returns a file of the lease index with a different boot ID.
+// earlierBoot returns the content of a file of the lease index, with the boot ID of another boot.
 func earlierBoot(t *testing.T, data, boot []byte) []byte {
 	t.Helper()
 	var shard struct {
@@ -181,8 +182,8 @@ func earlierBoot(t *testing.T, data, boot []byte) []byte {
 	return data
 }
 
-// TestLeftAlone: `podlace gc` reports plugins of other projects and keeps their attachments. The command also collects the attachments of a
-// network whose configuration is gone.
+// TestLeftAlone: `podlace gc` reports plugins of other projects and keeps their attachments. `podlace gc` also removes the stale
+// attachments of a network whose configuration is gone.
 func TestLeftAlone(t *testing.T) {
 	harness.Need(t, "podlace")
 	c := newCollector(t)

@@ -13,7 +13,7 @@ import (
 func TestReloadWithoutPods(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Need(t, "podlace")
-	// Earlier tests leave empty tables, and marker files of their networks.
+	// Earlier tests leave empty nftables tables and marker files of their networks on the node.
 	harness.Shell(t, "nft flush ruleset; mkdir -p /run/podlace; mount -t tmpfs none /run/podlace")
 	t.Cleanup(func() { harness.Shell(t, "umount /run/podlace") })
 	before := harness.Watch(t)

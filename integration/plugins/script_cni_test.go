@@ -37,8 +37,8 @@ const cniUsage = `cni VERB PLUGIN CONF [key=value...], where the keys are
 	out=FILE      keep stdout as it came
 	CNI_...=VALUE any variable`
 
-// cmdCNI runs one plugin. The script commands "stdout", "stderr" and "cmp" then use the output of the plugin. Random names in this output
-// are replaced.
+// cmdCNI runs one plugin. After cmdCNI, the script commands "stdout", "stderr" and "cmp" use the output of the plugin, in which fixed words
+// replace random values.
 func cmdCNI(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, len(args) >= 3, cniUsage)
 	c, out := scriptCall(ts, args)
@@ -98,7 +98,7 @@ const chainUsage = `chain ADD|DEL|CHECK CONFLIST POD [key=value...], chain GC|ST
 	caps=FILE       JSON object of capability arguments, as portMappings
 	valid=ID/IFNAME,...  attachments that GC keeps`
 
-// cmdChain calls a conflist through libcni, as a runtime does.
+// cmdChain runs the plugins of a conflist through libcni, as a runtime does.
 func cmdChain(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, len(args) >= 2, chainUsage)
 	verb, rest := args[0], args[2:]

@@ -84,8 +84,8 @@ func (s *scriptState) close() {
 	awaitQuiet()
 }
 
-// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL. Therefore the next script sees no links that are
-// about to disappear.
+// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL. Without this wait, the next script could see
+// links that are about to disappear.
 func awaitQuiet() { awaitVeths(0) }
 
 // awaitVeths waits until the host has n veth interfaces, and reports whether the number was reached in time.

@@ -39,7 +39,7 @@ func TestResultNoVersion(t *testing.T) {
 	}
 }
 
-// checkShape compares the keys of a result with the keys that its version allows.
+// checkShape compares the keys of a result with the keys that the CNI version of the result allows.
 func checkShape(t testing.TB, plugin, version string, result object) {
 	t.Helper()
 	if result["cniVersion"] != version {

@@ -16,16 +16,16 @@ import (
 	"github.com/podlace/podlace/integration/harness/card"
 )
 
-// vfRanges returns the ranges for host-local. A VF gets one address from each set of ranges. If a set has two subnets, the address comes
-// from the first subnet.
+// vfRanges returns address ranges for host-local: a range set with two IPv4 subnets, and a range set with one IPv6 subnet. A VF gets one
+// address from each range set. The IPv4 address comes from the first subnet.
 func vfRanges() []any {
 	return []any{[]any{object{"subnet": "198.51.100.0/29"}, object{"subnet": "203.0.113.0/24"}},
 		[]any{object{"subnet": "fd00:61::/64", "rangeStart": "fd00:61::100"}}}
 }
 
-// TestVFIPAM: VFs get addresses from any IPAM plugin. The test uses host-local with several ranges, the reference plugin static, and an
-// unknown plugin in the role of whereabouts. Each interface has its own addresses, the pod's lease stays the same, and no state remains at
-// the end.
+// TestVFIPAM: VFs get addresses from any IPAM plugin. TestVFIPAM uses host-local with several ranges, the reference plugin static, and a
+// plugin with a name that Podlace does not know. Each interface has its own addresses, the pod's lease stays the same, and no state remains
+// at the end.
 func TestVFIPAM(t *testing.T) {
 	harness.Need(t, "bridge", "sriov", "host-local")
 	harness.Program(t, "ip")
@@ -71,8 +71,8 @@ func TestVFIPAM(t *testing.T) {
 	}
 }
 
-// foreignIPAM returns a folder with the reference plugins static and host-local. In this folder, host-local has a name that Podlace does
-// not know.
+// foreignIPAM returns a folder with the reference plugins static and host-local. In the returned folder, host-local has a name that Podlace
+// does not know, so that it acts as a third-party IPAM plugin.
 func foreignIPAM(t *testing.T) (dir string) {
 	t.Helper()
 	reference := harness.ReferenceDir()
@@ -88,8 +88,8 @@ func foreignIPAM(t *testing.T) (dir string) {
 	return dir
 }
 
-// checkAddresses runs ADD, CHECK and DEL of a pod and checks the addresses of its VFs. host-local assigns a later address to each later
-// pod, and static always assigns the same address.
+// checkAddresses runs ADD, CHECK and DEL of a pod and checks the addresses of its VFs. The addresses from host-local increase with each
+// pod. The address from static is always the same.
 func (l vfNode) checkAddresses(t *testing.T, use string, want []string, vfs int) {
 	t.Helper()
 	rt := harness.Attachment(l.web, l.web.Name, nil)

@@ -15,15 +15,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// multusDelegate is the conflist that Multus derives from a NetworkAttachmentDefinition. Multus writes the device ID into each plugin of
-// the conflist (addDeviceIDInConfList in pkg/types/conf.go of multus-cni), and passes the conflist to libcni.
+// The type multusDelegate contains the conflist that Multus creates from a NetworkAttachmentDefinition. Multus writes the device ID into
+// each plugin of the conflist (addDeviceIDInConfList in pkg/types/conf.go of multus-cni), and passes the conflist to libcni.
 type multusDelegate struct {
 	*harness.Network
 	list  object
 	cache string // cache folder that Multus gives to libcni
 }
 
-// fastNet returns a network of VFs with addresses. In this network, a reference plugin runs after sriov.
+// fastNet returns the conflist of a network whose VFs have addresses. In the conflist, the reference plugin tuning runs after sriov.
 func fastNet(name string) object {
 	return object{"cniVersion": "1.0.0", "name": name, "plugins": []any{
 		object{"type": "sriov", "capabilities": object{"mac": true, "ips": true, "deviceID": true, "CNIDeviceInfoFile": true},
@@ -70,7 +70,8 @@ func multusRuntimeConf(pod *sandbox.Pod, ifname, device, mac string, ips ...stri
 	return rt
 }
 
-// multusNode is a node with a card, and a pod with an eth0. The emulated Multus calls the delegates of a pod one after another.
+// The type multusNode is a node with a simulated network card and a pod that has an eth0. The emulated Multus runs the conflists of a pod's
+// additional networks one after another.
 type multusNode struct {
 	pod    *sandbox.Pod
 	oracle *harness.Oracle
@@ -118,7 +119,7 @@ func (m multusNode) checkInterface(t *testing.T, result object, ifname, mac, add
 	}
 }
 
-// TestMultusLife runs a delegate once with all parameters that Multus can pass, and once with the fewest parameters.
+// TestMultusLife attaches a VF once with all parameters that Multus can pass, and once with the fewest parameters.
 func TestMultusLife(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
@@ -196,8 +197,8 @@ func TestMultusDel(t *testing.T) {
 	}
 }
 
-// TestMultusTwo: a pod has two delegates, of the same network or of two networks. Each delegate has its own VF and address, and DEL of one
-// delegate does not change the other delegate.
+// TestMultusTwo: Multus attaches a pod twice, to the same network or to two networks. Each attachment has its own VF and address, and DEL
+// of one attachment does not change the other attachment.
 func TestMultusTwo(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
@@ -212,7 +213,7 @@ func TestMultusTwo(t *testing.T) {
 				m.checkInterface(t, d.Must(t, "ADD", rt), rt.IfName, "", "")
 				ds, rts = append(ds, d), append(rts, rt)
 			}
-			// ADD must refuse a VF or an interface name that the other delegate has.
+			// ADD must refuse a VF or an interface name that the pod's other attachment has.
 			if _, err := ds[0].Do("ADD", multusRuntimeConf(m.pod, "net3", card.Address(0), ""), nil); err == nil || harness.Coded(err) != nil {
 				t.Errorf("the same VF once more: %v", err)
 			}

@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// shippedConflist returns the VF configuration that Podlace ships. The argument selects the position of sriov in the chain: directly after
-// bridge, or at the end.
+// shippedConflist returns the conflist for VFs that Podlace ships. If the argument `early` is true, sriov runs directly after bridge.
+// Otherwise sriov runs as the last plugin.
 func shippedConflist(t *testing.T, early bool) object {
 	t.Helper()
 	data, err := conf.Conflist("10-podlace-sriov.conflist")
@@ -36,7 +36,8 @@ func shippedConflist(t *testing.T, early bool) object {
 	return list
 }
 
-// bothOrders runs a test with each order of the plugins. The node has a card, and the first two VFs of the card are allocated to the pod.
+// bothOrders runs a test once with sriov directly after bridge, and once with sriov as the last plugin. The node has a simulated network
+// card, and the first two VFs of the card are allocated to the pod.
 func bothOrders(t *testing.T, test func(t *testing.T, l vfNode)) {
 	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
 	for title, early := range harness.InOrder(map[string]bool{"sriov last": false, "sriov first": true}) {
@@ -49,7 +50,7 @@ func bothOrders(t *testing.T, test func(t *testing.T, l vfNode)) {
 	}
 }
 
-// vfNode is a node with VFs and a configuration, and a pod without a network.
+// The type vfNode is a node with VFs, a conflist, and a pod that has no network yet.
 type vfNode struct {
 	*harness.Network
 	conflist []byte
@@ -71,7 +72,7 @@ func newVFNode(t *testing.T, list object, path ...string) vfNode {
 	return l
 }
 
-// warmUp creates the shared state by ADD and DEL of another pod.
+// warmUp runs ADD and DEL of another pod, to create the state that all pods share.
 func (l vfNode) warmUp(t *testing.T, edit func(*libcni.RuntimeConf)) {
 	t.Helper()
 	pod := harness.NewPod(t, "warm-"+harness.Plain(t))
@@ -86,7 +87,7 @@ func (l vfNode) warmUp(t *testing.T, edit func(*libcni.RuntimeConf)) {
 }
 
 // containerdCaps returns the capabilities that containerd passes for a pod with a port and limits. crioCaps returns the capabilities that
-// CRI-O passes. These capabilities contain no port, because CRI-O maps hostPorts itself.
+// CRI-O passes. CRI-O passes no port mapping, because it maps hostPorts itself.
 func containerdCaps() map[string]any {
 	const bits = limitRate * 1_000_000
 	return map[string]any{"portMappings": []any{object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
@@ -171,7 +172,7 @@ func (l vfNode) restartedRuntime(t *testing.T) *harness.Network {
 	return n
 }
 
-// checkReturned checks that the VFs are on the node and that nothing else remains.
+// checkReturned checks that the VFs are on the node and that no state of the pod remains.
 func (l vfNode) checkReturned(t *testing.T, after string) {
 	t.Helper()
 	for i := range 2 {

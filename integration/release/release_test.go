@@ -19,7 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// folderFrom returns the folder whose path an environment variable contains. If the variable is not set, folderFrom skips the test.
+// folderFrom returns the folder whose path an environment variable contains. If the environment variable is not set, folderFrom skips the
+// test.
 func folderFrom(t *testing.T, variable string) string {
 	t.Helper()
 	dir := os.Getenv(variable)

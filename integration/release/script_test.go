@@ -22,7 +22,8 @@ func scriptFunction(t *testing.T, name string, environment ...string) string {
 	return strings.TrimSuffix(string(out), "\n")
 }
 
-// TestPackageVersion checks the versions of packages. In dpkg and rpm, only a tilde sorts before the end of a version.
+// TestPackageVersion checks how a git version becomes the version of a deb or rpm package. In dpkg and rpm, a version with a suffix is
+// older than the version without the suffix only if the suffix begins with a tilde.
 func TestPackageVersion(t *testing.T) {
 	for version, want := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-rc.1": "1.2.3~rc.1",
 		"v1.2.3-beta.2-4-gabc1234": "1.2.3~beta.2.4.gabc1234",

@@ -17,13 +17,13 @@ const (
 	largest   = 8 // VFs that the pod requests
 )
 
-// arrivingPod is a pod with its start time, its end time and its number of VFs.
+// The type arrivingPod contains the start time, the end time and the number of VFs of a pod.
 type arrivingPod struct {
 	at, until float64
 	vfs       int
 }
 
-// podTrace returns the random pods of a run. The unit of time is the mean lifetime of a pod.
+// podTrace returns the random pods of a simulation run. The unit of all times is the mean lifetime of a pod.
 func podTrace(seed uint64, pods int, load float64, vfs int) []arrivingPod {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	const mean = .60*1 + .25*2 + .10*4 + .05*8
@@ -48,7 +48,7 @@ func podTrace(seed uint64, pods int, load float64, vfs int) []arrivingPod {
 	return out
 }
 
-// The type `departures` is a heap of pods by departure time.
+// The type `departures` is a heap (container/heap) of running pods, sorted by end time.
 type departures []leaving
 
 type leaving struct {
@@ -71,7 +71,7 @@ func (d *departures) Pop() any {
 	return last
 }
 
-// simulationRun is one run of the simulation with one method of choosing VFs.
+// The type simulationRun is one run of the simulation with one method of choosing VFs.
 type simulationRun struct {
 	*machine
 	node    kubelet.Node
@@ -101,7 +101,8 @@ func simulateRun(m *machine, o options, policy kubelet.Policy, a choiceMethod, s
 	return t.figures(), nil
 }
 
-// admitPod tries to admit a pod. During the initial phase, which fills the node, admitPod does not count the result.
+// admitPod tries to admit a pod. If the argument `counts` is false, admitPod does not count the result. While the first pods fill the node,
+// `counts` is false.
 func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) error {
 	if !counts {
 		t = &runCounters{}
@@ -136,8 +137,8 @@ func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) err
 	return nil
 }
 
-// randomPicker returns a function that picks random elements. The kubelet chooses the first elements of a Go map. The order of a Go
-// map is random.
+// randomPicker returns a function that picks random elements. randomPicker emulates the kubelet, which chooses the first elements of a Go
+// map in random order.
 func randomPicker(seed uint64) kubelet.Pick {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	return func(from []int, n int) []int {

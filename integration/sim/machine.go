@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// A topology describes a machine. Each NUMA node has the same number of cards.
+// The type topology contains the numbers of NUMA nodes, PFs and VFs of a machine. Each NUMA node has the same number of network cards.
 type topology struct {
 	nodes, pfs, vfs int // pfs near each node, vfs of each PF
 	ports           int // PFs of a card
@@ -34,8 +34,8 @@ func parseTopology(s string, ports int) (topology, error) {
 
 func (t topology) String() string { return fmt.Sprintf("%dx%dx%d", t.nodes, t.pfs, t.vfs) }
 
-// A machine describes a topology with the data types of pkg/pool and pkg/kubelet. The order of the VFs' numbers is the order of the
-// VFs' PCI addresses.
+// The type machine describes a topology with the data types of pkg/pool and pkg/kubelet. VFs are numbered in the order of their PCI
+// addresses.
 type machine struct {
 	topology
 	pool   *pool.Topology
@@ -99,7 +99,7 @@ func (t topology) pfDevices(pf int) ([]pci.Device, error) {
 	return out, nil
 }
 
-// choiceMethod is a method of choosing VFs for a pod.
+// The type choiceMethod is the name of a method of choosing VFs for a pod.
 type choiceMethod string
 
 const (
@@ -107,7 +107,7 @@ const (
 	lexical choiceMethod = "lexical" // the first by address
 )
 
-// isOurs reports whether the method is a policy of pkg/pool. Other methods exist only for comparison.
+// isOurs reports whether the method is a policy of pkg/pool. The methods random and lexical exist only for comparison.
 func (a choiceMethod) isOurs() bool { return a != random && a != lexical }
 
 func allocatorNames() []string {
@@ -118,7 +118,7 @@ func allocatorNames() []string {
 	return names
 }
 
-// preferFunc returns a function that computes the preferred VFs, as the device plugin does.
+// preferFunc returns the function that chooses the preferred VFs in the simulation, as the device plugin does for the kubelet.
 func (m *machine) preferFunc(a choiceMethod) kubelet.Prefer {
 	switch a {
 	case random:
@@ -146,8 +146,8 @@ func (m *machine) names(vfs []int) []string {
 	return out
 }
 
-// nodeCapacity returns the maximum number of VFs near a NUMA node that pods can use at the same time. Each VF needs CPUs of the same NUMA
-// node.
+// nodeCapacity returns how many VFs of one NUMA node pods can use at the same time. The number may be smaller than the number of VFs,
+// because each VF needs CPUs of the same NUMA node.
 func (m *machine) nodeCapacity(cpus int) int {
 	n := m.pfs * m.vfs
 	if cpus > 0 {

@@ -2,7 +2,7 @@
 
 package main
 
-// podDemand contains the numbers of pods with 1, 2, 4 and 8 VFs.
+// The type podDemand contains how many pods request 1, 2, 4 and 8 VFs.
 type podDemand [4]int
 
 func (d *podDemand) add(vfs, n int) {
@@ -19,12 +19,12 @@ func (d podDemand) with(vfs int) podDemand {
 }
 
 // fitsAll reports whether an optimal placement can admit all pods and keep the VFs and CPUs of each pod near one NUMA node. All NUMA nodes
-// have the same capacity. A kubelet cannot place more pods than this placement, because the kubelet never moves a running pod. If
-// all pods fit, the refusal of a pod was avoidable: a kubelet with knowledge of the later pods would have admitted all pods. If the
-// pods do not fit, the refusal was unavoidable.
+// have the same capacity. A real kubelet cannot place more pods than an optimal placement, because the kubelet never moves a running pod.
+// If all pods fit, the refusal of a pod was avoidable: a kubelet that knew all later pods could have admitted all pods. If the pods do not
+// fit, the refusal was unavoidable.
 //
-// The result is exact. The largest pods are placed first. Each pod size is a multiple of the next smaller size. The choice of the
-// NUMA node for a larger pod therefore does not change the number of smaller pods that fit.
+// The result of fitsAll is exact. fitsAll places the largest pods first. Each pod size is a multiple of the next smaller size. The choice
+// of the NUMA node for a larger pod therefore does not change the number of smaller pods that fit.
 func (d podDemand) fitsAll(nodes, capacity int) bool {
 	left := make([]int, nodes)
 	for i := range left {

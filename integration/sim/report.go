@@ -6,7 +6,7 @@ import (
 	"github.com/podlace/podlace/pkg/kubelet"
 )
 
-// The following constants are the indexes of the measures in the results of a run.
+// Each constant from oneNUMA to jain is the index of a measure in runFigures, the results of a run.
 const (
 	oneNUMA = iota
 	oneNUMAWithRoom
@@ -24,7 +24,7 @@ const (
 	measureCount
 )
 
-// measureColumn describes one measure, which is a column of the table.
+// The type measureColumn describes one measure as a column of the table.
 type measureColumn struct {
 	title  string
 	digits int
@@ -49,7 +49,7 @@ func measures() [measureCount]measureColumn {
 	}
 }
 
-// A row contains the results of one method for one topology and policy.
+// The type row contains the results of one method of choosing VFs, for one topology and one policy of the Topology Manager.
 type row struct {
 	topology  topology
 	policy    kubelet.Policy
@@ -62,7 +62,7 @@ type report struct {
 	rows []row
 }
 
-// runAll simulates all methods. All methods get the same pods.
+// runAll simulates all methods of choosing VFs with the same pods.
 func runAll(o options) (*report, error) {
 	r := &report{options: o}
 	for _, t := range o.topologies {
@@ -88,7 +88,7 @@ func runAll(o options) (*report, error) {
 	return r, nil
 }
 
-// meanOf returns the mean of a measure over all runs.
+// meanOf returns the mean of the measure with the index i over all runs, with its confidence interval.
 func (r row) meanOf(i int) meanInterval {
 	runs := make([]float64, len(r.runs))
 	for seed, f := range r.runs {
@@ -97,8 +97,8 @@ func (r row) meanOf(i int) meanInterval {
 	return confidenceInterval(runs)
 }
 
-// differenceFrom returns the mean of the differences between two rows in the same runs. Both rows describe the same random pods, so
-// most random effects cancel out.
+// differenceFrom subtracts the results of another method in each run, and returns the mean of these differences. Both methods got the same
+// random pods in each run, so most random effects cancel out.
 func (r row) differenceFrom(other row, i int) meanInterval {
 	runs := make([]float64, len(r.runs))
 	for seed, f := range r.runs {
@@ -107,12 +107,12 @@ func (r row) differenceFrom(other row, i int) meanInterval {
 	return confidenceInterval(runs)
 }
 
-// isSame reports whether both rows belong to the same topology, policy and method.
+// isSame reports whether two rows have the same topology, the same policy and the same method of choosing VFs.
 func (r row) isSame(other row) bool {
 	return r.topology == other.topology && r.policy == other.policy && r.allocator == other.allocator
 }
 
-// findRow returns the row of a method.
+// findRow returns the results of a method for the given topology and policy.
 func (r *report) findRow(t topology, p kubelet.Policy, a choiceMethod) (row, bool) {
 	for _, row := range r.rows {
 		if row.topology == t && row.policy == p && row.allocator == a {
@@ -122,14 +122,15 @@ func (r *report) findRow(t topology, p kubelet.Policy, a choiceMethod) (row, boo
 	return row{}, false
 }
 
-// A loss is a measure for which a method of Podlace is worse than the kubelet's random choice.
+// The type loss describes a measure for which a method of Podlace is worse than the kubelet's random choice.
 type loss struct {
 	row
 	measure      int
 	ours, theirs meanInterval
 }
 
-// findLosses returns the losses whose confidence interval does not contain zero.
+// findLosses returns the measures for which a method of Podlace is significantly worse: zero is outside of the confidence interval of the
+// difference.
 func (r *report) findLosses() []loss {
 	var out []loss
 	for _, ours := range r.rows {
@@ -150,7 +151,7 @@ func (r *report) findLosses() []loss {
 	return out
 }
 
-// isShown reports whether the report contains a measure. Without CPUs, the measure nearCPUs has no meaning.
+// isShown reports whether the report contains a measure. The report contains the measure nearCPUs only if pods request CPUs.
 func (r *report) isShown(measure int) bool { return measure != nearCPUs || r.cpus > 0 }
 
 // comparisonCount returns the number of comparisons that findLosses makes.

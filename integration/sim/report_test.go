@@ -31,8 +31,8 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestLosses checks that the report lists a loss only for a statistically significant difference. For the measure `gap`, a larger value is
-// a loss. For Jain's index, a smaller value is a loss.
+// TestLosses checks that the report lists a loss only for a statistically significant difference. A larger value of the measure `gap` is
+// worse. A smaller value of Jain's index is worse.
 func TestLosses(t *testing.T) {
 	machine := topology{nodes: 2, pfs: 2, vfs: 16, ports: 1}
 	runs := func(values map[int][]float64) []runFigures {

@@ -40,7 +40,7 @@ func (r *report) mean(t *testing.T, p kubelet.Policy, a choiceMethod, measure in
 }
 
 // TestAllNearOneNode covers the kubelet's default policy. If a NUMA node has room for a pod, all VFs of the pod must be near one NUMA node.
-// The test covers small and large machines.
+// TestAllNearOneNode covers small and large machines.
 func TestAllNearOneNode(t *testing.T) {
 	for _, topology := range []string{"2x2x16", "2x1x64", "4x2x8", "8x1x8", "2x4x5"} {
 		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-policies", "none", "-topology", topology)
@@ -102,8 +102,8 @@ func TestEffects(t *testing.T) {
 	}
 }
 
-// TestPorts checks the policy distinct-pf. The policy uses several NUMA nodes if one NUMA node has too few PFs. If one NUMA node
-// only has too few cards, the policy uses one NUMA node.
+// TestPorts checks the policy distinct-pf. If one NUMA node has too few PFs for a pod, the policy uses several NUMA nodes. If one NUMA node
+// has enough PFs but too few network cards, the policy uses only one NUMA node.
 func TestPorts(t *testing.T) {
 	for _, ports := range []string{"1", "2"} {
 		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-policies", "none", "-ports", ports)
@@ -113,8 +113,9 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestAvoidable checks that only a part of the refusals counts as avoidable. Two NUMA nodes have 9 VFs each. When a pod with 8 VFs
-// and a pod with 2 VFs run, 8 VFs are free. However, no placement of these pods leaves 8 free VFs near one NUMA node.
+// TestAvoidable checks that only a part of the refusals counts as avoidable. For example, two NUMA nodes have 9 VFs each, and a pod with 8
+// VFs and a pod with 2 VFs run. Of the 18 VFs, 8 are free. However, no placement of the two pods leaves 8 free VFs near one NUMA node, so
+// the refusal of another pod with 8 VFs is unavoidable.
 func TestAvoidable(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators",
 		"random")
@@ -207,7 +208,7 @@ func TestSameAgain(t *testing.T) {
 	}
 }
 
-// TestCPUs checks that VFs and CPUs of a pod are near one NUMA node with the Topology Manager. Without the Topology Manager, the device
+// TestCPUs checks that the Topology Manager places the VFs and CPUs of a pod near one NUMA node. Without the Topology Manager, the device
 // plugin does not learn the NUMA node of the CPUs.
 func TestCPUs(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-cpus", "96", "-policies", "none,single-numa-node")

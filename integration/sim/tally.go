@@ -6,7 +6,7 @@ import (
 	"github.com/podlace/podlace/pkg/kubelet"
 )
 
-// freeState contains the free VFs at one moment.
+// The type freeState contains the numbers of free VFs and CPUs at one time of the simulation.
 type freeState struct {
 	free, cpus   int
 	pfs, nodes   []int // free VFs
@@ -38,7 +38,7 @@ func (c *simulationRun) currentState() freeState {
 	return s
 }
 
-// runCounters contains the counters of a run.
+// The type runCounters contains the counters of a simulation run.
 type runCounters struct {
 	pods, full, refused, avoidable int
 	granted, near                  int // all pods, and those with VFs and CPUs near one node
@@ -118,7 +118,7 @@ func count(b bool) int {
 	return 0
 }
 
-// runFigures contains the results of a run, indexed by measure.
+// The type runFigures contains the results of a simulation run, indexed by measure.
 type runFigures [measureCount]float64
 
 func (t *runCounters) figures() runFigures {

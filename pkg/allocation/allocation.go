@@ -2,7 +2,7 @@
 
 // Package allocation defines a protocol: other programs ask the SR-IOV device plugin which devices a pod has. A connection carries one
 // question and one answer over a unix socket that only root can use. The question and the answer are one line of JSON each. The package is
-// kept small, because each CNI plugin process that uses it is started for a single call.
+// small, because the sriov plugin uses it, and the start of a larger process would delay each start of a pod.
 package allocation
 
 import (
@@ -41,8 +41,8 @@ type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
 	UID       string `json:"uid,omitempty"` // UID of the pod, which distinguishes pods with the same name
-	// If this list is set, the answer about one pod contains only devices of the listed resources. Other device plugins may serve some of
-	// these resources. An empty list means all resources of this device plugin.
+	// If the list Resources is not empty, the answer about one pod contains only devices of these resources. The list may include resources
+	// of other device plugins. An empty list means all resources of this device plugin.
 	Resources []string `json:"resources,omitempty"`
 	// If Claims is true, the answer also contains the devices that ResourceClaims assigned.
 	Claims bool `json:"claims,omitempty"`
@@ -71,7 +71,8 @@ type Device struct {
 	Config *vfconfig.Config `json:"config,omitempty"`
 }
 
-// Claim identifies the ResourceClaim (resource.k8s.io) that a device was allocated for, and the device's entry in the allocation results.
+// Claim identifies the ResourceClaim (resource.k8s.io) for which the device was allocated, and the allocation result that contains the
+// device.
 type Claim struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
@@ -84,8 +85,8 @@ type Claim struct {
 	Pool     string `json:"pool"`              // the node's name
 	Device   string `json:"device"`            // name in the ResourceSlice
 	ShareID  string `json:"shareID,omitempty"` // set if several claims share the device
-	// Admin is true for administrative access (adminAccess). The device stays with the pod that uses it: Podlace does not move, configure or
-	// bind the device.
+	// Admin is true for administrative access (adminAccess). In this case, another pod may use the device, so Podlace does not move,
+	// configure or bind the device.
 	Admin bool `json:"admin,omitempty"`
 }
 
@@ -98,24 +99,24 @@ type Answer struct {
 	// Resources is a copy of the question's list of resources. The copy confirms that Devices contains all of the pod's devices of these
 	// resources.
 	Resources []string `json:"resources,omitempty"`
-	// Claims is a copy of the question's field. If Claims is true, the list Devices includes the devices of ResourceClaims.
+	// Claims is a copy of the field Claims in the question. If Claims is true, the list Devices includes the devices of ResourceClaims.
 	Claims bool `json:"claims,omitempty"`
-	// Others is a list of the pod's claimed devices of resources that the question does not list. The list is nil if an older daemon sent the
-	// answer.
+	// Others lists the devices that ResourceClaims assigned to the pod and whose resources the question does not list. Others is nil if an
+	// older daemon sent the answer.
 	Others []Device `json:"others,omitzero"`
 	// Faults maps the ID of each unhealthy device to the reason why it is unhealthy. Only the answer to a question about all pods sets Faults.
 	Faults map[string]string `json:"faults,omitempty"`
-	// Published maps device IDs to the content of the ResourceSlices.
+	// Published maps the ID of each published device to its content in the ResourceSlices.
 	Published map[string]Published `json:"published,omitempty"`
 	Error     string               `json:"error,omitempty"`
-	// Uncertain is true if the pod may have a device although the kubelet lists no container that uses this device. Error then contains an
-	// explanation.
+	// Uncertain is true if the pod may have a device although the kubelet lists no container that uses this device. If Uncertain is true,
+	// Error contains an explanation.
 	Uncertain bool `json:"uncertain,omitempty"`
 	// Unprepared is true if a claim of the pod is not prepared. Error then contains the claim.
 	Unprepared bool `json:"unprepared,omitempty"`
 }
 
-// Published is the content of a ResourceSlice for one device.
+// Published contains the data of one device in a ResourceSlice.
 type Published struct {
 	Pool       string            `json:"pool"`
 	Device     string            `json:"device"`     // name in the slice
@@ -129,9 +130,10 @@ var ErrUncertain = errors.New("the device was allocated, but the kubelet lists n
 // ErrUnprepared means that a claim of the pod is not prepared or has no record.
 var ErrUnprepared = errors.New("the claim is not prepared")
 
-// Ask sends a question to the socket and waits for the answer until a deadline. If the answer contains an error, Ask returns a Go error
-// with the same text. The Go error matches ErrUncertain or ErrUnprepared (errors.Is) if the answer has the corresponding mark. The Go error
-// is fs.ErrNotExist or syscall.ECONNREFUSED if no daemon listens, and os.ErrDeadlineExceeded after the deadline.
+// Ask sends a question to the socket and waits for the answer until a deadline. If the field Error of the answer is set, Ask returns a Go
+// error with the same text. If the field Uncertain is also true, the Go error matches ErrUncertain (errors.Is). If the field Unprepared is
+// also true, the Go error matches ErrUnprepared. If no daemon listens, the Go error matches fs.ErrNotExist or syscall.ECONNREFUSED. After the
+// deadline, the Go error matches os.ErrDeadlineExceeded.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -147,7 +149,7 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	return a, nil
 }
 
-// answerError is the Go error for an answer that contains an error.
+// The type answerError is the Go error for an answer whose field Error is set.
 type answerError struct{ answer Answer }
 
 func (r answerError) Error() string { return "the SR-IOV device plugin answers: " + r.answer.Error }

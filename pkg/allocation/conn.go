@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A conn is a blocking connection with a deadline. A conn does not use package net. Each start of a pod waits for an answer. Package net
-// would prolong this wait, because starting the package's poller, timers and threads takes longer than the answer.
+// The type conn is a blocking connection with a deadline. It does not use package net, because each start of a pod waits for an answer of
+// the device plugin. Package net would prolong this wait: starting its poller, timers and threads takes longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time

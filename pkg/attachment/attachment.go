@@ -4,8 +4,8 @@
 // of the changes that it made for the interface.
 //
 // A record is a small JSON file: /run/podlace/<network>/<plugin>-<hash of the key>. A plugin writes the record before its first change. DEL
-// uses the record and ignores the current configuration. The folder is on tmpfs, so a reboot removes the records together with the kernel
-// state that they describe.
+// removes the state that the record lists, and ignores the current configuration. The folder of the records is on tmpfs, so a reboot
+// removes the records together with the kernel state that they describe.
 //
 // All code takes locks in the same order: attachment, network, node, VF (one at a time), host-local's lease folder, iptables.
 package attachment
@@ -44,7 +44,7 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// KeyOf returns the key of a request's attachment.
+// KeyOf returns the key of the attachment that a plugin request names.
 func KeyOf(r *plugin.Request) Key { return Key{r.Network, r.ContainerID, r.IfName} }
 
 // Hash returns 16 hexadecimal digits that identify the key. The separator is '/', because none of the key's parts may contain it.
@@ -58,7 +58,7 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 }
 
 // offset() returns the position of the attachment's lock, which is one byte in the network's lock file. All plugins of a chain use the same
-// lock. Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
+// lock. The shared lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
@@ -67,7 +67,7 @@ func (k Key) offset() int64 {
 // HostVeth returns the name of the host side of the attachment's veth pair.
 func (k Key) HostVeth() string { return HostVeth(k.Hash()) }
 
-// HostVeth returns the name of the host side of an attachment's veth pair. The argument is the hash of the attachment's key.
+// HostVeth returns the name of the host side of an attachment's veth pair. The argument `hash` is the hash of the attachment's key.
 func HostVeth(hash string) string { return "veth" + hash[:min(11, len(hash))] }
 
 // Record is the state that a plugin stored for an attachment.
@@ -84,10 +84,10 @@ type Record struct {
 	Written time.Time `json:"-"` // time of the file
 }
 
-// Attachment represents an attachment that this process has locked.
+// Attachment is an attachment that this process has locked.
 type Attachment struct {
 	Key
-	// WithLink is saved in the record. If WithLink is true, the plugin that deletes the link also deletes the record.
+	// Save stores WithLink in the record. If WithLink is true, the plugin that deletes the link also deletes the record.
 	WithLink bool
 
 	plugin string
@@ -98,7 +98,8 @@ type Attachment struct {
 	saved  bool
 }
 
-// Open locks the attachment that r describes, so that no other plugin can change the attachment, and creates the folder for its record.
+// Open locks the attachment of the request r, so that no other plugin can change the attachment. Open also creates the folder for the
+// record.
 func Open(r *plugin.Request) (*Attachment, error) {
 	dir, err := store.Make(folder(r.Network), 0o700)
 	if err != nil {
@@ -129,8 +130,8 @@ func (a *Attachment) Close() {
 	}
 }
 
-// LockFile returns the lock file, which a child process should inherit. A later DEL then waits for the child process even if this process
-// was killed.
+// LockFile returns the lock file, which a child process should inherit. If this process is killed, a later DEL still waits for the child
+// process, because the child process holds the lock.
 func (a *Attachment) LockFile() *os.File {
 	if a == nil {
 		return nil
@@ -169,8 +170,8 @@ func (a *Attachment) Save(state any) error {
 	return nil
 }
 
-// Resave saves the progress of a DEL. The record keeps its modification time, which GC reads. Resave ignores errors, such as a full disk:
-// without the saved progress, DEL only repeats some work.
+// Resave saves the progress of a DEL in the record. The record keeps its modification time, which GC reads. Resave only logs errors, such
+// as a full disk. Without the saved progress, the next DEL repeats some work.
 func (a *Attachment) Resave(state any) {
 	written, err := a.dir.Written(a.file())
 	if err == nil {
@@ -184,8 +185,8 @@ func (a *Attachment) Resave(state any) {
 	}
 }
 
-// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record. Without a readable
-// record, the caller computes the state from the key.
+// Load decodes the state in the record. The first result is false if there is no record or if the record is unreadable. If the first result
+// is false, the caller computes the state from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
 	return ok, err
@@ -229,7 +230,7 @@ func (a *Attachment) Remove() error {
 // Plugins is the list of the plugins that store records.
 var Plugins = []string{"bridge", "portmap", "bandwidth", "sriov"}
 
-// ForgetWithLink deletes those records of the attachment in which WithLink is set. The caller has deleted the link.
+// ForgetWithLink deletes the records of the attachment in which WithLink is true. The caller must have deleted the link before.
 func (a *Attachment) ForgetWithLink() error {
 	if a == nil {
 		return nil
@@ -252,13 +253,13 @@ func (a *Attachment) LockNetwork() (unlock func(), err error) {
 	return func() { _ = lock.Unlock() }, nil
 }
 
-// Recorded reports whether the plugin of r has a record of the attachment.
+// Recorded reports whether a record exists for the plugin and the attachment of the request r.
 func Recorded(r *plugin.Request) bool {
 	_, err := os.Lstat(filepath.Join(folder(r.Network), r.Plugin+"-"+KeyOf(r).Hash()))
 	return err == nil
 }
 
-// List returns a plugin's records in a network.
+// List returns all records that a plugin has in a network.
 func List(network, plugin string) ([]Record, error) {
 	all, _, err := readRecords(network, plugin+"-")
 	return slices.DeleteFunc(all, func(rec Record) bool { return rec.Plugin != plugin }), err
@@ -280,7 +281,7 @@ func Scan() (records []Record, damaged []Damaged, err error) {
 	return records, damaged, err
 }
 
-// readRecords reads those record files of a network whose names begin with the prefix. The second result lists the files that cannot be
+// readRecords reads the record files of a network whose names begin with the prefix. The second result lists the files that cannot be
 // decoded.
 func readRecords(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))
@@ -323,7 +324,7 @@ func readRecord(dir *store.Dir, name string) (Record, error) {
 	return rec, err
 }
 
-// errOther means that the attachment in a record's content differs from the attachment in the record's file name.
+// errOther means that a record file contains the key of another attachment than its file name says.
 var errOther = errors.New("it belongs to another attachment")
 
 func parse(data []byte) (Record, error) {
@@ -340,14 +341,14 @@ func parse(data []byte) (Record, error) {
 	return rec, nil
 }
 
-// formatError is the number of a record format that this version cannot read.
+// The type formatError is the number of a record format that this version of Podlace cannot read.
 type formatError int
 
 func (e formatError) Error() string {
 	return fmt.Sprintf("its format is %d: this version of Podlace reads %d", int(e), format)
 }
 
-// isNewer reports whether an error means that a newer version wrote the record.
+// isNewer reports whether an error means that a newer version of Podlace wrote the record.
 func isNewer(err error) bool {
 	of, ok := errors.AsType[formatError](err)
 	return ok && of > format
@@ -365,9 +366,9 @@ func (k Key) ReferenceHash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ReferenceHashes returns the hashes that the names of an attachment's objects may contain if the attachment has no record. The result
-// contains Podlace's hash and the reference plugins' hash, which are equal for eth0. If eth0 of the same container has a record of the
-// plugin, the result contains only Podlace's hash, because the other hash belongs to eth0.
+// ReferenceHashes is for an attachment without a record. ReferenceHashes returns the hashes that the names of the attachment's chains and
+// devices may contain: Podlace's hash and the reference plugins' hash. For eth0, both hashes are equal. If the plugin has a record of the
+// container's eth0, ReferenceHashes returns only Podlace's hash, because the reference plugins' hash belongs to eth0.
 func (k Key) ReferenceHashes(plugin string) []string {
 	eth0 := Key{k.Network, k.ContainerID, "eth0"}
 	if k == eth0 {
@@ -379,14 +380,14 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
 }
 
-// MAC returns a locally administered unicast MAC address. The address is a hash of the key and of the argument, which identifies one end of
-// the link.
+// MAC returns a locally administered unicast MAC address. The MAC address is a hash of the key and of the argument `end`, which identifies
+// one end of the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
-// AddressMAC returns a locally administered unicast MAC address. The MAC is a hash of the network's name and of the pod's first address.
-// Other hosts' neighbour entries for the first address stay valid when the next pod gets the same first address. Neighbour entries for a
-// pod's additional addresses may become wrong: the next pod with an additional address may have another first address, and therefore
-// another MAC.
+// AddressMAC returns a locally administered unicast MAC address. The MAC is a hash of the network's name and of the pod's first address. If
+// the next pod gets the same first address, the neighbour entries of other hosts for this address stay valid. The neighbour entries for
+// additional addresses may become wrong, because the next pod with such an address may have another first address and therefore another
+// MAC.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

@@ -48,7 +48,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNamesDiffer checks that two keys get different names even if their parts, concatenated, are the same text.
+// TestNamesDiffer checks that two keys get different names even if network, container ID and interface name form the same text when
+// concatenated.
 func TestNamesDiffer(t *testing.T) {
 	seen := map[string]Key{}
 	for _, k := range []Key{{"a", "b", "c"}, {"ab", "", "c"}, {"", "ab", "c"}, {"a", "bc", ""}, {"a", "b", "d"}, {"a", "b.c", "c"},
@@ -77,7 +78,7 @@ type testState struct {
 	Value string `json:"value"`
 }
 
-// attach() opens an attachment in a network that only this test uses.
+// attach() opens an attachment in a network that no other test uses.
 func attach(t *testing.T, id string) (*Attachment, *plugin.Request) {
 	t.Helper()
 	r := request(t.Name(), id, "eth0")
@@ -132,7 +133,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecord checks that DEL and ADD succeed despite a torn record, a record of another version, or a record of another plugin.
+// TestUnreadableRecord checks that DEL and ADD succeed if the record is incomplete, or belongs to another version of Podlace or to another
+// plugin.
 func TestUnreadableRecord(t *testing.T) {
 	a, _ := attach(t, "id")
 	if err := a.Save(testState{"x"}); err != nil {
@@ -212,7 +214,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestUnreadableFolder checks that an unreadable folder causes an error. The folder must not be treated as empty.
+// TestUnreadableFolder checks that an unreadable folder causes an error. An unreadable folder must not be treated as empty.
 func TestUnreadableFolder(t *testing.T) {
 	r := request(t.Name(), "id", "eth0")
 	if err := errors.Join(os.MkdirAll(store.Root, 0o700), os.WriteFile(folder(r.Network), nil, 0o600)); err != nil {
@@ -239,8 +241,8 @@ func mustFile(t *testing.T, r *plugin.Request) *os.File {
 	return f
 }
 
-// TestRecordTooLarge checks that Save refuses a record that is too large for DEL to read. Another version may write a record that is too
-// large; Load ignores this record.
+// TestRecordTooLarge checks that Save refuses a record that is too large for DEL to read. Load ignores a record that is too large, because
+// another version of Podlace may have written it.
 func TestRecordTooLarge(t *testing.T) {
 	a, r := attach(t, "large")
 	defer a.Close()
@@ -261,8 +263,8 @@ func TestRecordTooLarge(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordFile checks that a record which cannot be opened causes an error. The record may contain state, so DEL must not
-// ignore it.
+// TestUnreadableRecordFile checks that a record which cannot be opened causes an error. DEL must not ignore a record that it cannot open,
+// because the record may list existing state.
 func TestUnreadableRecordFile(t *testing.T) {
 	a, r := attach(t, "id")
 	if err := os.Mkdir(recordFile(a), 0o700); err != nil {
@@ -276,8 +278,8 @@ func TestUnreadableRecordFile(t *testing.T) {
 	}
 }
 
-// TestLock checks that calls for one attachment run one after the other, even if they are calls of different plugins. Calls for other
-// attachments do not wait.
+// TestLock checks that calls for one attachment run one after the other, even if they are calls of different plugins. Calls for different
+// attachments do not wait for each other.
 func TestLock(t *testing.T) {
 	a, r := attach(t, "id")
 	mustOpen(t, request(t.Name(), "id", "net1")).Close()
@@ -340,8 +342,8 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// TestAddressMAC checks that one address has the same MAC in all attachments of a network. Another network or another address gives another
-// MAC.
+// TestAddressMAC checks that one address has the same MAC in all attachments of a network. In another network, or for another address, the
+// MAC differs.
 func TestAddressMAC(t *testing.T) {
 	one, two := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	a, b, c := Key{"net", "a", "eth0"}, Key{"net", "b", "eth1"}, Key{"other", "a", "eth0"}

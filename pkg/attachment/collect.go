@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// GC collects a plugin's stale attachments. An error does not stop the collection of further attachments.
+// GC finds a plugin's stale attachments, and collects the errors of their removal. An error does not stop the removal of further
+// attachments.
 type GC[T any] struct {
 	r    *plugin.Request
 	errs []error
@@ -24,8 +25,8 @@ type GC[T any] struct {
 // NewGC prepares the garbage collection for a GC request.
 func NewGC[T any](r *plugin.Request) *GC[T] { return &GC[T]{r: r} }
 
-// Stale yields each stale attachment with its recorded state. An attachment stays locked until the caller asks for the next attachment. The
-// caller removes the attachment's state and calls Report.
+// Stale yields each stale attachment with its recorded state. An attachment stays locked until the caller asks for the next attachment. For
+// each attachment, the caller removes the attachment's state and calls Report.
 func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 	return func(yield func(*Attachment, T) bool) {
 		records, err := List(g.r.Network, g.r.Plugin)
@@ -38,8 +39,8 @@ func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 	}
 }
 
-// yieldStale locks the attachment of a listed record. If the attachment is stale, yieldStale yields the attachment. The record is read
-// again under the lock, because another process may have changed it.
+// yieldStale locks the attachment of a listed record, and reads the record again, because another process may have changed it. If the
+// attachment is stale, yieldStale yields the attachment.
 func (g *GC[T]) yieldStale(listed Record, yield func(*Attachment, T) bool) (more bool) {
 	att, rec, found, err := take[T](g.r, listed.Key)
 	if err != nil {
@@ -50,7 +51,7 @@ func (g *GC[T]) yieldStale(listed Record, yield func(*Attachment, T) bool) (more
 	return !found || !g.r.Stale(listed.Attachment(), rec.Netns, rec.Written) || yield(att, rec.State)
 }
 
-// Report stores the result of removing an attachment.
+// Report stores the error of removing an attachment, if there is one.
 func (g *GC[T]) Report(att *Attachment, err error) {
 	if err != nil {
 		g.fail(Record{Key: att.Key, Pod: att.pod}, err)
@@ -66,8 +67,9 @@ func (g *GC[T]) fail(rec Record, err error) {
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 
-// Unreadable yields the hash of each unreadable record, for example of a record that a newer version wrote. Unreadable logs each of these
-// records, and leaves out the records that GC must keep. The caller removes all state that belongs to the hash, and calls ReportUnreadable.
+// Unreadable yields the hash in the file name of each unreadable record that GC may remove, and logs the record. A record is unreadable,
+// for example, if a newer version of Podlace wrote it. For each hash, the caller removes all state with this hash in its name, and calls
+// ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")
@@ -103,8 +105,8 @@ func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
 	return set
 }
 
-// ReportUnreadable stores the result of removing the state that belongs to a hash. If the removal succeeded, ReportUnreadable deletes the
-// record file.
+// ReportUnreadable deletes the record file of a hash if the state with this hash was removed without an error. Otherwise ReportUnreadable
+// stores the error.
 func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	if err == nil {
 		err = forget(g.r.Network, g.r.Plugin+"-"+hash)
@@ -112,7 +114,7 @@ func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	g.errs = append(g.errs, err)
 }
 
-// Err returns the joined errors.
+// Err returns all errors of this garbage collection, joined.
 func (g *GC[T]) Err() error { return errors.Join(g.errs...) }
 
 // isHash reports whether text has the format of a result of Key.Hash.
@@ -133,7 +135,7 @@ func forget(network, name string) error {
 // Written returns the time at which the record was last written.
 func (a *Attachment) Written() (time.Time, error) { return a.dir.Written(a.file()) }
 
-// Attachment returns the attachment that a record belongs to.
+// Attachment returns the container ID and the interface name of a record.
 func (r Record) Attachment() plugin.Attachment {
 	return plugin.Attachment{ContainerID: r.ContainerID, IfName: r.IfName}
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Damaged is a file with the name of a record. The content of the file is not a record in the current format.
+// Damaged is an unreadable record file: its name is the name of a record, but its content is not a record in the current format.
 type Damaged struct {
 	Network string
 	Name    string // name of the file
@@ -17,7 +17,7 @@ type Damaged struct {
 // Path returns the path of the file.
 func (d Damaged) Path() string { return filepath.Join(folder(d.Network), d.Name) }
 
-// Plugin returns the name of the plugin, which is a part of the file's name.
+// Plugin returns the plugin's name, which is the first part of the file name.
 func (d Damaged) Plugin() string {
 	plugin, _, _ := strings.Cut(d.Name, "-")
 	return plugin

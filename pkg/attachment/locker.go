@@ -13,15 +13,15 @@ import (
 type Locker int
 
 const (
-	// Waiting means that the process waits until the other process releases the lock. All verbs except STATUS use this value.
+	// Waiting means that the process waits until the other process releases the lock. All verbs except STATUS use the value Waiting.
 	Waiting Locker = iota
 
-	// Trying means that the process fails at once if another process holds the lock. STATUS uses this value. If a lock is held, STATUS skips
-	// the repair, and the next STATUS tries the repair again.
+	// Trying means that the process fails at once if another process holds the lock. Only STATUS uses the value Trying. If a lock is held,
+	// STATUS skips the repair, and the next STATUS tries the repair again.
 	Trying
 )
 
-// ReportRepair logs the error of a repair that GC (Waiting) or STATUS (Trying) attempted. The failed repair does not make the verb fail.
+// ReportRepair logs the error of a repair that GC (Waiting) or STATUS (Trying) attempted. A failed repair does not make GC or STATUS fail.
 // STATUS runs every few seconds, so it logs an error only when the error changes.
 func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	text := ""
@@ -34,7 +34,7 @@ func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	}
 }
 
-// within() returns the longest time to wait for a lock. For Waiting, the result is the argument. For Trying, the result is zero.
+// within() returns the maximum time to wait for a lock: the argument `most` for Waiting, and zero for Trying.
 func (l Locker) within(most time.Duration) time.Duration {
 	if l == Trying {
 		return 0
@@ -50,7 +50,7 @@ func (l Locker) Tolerate(err error) error {
 	return err
 }
 
-// Node acquires a lock on state that the pods of all networks share. The argument is a name for this state, for example "guards".
+// Node acquires a lock on state that the pods of all networks share. The argument `what` is a name for this state, for example "guards".
 func (l Locker) Node(what string) (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -65,7 +65,7 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 }
 
 // Key acquires the lock of an attachment. While the lock is held, no other plugin changes the attachment. If the key contains only a
-// network, Key acquires the network's lock. The folder of the network must exist.
+// network, Key acquires the network's lock. The network must have a folder of records.
 func (l Locker) Key(k Key) (*Attachment, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Step is one change of an attachment or of the node. Step consists of a description and a function.
+// Step is one change of an attachment or of the node: a description of the change, and a function that makes the change.
 type Step struct {
 	Text string
 	Do   func() error
@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any reports whether a plugin has at least one record on the node. Only the file names are read, not the records.
+// Any reports whether a plugin has at least one record on the node. Any reads only file names, not the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {
@@ -99,9 +99,9 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 	return found, damaged, err
 }
 
-// Checked returns the recorded state of the attachment that a CHECK request identifies. If the record is unreadable, the result is an error
-// with plugin.CodeStateDiffers. A record of a newer version is only logged: after a downgrade, a failed CHECK could make the runtime
-// restart the node's pods.
+// Checked returns the recorded state of the attachment that a CHECK request identifies. If the record is unreadable, Checked returns an
+// error with plugin.CodeStateDiffers. If a newer version of Podlace wrote the record, Checked only logs this: after a downgrade, a failed
+// CHECK could make the runtime restart the node's pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	records, err := RecordsOf(KeyOf(r), r.Plugin)
 	rec, found := records[r.Plugin]
@@ -119,8 +119,8 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	return st, found, nil
 }
 
-// LostRecord returns an error for an attachment of Podlace that has no record. CHECK fails with this error. LostRecord returns nil if a
-// newer version wrote the record.
+// LostRecord returns the error with which CHECK fails if an attachment of Podlace has lost its record. LostRecord returns nil if a record
+// file exists, for example a record of a newer version of Podlace.
 func LostRecord(r *plugin.Request) error {
 	if Recorded(r) {
 		return nil
@@ -130,8 +130,8 @@ func LostRecord(r *plugin.Request) error {
 
 const renew = "the record cannot be restored, and DEL works without it; delete and recreate the pod"
 
-// RecordsOf returns the records that the given plugins stored for one attachment. The map's key is the plugin's name. If a record is
-// unreadable, the result is an error with the file's path.
+// RecordsOf returns the records that the given plugins stored for one attachment. The keys of the returned map are the names of the
+// plugins. If a record is unreadable, RecordsOf returns an error with the path of the record file.
 func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {
@@ -156,7 +156,7 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	return found, nil
 }
 
-// ByHash returns a plugin's record of the attachment whose key has the given hash, in any network. The second result is false if no
+// ByHash searches all networks for a plugin's record of the attachment whose key has the given hash. The second result is false if no
 // readable record exists.
 func ByHash(plugin, hash string) (rec Record, ok bool, err error) {
 	networks, err := Networks()
@@ -192,7 +192,7 @@ func Sorted[T any](of map[Key]T) []Key {
 	})
 }
 
-// Reopen locks an attachment that has a plugin's record, and returns the current record. The third result is false if the record is gone.
+// Reopen locks an attachment, and returns the plugin's current record of it. The third result is false if the record is gone.
 func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {
 	a, err = l.Key(k)
 	if err != nil {
@@ -208,7 +208,8 @@ func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool
 	return a, rec, true, nil
 }
 
-// Journals is the folder of the VF journals, beside the folders of the networks. A journal saves a VF's settings before a pod gets the VF.
+// Journals is the folder of the VF journals, in the same folder as the folders of the networks. A journal contains a VF's settings from the
+// time before a pod got the VF.
 const Journals = ".vfs"
 
 // Journaled returns the PCI addresses of all VFs that have a journal. A journal exists while a pod uses the VF, and afterwards until the

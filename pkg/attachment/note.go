@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Note writes a note file for the whole network. The first argument is the file's name without the leading dot.
+// Note writes a note file for the whole network. The argument `mark` is the file's name without the leading dot.
 func (a *Attachment) Note(mark, text string) error {
 	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
 }
@@ -25,7 +25,7 @@ func (a *Attachment) Noted(mark string) (text string, ok bool) {
 	return string(data), err == nil
 }
 
-// Notes returns the names of those note files of the network whose names begin with a prefix.
+// Notes returns the names of the network's note files that begin with a prefix.
 func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 	names, err := a.dir.List()
 	for _, name := range names {
@@ -46,8 +46,8 @@ func NotedIn(network, mark string) (text string, ok bool) {
 	return string(data), err == nil
 }
 
-// NotedBy returns the name of a network that has a note file with the given name. If several networks have this file, the choice is
-// arbitrary.
+// NotedBy returns the name of a network that has a note file with the given name. If several networks have such a note file, NotedBy
+// returns any of these networks.
 func NotedBy(mark string) (network string, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -76,7 +76,7 @@ func UnnoteAll(mark string) error {
 	return err
 }
 
-// NoteNode writes a note file for the node. This file is beside the folders of the networks.
+// NoteNode writes a note file for the node. The note file is in the folder that contains the folders of the networks.
 func NoteNode(mark, text string) error {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -103,8 +103,7 @@ func UnnoteNode(mark string) error {
 }
 
 // Changed saves a text in a note file of the node, and reports whether the text differs from the file's previous text. An empty text
-// removes the file. Each verb runs in a separate process. The file prevents each of these processes from logging the same lasting problem
-// again.
+// removes the file. Because of this file, a lasting problem is logged only once, although each verb runs in a separate process.
 func Changed(mark, text string) bool {
 	if before, _ := NodeNoted(mark); before == text {
 		return false
@@ -117,7 +116,7 @@ func Changed(mark, text string) bool {
 	return true
 }
 
-// LogOnce logs the findings about the configuration of r's plugin. Unchanged findings are logged again only after the node's next boot.
+// LogOnce logs the findings about the configuration of the request r. Unchanged findings are logged again only after the node's next boot.
 func LogOnce(r *plugin.Request, findings []plugin.Finding) {
 	text := ""
 	if len(findings) > 0 {

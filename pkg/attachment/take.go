@@ -13,15 +13,15 @@ import (
 
 // Take locks the attachment that the DEL request r identifies, and returns the recorded state. The third result is false if there is no
 // record. The lock is taken even without a record, so that DEL does not remove the changes of a concurrent ADD. The caller removes the
-// attachment's state, calls Remove, and closes the attachment. If the network has no folder, the first result is nil. Close, Remove and
-// ForgetWithLink do nothing for a nil attachment.
+// attachment's state, calls Remove, and closes the attachment. If the network has no folder of records, the first result is nil. Close,
+// Remove and ForgetWithLink do nothing for a nil attachment.
 func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, KeyOf(r))
 	return att, rec.State, found, err
 }
 
-// TakeDead locks another attachment in r's network and returns its recorded state, as Take does. The attachment must have a record, and the
-// recorded namespace must be gone. The third result is false if one of these conditions does not hold.
+// TakeDead locks another attachment in the network of the request r and returns its recorded state, as Take does. The third result is false
+// if the attachment has no record, or if the recorded namespace still exists.
 func TakeDead[T any](r *plugin.Request, of plugin.Attachment) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, Key{r.Network, of.ContainerID, of.IfName})
 	if err != nil || !found || !plugin.NetnsGone(rec.Netns) {
@@ -52,13 +52,13 @@ func take[T any](r *plugin.Request, k Key) (att *Attachment, rec Of[T], found bo
 	return att, rec, found, nil
 }
 
-// An Of value consists of a record and its decoded state.
+// Of contains a record and its decoded state.
 type Of[T any] struct {
 	Record
 	State T
 }
 
-// States decodes the states in the records that List or AllOf returned. A record is left out if its state has another format.
+// States decodes the states in the records that List or AllOf returned. States leaves out a record whose state has another format.
 func States[T any](records []Record, err error) ([]Of[T], error) {
 	var all []Of[T]
 	for _, rec := range records {

@@ -86,7 +86,7 @@ func TestTakeDead(t *testing.T) {
 	}
 }
 
-// TestForgetWithLink checks that only records with WithLink are removed, and only those of the given attachment.
+// TestForgetWithLink checks that ForgetWithLink removes only records in which WithLink is true, and only records of the given attachment.
 func TestForgetWithLink(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	requests := map[string]*plugin.Request{}
@@ -127,8 +127,8 @@ func TestForgetWithLink(t *testing.T) {
 	}
 }
 
-// TestGCUnreadable checks a record whose state has another format. GC treats this record as unreadable, and removes the attachment by its
-// hash.
+// TestGCUnreadable checks GC of a record whose state has another format. GC treats such a record as unreadable, and removes the
+// attachment's state by the hash.
 func TestGCUnreadable(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
@@ -172,7 +172,7 @@ func content(t *testing.T, a *Attachment) string {
 	return string(data)
 }
 
-// collect() runs GC for r. The last argument is a function that removes the state of one stale attachment.
+// collect() runs GC for the request r. The last argument is a function that removes the state of one stale attachment.
 func collect(r *plugin.Request, remove func(*Attachment, testState) error) error {
 	gc := NewGC[testState](r)
 	for att, st := range gc.Stale() {
@@ -218,7 +218,7 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCWaits (C-85) checks that GC waits while another process changes an attachment, and then uses the record that the other process
+// TestGCWaits (C-85) checks that GC waits while another process changes an attachment. GC must then use the record that the other process
 // wrote.
 func TestGCWaits(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })

@@ -4,9 +4,9 @@
 // kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth, and passes them as the bandwidth capability. In the plugin chain, the
 // bandwidth plugin follows a main plugin that connects the pod to the node through a pair of veth or netkit devices.
 //
-// Ingress is shaped on the host side of the pair, where the node sends the pod's packets. Egress arrives on the host side of the pair, is
-// redirected to an intermediate functional block device (ifb), and is shaped there. The token buckets for ingress and egress are in the
-// node's namespace. In this namespace, even a pod with CAP_NET_ADMIN cannot change the token buckets.
+// A token bucket on the host side of the pair limits the pod's ingress, because the node sends the pod's packets there. The pod's egress
+// arrives on the host side of the pair. A redirect sends the egress to an intermediate functional block device (ifb), and a token bucket on
+// the ifb device limits it. Both token buckets are in the node's namespace, where even a pod with CAP_NET_ADMIN cannot change them.
 package bandwidth
 
 import (
@@ -23,7 +23,7 @@ import (
 
 const pluginName = "bandwidth"
 
-// This struct holds the limits that are stored in an attachment's record. Attachments without limits have no record.
+// The type state is the content of an attachment's record: the attachment's limits. Attachments without limits have no record.
 type state struct {
 	Link  string `json:"link"` // host side of the pair
 	Index int    `json:"index"`
@@ -42,8 +42,7 @@ func Plugin() plugin.Plugin {
 
 const devicePrefix = "bwp"
 
-// ifbName returns the device name that the reference plugin also uses. After a rollback, the reference plugin can therefore remove the
-// device.
+// ifbName returns the name of the ifb device. The reference plugin uses the same name, so that it can remove the device after a rollback.
 func ifbName(key attachment.Key) string { return devicePrefix + key.ReferenceHash()[:12] }
 
 func add(r *plugin.Request) (*types100.Result, error) {
@@ -96,7 +95,8 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return r.Prev, err
 }
 
-// change() replaces the limits of a link and returns the device of the egress limit. After an error it restores the previous limits.
+// change() replaces the limits of a link and returns the ifb device of the egress limit. After an error, change() restores the previous
+// limits.
 func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	if err := next.recordClsactOwner(host, link, old); err != nil {
 		return ifb, err
@@ -113,8 +113,8 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace() changes the limits of a link in place, so that a live pod is never without a limit during the change. Limits that the new state
-// does not contain are removed last.
+// replace() changes the limits of a link in place, so that a live pod is never without a limit during the change. Last, replace() removes
+// the old limits that the new state does not contain.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
@@ -130,8 +130,8 @@ func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, ol
 	return ifb, att.Save(next)
 }
 
-// subtract() returns the limits of st that have no counterpart in next. The states st and next belong to the same link. If no limit
-// remains, the result has Index 0.
+// subtract() returns the limits of `st` for the directions in which `next` has no limit. Both states must belong to the same link. If no
+// limit remains, the field Index of the result is 0.
 func (st state) subtract(next state) state {
 	if next.Ingress != nil {
 		st.Ingress = nil
@@ -145,8 +145,8 @@ func (st state) subtract(next state) state {
 	return st
 }
 
-// merge() returns the limits of two states of the same link. If both states have a limit for a direction, the argument's limit takes
-// precedence.
+// merge() returns the limits of two states of the same link. If both states have a limit for a direction, the limit in the argument `more`
+// takes precedence.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
@@ -165,7 +165,7 @@ func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	return st
 }
 
-// setEgress sets the egress limit and the name of the ifb device. A nil bucket means that there is no limit.
+// setEgress sets the egress limit and the name of the ifb device in the state. A nil bucket means that there is no limit.
 func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	st.Egress, st.IFB = bucket, ""
 	if bucket != nil {
@@ -173,8 +173,8 @@ func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	}
 }
 
-// recordClsactOwner records whether Podlace creates the clsact qdisc that the redirect needs. If the link already has a clsact qdisc,
-// another program created it.
+// recordClsactOwner stores in the state whether Podlace creates the clsact qdisc that the redirect needs. If the link already has a clsact
+// qdisc, another program created it.
 func (st *state) recordClsactOwner(host *kernel.Node, link kernel.Link, old state) error {
 	st.Clsact = st.IFB != "" && old.Clsact
 	if st.IFB == "" || old.IFB != "" {
@@ -190,7 +190,7 @@ func (st state) hasFairQueues() bool {
 	return st.Ingress != nil && st.Ingress.Fair.Packets > 0 || st.Egress != nil && st.Egress.Fair.Packets > 0
 }
 
-// apply() sets the limits of a link and returns the device of the egress limit.
+// apply() sets the limits of a link and returns the ifb device of the egress limit.
 func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err error) {
 	if st.Ingress != nil {
 		if err := host.Shape(link, *st.Ingress); err != nil {
@@ -209,9 +209,9 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 	return ifb, host.Redirect(link, ifb)
 }
 
-// hostSide returns the host side of the pod's link pair. The namespaces of the two ends are compared by the IDs that the kernel assigns to
-// them. The result is an error if prevResult contains another link that also leads into the pod: the pod may have exchanged the names of
-// its interfaces.
+// hostSide returns the host side of the pod's link pair. hostSide compares the namespaces of both ends by the IDs that the kernel assigns
+// to namespaces. If prevResult contains another link that also leads into the pod, hostSide returns an error, because the pod may have
+// exchanged the names of its interfaces.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {
@@ -240,7 +240,8 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	return link, err
 }
 
-// namedInstead returns the link in prevResult that leads into the pod. The result is empty if prevResult contains the given link.
+// namedInstead returns the name of a link in prevResult that leads into the pod. namedInstead returns "" if prevResult contains the given
+// link.
 func namedInstead(r *plugin.Request, host *kernel.Node, link kernel.Link) (string, error) {
 	if r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces,
 		func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == link.Name }) {
@@ -277,8 +278,8 @@ func del(r *plugin.Request) error {
 	defer host.Close()
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-		// The runtime calls the main plugin's DEL next. The main plugin's DEL deletes the link together with the limits, and deletes the record
-		// afterwards.
+		// Next, the runtime calls the main plugin's DEL. The main plugin's DEL deletes the link together with the limits, and then deletes
+		// the record.
 		if !att.WithLink { // a record of an earlier version
 			att.WithLink = true
 			att.Resave(st)
@@ -314,8 +315,8 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
-// deleteLimits removes the limits that a state contains. The redirect is removed before its target device. If the redirect cannot be
-// removed, the device stays, because a live pod would lose its traffic without the device.
+// deleteLimits removes the limits that a state contains. deleteLimits removes the redirect before the ifb device. If the redirect cannot be
+// removed, the ifb device stays, because a live pod would lose its traffic without the device.
 func deleteLimits(host *kernel.Node, st state) error {
 	link, ok, err := st.hostSide(host)
 	ifb, has := kernel.Link{}, false
@@ -336,7 +337,7 @@ func deleteLimits(host *kernel.Node, st state) error {
 }
 
 // hostSide returns the recorded link. hostSide first searches for the link by name. If another program renamed the link, hostSide finds the
-// link by its ifindex. The zero state contains no link.
+// link by its ifindex. The second result is false for a zero state, because it contains no link.
 func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err error) {
 	if st.Index == 0 {
 		return kernel.Link{}, false, nil
@@ -348,8 +349,8 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may contain the name of another
-// program's link, and Podlace must not change that link.
+// device() returns the device with the recorded name, if it is an ifb device. A damaged record may contain the name of another program's
+// link, which Podlace must not change.
 func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {

@@ -67,7 +67,7 @@ func TestAddCheckDel(t *testing.T) {
 	}
 }
 
-// TestResult checks that ADD appends the ifb device to the earlier plugins' result.
+// TestResult checks that ADD appends the ifb device to the result of the earlier plugins.
 func TestResult(t *testing.T) {
 	l := newLab(t)
 	o := l.OK(l.Call("ADD", "a"))
@@ -97,7 +97,8 @@ func TestAddAgainChanged(t *testing.T) {
 	}
 }
 
-// TestChangedInPlace checks that ADD changes the limits of a live pod in place. ADD must not delete and recreate the limits.
+// TestChangedInPlace checks that ADD changes the limits of a live pod in place. Another ADD of the same pod must not delete and recreate
+// the limits.
 func TestChangedInPlace(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -130,8 +131,9 @@ func TestMoved(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestDelWithGroup checks that DEL leaves the limits if the main plugin's DEL deletes the link and its device group in one request. Without
-// a namespace path, the main plugin's DEL would not delete the group, so DEL of bandwidth must remove the limits.
+// TestDelWithGroup checks that DEL of bandwidth does not remove the limits if the main plugin's DEL will delete the link and its device
+// group in one request. Without a namespace path, the main plugin's DEL would not delete the group, so DEL of bandwidth must remove the
+// limits.
 func TestDelWithGroup(t *testing.T) {
 	l := newLab(t)
 	l.must(l.host.SetUpLeader(l.hostSide, ""))
@@ -181,8 +183,8 @@ func hasFairQueue(l lab) bool {
 	return kerneltest.Feature(l, has, "fq_codel")
 }
 
-// TestFairQueue checks that limits use fair queues if the kernel supports them. If the kernel lacks this support, the plugin asks the
-// kernel only once. CHECK expects the kind of queue that ADD recorded.
+// TestFairQueue checks that limits use fair queues if the kernel supports fair queues. If the kernel does not support fair queues, the
+// plugin asks the kernel only once. CHECK expects the kind of queue that ADD recorded.
 func TestFairQueue(t *testing.T) {
 	l := newLab(t)
 	has := hasFairQueue(l)
@@ -301,7 +303,7 @@ func TestSecondInterface(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestNetkit checks that the host side of a netkit pair is found in the same way as the host side of a veth pair.
+// TestNetkit checks that the plugin finds the host side of a netkit pair in the same way as the host side of a veth pair.
 func TestNetkit(t *testing.T) {
 	l := newLab(t)
 	// the default policy in both namespaces lets all packets pass
@@ -353,8 +355,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestTinyBurst (S-14) checks that a burst smaller than a full frame is raised to 4 frames. The plugin logs the change. With the smaller
-// burst, no full frame could pass.
+// TestTinyBurst (S-14) checks that the plugin raises a burst that is smaller than a full frame to 4 frames, and logs the change. With a
+// burst smaller than a full frame, no full frame could pass.
 func TestTinyBurst(t *testing.T) {
 	l := newLab(t)
 	const least = 4 * (1400 + 18)
@@ -381,8 +383,8 @@ func TestTinyBurst(t *testing.T) {
 	}
 }
 
-// TestStaticLimits (C-111) checks limits in the configuration file. Bursts in the configuration file are in bits, as in the runtime's
-// limits.
+// TestStaticLimits (C-111) checks limits in the configuration file. In the configuration file and in the runtime's limits, the unit of a
+// burst is a bit.
 func TestStaticLimits(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "egressRate", 3000000, "egressBurst", 8000000))

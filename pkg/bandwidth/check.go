@@ -11,7 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// check() compares each part of the limits with the wanted values: the values of ADD, or the values that an admin set later.
+// check() compares the kernel objects of the limits with the wanted values. The wanted values are the values of ADD, or the values that an
+// admin set later.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -59,7 +60,7 @@ func check(r *plugin.Request) error {
 	return attachment.LostRecord(r)
 }
 
-// checkSending returns an error if a filter drops or redirects all frames of a link before the frames reach the link's token bucket.
+// checkSending returns an error if a tc filter drops or redirects all frames of a link before the frames reach the link's token bucket.
 func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	captor, ok, err := host.Captor(link, kernel.Sending)
 	if err != nil || !ok || !captor.Drops && captor.To == 0 {
@@ -68,8 +69,8 @@ func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	return captureError(link, kernel.Sending, limit, captor)
 }
 
-// captureError returns an error that describes another program's filter. No verb of Podlace removes that filter, because the other program
-// may need it.
+// captureError returns an error that describes another program's tc filter. No verb of Podlace removes this filter, because the other
+// program may need it.
 func captureError(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
 	does := "takes all frames before the limit sees them"
 	if captor.Drops {
@@ -80,9 +81,9 @@ func captureError(link kernel.Link, side kernel.Side, limit string, captor kerne
 		"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'; 'podlace reload' leaves it", link.Name, side)
 }
 
-// checkEgress checks the redirect to the device of an egress limit, and the token bucket of that device. If there is no record, the
-// reference plugin created the redirect. The reference plugin's redirect does not match short frames. The command 'podlace reload' replaces
-// this redirect.
+// checkEgress checks the redirect to the ifb device of an egress limit, and the token bucket of the ifb device. Without a record,
+// checkEgress accepts the redirect of the reference plugin, which does not match short frames. The command 'podlace reload' replaces such a
+// redirect.
 func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) error {
 	ifb, have, err := redirectedTo(host, link, want.IFB)
 	if err != nil {
@@ -108,7 +109,7 @@ func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) err
 	return checkSending(host, ifb, "egress")
 }
 
-// redirectedTo returns the device of an egress limit. The second result says which frames of the link are redirected to this device.
+// redirectedTo returns the ifb device of an egress limit. The second result says which frames of the link are redirected to the ifb device.
 func redirectedTo(host *kernel.Node, link kernel.Link, name string) (ifb kernel.Link, have kernel.Redirection, err error) {
 	ifb, ok, err := device(host, name)
 	if err == nil && ok {
@@ -117,8 +118,8 @@ func redirectedTo(host *kernel.Node, link kernel.Link, name string) (ifb kernel.
 	return ifb, have, err
 }
 
-// notRedirected returns the reason why some frames of the link bypass the device of an egress limit. The reason is empty if all frames are
-// redirected.
+// notRedirected returns the reason why some frames of the link bypass the ifb device of an egress limit. notRedirected returns "" if all
+// frames are redirected.
 func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) string {
 	switch {
 	case !ifb.Up:
@@ -131,8 +132,8 @@ func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) 
 	return ""
 }
 
-// checkBucket compares the token bucket of a link with the wanted bucket. Without a record, only the rate is compared, because the
-// reference plugin uses another burst and another queue length.
+// checkBucket compares the token bucket of a link with the wanted bucket. If the attachment has no record, checkBucket compares only the
+// rate, because the reference plugin uses another burst and another queue length.
 func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours bool) error {
 	has, ok, err := host.Shaped(link)
 	if err != nil {

@@ -19,7 +19,7 @@ type Both[T any] struct {
 }
 
 // Limit is the limit that was requested for one direction. The request comes from the conflist, the runtime, the pod or an admin. A zero
-// rate means no limit. If the burst is zero, Podlace derives a burst from the rate.
+// rate means no limit. If the field Burst is zero, Podlace derives a burst from the rate.
 type Limit struct {
 	Rate      uint64 `json:"rate"`                // bits per second
 	Burst     uint64 `json:"burst,omitempty"`     // bits
@@ -37,8 +37,8 @@ type Config struct {
 // unlimited() reports whether neither direction has a limit.
 func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
-// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number() parses a value. If the value is not a number, number()
-// returns an error that contains the key.
+// The type rawLimits mirrors the JSON. A value is nil if its key is missing or null. The function number() parses a value, so that an error
+// about a wrong type contains the key.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`
@@ -60,8 +60,8 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// These are the bounds of a rate. A pod with a rate below minRate would seem to have no connection, and no interface reaches a rate above
-// maxRate. A runtime's rate outside these bounds is set to the nearest bound.
+// The constants minRate and maxRate are the bounds of a rate. A pod with a rate below minRate would seem to have no connection, and no
+// interface reaches a rate above maxRate. If a runtime passes a rate outside these bounds, the plugin uses the nearest bound.
 const (
 	minRate = 1_000           // 1 kbit/s
 	maxRate = 100_000_000_000 // 100 Gbit/s
@@ -70,8 +70,8 @@ const (
 // maxBytes is the maximum burst in bytes: tc stores a burst in 32 bits.
 const maxBytes = math.MaxUint32
 
-// Parse reads and validates the configuration of ADD, CHECK or STATUS. If the conflist contains a limit, all limits from the runtime are
-// ignored.
+// Parse reads and validates the configuration of ADD, CHECK or STATUS. If the conflist contains a limit, Parse ignores all limits from the
+// runtime.
 func Parse(r *plugin.Request) (Config, error) {
 	var raw rawConfig
 	if err := r.Decode(&raw); err != nil {
@@ -112,11 +112,12 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// annotation() returns the name of the pod annotation that sets the burst of a direction in bits. Kubernetes itself has no such annotation.
+// annotation() returns the name of the pod annotation that sets the burst of a direction in bits. Kubernetes itself defines no annotation
+// for a burst.
 func annotation(direction string) string { return "podlace.io/" + direction + "-burst" }
 
-// requestedLimit returns the limit that was requested for a direction. If the pod has an annotation for the burst, the runtime's burst is
-// ignored.
+// requestedLimit returns the limit that was requested for a direction. If a pod annotation sets the burst, requestedLimit ignores the
+// runtime's burst.
 func requestedLimit(direction string, rate, burst *json.RawMessage, annotations map[string]string) (l Limit, err error) {
 	if l.Rate, err = number(direction+"Rate", rate); err != nil {
 		return l, err
@@ -166,16 +167,16 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 		l.Burst = most
 		r.Log.Warn("burst is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
 	default:
-		// A runtime that reads no burst annotation sends a burst that means "unlimited": 2^32-1, 2^31-1 or 2^35-9. With a burst of this size, the
-		// first half gigabyte would pass without any limit.
+		// If no annotation sets the burst, runtimes send a burst that means "unlimited": 2^32-1, 2^31-1 or 2^35-9 bits. With such a burst,
+		// at least the first quarter of a gigabyte would pass without any limit.
 		r.Log.Debug("burst of the runtime means unlimited; deriving one from the rate", "direction", direction, "burst", burst)
 		l.Burst = 0
 	}
 	return l, nil
 }
 
-// These are the bounds of the latency. Timers are too imprecise for a lower latency. With a higher latency, senders would time out before
-// their packets leave the queue.
+// The constants minLatency and maxLatency are the bounds of the latency. Timers are too imprecise for a latency below minLatency. With a
+// latency above maxLatency, senders would time out before their packets leave the queue.
 const (
 	minLatency = time.Millisecond
 	maxLatency = 10 * time.Second

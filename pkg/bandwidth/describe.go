@@ -9,7 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// Rates returns the limits in a record of this plugin, in bits per second from the pod's side. A rate of 0 means no limit.
+// Rates returns the limits in a record of the bandwidth plugin, in bits per second. Ingress is the traffic that the pod receives. A rate of
+// 0 means no limit.
 func Rates(rec attachment.Record) (ingress, egress uint64, err error) {
 	var st state
 	err = json.Unmarshal(rec.State, &st)
@@ -22,7 +23,7 @@ func Rates(rec attachment.Record) (ingress, egress uint64, err error) {
 	return ingress, egress, err
 }
 
-// Objects lists the kernel objects that enforce the recorded limits of an attachment, one object in each line.
+// Objects describes the kernel objects that enforce the recorded limits of an attachment. Each returned line describes one kernel object.
 func Objects(rec attachment.Record) (lines []string, err error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {

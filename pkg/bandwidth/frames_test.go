@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// broadcastFrame returns a broadcast frame of the given total length. The last argument contains the frame's EtherTypes, beginning with the
-// VLAN tags.
+// broadcastFrame returns a broadcast frame of the given total length. The last argument lists the frame's EtherTypes. The EtherTypes of
+// VLAN tags come first.
 func broadcastFrame(length int, types ...uint16) []byte {
 	out := []byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01")
 	for i, t := range types {
@@ -121,7 +121,7 @@ func TestShortFramesLimited(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// byEarlierVersion replaces an attachment's filter by the older filter that does not match short frames.
+// byEarlierVersion replaces an attachment's redirect filter by the filter of an earlier version, which does not match short frames.
 func (l lab) byEarlierVersion() {
 	l.Helper()
 	ifb := l.link(l.ifb("a"))
@@ -132,7 +132,7 @@ func (l lab) byEarlierVersion() {
 	}))
 }
 
-// redirection() reports which frames of the host side are redirected to the attachment's device.
+// redirection() returns which frames of the host side are redirected to the attachment's ifb device.
 func (l lab) redirection() kernel.Redirection {
 	l.Helper()
 	have, err := l.host.Redirected(l.hostSide, l.link(l.ifb("a")))
@@ -140,8 +140,8 @@ func (l lab) redirection() kernel.Redirection {
 	return have
 }
 
-// TestEarlierRedirectRepaired checks that CHECK fails if an earlier version created the redirect. Reload, ADD and an admin's change replace
-// this redirect.
+// TestEarlierRedirectRepaired checks that CHECK fails if an earlier version created the redirect. Reload, ADD and a change of the limits by
+// an admin replace such a redirect.
 func TestEarlierRedirectRepaired(t *testing.T) {
 	for what, repair := range map[string]func(lab){
 		"reload": func(l lab) { l.must(Restore(l.host, discard())) },
@@ -175,7 +175,7 @@ func TestEarlierRedirectRepaired(t *testing.T) {
 	}
 }
 
-// keysOf returns the number of match keys for each u32 filter that has a selector.
+// keysOf returns, for each u32 filter with a selector, the number of its match keys.
 func keysOf(filters []netlink.Filter) (keys []int) {
 	for _, f := range filters {
 		if u32, ok := f.(*netlink.U32); ok && u32.Sel != nil {
@@ -207,8 +207,8 @@ func TestReferenceDeviceDown(t *testing.T) {
 	}
 }
 
-// TestReferenceRedirectReplaced checks that CHECK accepts the reference plugin's redirect if the pod has no record. Reload replaces this
-// redirect. Afterwards the DEL of either plugin leaves no state.
+// TestReferenceRedirectReplaced checks that CHECK accepts the reference plugin's redirect if the pod has no record. The command 'podlace
+// reload' replaces this redirect. After the replacement, neither DEL of Podlace nor DEL of the reference plugin leaves any state.
 func TestReferenceRedirectReplaced(t *testing.T) {
 	for what, del := range map[string]func(lab){
 		"DEL":                  func(l lab) { l.OK(l.Call("DEL", "a")) },
@@ -234,7 +234,7 @@ func TestReferenceRedirectReplaced(t *testing.T) {
 	}
 }
 
-// TestOthersRedirectStays checks that reload keeps a redirect if its target is not the device of a limit.
+// TestOthersRedirectStays checks that reload keeps a redirect whose target is not the ifb device of a limit.
 func TestOthersRedirectStays(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB("mirror0", l.hostSide)

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestRestoredByVerbs (F-21) checks GC, STATUS and CHECK after another program removed the qdiscs. GC and STATUS restore the limits and log
-// the repair. CHECK changes nothing.
+// TestRestoredByVerbs (F-21) checks GC, STATUS and CHECK after another program has removed the qdiscs. GC and STATUS must restore the
+// limits and log the repair. CHECK changes nothing.
 func TestRestoredByVerbs(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -48,7 +48,7 @@ func TestRestoredByVerbs(t *testing.T) {
 }
 
 // TestStatusNeverWaits (C-72) checks that STATUS succeeds while another process holds the attachment's lock. While the lock is held, STATUS
-// restores nothing and logs nothing. STATUS logs once that a link was deleted.
+// restores nothing and logs nothing. If a pod's link was deleted, STATUS logs this only once.
 func TestStatusNeverWaits(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))

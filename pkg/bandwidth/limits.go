@@ -23,8 +23,8 @@ type Limits struct {
 	Both[*Direction]
 }
 
-// Direction describes the limit of one direction, named from the pod's side. The fields Asked and Applied differ in three cases: the limit
-// is missing in the kernel, an admin removed the limit, or the pod is dead.
+// Direction describes the limit of one direction. The pod receives ingress and sends egress. The fields Asked and Applied differ in three
+// cases: the limit is missing in the kernel, an admin removed the limit, or the pod is dead.
 type Direction struct {
 	Asked   Limit          // unknown if an older version recorded it
 	Applied *kernel.Bucket // the kernel's bucket, with its counters since the limit was set
@@ -63,14 +63,15 @@ func (l Limits) Missing() bool {
 	return l.Ingress != nil && l.Ingress.Missing != "" || l.Egress != nil && l.Egress.Missing != ""
 }
 
-// bucketSamples holds the token buckets of all links, read before and after an interval.
+// The type bucketSamples contains the token buckets of all links before and after an interval.
 type bucketSamples struct {
 	before, after map[int]kernel.Bucket
 	began         time.Time
 	took          time.Duration
 }
 
-// Look measures the traffic during an interval. Look returns the recorded limits of the attachments and their traffic in the interval.
+// Look measures the traffic of attachments during an interval. Look returns the recorded limits of the attachments with the measured
+// traffic.
 func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, interval time.Duration) ([]Limits, error) {
 	if len(records) == 0 {
 		return []Limits{}, nil
@@ -104,7 +105,7 @@ func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, i
 }
 
 // Read returns the recorded limits with the kernel's current counters. Read takes no lock and does not wait, so Read may report a limit as
-// missing while an ADD or DEL changes this limit. A record is left out if its state cannot be decoded.
+// missing while an ADD or DEL changes the limit. Read leaves out a record whose state cannot be decoded.
 func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err error) {
 	if len(records) == 0 {
 		return nil, nil
@@ -128,7 +129,8 @@ func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err er
 }
 
 // look() returns the limits of one attachment. The second result is false if a DEL has removed the attachment during the interval. If a
-// part is missing, look() reads it again under the lock, because a running ADD or DEL may be changing it.
+// kernel object of a limit is missing, look() reads all kernel objects again under the lock, because a running ADD or DEL may be changing
+// them.
 func (s bucketSamples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool, err error) {
 	records, err := attachment.RecordsOf(key, pluginName)
 	rec, ok := records[pluginName]
@@ -189,7 +191,7 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Record) (Limits,
 	return l, err
 }
 
-// fill() stores the token bucket of a link in d. The last argument is the reason why packets bypass the bucket.
+// fill() stores the token bucket of a link in d. If packets bypass the token bucket, the argument `lost` is the reason.
 func (d *Direction) fill(s bucketSamples, link kernel.Link, lost string) {
 	now, ok := s.after[link.Index]
 	if lost == "" && !ok {
@@ -207,13 +209,13 @@ func (d *Direction) fill(s bucketSamples, link kernel.Link, lost string) {
 	d.Rate = uint64(float64(now.Sent-was.Sent) * 8 / s.took.Seconds())
 }
 
-// Records returns those records that belong to attachments with limits.
+// Records returns the records of the bandwidth plugin. Only attachments with limits have such a record.
 func Records(of []attachment.Record) []attachment.Record {
 	return slices.DeleteFunc(slices.Clone(of), func(rec attachment.Record) bool { return rec.Plugin != pluginName })
 }
 
-// Set changes the limits of a live pod in place. A rate is in bits per second: 0 removes the limit, and nil leaves it unchanged. Set also
-// changes the record, so that CHECK and Restore use the new limits until another ADD.
+// Set changes the limits of a live pod in place. The arguments `ingress` and `egress` are rates in bits per second. The rate 0 removes the
+// limit, and nil does not change the limit. Set also changes the record, so that CHECK and Restore use the new limits until another ADD.
 func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
 	att, rec, ok, err := attachment.Waiting.Reopen(key, pluginName)
 	if err == nil && !ok {

@@ -85,7 +85,7 @@ func TestLook(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// quietLab returns a lab whose link carries no frames except the test's frames.
+// quietLab returns a lab in which the kernel sends no frames of its own on the pod's link.
 func quietLab(t *testing.T) lab {
 	t.Helper()
 	l := connected(t)
@@ -97,7 +97,7 @@ func quietLab(t *testing.T) lab {
 	return l
 }
 
-// This struct holds the numbers that Look measures.
+// The type counters contains the numbers that Look measures.
 type counters struct {
 	Rate                           uint64
 	Dropped, DroppedTotal, Waiting uint32
@@ -107,7 +107,8 @@ func measured(d *Direction) counters {
 	return counters{d.Rate, d.Dropped, d.Applied.Dropped, d.Applied.Waiting}
 }
 
-// TestMeasured checks the measured numbers: the bytes sent and packets dropped in an interval, and the bytes waiting at its end.
+// TestMeasured checks the numbers that Look measures: the bytes sent and the packets dropped in an interval, and the bytes in the queue at
+// the end of the interval.
 func TestMeasured(t *testing.T) {
 	l := quietLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(1000, 1000)))
@@ -174,7 +175,7 @@ func TestMeasuredAfterWait(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestLookWaits checks that Look waits for a running ADD or DEL before it reports a part as missing.
+// TestLookWaits checks that Look waits for a running ADD or DEL before it reports a kernel object as missing.
 func TestLookWaits(t *testing.T) {
 	l := newLab(t)
 	for _, then := range []struct {
@@ -279,7 +280,7 @@ func TestSetInPlace(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSetFails checks that Set undoes a change that the kernel refuses halfway. The record is also restored.
+// TestSetFails checks that Set restores the limits and the record if the kernel refuses the second part of a change.
 func TestSetFails(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
@@ -306,7 +307,8 @@ func TestSetFails(t *testing.T) {
 	}
 }
 
-// TestReplaceRecords checks that a limit stays in the record until its removal succeeds. After a kill, DEL finds the limit in the record.
+// TestReplaceRecords checks that a limit stays in the record until its removal succeeds. If the process is killed before the removal, DEL
+// finds the limit in the record.
 func TestReplaceRecords(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))

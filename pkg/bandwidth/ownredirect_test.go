@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// redirectItself redirects the pod's egress to an ifb device inside the pod. This device delays the packets. redirectItself calls send(),
-// removes the redirect, and then releases the delayed packets.
+// redirectItself redirects the pod's egress to an ifb device inside the pod. This ifb device delays the packets. redirectItself calls
+// send(), removes the redirect, and then releases the delayed packets.
 func redirectItself(send func() error) error {
 	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "own0", TxQLen: 1000}}); err != nil {
 		return err
@@ -44,8 +44,8 @@ func redirectItself(send func() error) error {
 }
 
 // TestOwnRedirectPassesLimit checks a known gap, which SECURITY.md describes: a pod with CAP_NET_ADMIN can bypass its own egress limit with
-// an ifb device. The reason is a mark that the kernel sets at the first redirect (tc_skip_classify) and keeps when the packet enters
-// another namespace. If this test fails, the kernel has closed the gap.
+// an ifb device. The bypass works because of the packet's mark tc_skip_classify. The kernel sets the mark at the first redirect, and keeps
+// it when the packet enters another namespace. If TestOwnRedirectPassesLimit fails, the kernel has closed this gap.
 func TestOwnRedirectPassesLimit(t *testing.T) {
 	const copies = 20
 	l := quietLab(t)

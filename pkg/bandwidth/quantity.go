@@ -30,7 +30,7 @@ func parseQuantity(text string) (n *big.Int, ok bool) {
 	return up.Div(up, value.Denom()), true
 }
 
-// factorOf returns the factor that a quantity's suffix stands for.
+// factorOf returns the factor for the suffix of a quantity, such as 1000 for "k".
 func factorOf(suffix string) (*big.Rat, bool) {
 	const larger = "KMGTPE"
 	if power := strings.Index(larger, strings.TrimSuffix(suffix, "i")); len(suffix) == 2 && suffix[1] == 'i' && power >= 0 {

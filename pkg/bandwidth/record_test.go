@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// These texts are recorded states in version 1 of the record format. The format of the records must not change by a single byte. After an
-// upgrade or a rollback, a release must be able to read the other release's records.
+// Each constant "stateOf…" is a recorded state in version 1 of the record format. Therefore the format of the records must not change by a
+// single byte. After an upgrade or a rollback, a release must be able to read the other release's records.
 const (
 	stateOfADD = `{"link":"bwt0","index":7,"ifb":"bwpc3a99edf74e2","ingress":{"rate":20000000,"burst":10000,"limit":50197},` +
 		`"egress":{"rate":10000000,"burst":500000,"limit":131108},"asked":{"ingress":{"rate":20000000,"burst":4294967295},` +
@@ -127,7 +127,7 @@ func TestRecordRead(t *testing.T) {
 	}
 }
 
-// TestRecordGoesWithLink checks that ADD sets WithLink in the record. The plugin that deletes the link reads this field.
+// TestRecordGoesWithLink checks that ADD sets WithLink in the record. The plugin that deletes the link reads WithLink.
 func TestRecordGoesWithLink(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

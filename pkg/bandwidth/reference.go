@@ -16,9 +16,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// delUnrecorded removes the limits of an attachment without a record. Either the reference plugin created the limits, or the record was
-// lost. The ifb device is found by its name. Most pods have no limits and therefore no record. The configuration or prevResult shows
-// whether the pod has limits.
+// delUnrecorded removes the limits of an attachment without a record. An attachment without a record has lost its record, or the reference
+// plugin created its limits. delUnrecorded finds the ifb device by its name. Most attachments without a record have no limits at all.
+// Therefore delUnrecorded searches for limits only if the configuration or prevResult contains limits.
 func delUnrecorded(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	asked := err != nil || !cfg.unlimited()
@@ -48,8 +48,8 @@ func delUnrecorded(r *plugin.Request) error {
 }
 
 // unshapePod removes the pod's ingress limit. If the namespace is unknown, unshapePod searches for a link with the name that Podlace's
-// bridge plugin gives to the host side. If another main plugin created the link, that plugin's DEL deletes the link together with the
-// limit.
+// bridge plugin gives to the host side. If another main plugin created the link, the DEL of this main plugin deletes the link together with
+// the limit.
 func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	link, ok, err := host.Link(attachment.KeyOf(r).HostVeth())
 	ok = ok && link.LeadsGroup() // any other link with that name belongs to another program
@@ -72,8 +72,8 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// delDevice deletes the redirect to the device with the given name, and then the device. Attachments can have equal device names, so a
-// device is kept if another attachment uses it.
+// delDevice deletes the redirect to the ifb device with the given name, and then the ifb device. Two attachments can have the same device
+// name, so delDevice keeps a device that another attachment uses.
 func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	ifb, ok, err := device(host, name)
 	if err != nil || !ok {
@@ -97,8 +97,8 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	return host.DelLink(name)
 }
 
-// replaceRedirects replaces redirects that the reference plugin created for attachments without a record. The reference plugin's redirects
-// do not match short frames.
+// replaceRedirects replaces redirects that the reference plugin created for attachments without a record. A redirect of the reference
+// plugin does not match short frames.
 func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()
 	errs := []error{err}
@@ -133,14 +133,15 @@ func isRecorded(matches func(state) bool) (bool, error) {
 	}), err
 }
 
-// isRecordedDevice reports whether a record of any attachment contains the device's name.
+// isRecordedDevice reports whether the record of any attachment contains an ifb device with the given name.
 func isRecordedDevice(name string) (bool, error) {
 	return isRecorded(func(st state) bool { return st.IFB == name })
 }
 
-// mayServe reports whether a redirected link can be the host side of the pod's interface. The pod may have renamed its interface. The
-// reference plugin gives the device the same name for all interfaces of a container. Without a namespace, only the device's name is
-// compared. A live pod keeps its traffic, because DEL removes the redirect before the device.
+// mayServe reports whether the link whose frames are redirected can be the host side of the pod's interface. mayServe accepts a link whose
+// device name belongs to the attachment, because the pod may have renamed its interface. mayServe also compares the interface name, because
+// the reference plugin gives the device the same name for all interfaces of a container. If the namespace is unknown, mayServe returns
+// true. A live pod keeps its traffic even if mayServe returns true by mistake, because DEL removes the redirect before the device.
 func mayServe(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {
 	if r.Netns == nil {
 		return true, nil

@@ -59,8 +59,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestLeftOver (F-19) checks stale limits of any program. ADD adopts or replaces a stale device, token bucket or redirect. CHECK detects
-// stale limits. After DEL no state is left.
+// TestLeftOver (F-19) checks stale limits that any program left on the node. ADD adopts or replaces a stale ifb device, token bucket or
+// redirect. CHECK detects stale limits. After DEL, no state is left.
 func TestLeftOver(t *testing.T) {
 	for name, leave := range map[string]func(l lab, ifb kernel.Link) error{
 		"everything":  func(lab, kernel.Link) error { return nil },
@@ -98,8 +98,9 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// TestLostRecordOurBridge checks DEL without a record and without a namespace: DEL computes the link's name from the key. Podlace's bridge
-// plugin made that link the leader of a device group. If the link with that name is not the leader of a group, DEL keeps its token bucket.
+// TestLostRecordOurBridge checks DEL without a record and without a namespace: DEL computes the link's name from the key. DEL removes the
+// token bucket only if Podlace's bridge plugin has made this link the leader of a device group. Any other link with the same name keeps its
+// token bucket.
 func TestLostRecordOurBridge(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		l := connected(t)
@@ -119,7 +120,7 @@ func TestLostRecordOurBridge(t *testing.T) {
 	}
 }
 
-// TestLostRecordSet checks DEL for a limit that an admin set. The limit is not in prevResult, and the record is lost.
+// TestLostRecordSet checks DEL for a limit that an admin set. In this test, prevResult does not contain the limit, and the record is lost.
 func TestLostRecordSet(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
@@ -156,9 +157,9 @@ func TestLostRecordRenamed(t *testing.T) {
 	l.must(l.rename("eth0"))
 }
 
-// TestLostRecordSpares checks that DEL keeps another attachment's device with the same name. The device names of two attachments are equal
-// if network and container ID, concatenated, are the same text. The reference plugin also gives all interfaces of a container the same
-// device name.
+// TestLostRecordSpares checks that DEL keeps another attachment's ifb device with the same name. Two attachments have the same device name
+// if network name and container ID form the same text when concatenated. The reference plugin also gives all interfaces of a container the
+// same device name.
 func TestLostRecordSpares(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -186,8 +187,9 @@ func TestLostRecordSpares(t *testing.T) {
 	}
 }
 
-// TestReferenceDevice checks a device that the reference plugin created for an interface other than eth0. The device has the same name as
-// the device for eth0. DEL deletes the device, with or without a redirect, but only if the device is an ifb.
+// TestReferenceDevice checks DEL of an ifb device that the reference plugin created for an interface other than eth0. The ifb device has
+// the same name as the ifb device of eth0. DEL deletes a device with this name, with or without a redirect, but only if it is an ifb
+// device.
 func TestReferenceDevice(t *testing.T) {
 	l := newLab(t)
 	l.must(l.rename("net1"))

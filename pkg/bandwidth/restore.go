@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore restores the limits of all live pods after another program removed a token bucket, a device or a redirect. Redirects that do not
-// match short frames are replaced. Existing token buckets are not changed. After an error in one attachment, Restore continues with the
-// next attachment.
+// Restore restores the limits of all live pods after another program removed a token bucket, an ifb device or a redirect. Restore replaces
+// redirects that do not match short frames. Restore does not change existing token buckets. After an error in one attachment, Restore
+// continues with the next attachment.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(restoreLimits(host, log, attachment.Waiting), replaceRedirects(host, log))
 }
@@ -44,7 +44,8 @@ func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker)
 	return errors.Join(errs...)
 }
 
-// restore() reads the record again under the lock, since the pod may have got new limits or may be gone.
+// restore() restores the limits of one attachment. Under the lock, restore() reads the record again, since the pod may have got new limits
+// or may be gone.
 func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger, locks attachment.Locker) error {
 	att, rec, ok, err := locks.Reopen(key, pluginName)
 	if err != nil || !ok {
@@ -85,7 +86,8 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 	return nil
 }
 
-// restoreEgress restores the missing parts of an egress limit. The first result is true if any part was missing.
+// restoreEgress restores a missing ifb device, token bucket or redirect of an egress limit. The first result is true if an ifb device,
+// token bucket or redirect was missing.
 func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket, log *slog.Logger) (lost bool, err error) {
 	ifb, have, err := redirectedTo(host, link, st.IFB)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestMissingAndRestore checks each part that another program can remove: Look reports it as missing, and Restore restores it. Restore does
-// not change the existing parts.
+// TestMissingAndRestore removes each kernel object of the limits, as another program could do. Look reports the object as missing, and
+// Restore restores it. Restore does not change the objects that still exist.
 func TestMissingAndRestore(t *testing.T) {
 	ifb := func(l lab) kernel.Link { return l.link(l.ifb("a")) }
 	name := ifbName(attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"})
@@ -67,8 +67,8 @@ func TestMissingAndRestore(t *testing.T) {
 	}
 }
 
-// TestNotRestored checks that Restore does not change the link of a dead pod. Restore must also not change another program's link that has
-// the recorded name.
+// TestNotRestored checks that Restore does not change the link of a dead pod. Restore must also not change a link of another program that
+// has the recorded name.
 func TestNotRestored(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -108,8 +108,8 @@ func TestNotRestored(t *testing.T) {
 	}
 }
 
-// TestNotRestoredToTheDead checks that a pod without a namespace path is treated as dead, even while an open file keeps the namespace
-// alive.
+// TestNotRestoredToTheDead checks that Restore treats a pod as dead if the path of its namespace is gone, even while an open file keeps the
+// namespace alive.
 func TestNotRestoredToTheDead(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -123,7 +123,7 @@ func TestNotRestoredToTheDead(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestRenamed checks that a renamed host side is found by its ifindex, and that a changed MTU does not change the limit.
+// TestRenamed checks that the plugin finds a renamed host side by its ifindex, and that a changed MTU does not change the limit.
 func TestRenamed(t *testing.T) {
 	l := connectedAs(t, "bwt1")
 	rename := func(to string) {

@@ -9,7 +9,7 @@ import (
 )
 
 // Device returns the name of the ifb device in an attachment's record, or "" if there is none. The second result is true if the reference
-// plugin uses the same name. The reference plugin's DEL then deletes the device.
+// plugin uses the same name. In this case, the reference plugin's DEL deletes the ifb device.
 func Device(rec attachment.Record) (name string, shared bool, err error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// byReference sets the egress limit in the same way as the reference plugin.
+// byReference creates the same kernel objects for an egress limit as the reference plugin.
 func (l lab) byReference() {
 	l.Helper()
 	ifb, err := l.host.EnsureIFB(l.ifb("a"), l.hostSide)
@@ -28,8 +28,8 @@ func (l lab) byReference() {
 		}))
 }
 
-// TestTakenOver checks that DEL removes a device that the reference plugin created, together with the redirect to this device. Without the
-// device, the redirect would drop all packets that a live pod sends.
+// TestTakenOver checks that DEL removes an ifb device of the reference plugin together with the redirect to it. A redirect without its
+// target device would drop all packets that a live pod sends.
 func TestTakenOver(t *testing.T) {
 	for what, lift := range map[string]func(lab){
 		"DEL without a record": func(l lab) { l.OK(l.Call("DEL", "a")) },
@@ -79,7 +79,7 @@ func TestAddAgainFails(t *testing.T) {
 	l.must(l.host.DelLink(l.ifb("a")))
 }
 
-// TestTakeAwayKeepsDevice checks that DEL keeps the device if the redirect to it could not be removed.
+// TestTakeAwayKeepsDevice checks that DEL keeps the ifb device if the redirect to it cannot be removed.
 func TestTakeAwayKeepsDevice(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB(l.ifb("a"), l.hostSide)

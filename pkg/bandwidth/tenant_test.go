@@ -15,13 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// An attack is a test setup with two pods. The victim has limits, and the tenant's eth0 gets the same ifindexes as the victim's pair. Each
-// namespace has its own ifindexes, so a tenant can choose them freely. The tenant's own pair consists of bwt1 on the host and real0 in the
-// pod.
+// The type attack is a test setup with two pods. The pod `victim` has limits. In the pod `tenant`, the test replaces eth0 by an interface
+// with the same ifindexes as the victim's link pair. A tenant can choose these ifindexes, because each namespace has its own ifindexes. The
+// tenant's own link pair consists of bwt1 on the host and real0 in the pod.
 type attack struct{ victim, tenant lab }
 
-// connectPair replaces the pod's link pair by a pair of the given kind. The pod's end keeps the ifindex that it had on the host, so that
-// the ifindexes of different pods differ.
+// connectPair replaces the pod's link pair by a pair of the given kind. The pod's end of the new pair keeps the ifindex that it had on the
+// host. Therefore different pods have different ifindexes.
 func (l *lab) connectPair(kind string) {
 	l.Helper()
 	name := l.hostSide.Name
@@ -70,7 +70,8 @@ func (a attack) unharmed(when string) {
 	a.victim.OK(a.victim.Call("CHECK", "a"))
 }
 
-// TestForgedPeer (C-50) checks that a tenant cannot affect another pod by giving its own interface the ifindexes of that pod's pair.
+// TestForgedPeer (C-50) checks that a tenant cannot affect another pod by giving its own interface the ifindexes of the other pod's link
+// pair.
 func TestForgedPeer(t *testing.T) {
 	own, slow := limits(20e6, 10e6), limits(1000, 1000)
 	reject := func(verb string, config object) func(attack) {
@@ -127,8 +128,8 @@ func TestForgedPeer(t *testing.T) {
 	}
 }
 
-// delSameName calls DEL for an attachment whose device has the same name as the victim's device. The names of both devices are equal
-// because network and container ID, concatenated, are the same text.
+// delSameName calls DEL for an attachment whose ifb device has the same name as the victim's ifb device. Both names are equal, because
+// network name and container ID form the same text when concatenated.
 func (a attack) delSameName() {
 	a.victim.removeRecord(a.victim.key("a"))
 	twin := a.tenant

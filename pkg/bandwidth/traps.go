@@ -14,7 +14,8 @@ func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config)...)
 }
 
-// traps() returns the findings that Parse does not log. A configuration that contains limits needs no capability.
+// traps() returns findings about the capability "bandwidth", which Parse does not check. A configuration that contains limits does not need
+// this capability.
 func traps(config []byte) []plugin.Finding {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {

@@ -20,9 +20,9 @@ func (l lab) addLog(id string, keys ...any) string {
 	return log
 }
 
-// TestMissingCapabilityIsLoggedOnce checks a plugin whose capability is missing or misspelt. The runtime then passes no limits, so all pods
-// look like pods without limits. The first ADD logs the problem, and later ADDs do not. The plugin logs the problem again after the
-// configuration was changed.
+// TestMissingCapabilityIsLoggedOnce checks a plugin whose capability is missing or misspelt. Without the capability, the runtime passes no
+// limits, so all pods look like pods without limits. The first ADD logs the problem, and later ADDs do not. The plugin logs the problem
+// again after the configuration was changed.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any

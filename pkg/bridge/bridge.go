@@ -2,12 +2,12 @@
 
 // Package bridge connects a pod to a Linux bridge with a veth pair. The configured IPAM plugin assigns the addresses.
 //
-// An attachment's record describes all objects on the node's side. DEL therefore needs only the network, the container ID and the interface
-// name.
+// An attachment's record describes all kernel objects on the node's side. DEL therefore needs only the network, the container ID and the
+// interface name.
 //
-// Pure functions compute the wanted state: planLayer3, guardOf, wantedMasquerade, masqueradeLines, VLANs.onPort. ADD applies the computed
-// state. CHECK compares the computed state with the kernel's state. Restore computes the wanted state from the records, and adds the parts
-// that a flush removed.
+// The functions planLayer3, guardOf, wantedMasquerade, masqueradeLines and VLANs.onPort compute the wanted state without any I/O. ADD
+// applies the wanted state. CHECK compares the wanted state with the kernel's state. Restore computes the wanted state from the records,
+// and adds the objects that a flush removed.
 package bridge
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// This struct is the content of an attachment's record.
+// The type state is the content of an attachment's record.
 type state struct {
 	Bridge     string          `json:"bridge"`
 	BridgeMAC  string          `json:"bridgeMAC,omitempty"`
@@ -49,20 +49,21 @@ type state struct {
 
 type bridge struct{ ipam ipam.Runner }
 
-// Plugin returns the bridge plugin. The IPAM plugins that are passed as arguments run inside this process.
+// Plugin returns the bridge plugin. The argument `builtin` lists the IPAM plugins that run inside this process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	b := bridge{ipam.Runner{Builtin: builtin}}
 	return plugin.Plugin{Name: "bridge", Add: b.add, Del: b.del, Check: b.check, GC: b.gc, Status: b.status}
 }
 
-// A job describes one ADD or CHECK: the request, the request's configuration and the open handles.
+// The type job contains the data of one ADD or CHECK: the request, its configuration and the open handles.
 type job struct {
 	r    *plugin.Request
 	cfg  Config
 	att  *attachment.Attachment
 	host *kernel.Node
 	pod  *kernel.NS
-	// This field is true if the IPAM plugin's subnets are known. With known subnets, masquerade rules cover whole subnets.
+	// The field `shared` is true if the subnets of the IPAM plugin are known. In this case, masquerade rules cover whole subnets instead of
+	// single addresses.
 	shared bool
 	fresh  bool // this ADD created the bridge or added a gateway address to it
 	// recordedState is the state that ADD recorded, for use by CHECK. If the record cannot be read, hasRecord is false.
@@ -177,7 +178,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 }
 
 // clearResidue removes objects that an unfinished ADD with the same key left behind. If the container is already attached, even in another
-// namespace, the result is an error, because the runtime still uses the result of the earlier ADD.
+// namespace, clearResidue returns an error, because the runtime still uses the result of the earlier ADD.
 func (b bridge) clearResidue(j *job) error {
 	var st state
 	recorded, err := j.att.Load(&st)
@@ -185,8 +186,8 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if recorded && st.Unfinished {
-		// An earlier process began this ADD. That process has ended, because the current process holds the lock. The links of that process are
-		// found by their names.
+		// An earlier process began an ADD with the same key. The earlier process has ended, because the current process holds the lock.
+		// clear() finds the links of the earlier process by their names.
 		if err := b.clear(j, st); err != nil {
 			return err
 		}
@@ -248,9 +249,9 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove() removes all parts of an attachment. If one part cannot be removed, remove() continues with the next part. The record is deleted
-// last, and only if all other parts are gone. The addresses are released only when the node no longer uses these addresses. Two pods
-// therefore never use one address at the same time.
+// remove() removes the links, the rules, the leases and the record of an attachment, in this order. An error with a link does not prevent
+// the removal of the rules. The leases are released only if the node has no link and no rule of the pod, so that two pods never use one
+// address at the same time. The record is deleted only if everything else is gone.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
@@ -259,7 +260,7 @@ func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) er
 	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
 }
 
-// finishRemove does the last steps of remove(). The last argument contains the errors of the earlier steps on the node.
+// finishRemove releases the leases and deletes the record, unless the removal of links and rules returned the error err.
 func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
 		err = b.releaseAddresses(r, st.IPAM)
@@ -278,8 +279,8 @@ func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage) erro
 	as := *r
 	as.Config = ipam.WithKey(r.Config, "ipam", object)
 	if now := ipam.Type(ipam.Object(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
-		// If the pod's IPAM plugin is no longer installed, DEL calls the configured IPAM plugin. Without this fallback the pod could never be
-		// deleted.
+		// If the IPAM plugin that assigned the pod's addresses is not installed, DEL calls the configured IPAM plugin. Without this
+		// fallback, the pod could never be deleted.
 		r.Log.Warn("the pod's IPAM plugin is not installed; asking the configured one instead",
 			"gone", name, "asked", now)
 		as.Config, name = r.Config, now
@@ -312,7 +313,7 @@ func (b bridge) status(r *plugin.Request) error {
 	return nil
 }
 
-// whyUnusable returns the reason why no ADD can work on this node. The result is nil if ADD can work.
+// whyUnusable returns the reason why no ADD can work on this node, or nil if ADD can work.
 func (c Config) whyUnusable(host *kernel.Node) error {
 	link, ok, err := host.Link(c.Bridge)
 	if err == nil && ok && link.Kind != "bridge" {

@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// addForeignBridge creates a bridge like the command 'ip link add'. The MAC of this bridge follows the lowest MAC of its ports.
+// addForeignBridge creates a bridge as the command 'ip link add' does. The kernel sets the MAC of such a bridge to the lowest MAC of its
+// ports.
 func addForeignBridge(t *testing.T, name string) {
 	t.Helper()
 	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
@@ -114,7 +115,7 @@ func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	}
 }
 
-// echo() starts a UDP server on an address of the node. The server answers until the test ends.
+// echo() starts a UDP server on an address of the node. The UDP server answers until the test ends.
 func echo(t *testing.T, address string) (port string) {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", net.JoinHostPort(address, "0"))
@@ -135,9 +136,9 @@ func echo(t *testing.T, address string) (port string) {
 	return fmt.Sprint(conn.LocalAddr().(*net.UDPAddr).Port)
 }
 
-// exchange() sends datagrams from a pod until a channel is closed. The next datagram is sent after the answer to the previous datagram. The
-// results are the number of answered datagrams and the number of lost datagrams. The time limit for an answer is long enough for a slow
-// machine.
+// exchange() sends datagrams from a pod until a channel is closed. Each datagram is sent after the answer to the previous datagram. The
+// results of exchange() are the number of answered datagrams and the number of lost datagrams. The timeout for an answer is long enough for
+// a slow machine.
 func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered, lost int, err error) {
 	var conn net.Conn
 	if err = pod.Do(func() error { conn, err = net.Dial("udp", address); return err }); err != nil {
@@ -164,8 +165,8 @@ func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered,
 	}
 }
 
-// TestGatewayReachedWhilePodsComeAndGo checks that no packet between a pod and the node is lost while ports join and leave. Another program
-// created the bridge. The subtest for a layer 2 network sets the gateway address by hand, as an admin would do.
+// TestGatewayReachedWhilePodsComeAndGo checks that no packet between a pod and the node is lost while ports join and leave. The bridge of
+// this test was created by another program. In the subtest for a layer 2 network, the test sets the gateway address, as an admin would do.
 func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
 	for name, keys := range map[string][]any{"btping": nil, "btpingl2": {"isGateway", false, "ipMasq", false, "ipam", nil}} {
 		t.Run(name, func(t *testing.T) { testGatewayReached(t, name, keys) })
@@ -213,7 +214,7 @@ func testGatewayReached(t *testing.T, name string, keys []any) {
 }
 
 // TestCheckSeesChangedGatewayMAC (C-61) checks that CHECK fails if the pod's neighbour entry contains the previous MAC of its gateway.
-// CHECK passes if the pod has no entry, or an entry with the new MAC. The MAC in prevResult does not matter.
+// CHECK succeeds if the pod has no neighbour entry for the gateway, or an entry with the new MAC. The MAC in prevResult does not matter.
 func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -268,7 +269,7 @@ func (l lab) forgetNeighbour(addr string) error {
 }
 
 // TestEntryOfTenant (C-61) checks that CHECK ignores a neighbour entry in state "stale", because the pod's kernel verifies this entry
-// before using it. A tenant can write a permanent entry, so CHECK's hint must not contain the MAC of the entry.
+// before using it. A tenant can write a permanent neighbour entry, so CHECK's hint must not contain the MAC of this entry.
 func TestEntryOfTenant(t *testing.T) {
 	const tenants = "02:de:ad:be:ef:01"
 	l := newLab(t)

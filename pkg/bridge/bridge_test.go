@@ -101,8 +101,8 @@ func TestAddLive(t *testing.T) {
 	}
 }
 
-// TestHostSideHasNoIPv6 checks that IPv6 is off on host sides. IPv6 routes on every host side would make each link change on the node
-// slower.
+// TestHostSideHasNoIPv6 checks that IPv6 is off on host-side veths. IPv6 routes for every host-side veth would make each link change on the
+// node slower.
 func TestHostSideHasNoIPv6(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -121,8 +121,8 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 }
 
 // TestIPv4PodHasNoIPv6 checks that IPv6 is off on an interface of an IPv4 network, unless the pod gets an IPv6 route. IPv6 stays on if the
-// network assigns no addresses, because the pod then configures the interface itself. If the pod enables IPv6 later, the interface ignores
-// router advertisements of its neighbours.
+// network assigns no addresses, because the pod then configures the interface itself. If the pod enables IPv6 on such an interface later,
+// the interface ignores router advertisements of its neighbours.
 func TestIPv4PodHasNoIPv6(t *testing.T) {
 	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
 	route := v4.With("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
@@ -152,8 +152,8 @@ func TestIPv4PodHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestAddressReused checks that a new pod with the address of a deleted pod is reachable at once. The peer still has the deleted pod in its
-// neighbour cache.
+// TestAddressReused checks that a new pod with the address of a deleted pod is reachable at once. The node and another pod still have the
+// MAC of the deleted pod in their neighbour tables.
 func TestAddressReused(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
@@ -165,7 +165,7 @@ func TestAddressReused(t *testing.T) {
 		l.mustAnswer(nil, addr)
 		l.mustAnswer(other.Pod, addr)
 	}
-	// Podlace did not compute this MAC. Pods that the reference plugin attached have MACs of this kind.
+	// This neighbour entry contains a MAC that Podlace did not compute. Pods that the reference plugin attached have such MACs.
 	bridge, err := netlink.LinkByName("bt0")
 	if err != nil {
 		t.Fatal(err)
@@ -216,8 +216,8 @@ func TestReachedAtOnce(t *testing.T) {
 	}
 }
 
-// mustAnswer fails the test unless a connection to the address is refused within a second. The refusal proves that the pod is reachable. If
-// the first argument is nil, the connection starts on the node.
+// mustAnswer fails the test unless a connection to the address is refused within a second. The refusal of the connection proves that the
+// pod is reachable. If the first argument is nil, the connection starts on the node.
 func (l lab) mustAnswer(from *sandbox.Pod, addr string) {
 	l.Helper()
 	ask := func() error {
@@ -247,8 +247,8 @@ func TestAddTwice(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestAttachedElsewhere checks a container that is already attached in another namespace. ADD must not change that attachment, with or
-// without a record.
+// TestAttachedElsewhere checks a container that is already attached in another namespace. ADD must not change the existing attachment, with
+// or without a record.
 func TestAttachedElsewhere(t *testing.T) {
 	l := newLab(t)
 	other := l
@@ -270,7 +270,8 @@ func TestL2(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "eth0 is down in the pod")
 }
 
-// TestMACOfTheBridge checks that ADD refuses the bridge's MAC as the MAC of a pod. A pod with that MAC would receive no frames.
+// TestMACOfTheBridge checks that ADD refuses the bridge's MAC as the MAC of a pod. A pod with the MAC of the bridge would receive no
+// frames.
 func TestMACOfTheBridge(t *testing.T) {
 	l := newLab(t)
 	l.Fails(l.Call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig,

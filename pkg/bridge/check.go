@@ -81,8 +81,9 @@ func (j *job) ownResult(prev *types100.Result) *types100.Result {
 	return own
 }
 
-// recordedRoutes replaces the routes from prevResult by the routes that ADD recorded. The routes in prevResult may come from other plugins,
-// and old CNI versions drop some route attributes. A recorded route is left out if a later plugin removed it from prevResult.
+// recordedRoutes replaces the routes from prevResult by the routes that ADD recorded. Routes in prevResult may come from other plugins, and
+// a prevResult of an old CNI version lacks some route attributes. recordedRoutes leaves out a recorded route that a later plugin removed
+// from prevResult.
 func (j *job) recordedRoutes(l *layer3) {
 	if !j.hasRecord {
 		return
@@ -95,8 +96,8 @@ func (j *job) recordedRoutes(l *layer3) {
 	})
 }
 
-// observe() looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod
-// side. The name of the host side does not matter.
+// observe() looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod's
+// interface. The name of the host-side link does not matter.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool
 	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
@@ -144,9 +145,9 @@ func (j *job) checkLinks(w wiring) error {
 	return j.checkPrevLinks(w)
 }
 
-// checkPort compares the pod's bridge port with the settings that ADD applied. The port state is checked only if the port has a carrier,
-// since the kernel disables a port without carrier. The port state is not checked under the spanning tree protocol, because that protocol
-// changes it.
+// checkPort compares the pod's bridge port with the settings that ADD applied. checkPort checks the port state only if the port has a
+// carrier, since the kernel disables a port without a carrier. With the spanning tree protocol, checkPort does not check the port state,
+// because the protocol changes it.
 func (j *job) checkPort(w wiring) error {
 	want := kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}
 	if j.hasRecord && want != j.recordedState.flags() {
@@ -163,7 +164,7 @@ func (j *job) checkPort(w wiring) error {
 	return nil
 }
 
-// checkPrevLinks compares the links with prevResult.
+// checkPrevLinks compares the names, MACs and MTUs of the pod's links with prevResult.
 func (j *job) checkPrevLinks(w wiring) error {
 	if err := j.checkHostName(w); err != nil {
 		return err
@@ -183,8 +184,8 @@ func (j *job) checkPrevLinks(w wiring) error {
 	return nil
 }
 
-// checkHostName fails if the host side was renamed, because guard rules match the name. A renamed host side is recognized by its MAC in
-// prevResult.
+// checkHostName returns an error if the host-side veth was renamed, because the rules of antiSpoof and macspoofchk match its name.
+// checkHostName recognizes a renamed veth by its MAC in prevResult.
 func (j *job) checkHostName(w wiring) error {
 	named := w.host.Name
 	for _, i := range j.r.Prev.Interfaces {
@@ -233,10 +234,12 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
-// reloadHint is a hint for error messages. The hint lists the command and the verbs that restore state shared by all pods of a network.
+// reloadHint is a hint for error messages. The hint contains the command and the verbs that restore the state that all pods of a network
+// share.
 const reloadHint = "'podlace reload', STATUS and GC bring it back"
 
-// checkPaths fails if the node does not forward the pod's packets, or does not route packets for the pod's addresses to the pod's bridge.
+// checkPaths returns an error if the node does not forward the pod's packets, or does not route packets for the pod's addresses to the
+// pod's bridge.
 func (j *job) checkPaths(w wiring, l layer3) error {
 	families := map[bool]bool{}
 	for i, gw := range l.gateways {
@@ -261,8 +264,8 @@ func (j *job) checkPaths(w wiring, l layer3) error {
 	return nil
 }
 
-// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry. If the pod has no entry, or only a stale entry, the pod's
-// kernel learns the new MAC by itself.
+// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry for the gateway. If the pod has no neighbour entry, or only a
+// stale entry, the pod's kernel learns the new MAC by itself.
 func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	now, atADD := w.gateway.MAC.String(), ""
 	for _, i := range j.r.Prev.Interfaces {
@@ -279,8 +282,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 			return err
 		}
 		if mac != nil && !bytes.Equal(mac, w.gateway.MAC) {
-			// The hint must not copy the MAC from the pod's entry. A tenant can write that entry, and an admin who trusts the hint could set that
-			// MAC on the bridge.
+			// The hint must not contain the MAC from the pod's neighbour entry. A tenant can write this entry, and an admin who trusts the
+			// hint could set the tenant's MAC on the bridge.
 			return plugin.WithHint(differs("%s has MAC %s, but the pod sends packets for gateway %s to %s", w.gateway.Name, now, gw.Addr(), mac),
 				"at ADD it had MAC %s; the pod asks for the new one within a minute, unless its entry is permanent", cmp.Or(atADD, "unknown"))
 		}
@@ -288,8 +291,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	return nil
 }
 
-// checkMasquerade fails if an attachment's masquerade is missing. If the attachment has no record, the loss is only logged, because Podlace
-// cannot restore the masquerade without a record.
+// checkMasquerade returns an error if the rules that masquerade the pod's packets are missing. If the attachment has no record,
+// checkMasquerade only logs the loss, because Podlace cannot restore these rules without a record.
 func (j *job) checkMasquerade(l layer3) error {
 	err := withHint(j.compareMasquerade(l))
 	if !j.hasRecord {
@@ -321,10 +324,10 @@ func (j *job) compareMasquerade(l layer3) error {
 	return nil
 }
 
-// checkRecord fails if Podlace attached the pod but the record is lost. The reference plugin may have attached a pod that has no record, so
-// checkRecord needs evidence that Podlace attached the pod. The first condition is that the host side has the name that Podlace gives to
-// host sides. The second condition is that the port has the flags of a guarded pod, or that only Podlace's rules, and no rules of the
-// reference plugin, masquerade the pod's traffic. A flush of the rules does not change port flags.
+// checkRecord returns an error if Podlace attached the pod but the record is lost. A pod without a record may also be a pod that the
+// reference plugin attached, so checkRecord needs evidence that Podlace attached the pod. The name of the host-side veth must be a name
+// that Podlace uses. In addition, the bridge port must have the flags that Podlace sets with antiSpoof or macspoofchk, or Podlace's rules
+// alone must masquerade the pod's packets. A flush of the rules does not change port flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

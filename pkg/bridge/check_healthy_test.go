@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// healthyPod describes a pod in a correct state: its configuration, and the changes that the node, the runtime, other plugins or the
-// workload made. In the commands, BR stands for the bridge, HOST stands for the host side, and V4 and V6 stand for the pod's addresses.
+// The type healthyPod describes a pod in a correct state: its configuration, and changes that CHECK must accept. In the commands, BR stands
+// for the bridge, HOST for the host-side veth, and V4 and V6 for the pod's addresses.
 type healthyPod struct {
 	keys       []any
 	need       string // kernel feature that the node needs
@@ -180,14 +180,15 @@ func podsByHistory() map[string]healthyPod {
 	}
 }
 
-// cleanUp removes all objects from the node that the commands of a case may have created.
+// cleanUp is a list of shell commands. The commands of cleanUp remove all objects from the node that the commands of a healthyPod may have
+// created.
 const cleanUp = "ip link del BR; ip link del BR.100; ip link del up0; ip link del vrf0; ip rule del table 77; ip rule del table 78; " +
 	"ip rule del table 79; ip rule del pref 98; ip route flush table 78; ip route flush table 79; ip route del blackhole 10.90.0.0/16; " +
 	"ip route del unreachable fd00:90::/32; ip route del blackhole 192.0.2.0/24; sysctl -qw net.ipv4.conf.default.forwarding=1; " +
 	"sysctl -qw net.ipv4.ip_forward=0; sysctl -qw net.ipv4.ip_forward=1; sysctl -qw net.ipv6.conf.all.forwarding=1"
 
-// TestCheckHealthy (C-66, C-67) checks that CHECK succeeds for each healthy pod. CHECK logs only the expected warning of the case, if there
-// is one.
+// TestCheckHealthy (C-66, C-67) checks that CHECK succeeds for each healthy pod. CHECK logs no warning, except for the warning that a
+// healthyPod expects.
 func TestCheckHealthy(t *testing.T) {
 	kinds := podsByConfiguration([]string{"10.90.0.0/24", "fd00:90::/64"})
 	maps.Copy(kinds, podsByChanges())

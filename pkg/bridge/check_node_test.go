@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// run() runs a shell command on the node. In the command, HOST stands for the host side of the pod, and V4 and V6 stand for the pod's
+// run() runs a shell command on the node. In the command, HOST stands for the pod's host-side veth, and V4 and V6 stand for the pod's
 // addresses.
 func (a attached) run(command string) error {
 	command = a.named(command)
@@ -26,7 +26,7 @@ func (a attached) run(command string) error {
 	return nil
 }
 
-// named() replaces the word HOST by the name of the host side, and the words V4 and V6 by the pod's addresses.
+// named() replaces the word HOST by the name of the pod's host-side veth, and the words V4 and V6 by the pod's addresses.
 func (a attached) named(text string) string {
 	var words []string
 	if len(a.result.Interfaces) > 1 {
@@ -43,7 +43,8 @@ func (a attached) runInPod(command string) error {
 	return a.Pod.Do(func() error { return a.run(command) })
 }
 
-// This struct contains a shell command that disconnects or exposes pods, and the text that CHECK's error must then contain.
+// The type damage contains a shell command that disconnects or exposes pods, and the text that CHECK's error must contain after the
+// command.
 type damage struct {
 	command  string
 	says     string
@@ -51,7 +52,8 @@ type damage struct {
 	repair   string // command that repairs the damage if no verb does
 }
 
-// damages() returns commands that each make one change on the node. The pods are on bridge btn0 and have hairpinMode.
+// damages() returns shell commands by title. Each command makes one change on the node that disconnects or exposes pods. The pods are on
+// the bridge btn0 and have hairpinMode.
 func damages() map[string]damage {
 	const all, byGC = "STATUS GC", "GC"
 	refuses := func(route string) damage {
@@ -97,8 +99,8 @@ func nodeLab(t *testing.T, keys ...any) lab {
 		[]any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})}, keys...)...)
 }
 
-// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each change that damages() returns. STATUS and GC must restore the state that
-// ADD created, before CRI-O calls CHECK.
+// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each change of damages(). At a restart, CRI-O calls STATUS and GC before
+// CHECK, so STATUS and GC must restore the state that ADD created.
 func TestCheckDetectsNode(t *testing.T) {
 	l := nodeLab(t)
 	for what, d := range damages() {
@@ -110,7 +112,8 @@ func TestCheckDetectsNode(t *testing.T) {
 	}
 }
 
-// mustReport checks that CHECK reports a damage. The listed verbs must then restore the state.
+// mustReport runs a shell command that causes damage, and checks that CHECK reports the damage. After that, each verb in the field
+// `restored` must restore the state.
 func (l lab) mustReport(d damage) {
 	l.Helper()
 	a := l.add("a")
@@ -136,7 +139,7 @@ func (l lab) mustReport(d damage) {
 	}
 }
 
-// mustRestore checks that a verb restores the damaged part and logs the repair once. The next call of the verb must restore nothing.
+// mustRestore checks that a verb restores the damaged state and logs the repair once. The next call of the verb must restore nothing.
 func (a attached) mustRestore(verb string) {
 	a.Helper()
 	keys := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}

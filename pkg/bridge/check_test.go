@@ -40,8 +40,8 @@ func delDefault(gateway, dst string) func(netlink.Link) error {
 	}
 }
 
-// breakages() returns changes that each break one part of an attachment, with the text of CHECK's error. repair() restores the bridge for
-// the next case.
+// breakages() returns functions that each damage an attachment in one way, with the expected text of CHECK's error. The function repair()
+// restores the bridge for the next test case.
 func breakages() map[string]struct {
 	change func(attached) error
 	says   string
@@ -94,8 +94,8 @@ func (a attached) leaseFile(i int) string {
 	return "/var/lib/cni/networks/net/" + a.result.IPs[i].Address.IP.String()
 }
 
-// TestCheckDetects (C-61, C-62, C-63, C-65) checks that CHECK fails after each single breakage. The ADD of the next pod repairs the parts
-// that all pods share.
+// TestCheckDetects (C-61, C-62, C-63, C-65) checks that CHECK fails after each function of breakages(). The ADD of the next pod repairs the
+// state that all pods share.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	for what, b := range breakages() {
@@ -170,7 +170,8 @@ func TestIPTablesMasquerade(t *testing.T) {
 	}
 }
 
-// breakRule applies an iptables line. A line that ends with POSTROUTING stands for all rules in POSTROUTING that jump to the chain.
+// breakRule changes the nat table with a line in the syntax of iptables-restore. A line that ends with POSTROUTING applies to all rules in
+// POSTROUTING that jump to the chain.
 func breakRule(t *testing.T, is4 bool, chain, line string) {
 	t.Helper()
 	table, err := iptables.Open(is4, true)
@@ -228,8 +229,8 @@ func TestMasqueradeLines(t *testing.T) {
 }
 
 // TestCheckWithoutRecord (F-21) checks an attachment without a record, for example a pod that the reference plugin attached. Podlace cannot
-// restore the masquerade of an attachment without a record. After a flush, CHECK logs the loss but succeeds, because CRI-O drops the
-// address of a pod whose CHECK fails.
+// restore the masquerade of an attachment without a record. If a flush removed the masquerade of a pod without a record, CHECK only logs
+// the loss, because CRI-O drops the address of a pod whose CHECK fails.
 func TestCheckWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -260,8 +261,8 @@ func TestCheckWithoutRecord(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "the record of bridge is missing")
 }
 
-// TestDelForgetsLimits checks that DEL removes the record of the pod's bandwidth limits together with the link. The bridge plugin's own
-// record may be lost or damaged.
+// TestDelForgetsLimits checks that DEL removes the record of the pod's bandwidth limits together with the link. DEL removes this record
+// even if the bridge plugin's own record is lost or damaged.
 func TestDelForgetsLimits(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{
 		"there":   func(string) error { return nil },

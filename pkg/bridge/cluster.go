@@ -20,8 +20,8 @@ import (
 // in upper or lower case.
 const useClusterCIDR = "useClusterCidr"
 
-// resolve() replaces the keywords "auto" and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call resolve().
-// The file is read only if the configuration contains one of these keywords.
+// resolve() replaces the keywords "auto" (key mtu) and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call
+// resolve(). resolve() reads node.json only if the configuration contains one of these keywords.
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
@@ -45,7 +45,7 @@ func (c *Config) resolve(r *plugin.Request) error {
 	return nil
 }
 
-// clusterCIDRs returns those masquerade exceptions that replaced the keyword useClusterCidr.
+// clusterCIDRs returns the masquerade exceptions that replaced the keyword useClusterCidr.
 func (m Masquerade) clusterCIDRs() []netip.Prefix { return m.Except[m.listedCount():] }
 
 // listedCount returns the number of exceptions that the configuration lists as CIDRs.
@@ -70,9 +70,10 @@ func (st state) clusterCIDRs(network string) []netip.Prefix {
 	return m.clusterCIDRs()
 }
 
-// RenewClusterCIDRs updates the masquerade exceptions of all networks after the key clusterCIDRs in node.json changed. Only networks and
-// pods with useClusterCidr in their configuration are updated. RenewClusterCIDRs is a no-op if the exceptions are current, or if the file
-// has no clusterCIDRs. RenewClusterCIDRs waits for locks of attachments, so the caller must not hold any of these locks.
+// RenewClusterCIDRs updates the masquerade exceptions of networks and pods after the key clusterCIDRs in node.json changed.
+// RenewClusterCIDRs updates only networks and pods whose configuration contains useClusterCidr. RenewClusterCIDRs is a no-op if the
+// exceptions are current, or if node.json has no clusterCIDRs. The caller must not hold a lock of an attachment, because RenewClusterCIDRs
+// waits for these locks.
 func RenewClusterCIDRs(log *slog.Logger) error {
 	networks, err := attachment.Networks()
 	errs := []error{err}
@@ -85,8 +86,8 @@ func RenewClusterCIDRs(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// readClusterCIDRs returns a function that returns the CIDRs in node.json. The first call of this function reads the file, and later calls
-// return the same CIDRs. The result is nil if the file contains no CIDRs.
+// readClusterCIDRs returns a function that returns the CIDRs in the key clusterCIDRs of node.json, or nil without this key. Only the first
+// call of this function reads the file.
 func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()
@@ -97,7 +98,8 @@ func readClusterCIDRs() func() []netip.Prefix {
 	})
 }
 
-// renewNetwork updates two kinds of exceptions: the network's shared exceptions, and the exceptions of single pods.
+// renewNetwork updates the masquerade exceptions that all pods of the network share (nftables), and the masquerade exceptions of single
+// pods (iptables).
 func renewNetwork(log *slog.Logger, network string, read func() []netip.Prefix) error {
 	errs := []error{renewShared(log, network, read)}
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
@@ -128,8 +130,9 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 	return writeMasquerade(att, m, pods)
 }
 
-// staleNote returns the masquerade configuration with the CIDRs from node.json. The second result is true if these CIDRs differ from those
-// in the current configuration. A configuration without useClusterCidr is never stale.
+// staleNote reads the network's note file with the masquerade configuration that is in force. The second result is true if the CIDRs for
+// useClusterCidr in the note file differ from node.json. If the second result is true, the first result is the masquerade configuration
+// with the CIDRs from node.json. A configuration without useClusterCidr is never stale.
 func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale bool) {
 	text, _ := attachment.NotedIn(network, masqueraded)
 	if json.Unmarshal([]byte(text), &m) != nil || m.Cluster == 0 {
@@ -142,8 +145,8 @@ func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale 
 	return m.withClusterCIDRs(cidrs), true
 }
 
-// staleExceptions reports whether a pod's iptables rules have other CIDRs than node.json. For pods with nftables masquerade the result is
-// false.
+// staleExceptions reports whether the iptables rules of a pod exempt other CIDRs than node.json contains. staleExceptions returns false for
+// a pod with nftables masquerade.
 func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	if st.Masquerade != "iptables" || st.Cluster == 0 || st.Unfinished {
 		return false
@@ -152,7 +155,8 @@ func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	return len(cidrs) > 0 && !slices.Equal(cidrs, st.clusterCIDRs(""))
 }
 
-// renewPod updates the exceptions of one pod. The pod's lock is taken before the network's lock, in the same order as in ADD and DEL.
+// renewPod updates the masquerade exceptions of one pod. renewPod takes the attachment's lock before the network's lock, in the same order
+// as ADD and DEL.
 func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) error {
 	att, rec, ok, err := attachment.Waiting.Reopen(key, "bridge")
 	if err != nil || !ok {

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// writeNode writes node.json. When the test ends, the previous file is restored.
+// writeNode writes node.json, and deletes the file when the test ends.
 func writeNode(t *testing.T, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(nodefile.Path), 0o700), os.WriteFile(nodefile.Path, []byte(content), 0o600)); err != nil {
@@ -54,8 +54,8 @@ func (a attached) mustExcept(want, not string) {
 
 func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-// TestClusterCIDR checks that useClusterCidr stands for the CIDRs in node.json. If the file is missing, the last CIDRs stay in force. A
-// change of the file takes effect for running pods.
+// TestClusterCIDR checks that useClusterCidr stands for the CIDRs in node.json. If node.json is missing, the last CIDRs stay in force. A
+// change of node.json takes effect for running pods.
 func TestClusterCIDR(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -117,7 +117,8 @@ func TestClusterCIDR(t *testing.T) {
 	}
 }
 
-// mustMiss checks that ADD and STATUS fail with a hint if node.json lacks the value. The failed ADD must leave no state.
+// mustMiss checks that ADD and STATUS fail with a hint if node.json lacks a value that the configuration needs. The failed ADD must leave
+// no state.
 func (l lab) mustMiss(text string) {
 	l.Helper()
 	o := l.other()
@@ -150,7 +151,7 @@ func TestClusterCIDRRenewsOnce(t *testing.T) {
 	}
 }
 
-// TestMTUOfNode checks that "mtu": "auto" uses the MTU in node.json. Without that file, the uplink's MTU is used.
+// TestMTUOfNode checks that "mtu": "auto" uses the MTU in node.json. If node.json is missing, "mtu": "auto" uses the MTU of the uplink.
 func TestMTUOfNode(t *testing.T) {
 	l := bareLab(t, "name", "nodemtu", "bridge", "btnodemtu", "mtu", "auto")
 	t.Cleanup(func() { _ = onHost("btnodemtu", netlink.LinkDel) })
@@ -184,7 +185,8 @@ func TestNodeFileIsReadOnce(t *testing.T) {
 		l.add("first")
 		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK)
 		if err == nil {
-			// inotify merges equal consecutive events into a single event. Two open events are not merged if there is a close event between them.
+			// inotify merges equal consecutive events into a single event. The test also watches close events, which separate two open
+			// events.
 			_, err = unix.InotifyAddWatch(watch, nodefile.Path, unix.IN_OPEN|unix.IN_CLOSE_NOWRITE)
 		}
 		if err != nil {

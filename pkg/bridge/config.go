@@ -61,7 +61,8 @@ type rawConfig struct {
 	PortIsolation             bool            `json:"portIsolation"`
 	StrictCheck               bool            `json:"strictCheck"`
 
-	// The configuration contains these objects, but the IPAM plugin or the CNI specification defines them.
+	// The keys ipam, dns, runtimeConfig and args are a part of the configuration, but the IPAM plugin or the CNI specification defines
+	// their content.
 	IPAM          json.RawMessage `json:"ipam"`
 	DNS           types.DNS       `json:"dns"`
 	RuntimeConfig struct {
@@ -126,7 +127,7 @@ func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 	if c.AutoMTU = string(raw.MTU) == `"auto"`; !c.AutoMTU && len(raw.MTU) > 0 && json.Unmarshal(raw.MTU, &c.MTU) != nil {
 		return plugin.Errorf(plugin.CodeDecode, `mtu %.100s: want a number of bytes, or "auto"`, raw.MTU)
 	}
-	// The bounds are ETH_MIN_MTU (include/uapi/linux/if_ether.h) and IP_MAX_MTU (include/net/ip.h) of the kernel.
+	// The bounds of the MTU are ETH_MIN_MTU (include/uapi/linux/if_ether.h) and IP_MAX_MTU (include/net/ip.h) of the kernel.
 	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) {
 		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
 	}
@@ -195,10 +196,11 @@ func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// isTrue returns the value of an optional boolean. If the key is missing, the value is true.
+// isTrue returns the value of an optional boolean key, or true if the key is missing.
 func isTrue(b *bool) bool { return b == nil || *b }
 
-// parseMAC finds the requested MAC. The order of precedence is runtimeConfig, args, CNI_ARGS (CONVENTIONS.md).
+// parseMAC finds the MAC that the runtime requests. If several sources contain a MAC, runtimeConfig takes precedence over args, and args
+// over CNI_ARGS (CONVENTIONS.md).
 func parseMAC(c *Config, raw rawConfig, r *plugin.Request) error {
 	for _, s := range []string{raw.RuntimeConfig.MAC, raw.Args.CNI.MAC, r.Args["MAC"]} {
 		if s == "" {

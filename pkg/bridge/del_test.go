@@ -32,8 +32,8 @@ func TestDel(t *testing.T) {
 	}
 }
 
-// TestDelOfOther checks DEL for a pod that was never attached. The request contains the namespace and interface name of an attached pod.
-// The attached pod must not change.
+// TestDelOfOther checks DEL for a pod that was never attached. This DEL request contains the namespace and interface name of an attached
+// pod, which must not change.
 func TestDelOfOther(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -43,7 +43,8 @@ func TestDelOfOther(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestDelUnrecorded checks that DEL finds an attachment without a record. DEL uses the host side's name, the lease and prevResult.
+// TestDelUnrecorded checks that DEL finds an attachment without a record. DEL finds the attachment by the name of the host-side veth, the
+// lease and prevResult.
 func TestDelUnrecorded(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -54,8 +55,8 @@ func TestDelUnrecorded(t *testing.T) {
 	}
 }
 
-// TestDelForeignVeth checks a veth pair that another plugin created for the attachment. The host side has a name that Podlace does not use.
-// DEL deletes the pair if prevResult proves that the pair belongs to the attachment.
+// TestDelForeignVeth checks a veth pair that another plugin created for the attachment. The host-side veth has a name that Podlace does not
+// use. DEL deletes the veth pair if prevResult proves that it belongs to the attachment.
 func TestDelForeignVeth(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -86,8 +87,8 @@ func TestResidue(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestUnfinished checks that the next ADD removes the links of a killed ADD. The two ADDs may be in different namespaces. If another
-// program created an interface with the same name, the interface stays.
+// TestUnfinished checks that the next ADD removes the links of a killed ADD. The killed ADD and the next ADD may use different namespaces.
+// If another program created an interface with the same name, the interface stays.
 func TestUnfinished(t *testing.T) {
 	l := newLab(t)
 	l.add("a")

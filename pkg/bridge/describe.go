@@ -17,7 +17,7 @@ type HostSide struct {
 	MAC       string // of the pod's end, if antiSpoof or macspoofchk is set; else ""
 }
 
-// Describe returns the host side that a record of this plugin contains.
+// Describe returns the bridge and the host-side veth of an attachment from a record of the bridge plugin.
 func Describe(rec attachment.Record) (h HostSide, err error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -30,7 +30,7 @@ func Describe(rec attachment.Record) (h HostSide, err error) {
 	return h, nil
 }
 
-// Objects lists the kernel objects of an attachment according to its record, one object in each line.
+// Objects describes the kernel objects that an attachment's record contains. Each returned line describes one kernel object.
 func Objects(rec attachment.Record) ([]string, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {

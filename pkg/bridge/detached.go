@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// DetachedPort is the host side of a live attachment that is not a port of the recorded bridge.
+// DetachedPort is the host-side veth of a live attachment. This veth is not a port of the recorded bridge.
 type DetachedPort struct {
 	Record    attachment.Record
 	Interface string
@@ -23,7 +23,7 @@ type DetachedPort struct {
 	Master    string // bridge that the host side is attached to now, or ""
 }
 
-// DetachedPorts returns the host sides that another program detached from their bridge. DetachedPorts ignores attachments whose ADD is
+// DetachedPorts returns the host-side veths that another program detached from their bridge. DetachedPorts ignores attachments whose ADD is
 // unfinished or whose pod is gone.
 func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	pods, err := attachment.States[state](attachment.AllOf("bridge"))
@@ -47,11 +47,12 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	return found, errors.Join(errs...)
 }
 
-// This regular expression matches the names that attachment.HostVeth returns. The names of the reference plugin have eight digits.
+// The regular expression ourPort matches the names that attachment.HostVeth returns. Names of the reference plugin have eight digits
+// instead of eleven.
 var ourPort = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
 
-// UnrecordedPorts returns those ports of a bridge that have a name from Podlace's bridge plugin but no record. The record is lost, for
-// example, if another program deleted /run/podlace. The result is empty if the node has no bridge with this name.
+// UnrecordedPorts returns the ports of a bridge that have a name of Podlace's bridge plugin but no record. A record is lost, for example,
+// if another program deletes /run/podlace. UnrecordedPorts returns an empty list if the node has no bridge with the given name.
 func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err error) {
 	link, ok, err := host.Link(bridge)
 	if err != nil || !ok {
@@ -74,14 +75,14 @@ func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err erro
 	return names, err
 }
 
-// recordedPort returns the host side of an attachment. The second result is false if the host side is gone, or if the recorded ifindex
+// recordedPort returns the host-side veth of an attachment. The second result is false if the veth is gone, or if the recorded ifindex
 // belongs to another link.
 func recordedPort(host *kernel.Node, pod attachment.Of[state]) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.LinkByIndex(pod.State.Index)
 	return link, ok && link.Name == pod.HostVeth(), err
 }
 
-// joinRecorded makes a host side without a bridge a port of the recorded bridge again. If the node has no such bridge, joinRecorded does
+// joinRecorded attaches a host-side veth that has no bridge to the recorded bridge again. If the node has no such bridge, joinRecorded does
 // nothing: the next ADD creates the bridge and attaches all pods.
 func joinRecorded(host *kernel.Node, log *slog.Logger, link kernel.Link, st state) error {
 	bridge, ok, err := host.Link(st.Bridge)
@@ -96,7 +97,7 @@ func joinRecorded(host *kernel.Node, log *slog.Logger, link kernel.Link, st stat
 	return err
 }
 
-// join() attaches a host side to a bridge, with the recorded VLANs and flags.
+// join() attaches a host-side veth to a bridge, with the recorded VLANs and flags.
 func join(host *kernel.Node, bridge, link kernel.Link, st state) error {
 	if st.VLANs.used() && !bridge.FiltersVLANs {
 		return plugin.Errorf(plugin.CodeDevice, "bridge %s does not keep VLANs apart: %s is not attached", bridge.Name, link.Name)

@@ -38,8 +38,8 @@ func (l lab) detached(host *kernel.Node) []DetachedPort {
 	return found
 }
 
-// TestDetachedPort checks ports of pods that another program removed from the bridge. DetachedPorts returns these ports, and Restore
-// attaches them again with their flags and VLANs.
+// TestDetachedPort checks a pod's port that another program removed from the bridge. DetachedPorts returns such a port, and Restore
+// attaches it again with its flags and VLANs.
 func TestDetachedPort(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain":    {"hairpinMode", false},

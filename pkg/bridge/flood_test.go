@@ -33,7 +33,7 @@ func (a attached) floodMACs(frames int) {
 	}
 }
 
-// learnedMACs counts entries of a bridge's forwarding database: the forged MACs only, or all learned MACs.
+// learnedMACs counts the MACs that a bridge has learned. If the argument `forged` is true, learnedMACs counts only forged MACs.
 func (l lab) learnedMACs(bridge string, forged bool) (count int) {
 	l.Helper()
 	link, err := netlink.LinkByName(bridge)
@@ -100,8 +100,8 @@ func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 }
 
 // TestMACFlood checks a pod that sends frames from many MACs. The bridge learns no more MACs than its limit. With antiSpoof or macspoofchk,
-// the bridge learns no forged MACs. All other pods stay reachable. Pods whose MAC the bridge has forgotten must stay reachable, and new
-// pods must be reachable.
+// the bridge learns no forged MACs. All pods other than the attacker stay reachable. A pod must stay reachable even if the bridge has
+// forgotten its MAC. New pods must be reachable, too.
 func TestMACFlood(t *testing.T) {
 	const frames = 5 * kernel.MaxLearned
 	for name, c := range map[string]struct {
@@ -148,8 +148,8 @@ func TestMACFlood(t *testing.T) {
 	}
 }
 
-// TestAdoptedBridgeKeepsItsBound checks that ADD does not change the learning limit of a bridge that another program created. If an admin
-// removed the limit from a bridge of Podlace, ADD does not set it again.
+// TestAdoptedBridgeKeepsItsBound checks that ADD does not change the learning limit of a bridge that another program created. ADD also does
+// not restore the learning limit of a bridge of Podlace, if an admin removed this limit.
 func TestAdoptedBridgeKeepsItsBound(t *testing.T) {
 	l := bareLab(t, "name", "adopted", "bridge", "btadopt")
 	t.Cleanup(func() { _ = onHost("btadopt", netlink.LinkDel) })

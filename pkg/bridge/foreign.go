@@ -15,14 +15,15 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// A span is one interval of an nftables set.
+// The type span is one interval of addresses in an nftables set.
 type span struct {
 	text     string // first address, and the first address after the interval
 	elements []nft.Element
 }
 
-// foreignIntervals returns the intervals that another program added to the network's sets. An interval in both sets is not foreign, because
-// the subnet of a deleted pod stays in both sets. foreignIntervals lists both sets, whose size depends on the number of subnets.
+// foreignIntervals returns the address intervals that another program added to the network's nftables sets "pods" and "local". An interval
+// that is in both sets is not foreign, because the subnet of a deleted pod stays in both sets. The cost of foreignIntervals grows with the
+// number of subnets, because it lists both sets.
 func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -84,9 +85,9 @@ func address(key []byte) string {
 	return a.String()
 }
 
-// checkForeign fails if another program added an interval to the network's sets. Other pods' records are read only if some interval does
-// not belong to this pod. If an external IPAM plugin assigns the addresses, checkForeign does nothing. With an external plugin, the sets
-// contain one entry for each pod, so listing the sets would take too long.
+// checkForeign returns an error if another program added an address interval to the network's nftables sets. checkForeign reads the records
+// of other pods only if an interval does not belong to this pod. If an external IPAM plugin assigns the addresses, checkForeign does
+// nothing: the sets contain one entry for each pod, so listing the sets would take too long.
 func (j *job) checkForeign(l layer3) error {
 	if !j.shared || !j.hasRecord {
 		return nil
@@ -111,22 +112,22 @@ func (j *job) checkForeign(l layer3) error {
 		j.att.Network)
 }
 
-// notedMasquerade returns the masquerade configuration from which the network's sets were last written.
+// notedMasquerade returns the masquerade configuration that Podlace last wrote to the network's nftables sets.
 func notedMasquerade(att *attachment.Attachment) (m Masquerade) {
 	text, _ := att.Noted(masqueraded)
 	_ = json.Unmarshal([]byte(text), &m)
 	return m
 }
 
-// allShared reports whether the sets contain only whole subnets that pods share.
+// allShared reports whether the network's nftables sets contain only whole subnets, and no addresses of single pods.
 func allShared(pods []attachment.Of[state]) bool {
 	return !slices.ContainsFunc(pods, func(pod attachment.Of[state]) bool {
 		return pod.State.Masquerade == "nftables" && !pod.State.Shared
 	})
 }
 
-// dropForeign deletes the intervals that other programs added to the network's sets. All other intervals stay, because a live pod may have
-// lost its record.
+// dropForeign deletes the address intervals that other programs added to the network's nftables sets. All other intervals stay, because
+// they may belong to a live pod without a record.
 func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
 	all, err := m.foreignIntervals(host)
 	if err != nil || len(all) == 0 {
@@ -144,9 +145,9 @@ func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
 	return t.Delete(elements)
 }
 
-// dropForeignGuards deletes entries from the guards' sets. An entry for a guarded port is deleted if it does not belong to the port's
-// recorded guard. Each foreign entry would allow a pod to use the address or MAC of another pod. Entries for ports without a record stay,
-// because a live pod may have lost its record. The caller holds the lock of the guards.
+// dropForeignGuards deletes foreign entries from the nftables sets of antiSpoof and macspoofchk. An entry is foreign if its port has a
+// recorded guard that does not contain the entry. A foreign entry would allow a pod to use the address or MAC of another pod. Entries for
+// ports without a record stay, because a live pod may have lost its record. The caller must hold the lock "guards".
 func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	own := map[string]map[string]bool{} // keys by port and set
 	for _, pod := range finished(pods) {

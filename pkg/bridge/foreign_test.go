@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// nft() runs nft(8). In the command, NET stands for the suffix of the network's set names, and HOST stands for the name of a host side.
+// nft() runs nft(8). In the command, nft() replaces NET with the suffix of the network's set names, and HOST with the name of the pod's
+// host side.
 func (a attached) nft(command string) {
 	a.Helper()
 	words := strings.NewReplacer("NET", MasqueradeSets{Network: a.network()}.name(), "HOST", a.hostVeth()).Replace(command)
@@ -22,7 +23,7 @@ func (a attached) nft(command string) {
 	}
 }
 
-// collect() runs GC. The attachments with the given IDs are valid.
+// collect() runs GC. The request lists only the attachments of the given container IDs as valid.
 func (a attached) collect(ids ...string) {
 	a.Helper()
 	var valid []any
@@ -32,8 +33,8 @@ func (a attached) collect(ids ...string) {
 	a.OK(a.Call("GC", "", "cni.dev/valid-attachments", valid))
 }
 
-// inSecondSubnet returns a lab in the same network whose pods get addresses from 10.61.0.0/24. After these pods are deleted, the subnet
-// stays in the sets.
+// inSecondSubnet returns a lab in the same network whose pods get addresses from 10.61.0.0/24. After the pods of this lab are deleted,
+// 10.61.0.0/24 stays in the network's masquerade sets.
 func (l lab) inSecondSubnet() lab {
 	second := l.other()
 	ranges := []any{[]any{object{"subnet": "10.61.0.0/24"}}}
@@ -47,8 +48,8 @@ func (l lab) inSecondSubnet() lab {
 	return second
 }
 
-// TestForeignIntervals (C-63) checks an interval that another program added to the network's sets. CHECK reports the interval, and GC
-// removes it. The intervals of a pod stay even if the pod's record is lost.
+// TestForeignIntervals (C-63) checks an interval that another program added to the network's nftables sets. CHECK reports the foreign
+// interval, and GC removes it. GC keeps the intervals of a pod even if the pod's record is lost.
 func TestForeignIntervals(t *testing.T) {
 	needNFT(t)
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"nonMasqueradeCIDRs": []any{"192.0.2.0/24"}})
@@ -95,8 +96,8 @@ func TestNoForeignIntervals(t *testing.T) {
 	a.OK(a.check())
 }
 
-// TestForeignGuards (C-63) checks that GC deletes entries that another program added for a guarded port. GC must keep the entries of ports
-// without a record.
+// TestForeignGuards (C-63) checks that GC deletes guard table entries that another program added for a guarded port. GC must keep the guard
+// entries of ports without a record.
 func TestForeignGuards(t *testing.T) {
 	needNFT(t)
 	l := newLab(t, "antiSpoof", true)

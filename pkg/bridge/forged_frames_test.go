@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ip4 returns an IPv4 packet. The 16-bit argument consists of the fragment flags and the fragment offset in units of 8 bytes. The length of
-// the IP options must be a multiple of 4 bytes.
+// ip4() returns an Ethernet frame with an IPv4 packet. The 16-bit argument "flags" consists of the fragment flags and the fragment offset
+// in units of 8 bytes. The length of the IP options must be a multiple of 4 bytes.
 func ip4(to, from net.HardwareAddr, src, dst netip.Addr, protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
 	data := slices.Concat(body...)
 	length := be(uint16(20 + len(options) + len(data)))
@@ -38,7 +38,8 @@ func icmp6Message(src, dst netip.Addr, kind byte, body ...[]byte) []byte {
 	return icmp(make([]byte, 6), make([]byte, 6), src, dst, kind, body...)[54:]
 }
 
-// These are IPv6 extension headers (RFC 8200, RFC 4302). Each of the headers has 8 bytes, except the authentication header.
+// The following functions return IPv6 extension headers (RFC 8200, RFC 4302). Each extension header has 8 bytes, except the authentication
+// header.
 func hopByHop(next byte) []byte        { return []byte{next, 0, 5, 2, 0, 0, 1, 0} } // with a router alert
 func destinationOptions(n byte) []byte { return []byte{n, 0, 1, 4, 0, 0, 0, 0} }
 func routing(next byte) []byte         { return []byte{next, 0, 4, 0, 0, 0, 0, 0} }
@@ -123,8 +124,8 @@ func routerGuises(m station) []routerFrame {
 	return forged
 }
 
-// leadsToRouter reports whether the bridge treats the pod's port as a multicast router port. The command 'bridge mdb show' lists these
-// ports. Before leadsToRouter returns, it resets the port to a normal port.
+// leadsToRouter reports whether the bridge treats the pod's port as a multicast router port. The command 'bridge mdb show' lists all
+// multicast router ports. Before leadsToRouter returns, it resets the port to a normal port.
 func (a attached) leadsToRouter() (found bool) {
 	a.Helper()
 	const routers = 2 // MDBA_ROUTER in include/uapi/linux/if_bridge.h
@@ -156,7 +157,8 @@ func (a attached) leadsToRouter() (found bool) {
 			}
 		}
 	}
-	// The value 0 means "never a router port". The value 1 lets the bridge learn the state (mcast_router in ip-link(8)).
+	// The value 0 of mcast_router means "never a router port". With the value 1, the bridge learns whether a router is behind the port (see
+	// ip-link(8)).
 	for _, value := range []string{"0", "1"} {
 		if out, err := exec.Command("bridge", "link", "set", "dev", a.hostVeth(), "mcast_router", value).CombinedOutput(); err != nil {
 			a.Fatalf("%v: %s", err, out)
@@ -184,7 +186,7 @@ func TestRouterPort(t *testing.T) {
 	}
 }
 
-// This struct holds a sender m and a receiver v.
+// The type pair contains the stations of two pods: m sends frames, and v receives them.
 type pair struct{ m, v station }
 
 func (p pair) in4(protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
@@ -200,7 +202,7 @@ func (p pair) llc(body ...[]byte) []byte {
 	return ether(p.v.mac, p.m.mac, uint16(len(slices.Concat(body...))), body...)
 }
 
-// withType returns a copy of a frame with another EtherType.
+// withType returns a copy of a frame in which the EtherType is replaced.
 func withType(kind uint16, frame []byte) []byte {
 	return slices.Concat(frame[:12], be(kind), frame[14:])
 }
@@ -247,8 +249,8 @@ func (p pair) harmlessFrames() []frame {
 	}
 }
 
-// forgeries() returns frames with which a pod pretends to be a router, a server or a neighbour. The frames are wrapped so that simple rules
-// do not detect them.
+// forgeries() returns frames with which a pod pretends to be a router, a server or a neighbour. Many of the frames are fragmented, or hide
+// the forgery behind extra headers or options, so that simple firewall rules do not detect them.
 func (p pair) forgeries() []frame {
 	var (
 		gateway4, gateway6 = netip.MustParseAddr("10.60.0.1"), netip.MustParseAddr("fd00:60::1")
@@ -322,7 +324,7 @@ func (p pair) encapsulatedForgeries() []frame {
 	}
 }
 
-// TestForgedFrames (S-03, S-20, S-21, S-23) checks that antiSpoof drops all disguised forgeries. Without antiSpoof, all of these frames
+// TestForgedFrames (S-03, S-20, S-21, S-23) checks that antiSpoof drops all disguised forgeries. Without antiSpoof, all disguised forgeries
 // reach the neighbour.
 func TestForgedFrames(t *testing.T) {
 	l := newLab(t, "name", "forged-frames", "bridge", "btgu", "antiSpoof", true, "isGateway", false, "ipMasq", false)

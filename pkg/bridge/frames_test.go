@@ -41,7 +41,7 @@ func ether(to, from net.HardwareAddr, kind uint16, payload ...[]byte) []byte {
 	return slices.Concat(to, from, be(kind), slices.Concat(payload...))
 }
 
-// arpFrame returns an ARP packet for IPv4 over Ethernet (RFC 826). An op of 1 is a request, and an op of 2 is a reply.
+// arpFrame returns an ARP packet for IPv4 over Ethernet (RFC 826). The argument op is 1 for a request and 2 for a reply.
 func arpFrame(to, from net.HardwareAddr, op uint16, sender net.HardwareAddr, senderIP, target netip.Addr) []byte {
 	return ether(to, from, unix.ETH_P_ARP, be(1), be(unix.ETH_P_IP), []byte{6, 4}, be(op), sender, senderIP.AsSlice(), to, target.AsSlice())
 }
@@ -106,8 +106,8 @@ func (a attached) tap() (fd int) {
 	return fd
 }
 
-// arrivals() sends frames from one pod, and returns for each frame whether the other pod received it. The last frame must be a frame that
-// always arrives.
+// arrivals() sends frames from one pod, and returns for each frame whether the other pod received it. The last frame must be one that no
+// protection drops, because arrivals() stops when this frame arrives.
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()
 	out, in := from.tap(), to.tap()

@@ -18,8 +18,8 @@ import (
 func (j *job) setUpGateway(w wiring, l layer3) error {
 	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
-		// The name of the note file contains the prefix length. The kernel could return the prefix length only in a list of all addresses, and
-		// reading this list would be slower.
+		// The name of the gateway's note file contains the prefix length of the gateway address. The kernel could return the prefix length only
+		// in a list of all addresses, and reading this list would be slower.
 		_, noted := j.att.Noted(gatewayNote(bridge, gw))
 		if err := forward(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
@@ -45,7 +45,7 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 	if !remade {
 		return nil
 	}
-	// The address that this network added is missing. Another program may have deleted the bridge and created a new bridge.
+	// The gateway address that this network added is missing. Another program may have deleted the bridge and created a new bridge.
 	lost, err := j.orphanedPorts()
 	if err == nil {
 		j.reattach(w.bridge, lost)
@@ -59,8 +59,8 @@ func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 }
 
 // placeGateway removes conflicting addresses from the bridge, and then adds a gateway address. If the network has a note file about a
-// conflicting address, an earlier configuration of the network added this address. This old address is removed once no pod uses it. A
-// conflicting address without a note file belongs to another program.
+// conflicting address, an earlier configuration of the network added this address. Such an old gateway address is removed once no pod uses
+// it. A conflicting address without a note file belongs to another program.
 func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
 	addresses, err := j.host.Addresses(bridge)
 	if err != nil {
@@ -100,7 +100,8 @@ type RecordedGateways struct {
 	Gateways []netip.Prefix
 }
 
-// Gateways returns the gateway addresses in the records of all attachments. The error covers the unreadable records.
+// Gateways returns the gateway addresses in the records of all attachments. Gateways also returns an error that describes all unreadable
+// records.
 func Gateways() (list []RecordedGateways, err error) {
 	pods, err := attachment.States[state](attachment.AllOf("bridge"))
 	for _, pod := range pods {
@@ -116,8 +117,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 			continue
 		}
 		if !GatewaysConflict(other, gw) {
-			// This address does not conflict with the gateway address. The address is removed only if an earlier configuration of the network added
-			// it and no pod uses it any more.
+			// The other address does not conflict with the gateway address, so the bridge can have both. The other address is removed only if an
+			// earlier configuration of the network added it and no pod uses it any more.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
@@ -131,8 +132,9 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 	return gone, nil
 }
 
-// removeGateway removes a gateway address of an earlier configuration from the bridge. To end the masquerade of that subnet too,
-// removeGateway empties the note file with the masquerade configuration. The next ADD then rewrites the sets from the pods' records.
+// removeGateway removes a gateway address of an earlier configuration from the bridge. To end the masquerade of the old subnet too,
+// removeGateway empties the note file with the masquerade configuration. The next ADD then rewrites the masquerade sets from the pods'
+// records.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	unlock, err := j.att.LockNetwork() // otherwise a STATUS between the two steps would restore the address
 	if err != nil {
@@ -195,7 +197,7 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 }
 
 // userOf describes a pod that is on the bridge and has an address in the gateway's subnet. A port without a record is treated as a user of
-// the subnet. The result is empty if the subnet has no user. userOf reads the records of all attachments on the node.
+// the subnet. userOf returns "" if no pod uses the subnet. userOf reads the records of all attachments on the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {

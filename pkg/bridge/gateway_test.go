@@ -195,7 +195,7 @@ func TestChangedSubnet(t *testing.T) {
 	if err := l.masquerades("10.64.0.0/16 fd00:64::/48", "10.64.0.0/16"); err != nil {
 		t.Error(err)
 	}
-	// A port without an attachment in the network may also use the old address.
+	// A port without an attachment in the network may also use the old gateway address.
 	l.OK(new.Call("DEL", "b"))
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MTU: 1500, TxQLen: -1,
 		MasterIndex: l.bridgeIndex()}, PeerName: "foreign1"}); err != nil {
@@ -257,7 +257,7 @@ func TestMasqueradeOfOldSubnet(t *testing.T) {
 }
 
 // TestKata checks a pod in which a runtime adds a tap device and redirects the traffic between eth0 and the virtual machine. CHECK and DEL
-// must accept these changes.
+// must accept these changes by the runtime.
 func TestKata(t *testing.T) {
 	l := newLab(t, "bridge", "bt7", "name", "kata")
 	a := l.add("a")

@@ -37,7 +37,7 @@ func (b bridge) gc(r *plugin.Request) error {
 }
 
 // delByHash removes the links and rules whose names contain the hash of an unreadable record. ADD writes the record before it creates the
-// veth pair. If the record exists, the veth pair with this name therefore belongs to Podlace.
+// veth pair. Therefore, a veth pair whose name contains the hash of an existing record belongs to Podlace.
 func delByHash(host *kernel.Node, name string) error {
 	link, ok, err := host.Link(name)
 	if ok && link.Kind == "veth" {
@@ -79,9 +79,9 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
-// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. A process takes the lock of a
-// second attachment only in order to remove that attachment. This second lock cannot cause a deadlock, because the second attachment is
-// always dead and no ADD holds the lock of a dead attachment.
+// collectDead removes attachments whose namespace is gone. collectDead returns the number of removed attachments. A process takes the lock
+// of a second attachment only in order to remove that attachment. Taking the second lock cannot cause a deadlock, because the second
+// attachment is dead and no ADD holds the lock of a dead attachment.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {

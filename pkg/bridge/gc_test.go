@@ -101,7 +101,7 @@ func TestGCRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 2 {
 		for i := range attachments {
-			// The container IDs and interface names are chosen so that some concatenations of the two are equal.
+			// The test data is chosen so that some concatenations of container ID and interface name are equal.
 			l, of := nets[i%2], plugin.Attachment{ContainerID: "a" + strings.Repeat("-b", i/8), IfName: fmt.Sprintf("e%d", i)}
 			if set := owned[l.network()]; !set[of] {
 				l.OK(l.Call("ADD", of.ContainerID, "CNI_IFNAME", of.IfName))
@@ -125,7 +125,7 @@ func TestGCRandom(t *testing.T) {
 	}
 }
 
-// mustOwn checks that records, leases and interfaces exist for exactly these attachments.
+// mustOwn checks that records, leases and interfaces exist for exactly the attachments in the argument.
 func (l lab) mustOwn(want map[plugin.Attachment]bool) {
 	l.Helper()
 	records, err := attachment.List(l.network(), "bridge")
@@ -161,8 +161,8 @@ func (l lab) mustOwn(want map[plugin.Attachment]bool) {
 }
 
 // TestGCWhileAdding (C-85) checks that GC removes no live pod while pods are added and deleted. The runtime's list of valid attachments is
-// outdated. In the subtest "plain", GC skips young attachments, although they are not in the list. In the subtest "named", the request also
-// lists the pod as dead, although the pod is alive again.
+// outdated. In the subtest "plain", GC skips young attachments, although they are not in the list. In the subtest "named", the GC request
+// also lists the pod as dead, although the pod is alive again.
 func TestGCWhileAdding(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain": {"cni.dev/valid-attachments", []any{}},
@@ -183,7 +183,7 @@ func TestGCWhileAdding(t *testing.T) {
 					<-rounds
 				}
 				o := l.Call("CHECK", "pod", "prevResult", json.RawMessage(prev))
-				// If the machine stalls for a second, the pod is no longer young, so GC removes it.
+				// If the test machine stalls for a second, the pod is too old for GC to skip, so GC removes the pod.
 				if name == "named" || time.Since(began) < time.Second {
 					l.OK(o)
 					judged++
@@ -197,7 +197,8 @@ func TestGCWhileAdding(t *testing.T) {
 	}
 }
 
-// collectAllTheTime repeats GC until the test ends. After each round, a value is sent if a receiver waits for it.
+// collectAllTheTime repeats GC until the test ends. After each GC, collectAllTheTime sends a value on the returned channel if a receiver is
+// waiting.
 func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	ended, stop, stopped := make(chan bool), make(chan bool), make(chan bool)
 	go func() {
@@ -322,7 +323,7 @@ func TestShortPoolOfOthers(t *testing.T) {
 	}
 }
 
-// fakeIPAM is an in-process IPAM plugin whose verbs fail if a test sets an error.
+// fakeIPAM is an in-process IPAM plugin. Its ADD and DEL fail if a test sets addErr or delErr.
 type fakeIPAM struct {
 	answer         string
 	addErr, delErr error

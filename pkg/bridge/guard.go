@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// guardOf returns the guard that the configuration requires for a pod's port. The result is nil if no protection is configured.
+// guardOf returns the guard that the configuration requires for a pod's port. guardOf returns nil if the configuration requires no spoof
+// protection.
 func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	if !c.MACSpoofCheck && !c.AntiSpoof {
 		return nil
@@ -26,8 +27,8 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// The first constant is the name of a lock. A process holds this lock while it writes the guards of any network. The second constant is the
-// name of a note file which says that the node has the guard table.
+// The constant guards is the name of a lock. A process holds this lock while it writes the guards (spoof protection rules) of any network.
+// The constant guarded is the name of a note file which says that the node has the guard table.
 const (
 	guards  = "guards"
 	guarded = "guarded"
@@ -58,8 +59,8 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	return ensureGuard(j.host, *g)
 }
 
-// repairGuards checks the rules, the guards of all recorded attachments, and the guards in the last argument. If any part is missing, all
-// parts are written.
+// repairGuards checks the rules in the guard table, the guards of all recorded attachments, and the guards in the last argument. If any of
+// these is missing in the kernel, repairGuards writes all rules and guards.
 func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(guards)
 	if err != nil {
@@ -128,9 +129,10 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	return nil
 }
 
-// checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. Stronger protection
-// in a new configuration is only logged. The reference plugin may have attached a pod that has no record, so CHECK only logs that the
-// protection of this pod is missing. CHECK does not fail for weaker protection, because an error could make the runtime replace the pod.
+// checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. If a new
+// configuration requires stronger protection, checkGuard only logs this. The reference plugin may have attached a pod that has no record,
+// so CHECK only logs that the protection of this pod is missing. CHECK does not fail for weaker protection, because an error could make the
+// runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {
 		err := guardDrift(j.host)

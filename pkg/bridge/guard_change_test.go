@@ -9,9 +9,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestGuardOfNewConfiguration checks that pods keep the protection that their ADD set up when the configuration changes. CHECK of these
-// pods passes. CHECK logs a warning if the protection is weaker than configured. STATUS and GC do not change the guards of these pods, and
-// DEL leaves no state. If the record is lost, CHECK reports the loss, because Podlace's masquerade rules show that Podlace attached the
+// TestGuardOfNewConfiguration checks that after a change of the configuration, pods keep the protection from their ADD. CHECK of such pods
+// passes, and logs a warning if the protection is weaker than configured. STATUS and GC do not change the guards of such pods, and DEL
+// removes all their state. If the record is lost, CHECK reports the loss, because Podlace's masquerade rules show that Podlace attached the
 // pod.
 func TestGuardOfNewConfiguration(t *testing.T) {
 	protections := map[string][]any{"nothing": nil, "macspoofchk": {"macspoofchk", true}, "antiSpoof": {"antiSpoof", true}}

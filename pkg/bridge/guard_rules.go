@@ -21,14 +21,15 @@ const guardPriority = -300
 // guardChain is the name of the guard table's base chain.
 const guardChain = "prerouting"
 
-// These are nftables registers. The interface name fills the first register, which has 16 bytes. The second register holds the value that
-// is looked up together with the interface name.
+// The constants regLink and regValue are nftables registers. The interface name fills the first register, which has 16 bytes. The second
+// register contains an address or another field of the packet. The rules look up the contents of both registers together in a set.
 const (
 	regLink  = 1
 	regValue = 2
 )
 
-// These are the byte offsets of the addresses in the IP header, and of the target address in an ICMPv6 neighbour discovery message.
+// The following constants are the byte offsets of the addresses in the IP header, and of the target address in an ICMPv6 neighbour
+// discovery message.
 const (
 	source4, destination4 = 12, 16
 	source6, destination6 = 8, 24
@@ -40,8 +41,8 @@ type guardRules struct {
 	sets map[string]*nftables.Set
 }
 
-// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The second field contains the
-// type of this address.
+// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The field key contains the
+// nftables type of this address.
 type guardSet struct {
 	name string
 	key  []nftables.SetDatatype
@@ -52,8 +53,8 @@ func guardSets() []guardSet {
 		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}}}
 }
 
-// buildGuards writes the rules, which are the same for any number of pods. The result maps the name of each set to the set. For each
-// guarded port, elements are added to the sets.
+// buildGuards writes the rules of the guard table, which are the same for any number of pods. buildGuards returns the nftables sets by
+// name. The sets contain elements for each guarded port.
 func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
 	g := guardRules{r, map[string]*nftables.Set{}}
 	for _, s := range guardSets() {
@@ -93,8 +94,8 @@ func etherSource() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
 }
 
-// toBridge matches frames whose destination is in the range 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes these
-// frames itself, for example LACP and LLDP. The guard rules see these frames only because the port is set to forward them
+// toBridge matches frames whose destination is in the range 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes such
+// frames itself, for example LACP and LLDP. The guard rules see such frames only because the port is set to forward them
 // (kernel.NS.SetReserved).
 func toBridge() []expr.Any {
 	destination := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 6}
@@ -122,7 +123,7 @@ func (g guardRules) notOwnedByPort(value expr.Any, set string) []expr.Any {
 	return []expr.Any{inputLink(), value, g.lookup(set, true)}
 }
 
-// networkField loads a field of the network header into the register that follows the interface name.
+// networkField loads a field of the network header into the register regValue, next to the interface name in regLink.
 func networkField(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
 // addARPRules accepts two kinds of ARP packets: those with the pod's own MAC and address (RFC 826), and probes for the pod's own address
@@ -142,9 +143,9 @@ func matchProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{protocol})}
 }
 
-// matchOtherProtocol matches packets with any other transport protocol. Neither matchProtocol nor matchOtherProtocol matches a packet that
-// the kernel cannot parse. The kernel cannot parse packets with wrong lengths, with another IP version, or with extension headers that
-// continue in a later fragment.
+// matchOtherProtocol matches packets with any transport protocol except the given protocol. Neither matchProtocol nor matchOtherProtocol
+// matches a packet that the kernel cannot parse. The kernel cannot parse packets with wrong lengths, with another IP version, or with
+// extension headers that continue in a later fragment.
 func matchOtherProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{protocol}}}
 }
@@ -163,20 +164,21 @@ func transport(offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
 }
 
-// These are the UDP ports of DHCP. The rules match the client's port, because a client accepts an answer from any server port.
+// The following constants are the UDP ports of DHCP. The firewall rules match the DHCP client's port, because a client accepts an answer
+// from any server port.
 const (
 	dhcpClient, dhcpServer = 68, 67
 	dhcp6Client            = 546
 )
 
-// These protocols are used only by routers: OSPF (RFC 2328), PIM (RFC 7761), VRRP (RFC 9568) and CARP.
+// The following IP protocols are used only by routers: OSPF (RFC 2328), PIM (RFC 7761), VRRP (RFC 9568) and CARP.
 const (
 	ospf = 89
 	pim  = 103
 	vrrp = 112
 )
 
-// These are message types of ICMP (RFC 792, RFC 1256) and IGMP (RFC 2236, RFC 3376).
+// The following constants are message types of ICMP (RFC 792, RFC 1256) and IGMP (RFC 2236, RFC 3376).
 const (
 	redirect4 = 5
 	advert4   = 9
@@ -214,7 +216,7 @@ func (g guardRules) addIGMPRules(chain *nftables.Chain) {
 	g.Rule(chain, nft.Drop()...)
 }
 
-// These are message types of ICMPv6 (RFC 2710, 3810, 4286 and 4861).
+// The following constants are message types of ICMPv6 (RFC 2710, 3810, 4286 and 4861).
 const (
 	mldQuery      = 130
 	mldReport     = 131
@@ -237,7 +239,7 @@ func targetAddress() expr.Any {
 }
 
 // addIP6Rules accepts IPv6 packets from the pod's own addresses, except packets that only routers and DHCP servers send. Packets with an
-// authentication header (AH) are dropped. A bridge looks for multicast queries behind this header, but nftables does not look there.
+// authentication header (AH) are dropped. A bridge looks for multicast queries behind an authentication header, but nftables does not.
 func (g guardRules) addIP6Rules(chain, icmp6 *nftables.Chain) {
 	g.Rule(chain, append(matchProtocol(unix.IPPROTO_ICMPV6), &expr.Verdict{Kind: expr.VerdictGoto, Chain: icmp6.Name})...)
 	g.dropAll(chain, udpTo(dhcp6Client), matchProtocol(ospf), matchProtocol(pim), matchProtocol(vrrp))
@@ -245,8 +247,9 @@ func (g guardRules) addIP6Rules(chain, icmp6 *nftables.Chain) {
 	g.Rule(chain, nft.Drop()...)
 }
 
-// addICMP6Rules accepts a message if all addresses that it claims are the pod's own addresses. Messages of routers and multicast queriers
-// are dropped. With an unspecified source address, a pod may solicit routers, join groups, and probe for one of its own addresses.
+// addICMP6Rules accepts an ICMPv6 message if all addresses that the message claims are the pod's own addresses. Messages of routers and
+// multicast queriers are dropped. With an unspecified source address, a pod may solicit routers, join groups, and probe for one of its own
+// addresses.
 func (g guardRules) addICMP6Rules(chain *nftables.Chain) {
 	own := g.ownedByPort(networkField(source6, 16), "addresses6")
 	unspecified := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}

@@ -48,8 +48,8 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 }
 
-// compareGuards returns nil if the kernel has all rules of the current version and all entries of the given guards. If a part is missing,
-// compareGuards returns an error with the name of the part and with plugin.CodeStateDiffers.
+// compareGuards returns nil if the kernel has all rules of the current version and all entries of the given guards. If a rule or an entry
+// is missing, compareGuards returns an error that describes it, with plugin.CodeStateDiffers.
 func compareGuards(host *kernel.Node, guards ...Guard) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
@@ -76,7 +76,7 @@ func compareGuards(host *kernel.Node, guards ...Guard) error {
 	return nil
 }
 
-// SetGuards writes the rules and the guards of the given ports in one transaction. Guards of other ports stay.
+// SetGuards writes the rules and the guards of the given ports in one transaction. SetGuards does not change the guards of other ports.
 func SetGuards(guards []Guard) error {
 	var all []nft.Element
 	for _, g := range guards {
@@ -95,8 +95,8 @@ func SetGuards(guards []Guard) error {
 	}))
 }
 
-// guardDrift compares the rules byte by byte, whereas compareGuards only counts them. The result is an error with plugin.CodeStateDiffers
-// if another program changed the rules.
+// guardDrift compares the rules byte by byte, whereas compareGuards only counts them. guardDrift returns an error with
+// plugin.CodeStateDiffers if another program changed the rules.
 func guardDrift(host *kernel.Node) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

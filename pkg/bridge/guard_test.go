@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// These are the kinds of frames that the tests send. Each kind has the name of the protection that drops these frames.
+// The following constants are the kinds of frames that the tests send. The name of each constant says which protection drops the frames.
 const (
 	always   = iota // no protection stops it
 	forgery         // antiSpoof stops it
@@ -256,7 +256,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	from, to := m.station(), v.station()
 	advert := func(mac net.HardwareAddr) []byte {
 		return icmp(mac, from.mac, from.linkLo, netip.MustParseAddr("ff02::1"), 134, []byte{64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0},
-			// This is a prefix option with the flags "on-link" and "autonomous" (RFC 4861 section 4.6.2).
+			// The following bytes are a prefix option with the flags "on-link" and "autonomous" (RFC 4861 section 4.6.2).
 			[]byte{3, 4, 64, 0xc0, 0, 0, 0x0e, 0x10, 0, 0, 0x0e, 0x10, 0, 0, 0, 0}, netip.MustParseAddr("fd66::").AsSlice())
 	}
 	arrivals(m, v, [][]byte{advert(bridge), advert(to.mac), udp4(to.mac, from.mac, from.v4, to.v4, 1, 2, "end")})

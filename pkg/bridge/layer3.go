@@ -13,13 +13,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// layer3 is the wanted state of the pod's addresses and routes, and of the gateway addresses on the bridge.
+// The type layer3 is the wanted state of the pod's addresses and routes, and of the gateway addresses on the bridge.
 type layer3 struct {
 	ipam.Plan
 	gateways []netip.Prefix // one per address; empty unless the bridge is the gateway
 }
 
-// routes6 reports whether the pod gets any IPv6 route. IPv6 must be enabled for this route, even if the pod has no IPv6 address.
+// routes6 reports whether the pod gets any IPv6 route. An IPv6 route requires that IPv6 is enabled in the pod, even if the pod has no IPv6
+// address.
 func (l layer3) routes6() bool {
 	return slices.ContainsFunc(l.Routes, func(r kernel.Route) bool { return r.Dst.Addr().Is6() })
 }

@@ -47,7 +47,7 @@ func routeText(r kernel.Route) string {
 	return text
 }
 
-// text() formats a plan in the syntax of ip(8).
+// text() formats the planned addresses and routes in the syntax of ip(8).
 func (l layer3) text() string {
 	var lines []string
 	for _, a := range l.Addresses {

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReservedDestinations (S-20, S-22) checks frames to 01:80:c2:00:00:00 to 0f (IEEE 802.1Q, table 8-1). A bridge passes these frames to
-// the node before any rule, and learns their source MAC. If the port has a guard, the bridge does not learn the source MAC of such frames,
-// and the node ignores ARP packets in such frames.
+// TestReservedDestinations (S-20, S-22) checks frames to the reserved MAC addresses 01:80:c2:00:00:00 to 01:80:c2:00:00:0f (IEEE 802.1Q,
+// table 8-1). By default, a bridge learns the source MAC of such frames and passes them to the node, before any firewall rule sees them.
+// For a guarded port, the bridge must not learn the source MAC of such frames, and the node must ignore ARP packets in them.
 func TestReservedDestinations(t *testing.T) {
 	for _, key := range []string{"macspoofchk", "antiSpoof"} {
 		t.Run(key, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestReservedDestinations(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, n := range believed {
-				// For neighbours on the bridge, only antiSpoof protects against a forged address. macspoofchk does not.
+				// For neighbours on the bridge, antiSpoof protects against a forged address, but macspoofchk does not.
 				if n.IP.String() == forged.String() && (n.LinkIndex != bridge.Attrs().Index || key == "antiSpoof") {
 					t.Errorf("the node believes that %s is at %s", n.IP, n.HardwareAddr)
 				}

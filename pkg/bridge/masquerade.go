@@ -20,8 +20,8 @@ type Masquerade struct {
 	V4      bool           `json:"v4"`
 	V6      bool           `json:"v6"`
 	Except  []netip.Prefix `json:"except,omitempty"` // destinations that see the pod's own address
-	// Cluster is the number of CIDRs that replaced the keyword useClusterCidr. These CIDRs are at the end of the list Except. Cluster is 0 if
-	// the configuration does not contain the keyword.
+	// Cluster is the number of CIDRs that replaced the keyword useClusterCidr. The replacing CIDRs are at the end of the list Except. Cluster
+	// is 0 if the configuration does not contain the keyword.
 	Cluster    int  `json:"cluster,omitempty"`
 	UseCluster bool `json:"-"` // the configuration contains useClusterCidr
 }
@@ -36,8 +36,8 @@ func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.
 	return out
 }
 
-// masquerade() sets up masquerade for the pod's traffic that leaves the network. With an in-process IPAM plugin the subnets are known. With
-// known subnets, the rules cover whole subnets, which all pods share. With shared subnets, only the first pod of a network changes rules.
+// masquerade() sets up masquerade for the pod's traffic that leaves the network. An in-process IPAM plugin reports the pods' subnets. With
+// such an IPAM plugin, one rule covers a whole subnet, so only the network's first pod must change the rules.
 func (j *job) masquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend == "nftables" {
@@ -46,7 +46,7 @@ func (j *job) masquerade(l layer3) error {
 	if m.Backend == "" {
 		return j.endMasquerade()
 	}
-	// If nftables rules masqueraded a pod before the configuration was changed, the pod stays masqueraded.
+	// If the backend changes to iptables, pods that nftables rules masquerade stay masqueraded.
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
@@ -67,18 +67,19 @@ func (j *job) endMasquerade() error {
 	return j.att.Unnote(masqueraded)
 }
 
-// This constant is the name of a note file which says that the network has a chain and sets in nftables. The file contains the current
-// masquerade configuration.
+// The constant masqueraded is the name of a note file which says that the network has a chain and sets in nftables. The note file contains
+// the current masquerade configuration.
 const masqueraded = "masqueraded"
 
-// noteText formats the configuration as the text of this note file.
+// noteText formats the masquerade configuration as the text of the note file "masqueraded".
 func (m Masquerade) noteText() string {
 	data, _ := json.Marshal(m)
 	return string(data)
 }
 
-// masqueradeByNFT adds the parts that are missing for the pod. If all parts exist, masqueradeByNFT changes nothing. All parts are rewritten
-// from the records of all attachments in three cases: the configuration changed, subnets overlap, or the rules were flushed.
+// masqueradeByNFT adds the nftables chain, rules and set elements that are missing for the pod. If nothing is missing, masqueradeByNFT
+// changes nothing. masqueradeByNFT rewrites everything from the records of all attachments in three cases: the configuration changed,
+// subnets overlap, or the rules were flushed.
 func (j *job) masqueradeByNFT(l layer3) error {
 	config := j.cfg.Masquerade.noteText()
 	missing, err := missingMasquerade(j.host, nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared))
@@ -118,7 +119,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 }
 
 // writeMasquerade replaces the chain and the sets of a network. The note file with the configuration is written last. If the process is
-// killed before this last step, the next ADD finds an empty note file and writes all parts again.
+// killed before this last step, the next ADD finds an empty note file and writes the chain and the sets again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
 	if err := att.Note(masqueraded, ""); err != nil {
 		return err
@@ -129,8 +130,8 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 	return att.Note(masqueraded, m.noteText())
 }
 
-// repairMasquerade rewrites the chain and the sets of a network that has pods, if any part is missing. Parts that a running ADD is about to
-// write do not count as missing. If no pod needs masquerade and the chain was flushed, the note file is removed.
+// repairMasquerade rewrites the chain and the sets of a network that has pods, if any rule or set element is missing. Rules that a running
+// ADD is about to write do not count as missing. If no pod needs masquerade and the chain was flushed, the note file is removed.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {

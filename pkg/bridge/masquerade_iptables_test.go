@@ -17,7 +17,7 @@ import (
 )
 
 // TestIPTablesFamilies checks that STATUS and GC restore the rules for exactly those address families that were masqueraded at ADD. Records
-// of older releases do not contain the families. For these records, both families are restored.
+// of older releases do not contain the families. For such a record, STATUS and GC restore the rules of both families.
 func TestIPTablesFamilies(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -21,15 +21,15 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// MasqueradeSets holds the sets of a network. Traffic from Sources is masqueraded, unless its destination is in Local or is a multicast
-// address.
+// MasqueradeSets contains the elements of a network's nftables sets. Traffic from Sources is masqueraded, unless its destination is in
+// Local or is a multicast address.
 type MasqueradeSets struct {
 	Network        string
 	Sources, Local []netip.Prefix
 }
 
-// multicast() returns the multicast ranges. Multicast is never masqueraded, because a receiver does not answer to the source (RFC 1112, RFC
-// 4291).
+// multicast() returns the IP ranges of multicast addresses. Multicast is never masqueraded, because a receiver does not answer to the
+// source (RFC 1112, RFC 4291).
 func multicast() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
 }
@@ -45,10 +45,10 @@ func (m MasqueradeSets) setName(kind string, is4 bool) string {
 
 func (m MasqueradeSets) chainName() string { return "network-" + m.name() }
 
-// empty() reports whether m contains no prefix.
+// empty() reports whether both lists of prefixes are empty.
 func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 
-// elements() returns the elements of both sets. Each prefix is an interval.
+// elements() returns the set elements for all prefixes in m. Each prefix becomes one interval in a set.
 func (m MasqueradeSets) elements() (out []nft.Element) {
 	for _, p := range m.Sources {
 		out = append(out, interval(m.setName("pods", p.Addr().Is4()), p)...)
@@ -59,8 +59,9 @@ func (m MasqueradeSets) elements() (out []nft.Element) {
 	return out
 }
 
-// addMasquerade adds the prefixes that missingMasquerade returned. The network's chain and sets must exist. The error unix.EEXIST means
-// that a prefix overlaps with an existing interval. After this error, SetMasquerade must rewrite all intervals.
+// addMasquerade adds the prefixes that missingMasquerade returned. The network's chain and sets must already exist. The error unix.EEXIST
+// means that a prefix overlaps with an existing interval. After the error unix.EEXIST, the caller must rewrite all intervals with
+// SetMasquerade.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -84,8 +85,8 @@ func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the kernel's sets contain all prefixes in m. If a part is missing, the result is an error with the name
-// of the part and with plugin.CodeStateDiffers.
+// compareMasquerade returns nil if the kernel's sets contain all prefixes in m, and if the rules are unchanged. If a prefix is missing or a
+// rule differs, compareMasquerade returns an error with plugin.CodeStateDiffers.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {
@@ -109,8 +110,8 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
-// hasMasqueradeRules reports whether the network's chain has the expected number of rules: one rule for each address family. ADD uses this
-// check because counting the rules is quick.
+// hasMasqueradeRules reports whether the network's chain has the expected number of rules: one rule for each address family. ADD uses
+// hasMasqueradeRules because counting the rules is quick.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -147,7 +148,7 @@ func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Pre
 	return missing, nil
 }
 
-// covers() reports whether one interval of a set contains the whole prefix. For an address in a query, the kernel returns the interval that
+// covers() reports whether one interval of a set contains the whole prefix. When asked for an address, the kernel returns the interval that
 // contains the address.
 func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	begin, ok, err := t.Get(nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()})
@@ -158,7 +159,7 @@ func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	return ok && bytes.Equal(begin.Key, end.Key), err
 }
 
-// delMasquerade removes the sources in m from the network's set. A source that is not in the set is ignored.
+// delMasquerade removes the sources in m from the network's set. delMasquerade ignores a source that is not in the set.
 func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	if len(m.Sources) == 0 {
 		return nil
@@ -179,7 +180,7 @@ func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return errors.Join(errs...)
 }
 
-// endMasquerade removes the chain and the sets of a network. Parts that do not exist are ignored.
+// endMasquerade removes the chain and the sets of a network. endMasquerade ignores a chain or set that does not exist.
 func endMasquerade(m MasqueradeSets) error {
 	if ok, err := nft.HasTable(nft.MasqueradeTable); err != nil || !ok {
 		return err
@@ -217,12 +218,12 @@ func lastAddress(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// addressAfter returns the first address after a prefix. The result is the zero Addr if the prefix includes the last address of the address
-// space.
+// addressAfter returns the first address after a prefix. addressAfter returns the zero Addr if the prefix includes the last address of the
+// address space.
 func addressAfter(p netip.Prefix) netip.Addr { return lastAddress(p).Next() }
 
-// createEmpty creates the table, and an empty chain and empty sets for the network. The sets are in this order: sources and excepted
-// destinations of IPv4, then sources and excepted destinations of IPv6.
+// createEmpty creates the nftables table for masquerade, with an empty chain and empty sets for the network. createEmpty returns the sets
+// in this order: sources and excepted destinations of IPv4, then sources and excepted destinations of IPv6.
 func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
 	chain := r.Chain(m.chainName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	var sets []*nftables.Set
@@ -243,8 +244,8 @@ func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables
 	return chain, sets, nil
 }
 
-// build() writes the rules into the chain and the elements into the sets. Each packet needs one lookup for each network, however many pods
-// the network has. A new pod changes nothing if the subnets of its network are already in the sets.
+// build() writes the masquerade rules into the network's chain and the elements into its sets. The kernel needs one set lookup per packet
+// and network, however many pods the network has. A new pod requires no change if its subnets are already in the sets.
 func (m MasqueradeSets) build(r nft.Ruleset) error {
 	chain, sets, err := m.createEmpty(r)
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// intervalsOf lists the intervals in a network's set, sorted by address. An interval is formatted as "first-after".
+// intervalsOf lists the intervals in a network's set, sorted by address. The text of an interval consists of its first address, a hyphen,
+// and the first address after the interval.
 func intervalsOf(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
@@ -56,7 +57,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// emptyNode returns a node without nftables rules. After the test, all rules are removed again.
+// emptyNode returns a node without nftables rules. After the test, all nftables rules are removed again.
 func emptyNode(t *testing.T) *kernel.Node {
 	t.Helper()
 	kerneltest.EmptyNFT(t)
@@ -65,7 +66,7 @@ func emptyNode(t *testing.T) *kernel.Node {
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestRules compares the chains and rules in the kernel with golden files. The flag -update rewrites the files.
+// TestRules compares the chains and rules in the kernel with golden files. The test flag -update rewrites the golden files.
 func TestRules(t *testing.T) {
 	emptyNode(t)
 	kerneltest.Must(t, SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
@@ -78,7 +79,7 @@ func masquerade(network string, sources, local []string) MasqueradeSets {
 
 func subnets(list ...string) MasqueradeSets { return masquerade("net", list, list) }
 
-// ensure() applies masquerade as the plugin does for each new pod. The last set in the arguments belongs to the newest pod.
+// ensure() sets up masquerade as the bridge plugin does for each new pod. The last argument contains the prefixes of the newest pod.
 func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	t.Helper()
 	m := all[len(all)-1]
@@ -167,8 +168,8 @@ func TestMasqueradeChanged(t *testing.T) {
 	}
 }
 
-// TestMasqueradeAddresses checks an external IPAM plugin. Subnets in the result of an external plugin are not reliable, so each pod has an
-// element of its own in the set.
+// TestMasqueradeAddresses checks masquerade for the addresses of an external IPAM plugin. Subnets in the result of an external plugin are
+// not reliable, so each pod has an element of its own in the set.
 func TestMasqueradeAddresses(t *testing.T) {
 	h := emptyNode(t)
 	pod := func(address, subnet string) MasqueradeSets {

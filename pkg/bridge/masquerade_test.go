@@ -30,7 +30,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// masquerades() returns an error unless the given sources and exceptions are in force for the lab's network.
+// masquerades() returns an error unless the kernel masquerades the given sources, with the given exceptions, for the lab's network.
 func (l lab) masquerades(sources, local string) error {
 	h, err := kernel.Host()
 	if err != nil {
@@ -51,7 +51,7 @@ func (l lab) masquerades(sources, local string) error {
 	return err
 }
 
-// TestMasqueradeEdited checks that the newest configuration applies to all pods of the network.
+// TestMasqueradeEdited checks that the newest masquerade configuration applies to all pods of the network.
 func TestMasqueradeEdited(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -75,7 +75,7 @@ func TestMasqueradeEdited(t *testing.T) {
 	}
 }
 
-// foreignIPAM installs an external IPAM plugin in CNI_PATH. The plugin assigns 10.61.0.N/24 to the container with the name N.
+// foreignIPAM installs an external IPAM plugin in CNI_PATH. The IPAM plugin assigns 10.61.0.N/24 to the container with the ID N.
 func (l lab) foreignIPAM() lab {
 	l.Helper()
 	script := `#!/bin/sh
@@ -90,8 +90,8 @@ exit 0
 	return l
 }
 
-// TestMasqueradeFlushed checks that ADD of the next pod restores the masquerade of all pods. The test includes sets with one address for
-// each pod.
+// TestMasqueradeFlushed checks that after a flush, ADD of the next pod restores the masquerade of all pods. The test also covers an
+// external IPAM plugin, with which the sets contain one address for each pod.
 func TestMasqueradeFlushed(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bt9", "isGateway", nil).foreignIPAM()
 	l.add("5")

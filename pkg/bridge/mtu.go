@@ -12,12 +12,12 @@ import (
 // minMTU6 is the minimum link MTU of IPv6 (RFC 8200 section 5).
 const minMTU6 = 1280
 
-// mtuNote returns the name of a note file for the node. The file says that a process is pinning the MTU of a bridge to the value in the
-// file. The file is needed because pinning takes two netlink requests.
+// mtuNote returns the name of a note file about a bridge's MTU, which all networks of the node share. This note file says that a process is
+// pinning the MTU of a bridge to the value in the file. The note file is needed because pinning takes two netlink requests.
 func mtuNote(bridge string) string { return "mtu-" + bridge }
 
-// madeNote returns the name of a note file for the network. The file says that ADD created this bridge and pinned its MTU. The file
-// contains the bridge's MAC, because another bridge may later have the same name.
+// madeNote returns the name of a network's note file about the origin of a bridge. This note file says that ADD created the bridge and
+// pinned its MTU. The note file contains the bridge's MAC, because another bridge may later have the same name.
 func madeNote(bridge string) string { return "made-" + bridge }
 
 // ensureMTU lowers the bridge's MTU to the MTU of the pods. With a larger MTU, the node would send packets that are too large for the pods.
@@ -87,9 +87,10 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	return attachment.UnnoteNode(mtuNote(bridge.Name))
 }
 
-// interruptedMTU returns the MTU that a bridge should have. Normally the result is the current MTU. If a process was killed between the two
-// netlink requests that pin the MTU, the result is the value that the process wanted to pin. If an admin changed the MTU after the kill,
-// the current MTU stays. The second result is true if a process was interrupted.
+// interruptedMTU returns the MTU that a bridge should have. Normally interruptedMTU returns the current MTU. If a process was killed
+// between the two netlink requests that pin the MTU, the result is the value that the process wanted to pin. If an admin changed the MTU
+// after the process was killed, interruptedMTU returns the current MTU. The second result is true if a process was killed between the two
+// requests.
 func interruptedMTU(bridge kernel.Link) (mtu int, owed bool) {
 	note, owed := attachment.NodeNoted(mtuNote(bridge.Name))
 	if mtu, err := strconv.Atoi(note); err == nil && bridge.MTU == kernel.MTUBeside(mtu) {

@@ -23,7 +23,7 @@ func mtuLab(t *testing.T, bridge, subnet string) lab {
 	return bareLab(t, "name", bridge, "bridge", bridge, "ipMasq", false, "ipam", hostLocal(subnet))
 }
 
-// mustHaveMTU checks that the bridge has this MTU, and that no note file about an interrupted change is left.
+// mustHaveMTU checks that the bridge has the wanted MTU, and that no note file about an interrupted change is left.
 func (l lab) mustHaveMTU(want int) {
 	l.Helper()
 	bridge := l.Conf["bridge"].(string)
@@ -113,7 +113,7 @@ func TestMTUOfAnotherNetwork(t *testing.T) {
 }
 
 // TestMTUAtOnce checks that many concurrent ADDs leave the bridge's MTU unchanged. An ADD waits while another process is between the two
-// requests of pinning.
+// netlink requests that pin an MTU.
 func TestMTUAtOnce(t *testing.T) {
 	l := mtuLab(t, "btonce", "10.74.2.0/24")
 	createForeignBridge(t, "btonce", "fd00:74:2::99/64")
@@ -150,8 +150,8 @@ func TestMTUAtOnce(t *testing.T) {
 	l.mustHaveMTU(1500)
 }
 
-// TestMTUAfterKill checks an ADD that was killed at any step of pinning. The next ADD of any network completes the pinning. If an admin
-// changed the MTU after the kill, the admin's MTU stays.
+// TestMTUAfterKill checks an ADD that was killed at any step of pinning the bridge's MTU. The next ADD of any network completes the
+// pinning. If an admin changed the MTU after the ADD was killed, the admin's MTU stays.
 func TestMTUAfterKill(t *testing.T) {
 	l := mtuLab(t, "btkill", "10.74.5.0/24")
 	l.add("a")
@@ -168,8 +168,8 @@ func TestMTUAfterKill(t *testing.T) {
 		l.mustHaveMTU(want)
 		next.OK(next.Call("DEL", "next", "name", "btkill2"))
 	}
-	// A process that was killed before the first request has pinned nothing. The MTU of the bridge then follows the port with the smallest
-	// MTU.
+	// A process that was killed before its first netlink request has not pinned the MTU. The kernel then sets the bridge's MTU to the smallest
+	// MTU of its ports.
 	if err := onHost("btkill", netlink.LinkDel); err != nil {
 		t.Fatal(err)
 	}

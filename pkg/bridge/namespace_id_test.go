@@ -56,9 +56,9 @@ func tenantMain() int {
 	return 1
 }
 
-// TestNodeByNamespaceID checks a known gap, which SECURITY.md describes. A process in a pod can delete a link of the node if it has
-// CAP_NET_ADMIN in the node's user namespace. Because of the veth pair, the kernel assigns an ID to the node's namespace, and this ID is
-// valid in the pod.
+// TestNodeByNamespaceID checks a known gap, which SECURITY.md describes. A process in a pod can delete a link of the node if the process
+// has CAP_NET_ADMIN in the node's user namespace. Because of the veth pair, the kernel assigns an ID to the node's namespace, and this ID
+// is valid in the pod.
 func TestNodeByNamespaceID(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -71,8 +71,8 @@ func TestNodeByNamespaceID(t *testing.T) {
 	}
 }
 
-// TestNodeByNamespaceIDFromUserNamespace checks that the kernel refuses this deletion if the pod has its own user namespace (hostUsers:
-// false).
+// TestNodeByNamespaceIDFromUserNamespace checks that the kernel does not let a pod delete the node's link if the pod has its own user
+// namespace (hostUsers: false).
 func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
 	l := newLab(t).other()
 	tenant := exec.Command("/proc/self/exe") //nolint:noctx // the process ends when its standard input ends
@@ -102,7 +102,7 @@ func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
 	}
 }
 
-// makeUplink creates nodeUplink on the node. The test deletes this link.
+// makeUplink creates nodeUplink on the node. The test tries to delete this link from the pod.
 func makeUplink(t *testing.T) {
 	t.Helper()
 	kerneltest.Must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nodeUplink}, PeerName: "btuplink1"}))

@@ -16,9 +16,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// compareForwarding returns an error if the node does not forward packets from a gateway link. isDifferent() recognizes this error. The
-// first result is true if forwarding is on for the node but off for this link. In that state, an admin may have excluded the link from
-// forwarding on purpose.
+// compareForwarding returns an error if the node does not forward packets from a gateway link. isDifferent() returns true for such an
+// error. The first result is true if forwarding is on for the node but off for this link. An admin may have switched forwarding off for
+// this link on purpose.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
@@ -69,7 +69,7 @@ type path struct {
 	pod     netip.Addr
 }
 
-// paths() returns the paths to the pod's addresses whose gateways are on the node.
+// paths() returns a path for each address of the pod whose gateway is on the node.
 func (st state) paths() (all []path) {
 	for i := range min(len(st.Gateways), len(st.Addresses)) {
 		all = append(all, path{cmp.Or(st.gatewayLink(), st.Bridge), st.Gateways[i], st.Addresses[i].Addr()})
@@ -77,15 +77,16 @@ func (st state) paths() (all []path) {
 	return all
 }
 
-// connects() reports whether the gateway address creates the node's route to the pod. The result is false if the pod's address is outside
-// the gateway's subnet. The result is also false for a bridge in a VRF, because the main table contains no route for this bridge.
+// connects() reports whether the gateway address creates the node's route to the pod. connects() returns false if the pod's address is
+// outside the gateway's subnet. connects() also returns false for a bridge in a VRF, because the main routing table contains no route for
+// such a bridge.
 func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute checks that the node sends packets for the pod through the link. If the packets take another route, the result is an error
-// that isDifferent() recognizes. The first result is true if the subnet of another link contains the pod's address. ADD has already warned
-// about this overlap.
+// compareRoute checks that the node sends packets for the pod through the link. If the packets take another route, compareRoute returns an
+// error for which isDifferent() is true. The first result is true if the subnet of another link contains the pod's address. ADD has already
+// logged a warning about such an overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil
@@ -106,16 +107,16 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	return overlap, differs("the node sends packets for %s through %s, not through %s", p.pod, cmp.Or(other.Name, "another link"), link.Name)
 }
 
-// A repair describes a missing part of a path, and contains the function that restores this part.
+// A repair describes a missing part of a path, such as a route, and contains the function that restores this part.
 type repair struct {
 	what string
 	do   func() error
 }
 
-// missingParts returns the parts of the path that ADD created and that are now missing. A gateway address is ignored if the network did not
-// add it, or if another link now has it. A missing subnet route is ignored if an admin added another route for the pod or the subnet. While
-// the link is down, no part is reported as missing. For a link in a VRF, only forwarding is checked, because the main table has no route
-// for this link.
+// missingParts returns those parts of a path (forwarding, gateway address, subnet route) that ADD created and that are missing now. A
+// gateway address is ignored if the network did not add it, or if another link now has it. A missing subnet route is ignored if an admin
+// added another route for the pod or the subnet. While the link is down, missingParts reports no part as missing. For a link in a VRF, only
+// forwarding is checked, because the main routing table has no route for such a link.
 func (p path) missingParts(host *kernel.Node, network string) (all []repair, err error) {
 	link, ok, err := host.Link(p.link)
 	if err != nil || !ok || !link.Up {
@@ -167,7 +168,7 @@ func (p path) addGateway(host *kernel.Node, link kernel.Link) error {
 	return nil
 }
 
-// repairPaths restores forwarding, the gateway addresses and their subnet routes. Each subnet of the network is handled once.
+// repairPaths restores forwarding, the gateway addresses and their subnet routes. repairPaths handles each subnet of a network only once.
 func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
 	var errs []error
 	seen := map[path]bool{}
@@ -191,8 +192,8 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 }
 
 // repairPorts attaches host sides without a bridge to the recorded bridge. repairPorts also restores the port flags that ADD set, and
-// group_fwd_mask of guarded ports. The port state is not changed, since an admin may disable a port on purpose. Ports of other bridges are
-// not changed either.
+// group_fwd_mask of guarded ports. repairPorts does not change the port state, since an admin may disable a port on purpose. repairPorts
+// does not change host sides that are ports of another bridge.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {

@@ -21,8 +21,8 @@ func ranges(list ...object) object {
 	return object{"type": "host-local", "ranges": sets}
 }
 
-// TestPointToPoint checks a subnet with two addresses. The configured range contains a gateway, the pod gets the other address, and both
-// can reach each other.
+// TestPointToPoint checks a subnet with two addresses. One address belongs to the configured gateway, and the pod gets the other address.
+// The pod and the gateway must reach each other.
 func TestPointToPoint(t *testing.T) {
 	l := newLab(t, "bridge", "bt31", "ipMasq", false, "isDefaultGateway", true,
 		"ipam", ranges(object{"subnet": "10.64.0.0/31", "gateway": "10.64.0.0"}, object{"subnet": "fd00:64::/127", "gateway": "fd00:64::1"}))

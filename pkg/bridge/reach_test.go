@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNeighboursReachAtOnce checks that a new pod receives neighbour solicitations as soon as its addresses are configured. The kernel
-// finishes adding an address later, in a work queue. If a solicitation is lost, the neighbour repeats it only after a second.
+// TestNeighboursReachAtOnce checks that a new pod receives neighbour solicitations as soon as its addresses are configured. When a program
+// adds an address, the kernel finishes this later in a work queue. If a solicitation is lost, the neighbour repeats it only after a second.
 func TestNeighboursReachAtOnce(t *testing.T) {
 	l := newLab(t)
 	fill := kerneltest.DelayAddresses(t)

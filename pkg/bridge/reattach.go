@@ -13,15 +13,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// This struct contains the host side of a live attachment whose bridge was deleted, and the recorded state of the attachment.
+// The type port contains the host side of a live attachment whose bridge was deleted, and the recorded state of the attachment.
 type port struct {
 	link kernel.Link
 	state
 }
 
-// orphanedPorts returns host sides that have no bridge now but were ports of this bridge according to the records of all networks. The
-// caller calls orphanedPorts only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step.
-// A bridge that is down may therefore come from a killed ADD that had not attached the orphaned ports yet.
+// orphanedPorts returns the host sides that are attached to no bridge, although the record says that they were ports of this bridge.
+// orphanedPorts reads the records of all networks. The caller calls orphanedPorts only if the bridge is missing, is down, or is not the
+// recorded bridge. ADD sets a bridge up as its last step. A bridge that is down may therefore come from a killed ADD that had not attached
+// the orphaned ports yet.
 func (j *job) orphanedPorts() ([]port, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
@@ -45,7 +46,7 @@ func (j *job) orphanedPorts() ([]port, error) {
 }
 
 // previousMAC returns the MAC of the deleted bridge. If the new bridge gets this MAC, the pods' neighbour entries stay valid. If no port is
-// orphaned, the result is a random MAC.
+// orphaned, previousMAC returns a random MAC.
 func previousMAC(lost []port) net.HardwareAddr {
 	for _, p := range lost {
 		if mac, err := net.ParseMAC(p.BridgeMAC); err == nil && len(mac) == 6 && mac[0]&1 == 0 {
@@ -78,9 +79,9 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	return j.att.Note(note, identity)
 }
 
-// pinMAC makes the kernel keep the bridge's current MAC. An unpinned bridge always has the lowest MAC of its ports. After a change of the
-// bridge's MAC, pods send packets to the previous MAC for some seconds. If an ADD of any network created the bridge, the MAC is already
-// pinned. The reference plugin pins the MAC whenever it adds a gateway address.
+// pinMAC sets the bridge's current MAC explicitly, so that the kernel does not change it any more. An unpinned bridge always has the lowest
+// MAC of its ports. After a change of the bridge's MAC, pods send packets to the previous MAC for some seconds. If an ADD of any network
+// created the bridge, the MAC is already pinned. The reference plugin pins the MAC whenever it adds a gateway address.
 func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	if made {
 		return nil

@@ -26,7 +26,7 @@ func mac(t *testing.T, name string) (mac string) {
 	return mac
 }
 
-// TestReattach checks a deleted bridge that had pods of two networks. One of the networks has isolated ports. CHECK reports the missing
+// TestReattach checks a deleted bridge that had pods of two networks. The ports of one network are isolated. CHECK reports the missing
 // bridge. The next ADD creates the bridge with its previous MAC, and attaches all pods with their previous settings.
 func TestReattach(t *testing.T) {
 	l := newLab(t)
@@ -79,7 +79,8 @@ func TestReattachToAnothers(t *testing.T) {
 	}
 }
 
-// TestReattachAfterKill checks an ADD that was killed after creating the bridge and before setting it up. The next ADD attaches the pods.
+// TestReattachAfterKill checks an ADD that was killed after creating the bridge and before setting it up. The next ADD must attach the
+// orphaned pods to the new bridge.
 func TestReattachAfterKill(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -137,7 +138,7 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// unfinish() marks an attachment's record as unfinished. A killed ADD leaves a record that is marked in this way.
+// unfinish() marks an attachment's record as unfinished. If ADD is killed, its record stays marked as unfinished.
 func unfinish(t *testing.T, l lab, id string) {
 	t.Helper()
 	path := filepath.Join(store.Root, l.network(), "bridge-"+key(l.network(), id).Hash())
@@ -152,8 +153,8 @@ func unfinish(t *testing.T, l lab, id string) {
 	}
 }
 
-// TestNoWaitOnAnothersBridge checks a bridge that was up before it had its first port. The kernel reports no operational state for this
-// bridge. ADD must not wait for the operational state.
+// TestNoWaitOnAnothersBridge checks a bridge that was up before it had its first port. The kernel reports no operational state for such a
+// bridge, so ADD must not wait for this state.
 func TestNoWaitOnAnothersBridge(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("btup0", netlink.LinkDel) })
 	l := bareLab(t, "name", "upbefore", "bridge", "btup0")

@@ -19,15 +19,15 @@ import (
 )
 
 // delUnrecorded implements DEL for an attachment without a record. Either the reference plugin made the attachment, or the record was lost.
-// Most objects are found by names that are computed from the key. The name of the reference plugin's veth pair is random. The pair is
-// deleted only if provenPodSide reports that it belongs to this attachment.
+// Most objects have names that are computed from the attachment's key. The name of the reference plugin's veth pair is random. Therefore,
+// the reference plugin's pair is deleted only if provenPodSide reports that the pair belongs to this attachment.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
 	// Podlace's veth pair is deleted first, because the pair identifies its device group. If another step deleted the pair first, its device
 	// group could not be found.
 	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
-		// The addresses are released last. If the addresses were released earlier, this pod's masquerade rules could match the packets of the
+		// The IP addresses are released last. If the addresses were released earlier, this pod's masquerade rules could match the packets of the
 		// next pod with the same address.
 		err = b.releaseAddresses(r, object)
 	}
@@ -35,7 +35,7 @@ func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 }
 
 // delSuccessor handles a container that the reference plugin attached again after Podlace's attachment: the record exists, but the recorded
-// link is gone. Usually there is no second attachment, and prevResult contains the recorded link.
+// link is gone. Usually the reference plugin has not attached the container again, and prevResult contains the recorded link.
 func delSuccessor(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
 	if r.Prev != nil && namedInPrevResult(r, key.HostVeth()) {
@@ -51,7 +51,8 @@ func asReference(key attachment.Key) reference.Bridge {
 	return reference.Bridge(reference.Unrecorded(key, "bridge"))
 }
 
-// deleteProven deletes the veth pair from the pod's side, or from the node's side if the namespace is unknown.
+// deleteProven deletes the reference plugin's veth pair in the pod's namespace. If the namespace is unknown, deleteProven deletes the pair
+// on the node.
 func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	if r.Netns == nil {
 		return deleteHostSide(r, host)
@@ -76,7 +77,7 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 }
 
 // isReferenceVeth reports whether a name looks like the name of a host side that the reference plugin created: "veth" and eight hexadecimal
-// digits. The names of Podlace's host sides have eleven digits.
+// digits. In contrast, the names of Podlace's host sides contain eleven digits.
 func isReferenceVeth(name string) bool { return isVeth(name, 8) }
 
 func isVeth(name string, digits int) bool {
@@ -84,16 +85,17 @@ func isVeth(name string, digits int) bool {
 	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// isOtherAttachment reports whether a host side belongs to an attachment other than the attachment of r. Podlace's names contain a hash of
-// the key, so the name identifies the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. Pods
-// with the same address have the same MAC, for example the next pod or a pod in another network.
+// isOtherAttachment reports whether a host side belongs to an attachment other than the attachment of r. The names of Podlace's host sides
+// contain a hash of the attachment's key, so the name identifies the attachment. The MAC in prevResult is no proof, because the MAC is
+// computed from the address. Pods with the same address have the same MAC, for example the next pod or a pod in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
 
-// provenPodSide reports whether the pod's interface belongs to this attachment. The proof is that prevResult contains the interface's name
-// and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side's name must look like a name that the
-// reference plugin chose, and the host side must be on the configured bridge. The first result is the host side, if it exists.
+// provenPodSide reports whether the pod's interface belongs to this attachment. The interface belongs to the attachment if prevResult
+// contains the interface's name and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side must have
+// a name that looks like one of the reference plugin, and must be on the configured bridge. The first result of provenPodSide is the host
+// side, if it exists.
 func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {
@@ -126,9 +128,9 @@ func NameIn(config []byte) string {
 	return conf.Bridge
 }
 
-// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. The pair is deleted only if
-// prevResult contains the host side's name and MAC, and the host side's bridge. Pods share the veth pair of a VLAN's gateway. That pair is
-// never deleted here, because the gateway's end is not a bridge port.
+// deleteHostSide deletes the reference plugin's veth pair on the node, if the pod's namespace is unknown but may still exist. The pair is
+// deleted only if prevResult contains the name and MAC of the host side, and the bridge of the host side. Pods share the veth pair of a
+// VLAN's gateway. deleteHostSide never deletes the pair of a gateway, because the gateway's end is not a bridge port.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {
 		return nil
@@ -165,8 +167,8 @@ func namedInPrevResult(r *plugin.Request, name string) bool {
 	return false
 }
 
-// masqueradedByReference reports whether the reference plugin's rules masquerade all addresses. The result is false if the attachment has a
-// record.
+// masqueradedByReference reports whether the reference plugin's rules masquerade all addresses. masqueradedByReference returns false if the
+// attachment has a record.
 func (j *job) masqueradedByReference(addresses []netip.Prefix) (bool, error) {
 	if attachment.Recorded(j.r) {
 		return false, nil

@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelLeavesAnothers (C-49, C-50, C-52) checks that DEL without a record never deletes a link of a live attachment. In this test,
-// prevResult contains the interface name and MAC of the live attachment. DEL is called with and without the namespace, with the container
-// ID of a deleted attachment, with an unknown container ID, and for another network.
+// TestDelLeavesAnothers (C-49, C-50, C-52) checks that DEL without a record never deletes a link of a live attachment. In
+// TestDelLeavesAnothers, prevResult contains the interface name and MAC of the live attachment. DEL is called with and without the
+// namespace, with the container ID of a deleted attachment, with an unknown container ID, and for another network.
 func TestDelLeavesAnothers(t *testing.T) {
 	l := newLab(t, "capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.50"}})
 	old := l.add("old")
@@ -50,8 +50,8 @@ func ifIndex(l lab, name string) (index int, err error) {
 }
 
 // TestShortPoolSparesRenewed (F-44) checks a pod whose recorded namespace is gone. The reference plugin has attached the pod again in
-// another namespace. The pod's lease is newer than the record. An ADD that finds the pool exhausted must not take this lease. DEL of the
-// pod releases the lease.
+// another namespace. The pod's lease is newer than the record. If the address pool is exhausted, the ADD of another pod must not take this
+// newer lease. DEL of the pod must release this lease.
 func TestShortPoolSparesRenewed(t *testing.T) {
 	l := newLab(t, "name", "renewed", "bridge", "btr0", "ipam", object{"type": "host-local", "subnet": "10.63.0.0/30"})
 	l.OK(l.Call("ADD", "pod"))

@@ -18,9 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Restore restores the state of all attachments on the node from their records, for example after a flush. The order is: guards, which
-// protect pods from each other; masquerade; the rules of VLAN gateways; forwarding; gateway addresses with their routes; port flags.
-// Restore does not change state that exists.
+// Restore restores the state of all attachments on the node from their records, for example after a flush. Restore works in this order:
+// guards, which protect pods from each other; masquerade; the rules of VLAN gateways; forwarding; gateway addresses with their routes; port
+// flags. Restore does not change state that exists.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
@@ -54,7 +54,7 @@ func (j *job) restoreFlushed() {
 	}
 }
 
-// baseChains returns the base chains that exist unless the rules were flushed. The result contains the chain of the guards, the masquerade
+// baseChains returns the base chains that exist unless the rules were flushed. The base chains are the chain of the guards, the masquerade
 // chain of each network, and a chain of the VLAN gateways.
 func baseChains() (all []nft.Place) {
 	if _, ok := attachment.NodeNoted(guarded); ok {
@@ -90,13 +90,13 @@ func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	return errors.Join(errs...)
 }
 
-// finished() leaves out the pods of unfinished ADDs, because these ADDs may not have written all rules yet.
+// finished() returns the list without the pods of unfinished ADDs, because an unfinished ADD may not have written all rules yet.
 func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
 // Intact reports whether the kernel has the state that the pods of all networks share. Intact checks all networks, because a runtime may
-// call STATUS for only one network. Only one record of each network is read. State that cannot be read is treated as intact.
+// call STATUS for only one network. Intact reads only one record of each network. State that cannot be read is treated as intact.
 func Intact(host *kernel.Node) bool {
 	_, needGuards := attachment.NodeNoted(guarded)
 	networks, _ := attachment.Networks()
@@ -125,8 +125,8 @@ func Intact(host *kernel.Node) bool {
 	return ok || err != nil
 }
 
-// oldestPod returns the record of a network's oldest pod. The rules of this pod show whether a flush has happened since the pod was
-// attached. A younger pod may have been attached after the flush, so the younger pod's rules may exist.
+// oldestPod returns the record of a network's oldest pod. If the oldest pod's rules are missing, a flush has happened since this pod was
+// attached. A younger pod may have been attached after the flush, so its rules may exist.
 func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	for rec := range attachment.OldestIn(network, "bridge") {
 		var st state
@@ -137,7 +137,7 @@ func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	return key, st, false
 }
 
-// lacksRules reports whether any path or rule of a pod is missing in the kernel.
+// lacksRules reports whether the kernel lacks any rule of a pod, or any route or address through which the node reaches the pod.
 func (st state) lacksRules(host *kernel.Node, key attachment.Key) bool {
 	if _, lost, _ := st.lostGateway(host); lost {
 		return true

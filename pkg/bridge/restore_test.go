@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// plainLab returns a lab for a pod in another network on the same node. The other network needs no rules.
+// plainLab returns a lab for a pod in another network on the same node. This other network needs no nftables or iptables rules.
 func (l lab) plainLab(name, bridge string) lab {
 	l.Helper()
 	next := l.other()
@@ -20,7 +20,7 @@ func (l lab) plainLab(name, bridge string) lab {
 }
 
 // TestPlainVerbsRestore (F-21) checks ADD and STATUS after a flush. ADD and STATUS restore the rules of all networks on the node from the
-// records. The network of that ADD or STATUS may itself need no rules.
+// records. ADD and STATUS do so even if their own network needs no rules.
 func TestPlainVerbsRestore(t *testing.T) {
 	flush := func(tables ...string) []string {
 		for i, table := range tables {
@@ -94,7 +94,7 @@ func TestPlainNode(t *testing.T) {
 }
 
 // TestPortJoinedAgain checks the port of a guarded pod after another program removed it from the bridge and added it again. The kernel
-// resets the port's flags when the port leaves the bridge. GC restores the flags.
+// resets the port's flags when the port leaves the bridge. GC must restore the port's flags.
 func TestPortJoinedAgain(t *testing.T) {
 	l := bareLab(t, "name", "rejoined", "bridge", "btre", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btre", netlink.LinkDel) })

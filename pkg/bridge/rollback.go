@@ -40,9 +40,9 @@ func FromRecord(rec attachment.Record) (Recorded, error) {
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
 
 // ToReference returns the steps that replace an attachment's rules by rules in the reference plugin's format. The reference plugin's DEL
-// can remove rules in this format. The second argument contains all addresses of the container in the network, because the reference plugin
-// uses one iptables chain for all these addresses. Podlace's own nftables rules are not removed here. The nftables rules are removed
-// together with their tables.
+// can remove rules in this format. The argument addresses contains all addresses of the container in the network, because the reference
+// plugin uses one iptables chain for all these addresses. ToReference does not remove Podlace's own nftables rules, because the rollback
+// removes them together with their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -73,7 +73,7 @@ func resetPort(name string) error {
 }
 
 // referenceGuard returns the steps that write the reference plugin's MAC check, if the configuration has macspoofchk. The reference plugin
-// does not check the addresses of packets, so this part of the protection ends.
+// does not check the IP addresses of packets, so the rollback ends the protection against forged IP addresses.
 func referenceGuard(rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
 	if guard == nil {
 		return nil, nil
@@ -126,8 +126,8 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 }
 
 // referenceMasquerade returns the configured masquerade with the backend that the reference plugin chooses. The reference plugin has no
-// configuration keys for families and exceptions. Podlace still writes rules for families and exceptions, in a format that the reference
-// plugin's DEL can remove.
+// configuration keys for families and exceptions. Podlace still writes the rules for the configured address families and exceptions, in a
+// format that the reference plugin's DEL can remove.
 func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if conf == nil {
 		return Masquerade{}, errNoConfiguration

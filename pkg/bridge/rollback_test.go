@@ -21,7 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// toReference runs the steps of ToReference for an attachment with the current configuration. The result contains the texts of the steps.
+// toReference runs the steps of ToReference for an attachment with the current configuration. The result contains the description of each
+// step.
 func (l lab) toReference(id, ifname string) (texts []string) {
 	l.Helper()
 	all, unreadable, err := attachment.Attachments(l.network())
@@ -69,7 +70,7 @@ func (l lab) toReference(id, ifname string) (texts []string) {
 	return texts
 }
 
-// nftRules lists the rules of a table. Each line contains only the requested parts of the rule.
+// nftRules returns the nftables rules in the given table, one text for each rule.
 func nftRules(t *testing.T, in string) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})
@@ -108,7 +109,8 @@ func TestCheckOfTheReference(t *testing.T) {
 	l.add("b") // this ADD rewrites the sets
 }
 
-// TestToReferenceWithExceptions checks that families and exceptions also work in rules that have the format of the reference plugin.
+// TestToReferenceWithExceptions checks that configured address families and exceptions also work in rules that have the format of the
+// reference plugin.
 func TestToReferenceWithExceptions(t *testing.T) {
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []any{"192.0.2.0/25"}})
 	l.add("a")
@@ -122,8 +124,8 @@ func TestToReferenceWithExceptions(t *testing.T) {
 	}
 }
 
-// TestToReferenceOfAnotherInterface checks an interface other than eth0. The reference plugin derives the chain's name only from the
-// network and the container ID.
+// TestToReferenceOfAnotherInterface checks ToReference for an interface other than eth0. The reference plugin derives the name of its
+// iptables chain only from the network and the container ID.
 func TestToReferenceOfAnotherInterface(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -139,7 +141,7 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	if rules := nftRules(t, "ip nat "+theirs); len(rules) != 2 {
 		t.Errorf("rules of %s: %q", theirs, rules)
 	}
-	// DEL of net1 without a record removes that chain, unless the container's eth0 still uses the chain.
+	// DEL of net1 without a record removes the iptables chain of the container, unless the container's eth0 still uses this chain.
 	forget := l.add("a")
 	for _, left := range []int{2, 0} {
 		if err := asReference(attachment.Key{Network: "net", ContainerID: "a", IfName: "net1"}).Remove(); err != nil {

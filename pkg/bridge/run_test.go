@@ -31,7 +31,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// A lab is a node with one pod and one configured network.
+// A lab is the test environment of a node with one pod and one configured network.
 type lab struct {
 	kerneltest.Lab
 }
@@ -70,7 +70,7 @@ func (l lab) other() lab {
 	return l
 }
 
-// This struct contains a pod together with the result of its ADD.
+// The type attached contains a pod together with the result of its ADD.
 type attached struct {
 	lab
 	id     string
@@ -115,7 +115,7 @@ func (l lab) age() {
 // hostVeth returns the name of the host side.
 func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
 
-// onHost() calls a function for the link with this name on the node. inPod() does the same for a link in the pod.
+// onHost() calls the function change for the link with the given name on the node. inPod() does the same for a link in the pod.
 func onHost(name string, change func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 
 const serviceIP = "10.96.0.10"
 
-// These are the rules that kube-proxy writes for a Service with one backend, for each mode of kube-proxy. The text %s stands for the
-// backend's address.
+// The variable services contains the rules that kube-proxy writes for a Service with one backend, for each mode of kube-proxy. The text %s
+// in the rules stands for the backend's address.
 var services = map[string]struct{ program, rules string }{
 	"iptables": {"iptables-restore", `*nat
 :KUBE-SERVICES - [0:0]

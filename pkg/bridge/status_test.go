@@ -19,8 +19,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStatusRestores (F-21) checks all verbs after a flush. CHECK fails and changes nothing. STATUS and GC restore masquerade, guards and
-// the rules of VLAN gateways from the records, and log this. STATUS and GC take no lock that another process holds.
+// TestStatusRestores (F-21) checks CHECK, STATUS and GC after another program flushed the rules. CHECK fails and changes nothing. STATUS
+// and GC restore masquerade, guards and the rules of VLAN gateways from the records, and log that they restored rules. STATUS and GC do not
+// wait for locks that other processes hold.
 func TestStatusRestores(t *testing.T) {
 	tables := func(names ...string) []string {
 		var commands []string
@@ -64,7 +65,7 @@ func testStatusRestores(t *testing.T, what string, keys []any, flushes []string)
 	}
 }
 
-// mustBeRestoredBy checks that a verb restores the state that a command flushes.
+// mustBeRestoredBy runs a shell command that flushes rules, and checks that the given CNI operation restores the rules.
 func (a attached) mustBeRestoredBy(verb, flush string, keys ...any) {
 	a.Helper()
 	if out, err := exec.Command("sh", "-c", flush).CombinedOutput(); err != nil {

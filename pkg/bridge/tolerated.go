@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// tolerate() logs a difference that CHECK treats as an error only with strictCheck. CHECK tolerates a difference for one of three reasons:
-// a tenant may have caused the difference in its own pod, an admin may want the difference, or no verb can restore the state. A failed
+// tolerate() logs a difference from the wanted state. With strictCheck, tolerate() returns the difference as an error instead. CHECK
+// tolerates differences that a tenant may have caused in its own pod, that an admin may want, or that no CNI operation can repair. A failed
 // CHECK may make the runtime recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !isDifferent(err) {
@@ -21,8 +21,8 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkTolerated compares those settings whose changes CHECK tolerates unless strictCheck is set. The settings belong to the pod, to its
-// record, and to the bridge.
+// checkTolerated compares those settings whose changes CHECK tolerates unless strictCheck is set. The compared settings belong to the pod,
+// to its record, and to the bridge.
 func (j *job) checkTolerated(w wiring, l layer3) error {
 	made, noted := j.att.Noted(madeNote(w.bridge.Name))
 	var errs []error

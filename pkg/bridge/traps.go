@@ -15,14 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns a list of valid but misleading settings. A setting is in this list if it has no effect, or if its name suggests another
-// effect. The second argument contains the subnets of the pods' addresses. The third argument contains the subnets behind the node's links.
+// Findings returns a list of valid but misleading settings. A setting is misleading if it has no effect, or if its name suggests another
+// effect. The argument pods contains the subnets of the pods' addresses. The argument node contains the subnets behind the node's links.
 // Findings does no I/O.
 func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
 }
 
-// traps() returns those findings that ADD does not log elsewhere.
+// traps() returns those misleading settings about which ADD does not log a warning elsewhere.
 func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	found := plugin.Capabilities(config, "", "")
 	var raw rawConfig
@@ -61,8 +61,8 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 
 // overlaps() returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
 // conflict, because the route to the node's own pods is more specific. For example, the larger subnet may contain the pods of all nodes.
-// The first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
-// gets this address.
+// The first address of the pods' subnet may belong to the tunnel between nodes. An overlap with the first address is no conflict, because
+// no pod gets this address.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {
 		for _, other := range others {
@@ -79,7 +79,7 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 }
 
 // logTraps logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may belong to
-// another program, so logTraps never treats the bridge as new. Instead, a note file prevents repeated logs.
+// another program, so logTraps never treats the bridge as new. Without IPAM, a note file prevents repeated logs.
 func (j *job) logTraps(l layer3) {
 	if j.cfg.IPAM == "" {
 		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))

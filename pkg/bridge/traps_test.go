@@ -17,7 +17,7 @@ import (
 
 const trapped = "does not have the effect that it suggests"
 
-// runOnNode runs a shell script in the node's namespace. The second script runs when the test ends.
+// runOnNode runs a shell script in the node's namespace. When the test ends, runOnNode runs a second script, which undoes the changes.
 func (l lab) runOnNode(script, undo string) {
 	l.Helper()
 	if _, err := exec.LookPath("ip"); err != nil {
@@ -126,8 +126,8 @@ func TestKeysWithoutEffectAreLogged(t *testing.T) {
 	}
 }
 
-// TestDuplicateKeyIsLogged checks a configuration with a duplicate key. The test passes the configuration unmodified, although libcni would
-// remove the duplicate.
+// TestDuplicateKeyIsLogged checks a configuration with a duplicate key. The test passes the configuration directly to the plugin, because
+// libcni would remove the duplicate key.
 func TestDuplicateKeyIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap")
 	l.withoutBridge()
@@ -140,7 +140,8 @@ func TestDuplicateKeyIsLogged(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration checks the findings for a configuration file that a command reads. The default bridge is cni0.
+// TestFindingsOfConfiguration checks the findings that Findings returns for a configuration file. If the configuration names no bridge, the
+// default bridge is cni0.
 func TestFindingsOfConfiguration(t *testing.T) {
 	pods := []netip.Prefix{netip.MustParsePrefix("10.7.0.0/16")}
 	node := []kernel.Subnet{{Prefix: pods[0], Link: "cni0"}, {Prefix: netip.MustParsePrefix("10.7.9.0/24"), Link: "cni0.8"},
@@ -166,7 +167,7 @@ func TestFindingsOfConfiguration(t *testing.T) {
 	}
 }
 
-// TestForeignBridgeWithoutIPAM checks that ADD changes nothing on another program's bridge. The log must contain the finding only once.
+// TestForeignBridgeWithoutIPAM checks that ADD changes nothing on another program's bridge. The log must contain each finding only once.
 func TestForeignBridgeWithoutIPAM(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bttrap", "ipam", nil)
 	t.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-foreign") })

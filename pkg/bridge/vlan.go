@@ -63,7 +63,7 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// ranges() returns the ID ranges in one entry of vlanTrunk. Each range is a pair: the first ID and the last ID.
+// ranges() returns the ranges of VLAN IDs in one entry of vlanTrunk. Each range is a pair: the first ID and the last ID.
 func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 	for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
 		if id != nil && (*id < 1 || *id > 4094) {
@@ -84,7 +84,7 @@ func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 
 func (v VLANs) used() bool { return v.ID != 0 || len(v.Trunk) > 0 }
 
-// onPort returns the VLANs that a pod's port needs. The argument is the default VLAN of the bridge.
+// onPort returns the VLANs that a pod's port needs. The argument of onPort is the default VLAN of the bridge.
 func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	native := v.ID
 	if native == 0 {
@@ -114,8 +114,8 @@ func (v VLANs) supported(host *kernel.Node) error {
 	return err
 }
 
-// ensureFiltering enables VLAN filtering on the bridge if the pod uses VLANs. The result is an error for a bridge that already has ports,
-// because filtering would drop the tagged frames of these ports.
+// ensureFiltering enables VLAN filtering on the bridge if the pod uses VLANs. ensureFiltering returns an error for a bridge that already
+// has ports, because filtering would drop the tagged frames of these ports.
 func (j *job) ensureFiltering(bridge *kernel.Link) error {
 	if !j.cfg.VLANs.used() || bridge.FiltersVLANs {
 		return nil

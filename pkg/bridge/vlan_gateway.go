@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gatewayName returns the name of the link that gets the gateway addresses.
+// gatewayName returns the name of the link that gets the gateway addresses: the bridge, or the gateway link of a VLAN.
 func (c Config) gatewayName() string {
 	if c.VLANs.ID == 0 || !c.Gateway || c.IPAM == "" {
 		return c.Bridge
@@ -20,12 +20,13 @@ func (c Config) gatewayName() string {
 	return vlanGateway(c.Bridge, c.VLANs.ID)
 }
 
-// vlanGateway returns the name of the link that gets the gateway addresses of a VLAN.
+// vlanGateway returns the name of a VLAN's gateway link, which gets the gateway addresses of the VLAN.
 func vlanGateway(bridge string, vlan uint16) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
 
-// ensureGatewayLink returns the link for the gateway addresses, and creates it if necessary. If the name of the link is the bridge's name,
-// the link is the bridge itself. For a VLAN, the link is one end of a veth pair. The other end is a bridge port in that VLAN. All pods of
-// the VLAN share this pair, so no DEL deletes it. ADDs may run concurrently, so each ADD does the steps that are still missing.
+// ensureGatewayLink returns the link for the gateway addresses, and creates it if necessary. Without a VLAN, this link is the bridge
+// itself. For a VLAN, the link is one end of a veth pair. The other end of the veth pair is a bridge port in that VLAN. All pods of the
+// VLAN share this veth pair, so no DEL deletes it. ADDs may run concurrently, so each ADD creates and configures only what is still
+// missing.
 func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kernel.Link, error) {
 	if name == bridge.Name {
 		return bridge, nil
@@ -65,7 +66,8 @@ func rulesOf(bridge string, link kernel.Link) VLANGateway {
 	return VLANGateway{Bridge: bridge, Link: link.Name, MAC: link.MAC}
 }
 
-// gatewayLink returns the name of the link with the gateway addresses of the pod's VLAN. The name is empty if the pod has no such gateway.
+// gatewayLink returns the name of the link with the gateway addresses of the pod's VLAN. gatewayLink returns "" if the pod has no VLAN
+// gateway.
 func (st state) gatewayLink() string {
 	if st.VLANs.ID == 0 || len(st.Gateways) == 0 {
 		return ""
@@ -155,7 +157,7 @@ func (v VLANs) onGateway() kernel.VLANs {
 }
 
 // ofGateway returns those VLANs of the gateway's port that CHECK and ADD compare. The reference plugin also leaves this port in the
-// bridge's default VLAN. This additional VLAN has no effect. With preserveDefaultVlan, the default VLAN is therefore ignored.
+// bridge's default VLAN. The additional default VLAN has no effect. With preserveDefaultVlan, ofGateway therefore ignores the default VLAN.
 func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	if v.KeepDefault && bridge.DefaultVLAN != v.ID {
 		return has.Without(bridge.DefaultVLAN)
@@ -194,7 +196,8 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))
 }
 
-// neighbours() returns those ports of the bridge that are in the same VLAN as a gateway link. The gateway's own port is left out.
+// neighbours() returns those ports of the bridge that are in the same VLAN as a gateway link. The list does not contain the gateway's own
+// port.
 func (j *job) neighbours(gateway kernel.Link) ([]string, error) {
 	bridge, ok, err := j.host.Link(j.cfg.Bridge)
 	if err != nil || !ok {

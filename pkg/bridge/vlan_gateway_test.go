@@ -109,8 +109,8 @@ func (l lab) serveOn(addresses ...string) {
 	}
 }
 
-// setBridged sets whether iptables rules see bridged packets (bridge-nf-call-iptables and bridge-nf-call-ip6tables). The old values are
-// restored when the test ends.
+// setBridged sets whether iptables rules see bridged packets (bridge-nf-call-iptables and bridge-nf-call-ip6tables). When the test ends,
+// both sysctls get their old values again.
 func (l lab) setBridged(value string) {
 	l.Helper()
 	h := l.host()
@@ -127,7 +127,7 @@ func (l lab) setBridged(value string) {
 	}
 }
 
-// setService creates a Service with one backend. The new Service replaces the previous Service.
+// setService creates a Service with one backend. setService replaces the Service of an earlier call.
 func (l lab) setService(backend string) {
 	l.Helper()
 	cmd := exec.Command("nft", "-f", "-")
@@ -169,7 +169,7 @@ func TestChangedSubnetOfVLAN(t *testing.T) {
 }
 
 // TestGatewayOfOthers checks that ADD uses a gateway pair that the reference plugin created. If the bridge was deleted and created again,
-// ADD attaches the pair to the new bridge. ADD does not change any other link that has the name of a gateway.
+// ADD attaches the pair to the new bridge. ADD does not change a link of another program that has the name of a gateway.
 func TestGatewayOfOthers(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -234,7 +234,8 @@ func (l lab) delLink(name string) {
 	}
 }
 
-// numberedIPAM returns an IPAM plugin that takes no locks. The number in the container ID determines the address.
+// numberedIPAM returns a fake IPAM plugin that needs no locks. The number in the container ID determines the address that the IPAM plugin
+// returns.
 func numberedIPAM(t *testing.T) plugin.Plugin {
 	return plugin.Plugin{Name: "numbered",
 		Add: func(r *plugin.Request) (*types100.Result, error) {

@@ -16,7 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// vlanSchema is the version number of the table, and vlanChain is the name of a base chain in the table.
+// The constant vlanSchema is the version number of the nftables table for VLAN gateways. The constant vlanChain is the name of a base chain
+// in this table.
 const (
 	vlanSchema = 2
 	vlanChain  = "postrouting"
@@ -33,13 +34,15 @@ func (g VLANGateway) elements() []nft.Element {
 		{Set: "hairpin", Key: nft.Key(nft.IfName(g.Link), nft.IfName(g.Link))}}
 }
 
-// buildVLANs writes the rules, which are the same for any number of VLANs. For each VLAN gateway, elements are added to the sets.
+// buildVLANs writes the rules of VLAN gateways, which are the same for any number of VLANs. The sets of the table contain elements for each
+// VLAN gateway.
 //
-// Kubernetes needs br_netfilter with bridge-nf-call-iptables. With this setting, IP rules see a packet through a gateway's port twice: when
-// the packet is bridged, and when the packet is routed. The kernel chooses NAT for the whole connection when the packet is bridged. The
-// input interface is then the bridge, which has no address in the VLAN, so NAT would use a wrong address. The rules in this table therefore
-// exclude bridged frames with the gateway's MAC from connection tracking. If a Service has a backend in the client's own VLAN, connections
-// to this backend are masqueraded. Without masquerade, the backend would answer the client directly.
+// Kubernetes needs br_netfilter with bridge-nf-call-iptables. With this setting, iptables rules see a packet through a gateway's port
+// twice: when the packet is bridged, and when the packet is routed. When the packet is bridged, the kernel already chooses the NAT for the
+// whole connection. At that time, the input interface is the bridge, which has no address in the VLAN, so NAT would use a wrong address.
+// The rules in this table therefore exclude bridged frames with the gateway's MAC from connection tracking. If a Service has a backend in
+// the client's own VLAN, connections to this backend are masqueraded. Without this masquerade, the backend would answer the client
+// directly, from an address that the client does not expect.
 func buildVLANs(r nft.Ruleset) error {
 	gateways, err := r.Set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
@@ -90,7 +93,7 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 // vlanTable is the name of a note file which says that the node has the table of VLAN gateways.
 const vlanTable = "vlan-gateways"
 
-// hasVLANTable reports whether the kernel has the table in the current version.
+// hasVLANTable reports whether the kernel has the table of VLAN gateways in the current version.
 func hasVLANTable(host *kernel.Node) (bool, error) {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
@@ -100,8 +103,8 @@ func hasVLANTable(host *kernel.Node) (bool, error) {
 }
 
 // forgetFlushedVLANs removes the note file of the table if the table is missing and no gateway needs the table. An ADD may create the table
-// at the same time. ADD creates the table first and writes the note file afterwards. Therefore forgetFlushedVLANs looks for the table again
-// after removing the file. If the table exists by then, forgetFlushedVLANs restores the file.
+// while forgetFlushedVLANs runs. ADD creates the table first and writes the note file afterwards. Therefore forgetFlushedVLANs looks for
+// the table again after removing the note file. If the table exists by then, forgetFlushedVLANs restores the note file.
 func forgetFlushedVLANs(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return nil
@@ -122,8 +125,8 @@ func installVLANs() error {
 	return nft.Install("nft add table inet "+nft.VLANTable, nft.VLANTable, buildVLANs)
 }
 
-// compareVLANGateway returns nil if the rules exist, or if the kernel does not support them. If a rule is missing, the result is an error
-// with plugin.CodeStateDiffers.
+// compareVLANGateway returns nil if the kernel has the rules of the VLAN gateway, or does not support them. If a rule is missing,
+// compareVLANGateway returns an error with plugin.CodeStateDiffers.
 func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {

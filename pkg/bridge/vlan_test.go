@@ -68,7 +68,7 @@ func TestParseVLANs(t *testing.T) {
 	}
 }
 
-// vlanLab returns a node with a bridge that only this test uses, if the kernel supports VLAN filtering. On a kernel without this feature,
+// vlanLab returns a node with a bridge that only this test uses, if the kernel supports VLAN filtering. On a kernel without VLAN filtering,
 // vlanLab checks that ADD returns an error for VLANs and changes nothing.
 func vlanLab(t *testing.T, keys ...any) (l lab, has bool) {
 	t.Helper()
@@ -254,8 +254,8 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 	l.OK(a.check())
 }
 
-// setBridge changes some attributes of a bridge. The request contains only these attributes, because the kernel would reject the values
-// that the library reads for some other attributes.
+// setBridge changes some attributes of a bridge. The netlink request contains only the changed attributes, because the kernel would reject
+// the values that the library reads for some other attributes.
 func setBridge(set func(*netlink.Bridge)) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		b := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
@@ -292,7 +292,7 @@ func TestOtherDefaultVLAN(t *testing.T) {
 	}
 }
 
-// vlanBreakages returns changes that CHECK must detect.
+// vlanBreakages returns functions that break the VLAN setup in different ways. CHECK must detect each kind of broken setup.
 func vlanBreakages(a attached) map[string]func() error {
 	vlan := func(port string, change func(netlink.Link, uint16, bool, bool, bool, bool) error, id uint16, pvid, untagged bool) func() error {
 		return func() error {
@@ -326,7 +326,8 @@ func vlanBreakages(a attached) map[string]func() error {
 	}
 }
 
-// TestCheckVLANs checks that CHECK detects each breakage. The next ADD repairs the parts that all pods share.
+// TestCheckVLANs checks that CHECK detects each change that vlanBreakages returns. The next ADD repairs the links and VLANs that all pods
+// share.
 func TestCheckVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -352,8 +353,8 @@ func TestCheckVLANs(t *testing.T) {
 	}
 }
 
-// TestCheckDefaultVLAN (C-61) checks that CHECK fails if a pod's port is no longer in the default VLAN. A bridge with VLAN filtering drops
-// the frames of this pod.
+// TestCheckDefaultVLAN (C-61) checks that CHECK fails if another program removed a pod's port from the bridge's default VLAN. A bridge with
+// VLAN filtering drops the frames of such a pod.
 func TestCheckDefaultVLAN(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {

@@ -15,10 +15,10 @@ import (
 )
 
 // addressTimeout limits how long to wait for a new address. Duplicate address detection takes one to two seconds: one probe and a delay
-// (RFC 4862 section 5.4). The work queue of the kernel takes less than a millisecond on an idle node.
+// (RFC 4862 section 5.4). Without this detection, an address is usable after less than a millisecond on an idle node.
 const addressTimeout = 10 * time.Second
 
-// This struct contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the gateway
+// The type wiring contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the gateway
 // addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
 type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
@@ -54,7 +54,7 @@ func (j *job) createLinks() (w wiring, err error) {
 	return w, err
 }
 
-// ensureBridge returns the bridge, and creates it if it is missing. Setting the bridge up is the last step.
+// ensureBridge returns the bridge, and creates it if it is missing. As its last step, ensureBridge sets the bridge up.
 func (j *job) ensureBridge() (kernel.Link, error) {
 	link, made, lost, err := j.findBridge()
 	if err != nil {
@@ -113,7 +113,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 	return link, made, lost, errIfDeleted(name, ok, err)
 }
 
-// errIfDeleted returns an error if a bridge is missing although it existed a moment ago.
+// errIfDeleted returns an error if a bridge is missing although it existed shortly before.
 func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
 		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s", name)
@@ -123,7 +123,7 @@ func errIfDeleted(name string, ok bool, err error) error {
 
 // hardenedSysctls returns sysctls that prevent an interface from learning addresses and routes from pods (CVE-2020-10749). Unless enabledad
 // is set, the sysctls also switch off duplicate address detection, because the detection would delay the link-local address by one to two
-// seconds. The sysctls must be set before the link is up.
+// seconds. The hardened sysctls must be set before the link is up.
 func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
 	dad := "0"
@@ -143,9 +143,10 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// setMAC sets the pod's MAC to the value that AddressMAC computes from the pod's first address. A MAC in the configuration takes
-// precedence. If a new pod gets a deleted pod's address, the neighbours' cached entries for the address stay valid. The MAC is not changed
-// for external IPAM plugins, because the plugin may have sent the previous MAC to a DHCP server.
+// setMAC sets the pod's MAC to the value that AddressMAC computes from the pod's first address. A MAC address in the configuration takes
+// precedence over the computed MAC. With this MAC, the neighbours' cached entries for an address stay valid if a new pod gets the address
+// of a deleted pod. With an external IPAM plugin, setMAC does not change the MAC, because the IPAM plugin may have sent the previous MAC to
+// a DHCP server.
 func (j *job) setMAC(w *wiring, l layer3) error {
 	if j.cfg.MAC != nil || !j.shared || len(l.Addresses) == 0 {
 		return nil
@@ -157,8 +158,8 @@ func (j *job) setMAC(w *wiring, l layer3) error {
 // configure() sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
 // forwards frames as soon as the host side is up.
 func (j *job) configure(w wiring, l layer3) error {
-	// The host side is a bridge port, which needs no IPv6 address. With IPv6 on, the kernel would add three routes for each host side. Many
-	// routes slow the node down, because the kernel walks all routes at every link change.
+	// The host side is a bridge port, which needs no IPv6 address. If IPv6 were enabled, the kernel would add three routes for each host side.
+	// Many routes slow the node down, because the kernel walks all routes at every link change.
 	if err := j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + w.host.Name + "/disable_ipv6", Value: "1"}); err != nil {
 		return err
 	}
@@ -204,7 +205,8 @@ func (j *job) configure(w wiring, l layer3) error {
 }
 
 // carrierTimeout limits how long to wait for the carrier. If many links change, the kernel updates the carrier state only once a second
-// (net/core/link_watch.c). A timeout is not an error: the carrier will be on later, or an admin has set a link down.
+// (net/core/link_watch.c). A timeout while waiting for the carrier is not an error: the carrier will be on later, or an admin has set a
+// link down.
 const carrierTimeout = 3 * time.Second
 
 // awaitCarrier waits until frames can pass between the pod, the bridge port and the gateway link.
@@ -219,8 +221,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until the kernel answers requests for the new addresses of a link. A timeout is only logged, because a repeated ADD
-// would be even more work for a slow node that still has to add thousands of addresses.
+// awaitAddresses waits until the kernel answers requests for the new addresses of a link. awaitAddresses only logs a timeout, because a
+// repeated ADD would be even more work for a slow node that still has to add thousands of addresses.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
@@ -236,9 +238,9 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 	return nil
 }
 
-// podSettings returns the sysctls for the pod's end of the veth pair. IPv6 is off in a pod of an IPv4 network. The link-local address would
-// bypass policies for the pod's IPv4 address (CVE-2024-32473), and the announcements of this address would go to every bridge port. The
-// other sysctls apply if the pod enables IPv6 later.
+// podSettings returns the sysctls for the pod's end of the veth pair. In a pod of an IPv4 network, IPv6 is switched off. With IPv6, the
+// pod's link-local address would bypass policies for its IPv4 address (CVE-2024-32473). The kernel would also announce the link-local
+// address to every bridge port. podSettings also returns IPv6 sysctls, which take effect if the pod enables IPv6 later.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
 	settings := append(j.hardenedSysctls(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})

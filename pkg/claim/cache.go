@@ -22,8 +22,8 @@ import (
 const timestampMargin = time.Second
 
 // Cache reads the claim records of a folder and the kubelet's file of claims. A later read opens only those files that have changed. The
-// cache is needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. The inode number, the
-// modification time or the size of the file then shows the change.
+// cache is needed because each ADD and each Prepare uses all of these files. Every writer replaces the whole file. Therefore, the cache
+// detects a changed file by its inode number, modification time or size.
 type Cache struct {
 	folder, kubelet string
 
@@ -47,16 +47,16 @@ type recordFile struct {
 	err     error
 }
 
-// NewCache returns a cache for a folder of claim records. The folder may be missing. The second argument is the root folder of the node's
+// NewCache returns a cache for a folder of claim records. The folder may be missing. The argument kubelet is the root folder of the node's
 // kubelet, or "" if this folder is unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// isSameFile reports whether two descriptions are of the same file and have the same modification time and size.
+// isSameFile reports whether two FileInfos describe the same file (inode), with the same modification time and size.
 func isSameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// decode() parses the record only on the first call, because an ADD needs only few of the records.
+// decode() parses the record at its first call, and not when the file is read, because an ADD needs only a few of the records.
 func (f *recordFile) decode() (Record, error) {
 	if !f.decoded && f.err == nil {
 		f.record, f.err = decode(f.uid, f.data)
@@ -65,7 +65,7 @@ func (f *recordFile) decode() (Record, error) {
 	return f.record, f.err
 }
 
-// walkFiles calls take() for each record in the folder, in the order of the UIDs. The function continues after an error and returns all
+// walkFiles calls take() for each record in the folder, in the order of the UIDs. walkFiles continues after an error and returns all
 // errors. The caller holds c.mu.
 func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	errs := []error{c.refresh()}
@@ -75,9 +75,9 @@ func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	return errors.Join(errs...)
 }
 
-// refresh() reads those files in the folder that have changed. A write replaces a file and therefore changes the modification time of the
-// folder. If the modification time of the folder has not changed, refresh() does not check the files. Directly after a change, refresh()
-// always checks the files, because a second change may leave the modification time of the folder the same.
+// refresh() reads those files in the folder that have changed. Every writer of a record replaces the file and thereby changes the
+// modification time of the folder. If the modification time of the folder has not changed, refresh() does not check the files. Directly
+// after a change, refresh() always checks the files, because a second change may leave the modification time of the folder the same.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if isSameFile(c.seen, info) {
@@ -112,7 +112,7 @@ func (c *Cache) refresh() error {
 	return err
 }
 
-// readRecord returns the file of a record. If the file has not changed, the result is the content from the last read.
+// readRecord reads the file of a claim record. If the file has not changed, readRecord returns the content from the last read.
 func readRecord(dir *store.Dir, e fs.DirEntry, before []*recordFile) *recordFile {
 	info, _ := e.Info()
 	i, found := slices.BinarySearchFunc(before, e.Name(), func(f *recordFile, uid string) int { return strings.Compare(f.uid, uid) })
@@ -133,8 +133,9 @@ func (c *Cache) Damaged() error {
 	return errors.Join(c.damaged...)
 }
 
-// List returns the records of all claims, sorted by the UID of the claim. For an unreadable record, the list contains a stand-in, and
-// Damaged returns the error. List returns an error if the devices of a claim are unknown. The caller must not change the records.
+// List returns the records of all claims, sorted by the UID of the claim. For an unreadable record, the list contains a placeholder record
+// with the known devices of the claim, and Damaged returns the error. List returns an error if the devices of a claim are unknown. The
+// caller must not change the returned records.
 func (c *Cache) List() (list []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,8 +159,8 @@ func (c *Cache) List() (list []Record, err error) {
 	return list, err
 }
 
-// reservedFor returns the records that are reserved for a pod. The function does not parse records of other pods, because a node may have
-// many records.
+// reservedFor returns the records of the claims that are reserved for a pod. reservedFor does not parse the records of other pods, because
+// a node may have many records.
 func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,8 +177,8 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", the result contains the claims of all pods. The
-// function returns the same errors as KubeletClaims.
+// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", claimsOf returns the claims of all pods. claimsOf
+// returns the same errors as KubeletClaims.
 func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 	path := stateFile(c.kubelet)
 	info, err := os.Stat(path)
@@ -204,7 +205,7 @@ func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 	return notes, nil
 }
 
-// readState returns the JSON text inside the kubelet's file.
+// readState returns the JSON text inside the kubelet's file of claims.
 func readState(path string) (string, error) {
 	data, err := podresources.ReadRegular(path)
 	if err != nil {

@@ -48,7 +48,7 @@ func withChecksum(text string) string {
 	return string(data)
 }
 
-// newRecord returns a record with one device for each request.
+// newRecord returns a claim record with one device for each of the given requests.
 func newRecord(uid, namespace, name string, requests ...string) Record {
 	r := Record{State: Prepared, Writer: "v1", Reserved: []Consumer{{Resource: "pods", Name: "web-0", UID: "pod-" + uid}}}
 	for i, request := range requests {
@@ -77,8 +77,8 @@ func newNode(t *testing.T, file string, records ...Record) (folder, kubelet stri
 	return folder, kubelet
 }
 
-// TestFind checks that a pod gets the devices of its claims. The devices include those of a shared claim that was prepared for another pod.
-// Other pods get no devices.
+// TestFind checks that Find returns the devices of a pod's claims, including a shared claim that was prepared for another pod. Pods without
+// claims get no devices.
 func TestFind(t *testing.T) {
 	shared, other := stateEntry("c-1", "shared", ours, "first", "second"), stateEntry("c-2", "other", ours, "third")
 	one, two := newRecord("c-1", "shop", "shared", "a", "b"), newRecord("c-2", "shop", "other", "c")
@@ -133,8 +133,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestDamaged changes and removes each byte of the kubelet's file in turn. Find must never treat a pod with a claim as a pod without
-// claims.
+// TestDamaged corrupts the kubelet's file: for each byte, a copy of the file has this byte changed or removed. Find must never treat a pod
+// with a claim as a pod without claims.
 func TestDamaged(t *testing.T) {
 	good := stateText(stateEntry("c-1", "shared", ours, "first"))
 	folder, kubelet := newNode(t, good, newRecord("c-1", "shop", "shared", "a"))
@@ -150,7 +150,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// TestUnreadable: a record cannot be read. Find must return an error for each pod that may have a device of the claim.
+// TestUnreadable checks a claim whose record cannot be read. Find must return an error for each pod that may have a device of the claim.
 func TestUnreadable(t *testing.T) {
 	folder, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first")), newRecord("c-1", "shop", "shared", "a"))
 	path := filepath.Join(folder, "c-1")
@@ -176,8 +176,8 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestStandIn: a claim with an unreadable record has exactly those devices that the record or the kubelet's file lists. If both files are
-// unreadable, the devices of the claim are unknown, and any device may belong to the claim.
+// TestStandIn checks that a claim with an unreadable record has exactly those devices that the record or the kubelet's file lists. If both
+// files are unreadable, the devices of the claim are unknown, and any device may belong to the claim.
 func TestStandIn(t *testing.T) {
 	const newer = `{"format":2,"state":"prepared","devices":[{"id":"0000:3b:10.0","resource":"example.com/fast"}]}`
 	noted := stateText(stateEntry("c-1", "shared", ours, "first"))
@@ -226,7 +226,7 @@ func TestStandIn(t *testing.T) {
 	}
 }
 
-// TestRecord writes, reads, lists and removes records, and finds records by device.
+// TestRecord checks that claim records can be written, read, listed, found by device, and removed.
 func TestRecord(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "run", "claims")
 	if records, err := List(folder); len(records) > 0 || err != nil {
@@ -318,7 +318,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// BenchmarkFind looks up a pod without claims, as the daemon does. The node has 256 claims.
+// BenchmarkFind looks up a pod without claims, as the daemon does. The benchmark's node has 256 claims.
 func BenchmarkFind(b *testing.B) {
 	kubelet := b.TempDir()
 	var all []string
@@ -340,8 +340,9 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// TestCache changes the folder in many ways. The test also sets the modification time of the folder back by an hour. After each change,
-// the cache must return the same records as List and as a new cache. An unreadable record must cause an error in each call.
+// TestCache changes the folder of claim records in many ways. TestCache also sets the modification time of the folder back by an hour.
+// After each change, the cache must return the same records as List and as a new cache. Each call of List must return an error if a record
+// is unreadable.
 func TestCache(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "claims")
 	c := NewCache(folder, t.TempDir())

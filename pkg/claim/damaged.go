@@ -12,12 +12,13 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// Damaged is the state of a stand-in for a record that cannot be read, for example because a newer version wrote it. This state is never
-// written to a file. The stand-in has all devices that the record's file or the kubelet's file lists.
+// Damaged is the state of a placeholder for a record that cannot be read, for example because a newer version of the program wrote it. The
+// state Damaged is never written to a file. The placeholder has all devices that the record's file or the kubelet's file lists.
 const Damaged State = "damaged"
 
-// standIn returns the part of an unreadable record that is known. The second result is false if the devices of the claim are unknown. A
-// claim that is in neither file has no devices, because the kubelet writes its file before the driver prepares the claim.
+// standIn returns a placeholder for an unreadable record, with all data that is known. The second result of standIn is false if the devices
+// of the claim are unknown. If neither the record's file nor the kubelet's file contains a device, the claim has no devices. This holds
+// because the kubelet writes its file before the driver prepares a claim.
 func (f *recordFile) standIn(kubelet string) (r Record, ok bool) {
 	r = Record{State: Damaged, Devices: f.readableDevices()}
 	notes, err := KubeletClaims(kubelet)
@@ -36,7 +37,7 @@ func (f *recordFile) standIn(kubelet string) (r Record, ok bool) {
 	return r, len(r.Devices) > 0
 }
 
-// readableDevices returns the devices of a record that is invalid. If any device lacks an address, the result is empty.
+// readableDevices returns the devices that an invalid record contains. If any device in the record lacks an address, the result is empty.
 func (f *recordFile) readableDevices() []allocation.Device {
 	var r Record
 	if json.Unmarshal(f.data, &r) != nil {

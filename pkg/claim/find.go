@@ -15,12 +15,12 @@ import (
 type Pod struct{ Namespace, Name, UID string }
 
 // Find returns the devices that a pod has through claims, including devices with administrative access. If Find returns an error, the pod
-// may have devices that Find could not determine. The caller must then refuse to start the pod, because the pod must not start without its
-// devices.
+// may have devices that Find could not determine. After an error, the caller must refuse to start the pod, because the pod must not start
+// without its devices.
 //
-// The kubelet's file lists the claims of each pod. Find also uses records that are reserved for the pod. Find therefore misses a device
-// only if the kubelet's file and the claim record are both wrong. If the kubelet's file cannot be read, Find looks for prepared claims in
-// the pod's namespace. If the namespace has no prepared claim, the pod certainly has no claim.
+// The kubelet's file lists the claims of each pod. Find also uses the records of claims that are reserved for the pod. Find therefore
+// misses a device only if the kubelet's file and the claim record are both wrong. If the kubelet's file cannot be read, Find looks for
+// prepared claims in the pod's namespace. If the namespace has no prepared claim, the pod certainly has no claim.
 func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	of, stateErr := c.claimsOf(pod.UID)
 	if pod.UID == "" {
@@ -61,8 +61,8 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	return devices, nil
 }
 
-// checkNoClaims returns nil if a namespace has no prepared claim. In all other cases, the result is an error that contains the reason why
-// the claims of the pod are unknown.
+// checkNoClaims returns nil if a namespace has no prepared claim. If the namespace has a prepared claim, checkNoClaims returns an error
+// with the reason why the claims of the pod are unknown.
 func (c *Cache) checkNoClaims(namespace string, reason error) error {
 	var found error
 	c.mu.Lock()
@@ -80,7 +80,7 @@ func (c *Cache) checkNoClaims(namespace string, reason error) error {
 	return found
 }
 
-// Split separates the devices of the given resources from all other devices. Neither result is nil.
+// Split separates the devices of the given resources from all other devices. Split never returns nil.
 func Split(devices []allocation.Device, resources []string) (of, others []allocation.Device) {
 	of, others = []allocation.Device{}, []allocation.Device{}
 	for _, d := range devices {

@@ -26,11 +26,11 @@ type KubeletDevice struct{ PoolName, DeviceName string }
 
 func (n KubeletClaim) String() string { return "claim " + n.Namespace + "/" + n.Name }
 
-// KubeletClaims returns all claims that have devices of this driver. The result is an error if the claims are unknown. The error is
-// fs.ErrNotExist (errors.Is) if the kubelet has not prepared a claim yet, or if its root folder is another folder.
+// KubeletClaims returns all claims that have devices of this driver. KubeletClaims returns an error if the claims are unknown. The error is
+// fs.ErrNotExist (errors.Is) if the kubelet has not prepared a claim yet, or if the kubelet has another root folder.
 func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claimsOf("") }
 
-// unwrap() returns the JSON text that the kubelet's file contains as a string. The function verifies the checksum of that string.
+// unwrap() returns the JSON text that the kubelet's file contains as a string. unwrap() verifies the checksum of that string.
 func unwrap(data []byte) (string, error) {
 	var outer struct {
 		Data     *string
@@ -48,10 +48,10 @@ func unwrap(data []byte) (string, error) {
 	return *outer.Data, nil
 }
 
-// parseState returns the claims of a pod that have devices of this driver. If podUID is "", the result contains the claims of all pods.
+// parseState returns the claims of a pod that have devices of this driver. If podUID is "", parseState returns the claims of all pods.
 func parseState(text, podUID string) (of []KubeletClaim, err error) {
-	// The search is safe because JSON never escapes the characters of a UID. The search saves time, because most pods have no claim. On a
-	// node with hundreds of claims, the text has 100 kB.
+	// The text search is safe because JSON never escapes the characters of a UID. The text search saves the time for parsing, because most
+	// pods have no claim. On a node with hundreds of claims, the JSON text has 100 kB.
 	if strings.Contains(text, `"apiVersion":"`+stateVersion+`"`) && !strings.Contains(text, podUID) {
 		return nil, nil
 	}
@@ -80,8 +80,8 @@ func parseState(text, podUID string) (of []KubeletClaim, err error) {
 	return of, nil
 }
 
-// parseEntry returns a claim of the kubelet's file. The second result is false if the claim does not belong to the pod or has no device of
-// this driver.
+// parseEntry parses the entry of one claim in the kubelet's file. The second result of parseEntry is false if the claim does not belong to
+// the pod or has no device of this driver.
 func parseEntry(entry []byte, podUID string) (n KubeletClaim, ok bool, err error) {
 	var c struct {
 		ClaimUID, ClaimName, Namespace string

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package claim stores the results of Prepare for ResourceClaims of Dynamic Resource Allocation. The SR-IOV daemon writes one record for
-// each claim. The package also finds the devices that a pod has through claims. The package is kept small, because a CNI plugin contains
-// it.
+// each claim. Package claim also finds the devices that a pod has through claims. The package is kept small, because it is linked into a
+// CNI plugin.
 //
 // The kubelet prepares a claim only once, even if many pods share the claim. The PodResources API of the kubelet omits a claim if no
-// container refers to the claim. Only one file of the kubelet lists the pods of each claim. The kubelet writes this file before it creates
-// the sandbox of a pod (see Find).
+// container refers to the claim. Only the kubelet's file dra_manager_state lists the pods of each claim. The kubelet writes this file
+// before it creates the sandbox of a pod (see Find).
 package claim
 
 import (
@@ -28,7 +28,7 @@ import (
 const (
 	// Driver is the name of the DRA driver in ResourceSlices, DeviceClasses and claims.
 	Driver = "sriov.podlace.io"
-	// Folder holds the records. The name of a record's file is the UID of the claim.
+	// Folder is the path of the folder with the claim records. The name of a record's file is the UID of the claim.
 	Folder = "/run/podlace-sriov/claims"
 
 	format = 1
@@ -44,8 +44,8 @@ const (
 	Prepared State = "prepared"
 )
 
-// Record is the result of Prepare for a claim. The record exists until the kubelet unprepares the claim. The record must stay that long,
-// because a sandbox may be created again without another Prepare.
+// Record is the result of Prepare for a claim. A claim's record exists until the kubelet unprepares the claim. The record must stay until
+// then, because the kubelet may create a pod's sandbox again without calling Prepare again.
 type Record struct {
 	Format int    `json:"format"`
 	Writer string `json:"writer,omitempty"` // version of the program that wrote the record
@@ -54,34 +54,34 @@ type Record struct {
 	Time time.Time `json:"time"`
 	// Reserved lists the pods for which the claim was reserved when the record was written. More pods may have been added to the claim later.
 	Reserved []Consumer `json:"reserved,omitempty"`
-	// Bound lists the devices whose driver is changed for the claim.
+	// Bound lists the devices that get another kernel driver for the claim.
 	Bound []Binding `json:"bound,omitempty"`
-	// Devices lists the devices of this driver that the claim has. A record has at least one device. Each device in the list contains data
-	// about the claim but not about a pod.
+	// Devices lists the devices of this driver that the claim has. A record has at least one device. The entries contain data about the claim
+	// but not about a pod.
 	Devices []allocation.Device `json:"devices"`
 }
 
-// Binding describes a device whose driver is changed while its claim is prepared.
+// Binding describes a device that gets another kernel driver while its claim is prepared.
 type Binding struct {
 	ID     string `json:"id"` // PCI address
 	Driver string `json:"driver"`
 	Former string `json:"former,omitempty"` // driver to restore; "" for none
 }
 
-// Consumer is an object for which a claim is reserved. The resource of a consumer is usually "pods".
+// Consumer is a Kubernetes object for which a claim is reserved. The field Resource is usually "pods".
 type Consumer struct {
 	Resource string `json:"resource"`
 	Name     string `json:"name"`
 	UID      string `json:"uid"`
 }
 
-// Claim returns the claim of the record. The record must be valid.
+// Claim returns the claim that the record describes. The record must be valid.
 func (r Record) Claim() allocation.Claim { return *r.Devices[0].Claim }
 
-// String returns the claim's namespace and name for messages. The record must be valid.
+// String returns the claim's namespace and name for messages. The record r must be valid.
 func (r Record) String() string { return "claim " + r.Claim().Namespace + "/" + r.Claim().Name }
 
-// Has reports whether the claim owns a device. A claim with administrative access does not own the device.
+// Has reports whether the claim owns a device. A claim that has only administrative access to a device does not own it.
 func (r Record) Has(id string) bool {
 	return slices.ContainsFunc(r.Devices, func(d allocation.Device) bool { return d.ID == id && d.Claim != nil && !d.Claim.Admin })
 }
@@ -114,7 +114,7 @@ func (r Record) validate() error {
 	return nil
 }
 
-// decode() parses the record of a claim. The claim must have the given UID.
+// decode() parses the record of a claim. The claim in the record must have the given UID.
 func decode(uid string, data []byte) (r Record, err error) {
 	if err = json.Unmarshal(data, &r); err == nil {
 		err = r.validate()
@@ -142,8 +142,8 @@ func Read(folder, uid string) (Record, error) {
 	return decode(uid, data)
 }
 
-// List returns the records in a folder, sorted by the namespace and name of their claims. If some records cannot be read, the error
-// describes these records. The folder may be missing.
+// List returns the records in a folder, sorted by the namespace and name of their claims. If List cannot read some of the records, the
+// error describes the unreadable records. The folder may be missing.
 func List(folder string) (records []Record, err error) {
 	err = NewCache(folder, "").walkFiles(func(f *recordFile) error {
 		r, err := f.decode()
@@ -174,7 +174,7 @@ func InUse(folder string) bool {
 	return err == nil && info.IsDir()
 }
 
-// Write stores a record, replaces the former record of the claim, and syncs the file to disk. Write sets the format and the time of the
+// Write stores a record, replaces the previous record of the claim, and syncs the file to disk. Write sets the format and the time of the
 // record if they are zero.
 func Write(folder string, r Record) error {
 	r.Format = format
@@ -199,7 +199,7 @@ func Write(folder string, r Record) error {
 	return nil
 }
 
-// Remove deletes the record of a claim. The call has no effect if the claim has no record.
+// Remove deletes the record of a claim. Remove has no effect if the claim has no record.
 func Remove(folder, uid string) error {
 	dir, err := store.Open(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -212,9 +212,10 @@ func Remove(folder, uid string) error {
 	return dir.Remove(uid)
 }
 
-// Holder returns the record of the claim that owns a device. If that record is unreadable, Holder returns its stand-in (Damaged). The
-// result is an error if no readable record has the device but an unreadable record may contain the device. Holder ignores claims with
-// administrative access. The second argument is the root folder of the kubelet, or "" if this folder is unknown.
+// Holder returns the record of the claim that owns a device. If the claim's record is unreadable, Holder returns a placeholder with the
+// state Damaged. Holder returns an error if no readable record has the device but an unreadable record may contain the device. Holder
+// ignores claims that have only administrative access to the device. The argument kubelet is the root folder of the kubelet, or "" if this
+// folder is unknown.
 func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
 	records, err := NewCache(folder, kubelet).List()
 	for _, r := range records {

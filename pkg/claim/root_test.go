@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestFailureKubeletRoot uses a configuration that contains the wrong root folder of the kubelet. A pod does not start if its namespace
-// has a prepared claim. All other pods start. Claims with a record keep their devices.
+// TestFailureKubeletRoot checks a configuration with a wrong root folder of the kubelet. A pod does not start if its namespace has a
+// prepared claim. Pods in other namespaces start. Claims with a record keep their devices.
 func TestFailureKubeletRoot(t *testing.T) {
 	folder, _ := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first")), newRecord("c-1", "shop", "shared", "a"))
 	other := t.TempDir()

@@ -10,36 +10,37 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// maybeMissing returns the attributes that some VFs lack. The result contains the attributes of the NUMA node, because the NUMA node of a
-// VF may be unknown.
+// maybeMissing returns the attributes that some VFs lack. The result of maybeMissing contains the attributes of the NUMA node, because the
+// NUMA node of a VF may be unknown.
 func maybeMissing() []attribute {
 	return []attribute{{"resource.kubernetes.io", "numaNode"}, {"dra.net", "numaNode"}}
 }
 
-// This struct identifies an attribute in a ResourceSlice by domain and name.
+// The type attribute identifies an attribute in a ResourceSlice by domain and name.
 type attribute struct{ domain, name string }
 
 func (a attribute) String() string { return a.domain + "/" + a.name }
 
 var (
-	// celRead matches device.attributes["domain"].name and device.attributes["domain"]["name"]. Optional forms such as .?name do not match.
+	// celRead matches device.attributes["domain"].name and device.attributes["domain"]["name"]. celRead does not match optional CEL fields
+	// such as .?name.
 	celRead = regexp.MustCompile(`device\.attributes\[["']([^"']+)["']\](?:\.([A-Za-z_]\w*)|\[["']([^"']+)["']\])`)
 	// celBind matches the beginning of a call of cel.bind, with an alias and device.attributes["domain"] as its first arguments.
 	celBind = regexp.MustCompile(`cel\.bind\(\s*(\w+)\s*,\s*(device\.attributes\[["'][^"']+["']\])\s*,`)
-	// celIn matches "name" in device.attributes["domain"].
+	// celIn matches the CEL test '"name" in device.attributes["domain"]'.
 	celIn = regexp.MustCompile(`["']([^"']+)["']\s+in\s+device\.attributes\[["']([^"']+)["']\]`)
-	// celHas matches has(device.attributes["domain"].name).
+	// celHas matches the CEL test 'has(device.attributes["domain"].name)'.
 	celHas = regexp.MustCompile(`has\(\s*device\.attributes\[["']([^"']+)["']\]\.(\w+)\s*\)`)
-	// celDriver matches a comparison of the driver. Every device has the attribute "driver".
+	// celDriver matches a CEL comparison of device.driver. Every device has the attribute "driver".
 	celDriver = regexp.MustCompile(`device\.driver\s*==`)
 )
 
-// unguarded() returns the problems of a CEL expression that selects devices. A problem is an attribute that the expression reads although a
-// device may lack it. If a device lacks the attribute, the scheduler stops with an error, and the pod starts on no node. The last argument
-// is true if the expression sees only devices of this driver.
+// unguarded() returns the problems of a CEL expression that selects devices. It is a problem if the expression reads an attribute that a
+// device may lack, without testing for the attribute first. If a device lacks such an attribute, the scheduler stops with an error, and the
+// pod starts on no node. The argument sure is true if the expression sees only devices of this driver.
 //
-// unguarded() searches the text of the expression and does not evaluate the expression. A test for an attribute counts as a guard if the
-// test precedes the reading of that attribute.
+// unguarded() searches the text of the expression and does not evaluate the expression. Reading an attribute is safe if the expression
+// tests earlier whether the device has the attribute.
 func unguarded(expression string, sure bool) (problems []string) {
 	for _, m := range celBind.FindAllStringSubmatch(expression, -1) {
 		expression = regexp.MustCompile(`\b`+m[1]+`\.`).ReplaceAllLiteralString(expression, m[2]+".")
@@ -61,8 +62,8 @@ func unguarded(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// A guard is a part of a CEL expression that tests whether the device has an attribute. The guard protects the part of the expression that
-// begins at the offset.
+// A guard is a part of a CEL expression that tests whether the device has an attribute. The guard protects the rest of the expression, from
+// the offset in the field "from".
 type guard struct {
 	attribute
 	from int
@@ -78,8 +79,8 @@ func guardsOf(expression string) (guards []guard) {
 	return guards
 }
 
-// readRisk returns the reason why reading an attribute may fail. The reason is empty if reading cannot fail. The last argument is true if
-// the expression sees only devices of this driver.
+// readRisk returns the reason why reading an attribute may fail. readRisk returns "" if reading the attribute cannot fail. The argument own
+// is true if the expression sees only devices of this driver.
 func readRisk(a attribute, own bool) string {
 	switch {
 	case slices.Contains(maybeMissing(), a):

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestUnguarded checks that an expression is reported if it fails on a device without some attribute. An expression with a guard is
-// accepted.
+// TestUnguarded checks that an expression is reported if it fails on a device without some attribute. An expression that tests for the
+// attribute before reading it is accepted.
 func TestUnguarded(t *testing.T) {
 	const own, standard = `device.attributes["sriov.podlace.io"]`, `device.attributes["resource.kubernetes.io"]`
 	for _, c := range []struct {

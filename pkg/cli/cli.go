@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// These are the exit statuses of the command.
+// The following constants are the exit statuses of the podlace command.
 const (
 	exitOK      = 0
 	exitDiffers = 1 // the command ran and found an error
@@ -27,14 +27,14 @@ const (
 	exitRefused = 3 // the kernel refused the sandbox, or the operator must decide first
 )
 
-// exitError makes the program exit with a status and without a further message.
+// The error type exitError makes the program exit with a status and without a further message.
 type exitError int
 
-// Error returns the status as text.
+// Error returns the exit status as text.
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// Run runs the command line and returns the exit status. Run removes terminal escape sequences from the names of pods and files in the
-// output.
+// Run runs the command line and returns the exit status. If the output contains names of pods or files, Run removes terminal escape
+// sequences from them.
 func Run(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -48,7 +48,8 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	return exitOf(stderr, cmd, err)
 }
 
-// exitOf returns the exit status for the error of a command, and prints the error unless it is only a status.
+// exitOf returns the exit status for the error of a command. exitOf also prints the error, unless the error consists only of an exit
+// status.
 func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
 	if err == nil {
 		return exitOK
@@ -63,7 +64,7 @@ func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
 	return exitFailed
 }
 
-// withoutStatus returns those of joined errors that have a message.
+// withoutStatus returns the joined errors without those that consist only of an exit status.
 func withoutStatus(err error) error {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
@@ -79,7 +80,8 @@ func withoutStatus(err error) error {
 	return errors.Join(others...)
 }
 
-// suggest() adds the most similar command names to the error about an unknown command. Cobra's own suggestion needs several lines.
+// suggest() adds the most similar command names to the error about an unknown command, on the same line. Cobra's own suggestion needs
+// several lines.
 func suggest(cmd *cobra.Command, err error) error {
 	var name string
 	if _, scan := fmt.Sscanf(err.Error(), "unknown command %q", &name); scan != nil {
@@ -97,7 +99,7 @@ func printLine(stderr io.Writer, text string) {
 	fmt.Fprintln(stderr, "podlace:", plugin.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
 }
 
-// Command returns the root command, from which the documents are generated.
+// Command returns the root command. The command reference in the documents is generated from it.
 func Command() *cobra.Command { return newRoot() }
 
 func newRoot() *cobra.Command {

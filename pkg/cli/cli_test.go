@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// The test binary also replaces two programs that the command starts: sudo, recognized by its name, and podlace, recognized by its first
-// argument.
+// The test binary also replaces two programs that podlace starts. If the test binary is called "sudo", it acts as sudo. If the first
+// argument is "demo", it acts as podlace.
 func TestMain(m *testing.M) {
 	switch {
 	case filepath.Base(os.Args[0]) == "sudo":
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needsNoPassword is an environment variable: if it is set, the fake sudo succeeds.
+// needsNoPassword is the name of an environment variable. If the variable is set, the fake sudo succeeds.
 const (
 	needsNoPassword = "PLAY_SUDO"
 	playedStatus    = 7
@@ -49,8 +49,8 @@ func playSudo(args []string) int {
 	return playedStatus
 }
 
-// playDemo replaces podlace demo. The printed report has one row, which contains the arguments. The row has the result Miss if the plugin
-// folder contains a file named "miss".
+// playDemo replaces podlace demo. playDemo prints a report with one row, which contains the arguments. The result in this row is Miss if
+// the plugin folder contains a file named "miss".
 func playDemo(args []string) int {
 	dir := args[3]
 	row, status := demo.Row{Step: "step", Measured: strings.Join(args[4:], " "), Result: demo.OK}, 0
@@ -126,7 +126,8 @@ func TestRefusedCommands(t *testing.T) {
 	}
 }
 
-// TestNeedsRoot checks that a file readable only by root causes an error. The command must not print an empty list.
+// TestNeedsRoot checks that a command fails if it cannot read a file that only root may read. The command must not print an empty list
+// instead.
 func TestNeedsRoot(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("SKIPPED: it needs an ordinary user")
@@ -151,7 +152,7 @@ func pluginsDir(t *testing.T, files ...string) string {
 }
 
 // TestDemoFindsInstalledPlugins checks that the demo without --plugins uses the first folder that contains all plugins. If no folder
-// contains all plugins, the error contains each folder and the name of a missing plugin.
+// contains all plugins, the error message must contain each folder and the name of a missing plugin.
 func TestDemoFindsInstalledPlugins(t *testing.T) {
 	full, tools := pluginsDir(t), t.TempDir()
 	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {

@@ -14,10 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// A completion is a function that completes an argument or the value of a flag.
+// A completion is a function that suggests values for an argument or a flag in the shell.
 type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
-// addCompletions adds the completion of pods, networks, PCI addresses and output formats to a command and all its subcommands.
+// addCompletions adds shell completion to a command and all its subcommands. The shell then completes pods, networks, PCI addresses and
+// output formats.
 func addCompletions(cmd *cobra.Command) {
 	switch _, argument, _ := strings.Cut(cmd.Use, " "); argument {
 	case "[POD]":
@@ -48,7 +49,7 @@ func formats(usage string) []string {
 	return strings.FieldsFunc(strings.ReplaceAll(list, " or ", ","), func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// firstOnly restricts a completion to the first argument.
+// firstOnly restricts a completion function to the first argument of a command.
 func firstOnly(complete completion) completion {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -70,13 +71,13 @@ func completeNetworks(*cobra.Command, []string, string) ([]string, cobra.ShellCo
 	return recordedValues(func(rec attachment.Record) string { return rec.Network }), cobra.ShellCompDirectiveNoFileComp
 }
 
-// recordedValues returns the values of one field in all records.
+// recordedValues returns the values that one field has in the records of all attachments.
 func recordedValues(field func(attachment.Record) string) []string {
 	all, _ := attachment.All() // unreadable records complete nothing
 	return distinctValues(all, field)
 }
 
-// distinctValues returns the sorted values of one field in the records, without duplicates.
+// distinctValues returns the sorted values that one field has in the given records, without duplicates.
 func distinctValues(all []attachment.Record, field func(attachment.Record) string) (found []string) {
 	for _, rec := range all {
 		if value := field(rec); value != "" {

@@ -31,7 +31,7 @@ everything is as expected, 1 if something differs, 2 if the demo could not run,
 // cniBinDir is the folder in which container runtimes search for plugins. The command 'make install' copies the plugins to this folder.
 const cniBinDir = "/opt/cni/bin"
 
-// demoFlags holds the flags of podlace demo.
+// demoFlags contains the values of the flags of 'podlace demo'.
 type demoFlags struct {
 	plugins   string
 	reference string
@@ -104,7 +104,7 @@ func (f demoFlags) options(dir string) (opts demo.Options, err error) {
 	return opts, err
 }
 
-// pluginFolder returns the first folder that contains all plugins.
+// pluginFolder returns the first folder that contains all plugins which the demo needs.
 func pluginFolder(dirs, names []string) (string, error) {
 	var errs []error
 	for _, dir := range dirs {
@@ -120,7 +120,7 @@ func pluginFolder(dirs, names []string) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// runOne runs the script once. This process enters the sandbox.
+// runOne runs the demo script once. The current process enters the sandbox.
 func (f demoFlags) runOne(ctx context.Context, opts demo.Options, stdout, stderr io.Writer) error {
 	inside, code, err := sandbox.Enter()
 	if err != nil {
@@ -174,8 +174,8 @@ func (f demoFlags) oneJSON(ctx context.Context, opts demo.Options, stdout io.Wri
 	return verdict(report)
 }
 
-// runBoth runs the script once with each of two plugin folders. Each run has its own process and its own sandbox, so that state of the
-// first run cannot affect the second run.
+// runBoth runs the demo script once with each of two plugin folders. Each run has its own process and its own sandbox, so that the first
+// run cannot affect the second run.
 func (f demoFlags) runBoth(ctx context.Context, ours, theirs demo.Options, stdout, stderr io.Writer) (err error) {
 	var c demo.Comparison
 	fmt.Fprintln(stderr, "running", ours.Plugins)
@@ -210,7 +210,7 @@ func (f demoFlags) child(ctx context.Context, opts demo.Options, stderr io.Write
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, stderr
 	err = cmd.Run()
-	// If any row has the result Miss, the run exits with a special status, but its report is complete.
+	// If any row of the report has the result Miss, the demo exits with a special status, but the report is complete.
 	if decodeErr := json.Unmarshal(out.Bytes(), &report); decodeErr != nil {
 		return report, fmt.Errorf("run on %s: %w", opts.Plugins, errors.Join(err, decodeErr))
 	}

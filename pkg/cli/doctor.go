@@ -130,7 +130,7 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
 	return err
 }
 
-// maxEvidence is the maximum length of the printed evidence. Another program may have written the evidence, so its length is unknown.
+// maxEvidence is the maximum length of the printed evidence. Evidence can be the output of another program, so its length is not limited.
 const maxEvidence = 600
 
 func printFinding(w io.Writer, f doctor.Finding) {
@@ -150,7 +150,7 @@ func printFinding(w io.Writer, f doctor.Finding) {
 	fmt.Fprintln(w)
 }
 
-// fixFindings asks the user about each fixable finding, and applies the remedy if the user agrees. The result contains the findings that
+// fixFindings asks the user about each fixable finding, and applies the remedy if the user agrees. fixFindings returns the findings that
 // are not fixed.
 func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (left []doctor.Finding) {
 	answers := bufio.NewScanner(stdin)

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestExitOf checks the status and the message of a failure. A status without a message must not hide the message of another error.
+// TestExitOf checks the status and the message of a failure. An error that consists only of an exit status must not hide the message of
+// another error.
 func TestExitOf(t *testing.T) {
 	for _, c := range []struct {
 		err    error

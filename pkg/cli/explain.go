@@ -26,10 +26,10 @@ const explainExample = `  podlace explain isGateway
   podlace explain 104
   podlace explain unknown-key`
 
-// This subject marks configuration keys that all plugins have.
+// The constant anyPlugin is the subject of configuration keys that all plugins have.
 const anyPlugin = "plugin"
 
-// An entry is a row of a table in the documents. The row explains a configuration key or an error code.
+// An entry is a row of a table in the documents. Each row explains a configuration key, an error code or a check of doctor.
 type entry struct {
 	subject string // plugin, "code" or "check"
 	names   []string
@@ -89,7 +89,8 @@ func explain(w io.Writer, name string) error {
 	return fmt.Errorf("there is no key or code %q: 'podlace explain' lists all", name)
 }
 
-// matchesName reports whether the row describes the given name. The name may have a prefix, which is the name of a plugin or "ipam".
+// matchesName reports whether the table row explains the given configuration key or code. A key may have a prefix, which is the name of a
+// plugin or "ipam".
 func (e entry) matchesName(name string) bool {
 	return slices.ContainsFunc(e.names, func(n string) bool {
 		short := strings.TrimPrefix(n, "ipam.")
@@ -106,8 +107,8 @@ func (e entry) print(w io.Writer) {
 	fmt.Fprintf(w, "  from %s\n\n", e.source)
 }
 
-// wrapText splits a text into indented lines. The last argument is the maximum length of a line in bytes. A longer word gets a line of its
-// own.
+// wrapText splits a text into indented lines. The last argument of wrapText is the maximum length of a line in bytes. A word that is longer
+// than a line gets a line of its own.
 func wrapText(text, indent string, width int) string {
 	var lines strings.Builder
 	line := indent
@@ -124,7 +125,7 @@ func wrapText(text, indent string, width int) string {
 	return lines.String() + line + "\n"
 }
 
-// entries() reads all tables whose first heading is Key, Code or Check.
+// entries() reads those tables of the documents whose first column has the heading Key, Code or Check.
 func entries() (all []entry) {
 	files, _ := fs.Glob(podlace.Documents, "plugins/*/README.md")
 	for _, file := range append(files, "docs/ARCHITECTURE.md", "docs/CLUSTER.md") {
@@ -169,7 +170,7 @@ func entriesOf(file, text string) (all []entry) {
 	return all
 }
 
-// cellsOf returns the cells of a row in a Markdown table. The result is nil if the line is not a row of a table.
+// cellsOf returns the cells of a row in a Markdown table. cellsOf returns nil if the line is not a row of a table.
 func cellsOf(line string) []string {
 	line = strings.TrimSpace(line)
 	if !strings.HasPrefix(line, "|") || !strings.HasSuffix(line, "|") || len(line) < 2 {
@@ -188,7 +189,7 @@ var (
 	link     = regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
 )
 
-// namesIn returns the names in the code spans of a cell. If the cell contains only a number, this number is the only result.
+// namesIn returns the names in the code spans of a table cell. If the cell contains only a number, namesIn returns this number.
 func namesIn(cell string) (names []string) {
 	for _, match := range codeSpan.FindAllStringSubmatch(cell, -1) {
 		names = append(names, match[1])
@@ -199,7 +200,7 @@ func namesIn(cell string) (names []string) {
 	return names
 }
 
-// stripMarkdown removes the Markdown markup from a cell.
+// stripMarkdown removes the Markdown markup from a table cell.
 func stripMarkdown(cell string) string {
 	return strings.ReplaceAll(link.ReplaceAllString(cell, "$1"), "`", "")
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/doctor"
 )
 
-// declaredCodes returns the constants of type FindingCode in the source. A finding whose code is a literal fails the test, because the list
-// of constants would not contain this code.
+// declaredCodes returns the constants of type FindingCode in the source. A finding whose code is a string literal fails the test, because
+// the returned constants would not contain this code.
 func declaredCodes(t *testing.T) map[string]bool {
 	t.Helper()
 	codes := map[string]bool{}
@@ -52,7 +52,7 @@ func declaredCodes(t *testing.T) map[string]bool {
 	return codes
 }
 
-// literal() returns the value of a string literal, or "".
+// literal() returns the value of a string literal in the source, or "" for any other expression.
 func literal(e ast.Expr) string {
 	if lit, ok := e.(*ast.BasicLit); ok && lit.Kind == token.STRING {
 		text, _ := strconv.Unquote(lit.Value)
@@ -75,7 +75,7 @@ func nameOfType(e ast.Expr) string {
 	return ""
 }
 
-// findingCode returns the type and the code of a finding. The literal must be a finding with field names.
+// findingCode returns the type and the code of a finding in the source. The composite literal of the finding must contain field names.
 func findingCode(lit *ast.CompositeLit) (name string, code ast.Expr) {
 	name = nameOfType(lit.Type)
 	if !strings.HasSuffix(name, "Finding") {

@@ -8,7 +8,7 @@ import (
 )
 
 // TestExplain checks that 'podlace explain' finds the keys of each plugin and the error codes in the documents. For an unknown name, the
-// error suggests the most similar name.
+// error of 'podlace explain' suggests the most similar name.
 func TestExplain(t *testing.T) {
 	for name, want := range map[string]string{
 		"isGateway":                "bridge isGateway\n  default:\n    false\n  meaning:\n",

@@ -26,7 +26,7 @@ The exit status is 0 if there is nothing to do, if everything was removed, and f
 every dry run; 1 if something is left; 2 if the command could not run; 3 if it
 refused.`
 
-// gcFlags holds the flags of podlace gc.
+// gcFlags contains the values of the flags of 'podlace gc'.
 type gcFlags struct {
 	confFlags
 	binDir string
@@ -54,7 +54,7 @@ func newGC() *cobra.Command {
 	return cmd
 }
 
-// This struct is the result of one run of 'podlace gc', which prints the result as JSON.
+// The type collection is the result of one run of 'podlace gc', which can print the result as JSON.
 type collection struct {
 	DryRun      bool                    `json:"dryRun"`
 	Asked       []string                `json:"asked"` // the runtimes that were asked for their containers
@@ -76,8 +76,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The list of attachments is read only once, and each attachment in this list is either dead or kept. An attachment that ADD creates later
-	// is not in the list.
+	// The list of attachments is read only once. GC removes or keeps exactly the attachments in this list. An attachment that ADD creates
+	// later is not in the list.
 	list, err := reconcile.List(networks)
 	if err != nil {
 		return err
@@ -104,8 +104,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	return c.report(f.output, stdout, stderr)
 }
 
-// plans() returns the GC calls that are to be run. Calls that cannot run are reported in c.Notes. A network without a configuration file is
-// cleaned up from its records.
+// plans() returns the planned GC calls. If GC cannot be called for a network, plans() adds the reason to c.Notes. If a network has no
+// configuration file, GC uses the network's records instead.
 func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachment, c *collection) (plans []reconcile.Plan) {
 	planned := map[string]bool{}
 	for _, a := range reconcile.Dead(list) {

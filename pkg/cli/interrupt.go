@@ -7,7 +7,8 @@ import (
 	"io"
 )
 
-// interruptible is a reader whose Read returns when the context ends. Run catches signals, so Ctrl-C would not end a read from a terminal.
+// interruptible is a reader whose Read returns when the context ends. Without this type, Ctrl-C would not end a read from a terminal,
+// because Run catches signals.
 type interruptible struct {
 	ctx  context.Context
 	from io.Reader

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestInterruptedRead: Ctrl-C ends a command that waits for standard input, for example for the answer to a question.
+// TestInterruptedRead checks that Ctrl-C ends a command that waits for standard input, for example for the answer to a question.
 func TestInterruptedRead(t *testing.T) {
 	stdin := os.Stdin
 	in, out, err := os.Pipe()

@@ -34,14 +34,14 @@ ends or its runtime sets limits again.
 The exit status is 0 if all limits are in place, 1 if one is missing, and 2 if the
 command could not run.`
 
-// These are the bounds of the interval. In a shorter interval, too few packets arrive for a measurement. In a longer interval, the operator
-// has to wait too long.
+// The constants minInterval and maxInterval are the bounds of the measurement interval. In a shorter interval, too few packets arrive for a
+// measurement. With a longer interval, the operator has to wait too long.
 const (
 	minInterval = 10 * time.Millisecond
 	maxInterval = time.Hour
 )
 
-// shortestID is the minimum length of the prefix that can replace a container ID.
+// shortestID is the minimum number of characters with which an operator can abbreviate a container ID.
 const shortestID = 6
 
 type limitsFlags struct {
@@ -121,7 +121,7 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	return errors.Join(printUnreadable(cmd.ErrOrStderr()), err)
 }
 
-// parseRate parses the rate in the value of a flag. The result is nil if the flag was not given.
+// parseRate parses the rate in the value of a flag. parseRate returns nil if the flag was not given.
 func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 	if !cmd.Flags().Changed(name) {
 		return nil, nil
@@ -133,7 +133,7 @@ func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 	return &value, nil
 }
 
-// selectRecords returns the records of the limits that the arguments and flags select. The order is fixed.
+// selectRecords returns the records of the limits that the arguments and flags select. The order of the records is always the same.
 func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 	all, err := attachment.All()
 	if err != nil {
@@ -197,7 +197,7 @@ func nameOf(rec attachment.Record) string {
 	return "container " + rec.ContainerID
 }
 
-// selectOne returns the one attachment whose limits should change, or an error if several attachments are selected.
+// selectOne returns the live attachment whose limits should change, or an error if several live attachments are selected.
 func selectOne(records []attachment.Record) ([]attachment.Record, error) {
 	live := slices.DeleteFunc(slices.Clone(records), func(rec attachment.Record) bool { return plugin.NetnsGone(rec.Netns) })
 	if len(live) == 0 {

@@ -27,7 +27,7 @@ func TestLimitsRefused(t *testing.T) {
 		"--interval 2h":           "--interval 2h0m0s: want",
 		"--interval 5":            "--interval",
 	} {
-		// This test runs without a sandbox. The command must refuse each bad flag before it reads any state.
+		// This test runs without a sandbox, because the command must refuse each bad flag before it reads any state.
 		status, stdout, stderr := run(append([]string{"limits"}, strings.Fields(args)...)...)
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %q, %q", args, status, stdout, stderr)
@@ -88,8 +88,8 @@ func TestOfPod(t *testing.T) {
 	}
 }
 
-// TestOne checks that the limits of only one interface can be changed at a time. For a pod without a namespace the command returns an
-// error.
+// TestOne checks that 'podlace limits' changes the limits of only one interface at a time. If the pod's network namespace is gone, the
+// command returns an error.
 func TestOne(t *testing.T) {
 	all := bandwidth.Records(records())
 	of := func(ids ...string) (list []attachment.Record) {

@@ -33,7 +33,7 @@ and host-local's leases. The last column is the state of the pod's network
 namespace: alive, gone, or unknown when no record names it. Standard error lists
 valid configuration keys that do not have the effect that they suggest.`
 
-// confFlags holds the flags that select network configurations.
+// confFlags contains the values of the flags that select network configurations.
 type confFlags struct {
 	dir     string
 	named   bool // --conf-dir is given
@@ -52,7 +52,7 @@ func addConfDir(cmd *cobra.Command, dir *string) {
 	cmd.Flags().StringVar(dir, "conf-dir", "", "folder with the network configurations (default: that of the runtime)")
 }
 
-// fillFolders replaces an empty folder by the folder of the container runtime. An argument may be nil.
+// fillFolders sets each empty path to the folder that the container runtime uses. Either pointer may be nil.
 func fillFolders(runtime func() doctor.Options, confDir, binDir *string) {
 	isEmpty := func(dir *string) bool { return dir != nil && *dir == "" }
 	if !isEmpty(confDir) && !isEmpty(binDir) {
@@ -67,7 +67,7 @@ func fillFolders(runtime func() doctor.Options, confDir, binDir *string) {
 	}
 }
 
-// lsFlags holds the flags of ls. The flags select the attachments and the output format.
+// lsFlags contains the values of the flags of 'podlace ls', which select the attachments and the output format.
 type lsFlags struct {
 	confFlags
 	ip, mac, hostPort string
@@ -131,8 +131,8 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// networks() reads the network configurations. The default folder may be missing, as on k3s nodes. If the folder is missing, the records
-// still show the attachments.
+// networks() reads the network configurations. The default folder may be missing, as on k3s nodes. If the folder is missing, 'podlace ls'
+// still lists the attachments that have records.
 func (f confFlags) networks(stderr io.Writer) ([]reconcile.Network, error) {
 	networks, notes, err := configurations(f.dir)
 	switch {
@@ -219,7 +219,7 @@ func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Atta
 	return slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return f.network != "" && a.Network != f.network })
 }
 
-// table() prints one line for each attachment. The last argument computes the cell of the last column.
+// table() prints a table with one line for each attachment. The function last returns the text for the last column of an attachment.
 func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(*reconcile.Attachment) string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, heading)

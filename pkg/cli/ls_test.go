@@ -41,7 +41,7 @@ func TestTextIsPlain(t *testing.T) {
 	}
 }
 
-// TestNoFolder checks that a missing folder causes an error. The error contains the flag that selects another folder.
+// TestNoFolder checks that a missing folder causes an error. The error must mention the flag that selects another folder.
 func TestNoFolder(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")
@@ -56,7 +56,8 @@ func TestNoFolder(t *testing.T) {
 	}
 }
 
-// TestUnknownNetwork checks that ls returns an error, not an empty list, for a network that is in no configuration and no record.
+// TestUnknownNetwork checks that ls returns an error, not an empty list, for a network that occurs neither in a configuration nor in a
+// record.
 func TestUnknownNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")
@@ -78,8 +79,8 @@ func TestUnknownNetwork(t *testing.T) {
 	}
 }
 
-// TestLsNamesTraps checks that ls reports configuration keys without effect on standard error. The report includes keys that libcni removes
-// before a plugin sees the configuration.
+// TestLsNamesTraps checks that ls warns about configuration keys without effect, on standard error. The warnings include keys that libcni
+// removes before a plugin sees the configuration.
 func TestLsNamesTraps(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")

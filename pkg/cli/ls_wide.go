@@ -89,7 +89,7 @@ func wideTable(w io.Writer, list []*reconcile.Attachment, now time.Time) error {
 	return t.Flush()
 }
 
-// hostPorts formats ports in the syntax that --hostport accepts. A port that is mapped for IPv4 and IPv6 is printed once.
+// hostPorts formats ports in the syntax that --hostport accepts. A port that is mapped for both IPv4 and IPv6 is printed only once.
 func hostPorts(list []ports.Port) string {
 	var texts []string
 	for _, p := range list {
@@ -113,7 +113,7 @@ func limit(rate uint64) string {
 	return formatRate(rate)
 }
 
-// age() formats a duration. The unit is the largest one for which the number is at least two, as in kubectl.
+// age() formats a duration. As in kubectl, the unit is the largest unit for which the number is at least two.
 func age(since, now time.Time) string {
 	d := now.Sub(since)
 	switch {

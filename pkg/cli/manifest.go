@@ -18,8 +18,8 @@ import (
 // claimAPI is the only version of resource.k8s.io that check-claim supports.
 const claimAPI = "resource.k8s.io/v1"
 
-// A manifest is a Kubernetes object. A manifest has only the fields that decide which VFs a pod gets, and which settings these VFs get. All
-// other fields are validated by the API server only.
+// A manifest is a Kubernetes object. The type manifest has only the fields that decide which VFs a pod gets, and which settings the VFs
+// get. Only the API server validates the other fields of the object.
 type manifest struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -43,7 +43,7 @@ func (m manifest) String() string {
 	return fmt.Sprintf("%s: %s %s", m.file, m.Kind, name)
 }
 
-// These are the kinds of objects that check-claim reads.
+// The following constants are the kinds of Kubernetes objects that check-claim reads.
 const (
 	kindClaim    = "ResourceClaim"
 	kindTemplate = "ResourceClaimTemplate"
@@ -87,7 +87,8 @@ type celSelector struct {
 	} `json:"cel"`
 }
 
-// configEntry is an entry of devices.config in a claim, or of config in a class. An entry in a class has no list of requests.
+// configEntry is an entry of the list devices.config in a claim, or of the list config in a class. An entry in a class has no list of
+// requests.
 type configEntry struct {
 	Requests []string `json:"requests"`
 	Opaque   *opaque  `json:"opaque"`

@@ -76,8 +76,8 @@ func printUnreadable(stderr io.Writer) error {
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// printDamaged prints records that cannot be read, each with the reason. The attachments of these records were skipped, so the command ends
-// with exitFailed.
+// printDamaged prints records that cannot be read, each with the reason. The command has skipped the attachments of unreadable records, so
+// it ends with exitFailed.
 func printDamaged(stderr io.Writer, damaged []attachment.Damaged) error {
 	for _, d := range damaged {
 		printLine(stderr, fmt.Sprintf("%s cannot be read and is skipped: %v; DEL of its pod removes its attachment", d.Path(), d.Reason))

@@ -72,13 +72,13 @@ func conflistSchema() plugin.Schema {
 	}
 }
 
-// ofType returns a schema that matches a plugin's configuration, for each of the plugin's type names.
+// ofType returns a JSON Schema that matches a plugin's configuration under each of the plugin's type names.
 func ofType(kind string) plugin.Schema {
 	return plugin.Schema{"properties": plugin.Schema{"type": plugin.Schema{"enum": []string{kind, plugin.ClusterPrefix + kind}}},
 		"required": []string{"type"}}
 }
 
-// commonProperties returns the properties that the configuration of every plugin has.
+// commonProperties returns the JSON Schema of the keys that every plugin's configuration has.
 func commonProperties(describe func(path string) string) plugin.Schema {
 	properties := plugin.Schema{}
 	for _, key := range plugin.CommonKeys() {
@@ -92,7 +92,7 @@ func commonProperties(describe func(path string) string) plugin.Schema {
 	return properties
 }
 
-// descriptions() returns a function that describes the keys of a plugin. The texts come from the tables in the documents.
+// descriptions() returns a function that describes the keys of a plugin. The descriptions come from the tables in the documents.
 func descriptions() func(kind string) func(path string) string {
 	all := entries()
 	return func(kind string) func(string) string {

@@ -17,7 +17,7 @@ import (
 const publishedSchema = "../../conf/schema/conflist.schema.json"
 
 // TestSchema checks that the published schema is equal to the schema of the Go types. The schema must accept the configurations that
-// Podlace ships, and it must find mistakes that an editor should mark.
+// Podlace ships, and must reject mistakes that an editor should highlight.
 func TestSchema(t *testing.T) {
 	_, printed, _ := run("schema")
 	file, err := os.ReadFile(publishedSchema)

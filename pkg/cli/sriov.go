@@ -58,7 +58,7 @@ const sriovExplainExample = `  podlace sriov explain
 // askTimeout limits how long to wait for the device plugin's answer.
 const askTimeout = 10 * time.Second
 
-// sriovFlags holds the flags that select the device plugin's configuration and its sockets.
+// sriovFlags contains the values of the flags that select the device plugin's configuration and its sockets.
 type sriovFlags struct {
 	config, prefix, host string
 	sysfs, socket        string
@@ -84,7 +84,7 @@ func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	cmd.Flags().Lookup("node-name").DefValue = "the host name" // man pages are the same on each build machine
 }
 
-// add() adds the flags that select the node and the output format.
+// add() adds the flags that describe the node (configuration, sysfs and device plugin), and the flag for the output format.
 func (f *sriovFlags) add(cmd *cobra.Command) {
 	f.addNode(cmd)
 	addOutput(cmd, &f.output)
@@ -128,7 +128,7 @@ func newSRIOVExplain() *cobra.Command {
 	return cmd
 }
 
-// sriovNode holds the devices of the node, from the view of the device plugin.
+// sriovNode contains the devices of the node, as the device plugin sees them.
 type sriovNode struct {
 	config    *pool.Config
 	snapshot  *pci.Snapshot
@@ -194,8 +194,8 @@ func askPlugin(ctx context.Context, socket string) (allocation.Answer, error) {
 	}
 }
 
-// otherOwner returns the owner of a device if the device was allocated from a resource that no longer contains the device. For any other
-// device, the result is nil. The owner keeps the device until the pod ends, so no other pod can get the device.
+// otherOwner returns the owner of a device that was allocated from another resource, to which the device belonged earlier. For any other
+// device, otherOwner returns nil. The owner keeps the device until the owner's pod ends, so no other pod can get the device.
 func (n *sriovNode) otherOwner(device pci.Address, resource string) *allocation.Device {
 	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
 		return &h
@@ -203,7 +203,7 @@ func (n *sriovNode) otherOwner(device pci.Address, resource string) *allocation.
 	return nil
 }
 
-// sriovDevice is one row in the list of devices.
+// sriovDevice is one row in the printed list of devices.
 type sriovDevice struct {
 	pci.Device
 	PFName   string             `json:"pfName,omitempty"`
@@ -258,7 +258,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	return errors.Join(t.Flush(), n.listClaims(stdout))
 }
 
-// devices() returns each PF followed by its VFs. Allocated devices that no longer exist are at the end.
+// devices() returns each PF followed by its VFs. Allocated devices that do not exist any more are at the end.
 func (n *sriovNode) devices() (list []sriovDevice) {
 	offered := map[pci.Address]string{}
 	for _, p := range n.pools {

@@ -67,7 +67,7 @@ func (f *checkFlags) check(file string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// load() reads three inputs: the configuration, the classes, and the objects to check.
+// load() reads the device plugin's configuration, the DeviceClasses, and the Kubernetes objects to check.
 func (f *checkFlags) load(file string) (*checker, []manifest, error) {
 	config, err := f.parse()
 	if err != nil {
@@ -106,7 +106,7 @@ type checkedRequest struct {
 	Settings []setting `json:"settings"`
 }
 
-// This struct contains a setting of a VF, and the Kubernetes object that contains this setting.
+// The type setting contains a setting of a VF, and the Kubernetes object that the setting comes from.
 type setting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
@@ -130,7 +130,7 @@ func (f *checkFlags) print(c *checker, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// A checker compares Kubernetes objects with a node's configuration.
+// A checker compares Kubernetes objects with the device plugin's configuration of a node.
 type checker struct {
 	resources map[string]*pool.Resource // resources of DRA
 	classes   []deviceClass             // if several classes have one name, the first is used
@@ -143,7 +143,7 @@ func (c *checker) fail(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// deviceClass is a DeviceClass. The class comes from a file, or is one of the classes that 'podlace sriov classes' prints.
+// deviceClass is a DeviceClass. A deviceClass comes from a file, or is one of the classes that 'podlace sriov classes' prints.
 type deviceClass struct {
 	name, from string
 	classSpec
@@ -164,7 +164,7 @@ func (c *checker) addClasses(objects []manifest) error {
 	return nil
 }
 
-// spec() converts a generated class to the type of the classes that are read from files.
+// spec() converts a generated class to a deviceClass, the type for classes from files.
 func (c resourceClass) spec() deviceClass {
 	class := deviceClass{name: c.name, from: "DeviceClass " + c.name}
 	class.ExtendedResourceName = c.resource
@@ -174,7 +174,7 @@ func (c resourceClass) spec() deviceClass {
 	return class
 }
 
-// checkSelectors reports CEL expressions that may fail. The last argument is true if the expressions see only devices of this driver.
+// checkSelectors reports CEL expressions that may fail. The argument sure is true if the expressions see only devices of this driver.
 func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
 	for i, s := range list {
 		for _, p := range unguarded(s.CEL.Expression, sure) {
@@ -183,7 +183,7 @@ func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
 	}
 }
 
-// checkObject checks one object in the file.
+// checkObject checks one Kubernetes object in the file.
 func (c *checker) checkObject(m manifest) {
 	switch m.Kind {
 	case kindClaim:
@@ -212,7 +212,7 @@ func (c *checker) checkObject(m manifest) {
 	}
 }
 
-// checkPod checks that the files contain all claims in the pod's specification. The extended resources of the pod are also checked.
+// checkPod checks that the files contain all claims in the pod's specification. checkPod also checks the extended resources of the pod.
 func (c *checker) checkPod(m manifest, spec podSpec) {
 	for i, pc := range spec.Claims {
 		kind, name := kindClaim, pc.Claim
@@ -247,7 +247,7 @@ func (c *checker) classOfExtended(resource string) (deviceClass, bool) {
 	return c.classes[i], true
 }
 
-// classNamed returns the class with the given name.
+// classNamed returns the DeviceClass with the given name.
 func (c *checker) classNamed(name string) (deviceClass, error) {
 	var names []string
 	for _, d := range c.classes {

@@ -34,7 +34,8 @@ func runCheck(t *testing.T, manifest string, args ...string) (status int, stdout
 	return status, strings.ReplaceAll(stdout, dir+"/", ""), strings.ReplaceAll(stderr, dir+"/", "")
 }
 
-// TestCheckClaim checks that the settings of the class and the claim are merged key by key. Each setting is printed with its source.
+// TestCheckClaim checks that the settings of the class and the claim are merged key by key. check-claim must print each setting with its
+// source.
 func TestCheckClaim(t *testing.T) {
 	const template = `apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate

@@ -46,8 +46,8 @@ func (f *sriovFlags) readClaims() (list []sriovClaim, err error) {
 	return list, errors.Join(recordErr, journalErr)
 }
 
-// deviceOf converts one device of a claim's record. Several pods may use a claim. The VF's journal contains the pod that the VF is attached
-// to.
+// deviceOf converts one device of a claim's record to a sriovClaim. Because several pods may use a claim, deviceOf reads the pod of a VF
+// from the VF's journal.
 func deviceOf(r claim.Record, d allocation.Device, attached []sriov.Holding) sriovClaim {
 	c := sriovClaim{Claim: d.Claim.Namespace + "/" + d.Claim.Name, UID: d.Claim.UID, Request: d.Claim.Request, State: r.State, Device: d.ID,
 		Resource: d.Resource, Admin: d.Claim.Admin, Settings: d.Config.String()}
@@ -62,7 +62,7 @@ func deviceOf(r claim.Record, d allocation.Device, attached []sriov.Holding) sri
 	return c
 }
 
-// addClaimed adds the devices of claims to n.held, unless the device plugin has listed them.
+// addClaimed adds the devices of claims to n.held, except devices that the device plugin has already listed.
 func (n *sriovNode) addClaimed() {
 	for _, c := range n.claims {
 		if _, known := n.held[c.Device]; !known && !c.Admin {
@@ -77,7 +77,8 @@ func (n *sriovNode) claimsOf(a pci.Address) []sriovClaim {
 	return slices.DeleteFunc(slices.Clone(n.claims), func(c sriovClaim) bool { return c.Device != a.String() })
 }
 
-// holder() returns the name of the pod that uses a device. While the pod is unknown, the result is the name of the claim.
+// holder() returns the name of the pod that uses a device. If the pod of a claimed device is still unknown, holder() returns the name of
+// the claim.
 func (n *sriovNode) holder(h allocation.Device) string {
 	if h.Claim == nil || h.Pod != "" {
 		return h.Namespace + "/" + h.Pod
@@ -99,7 +100,7 @@ func (n *sriovNode) describeOwner(h allocation.Device) string {
 	return who + " has it"
 }
 
-// describe() describes a device of a claim on one line.
+// describe() formats the data about a claim's device as one line of text.
 func (c sriovClaim) describe() string {
 	where := "no pod has it attached yet"
 	switch {
@@ -116,7 +117,7 @@ func (c sriovClaim) describe() string {
 	return fmt.Sprintf("claim %s, request %s, has it as %s; %s", plain(c.Claim), plain(c.Request), plain(c.Resource), where)
 }
 
-// listClaims prints a table of the prepared claims. If the node has no prepared claims, nothing is printed.
+// listClaims prints a table of the prepared claims. If the node has no prepared claims, listClaims prints nothing.
 func (n *sriovNode) listClaims(stdout io.Writer) error {
 	if len(n.claims) == 0 {
 		return nil
@@ -139,8 +140,8 @@ func (n *sriovNode) byDRA(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && r.API == pool.DRA })
 }
 
-// printPublished prints what the ResourceSlices contain about a device. The attributes that only other devices have are also printed. A CEL
-// expression fails if it reads a missing attribute without a guard.
+// printPublished prints what the ResourceSlices contain about a device. printPublished also prints the attributes that only other devices
+// have, because a CEL expression fails if it reads a missing attribute without testing for it.
 func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 	p, ok := n.slices[e.Device.String()]
 	switch {

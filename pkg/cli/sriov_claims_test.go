@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// claimRecord returns the record of a claim that one pod uses. The claim has one VF, and admin access to a VF of another pod.
+// claimRecord returns the record of a claim that one pod uses. The claim owns one VF, and has admin access to a VF of another pod.
 func claimRecord() claim.Record {
 	of := func(request, id string, result int, admin bool) allocation.Device {
 		return allocation.Device{Resource: "example.com/fast", ID: id, Claim: &allocation.Claim{UID: "u1", Namespace: "shop",
@@ -88,8 +88,8 @@ func TestSRIOVLsClaimTorn(t *testing.T) {
 	}
 }
 
-// TestDeviceOf checks that the pod and the interface of a VF come from the VF's journal. The journal is ignored if another claim uses the
-// VF now.
+// TestDeviceOf checks that the pod and the interface of a VF come from the VF's journal. The journal is ignored if a different claim uses
+// the VF now.
 func TestDeviceOf(t *testing.T) {
 	r := claimRecord()
 	address, err := pci.ParseAddress("0000:15:02.1")

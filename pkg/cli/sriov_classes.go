@@ -107,8 +107,8 @@ func className(r pool.Resource) string {
 	return name + "." + r.Prefix
 }
 
-// expression() returns a CEL expression that selects the devices of a resource. The expression compares the driver first, because devices
-// of other drivers do not have the attribute.
+// expression() returns a CEL expression that selects the devices of a resource. The CEL expression compares the driver first, because
+// devices of other drivers do not have the attribute "resource".
 func expression(resource string) string {
 	return fmt.Sprintf(`device.driver == %q && device.attributes[%q].resource == %q`, claim.Driver, claim.Driver, resource)
 }
@@ -130,7 +130,7 @@ spec:
 %s`, scalar(c.name), expression(c.resource), c.resource, config), err
 }
 
-// scalar() formats a name as a YAML string. A name such as 1.2 is quoted, because YAML would read it as a number.
+// scalar() formats a name as a YAML string. A name such as 1.2 is put in quotes, because YAML would read 1.2 as a number.
 func scalar(name string) string {
 	if _, err := strconv.ParseFloat(name, 64); err == nil {
 		return strconv.Quote(name)
@@ -138,8 +138,9 @@ func scalar(name string) string {
 	return name
 }
 
-// configYAML returns the part of the class that contains the resource's settings. The text is empty if the resource has no settings. The
-// entry contains the name of the resource. If a claim uses several classes, the settings therefore apply only to VFs of this resource.
+// configYAML returns the part of the class that contains the resource's settings. configYAML returns "" if the resource has no settings.
+// The config entry contains the name of the resource. If a claim uses several classes, the settings therefore apply only to VFs of this
+// resource.
 func (c resourceClass) configYAML() (string, error) {
 	if c.settings.IsZero() {
 		return "", nil

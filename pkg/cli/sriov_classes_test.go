@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// draConfig is a configuration that contains a resource of each kind.
+// draConfig is a device plugin configuration with one resource of each kind.
 const draConfig = `{"resourceList": [
   {"resourceName": "fast", "api": "dra", "vf": {"vlan": 100, "maxTxRate": 1000, "trust": "on"},
    "claimMay": ["mac", "ips", "ifName", {"mtu": 9000, "vlan": "100-199"}], "selectors": {"pfNames": ["ens0f0"]}},

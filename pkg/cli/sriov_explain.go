@@ -58,13 +58,13 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	return nil
 }
 
-// unserved() reports whether the configuration contains a resource that is not supported.
+// unserved() reports whether the configuration contains the given resource with properties that the device plugin does not support.
 func (n *sriovNode) unserved(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && len(r.Unserved) > 0 })
 }
 
-// matches() reports whether the command's argument selects a device. The argument may be the device's PCI address, its interface, its PF's
-// interface, or its resource.
+// matches() reports whether the command's argument selects a device. The argument may be a PCI address, an interface, the interface of the
+// device's PF, or a resource.
 func (n *sriovNode) matches(e pool.Explanation, what string) bool {
 	d, _ := n.snapshot.Device(e.Device)
 	pf, _ := n.snapshot.Device(d.PF)
@@ -72,7 +72,7 @@ func (n *sriovNode) matches(e pool.Explanation, what string) bool {
 		e.Resource == what || slices.ContainsFunc(e.Answers, func(a pool.Answer) bool { return a.Matches && a.Resource == what })
 }
 
-// printExplanation prints, for each selector, the wanted and the found values.
+// printExplanation prints, for each selector, the values that the selector wants and the value that the device has.
 func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 	fmt.Fprintf(w, "%s: %s\n", e.Device, plainText(e.Reason))
 	if h, ok := n.held[e.Device.String()]; ok && h.Claim == nil {

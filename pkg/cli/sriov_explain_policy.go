@@ -14,13 +14,13 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// requestAnswer contains the decision that each policy of the Topology Manager makes about a request.
+// requestAnswer describes the resources of a request, and the decision of each Topology Manager policy about the request.
 type requestAnswer struct {
 	Resources []resourceAnswer `json:"resources"`
 	Policies  []policyAnswer   `json:"policies"`
 }
 
-// resourceAnswer describes one resource of the request: its devices by NUMA node, and the topology hints for it.
+// resourceAnswer describes one resource of a request: the devices of the resource by NUMA node, and the topology hints for the resource.
 type resourceAnswer struct {
 	Resource string        `json:"resource"`
 	Count    int           `json:"count"`
@@ -28,7 +28,7 @@ type resourceAnswer struct {
 	Hints    []hintAnswer  `json:"hints"` // null if the resource has no NUMA nodes
 }
 
-// A tally contains the number of devices near a NUMA node.
+// A tally contains the numbers of all, free and faulty devices near a NUMA node.
 type tally struct {
 	All    int `json:"devices"`
 	Free   int `json:"free"`
@@ -41,7 +41,7 @@ type hintAnswer struct {
 	Preferred bool  `json:"preferred"`
 }
 
-// policyAnswer is the decision of one policy about the request.
+// policyAnswer is the decision of one Topology Manager policy about a request.
 type policyAnswer struct {
 	Policy   string     `json:"policy"`
 	Admitted bool       `json:"admitted"`
@@ -50,8 +50,8 @@ type policyAnswer struct {
 	Reason   string     `json:"reason,omitempty"` // of a refusal
 }
 
-// maxPermutations limits the number of combinations that contain one hint of each resource. The kubelet tries all combinations for each
-// container.
+// maxPermutations limits how many combinations of topology hints are tried. A combination contains one hint of each resource. The kubelet
+// tries all combinations for each container.
 const maxPermutations = 20_000_000
 
 // newRequestAnswer merges the topology hints for a request, once with each policy.
@@ -80,8 +80,8 @@ func hintLists(demands []demand, of func(demand) *kubelet.Devices) [][]kubelet.H
 	return lists
 }
 
-// decide() computes the decision of a policy. If the policy refuses the request, decide() also computes whether an idle node would refuse
-// the request.
+// decide() computes the decision of one Topology Manager policy about a request. If the policy refuses the request, decide() also computes
+// whether an idle node would refuse the request.
 func decide(p kubelet.Policy, machine kubelet.Mask, demands []demand, now, idle [][]kubelet.Hint) policyAnswer {
 	merged, admitted := kubelet.Merge(p, machine, now)
 	a := policyAnswer{Policy: string(p), Merged: answerOf(merged)}
@@ -102,7 +102,8 @@ func decide(p kubelet.Policy, machine kubelet.Mask, demands []demand, now, idle 
 	return a
 }
 
-// shortage() describes the first resource with fewer free devices than requested. The result is "" if there is none.
+// shortage() describes the first resource with fewer free devices than requested. shortage() returns "" if every resource has enough free
+// devices.
 func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	for _, d := range demands {
 		if free := total(of(d)).Free; free < d.count {
@@ -112,8 +113,8 @@ func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	return ""
 }
 
-// refusal() returns the reason why no merged hint is preferred. The last argument is a word that the text appends to the number of devices,
-// for example " free".
+// refusal() returns the reason why the policy finds no preferred combination of topology hints. The argument state is a word that refusal()
+// prints after the number of devices, for example " free".
 func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state string) string {
 	var texts []string
 	for i, d := range demands {
@@ -133,7 +134,7 @@ func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state s
 	return "the preferred NUMA nodes differ: " + strings.Join(texts, ", ")
 }
 
-// answer() describes one resource of the request with its devices and hints.
+// answer() returns the description of one requested resource, with its devices and topology hints.
 func (d demand) answer(hints []kubelet.Hint) resourceAnswer {
 	a := resourceAnswer{Resource: d.name, Count: d.count, Nodes: map[int]tally{}}
 	for i, near := range d.now.Near {
@@ -152,7 +153,7 @@ func (d demand) answer(hints []kubelet.Hint) resourceAnswer {
 	return a
 }
 
-// nodesOf returns the NUMA nodes of a device. For a device without NUMA node, the result is only pci.Unknown.
+// nodesOf returns the NUMA nodes of a device. For a device without a NUMA node, nodesOf returns only pci.Unknown.
 func nodesOf(near kubelet.Mask) []int {
 	if near == 0 {
 		return []int{pci.Unknown}
@@ -184,7 +185,7 @@ func answerOf(h kubelet.Hint) hintAnswer {
 // maxHints is the maximum number of hints that are printed on one line.
 const maxHints = 8
 
-// hintText formats hints, for example as {0}* {0,1}. A star marks the preferred hints, which are printed first.
+// hintText formats topology hints, for example as {0}* {0,1}. The preferred hints have a star and are printed first.
 func hintText(hints []kubelet.Hint) string {
 	var texts []string
 	for _, preferred := range []bool{true, false} {
@@ -200,7 +201,7 @@ func hintText(hints []kubelet.Hint) string {
 	return strings.Join(texts, " ")
 }
 
-// String formats a hint, for example as {0,1}*.
+// String formats a topology hint, for example as {0,1}*.
 func (h hintAnswer) String() string {
 	if len(h.Nodes) == 0 {
 		return "any"
@@ -283,7 +284,7 @@ func (r resourceAnswer) cells(columns []int) []string {
 	return append(cells, text)
 }
 
-// decisionText returns the decision in words.
+// decisionText describes the decision of a policy in words.
 func (p policyAnswer) decisionText() string {
 	switch {
 	case p.Admitted:

@@ -31,7 +31,7 @@ type requestFlags struct {
 	kubeletDir string
 }
 
-// add() adds the flags that describe a container's request.
+// add() adds the flags with which the user describes a container's request.
 func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.count, "count", 0, "number of devices of the resource that a container wants")
 	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "number of exclusive CPUs that the container wants besides")
@@ -40,8 +40,8 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, which knows CPUs and other resources")
 }
 
-// A demand is one resource of a request. A demand also contains the devices or CPUs that the kubelet knows for this resource, both at
-// present and on an idle node.
+// A demand is one resource that a container requests, with the requested count. A demand also contains the devices or CPUs that the kubelet
+// knows for this resource, both at present and on an idle node.
 type demand struct {
 	name  string
 	count int
@@ -53,7 +53,7 @@ func (d demand) present() *kubelet.Devices { return d.now }
 
 func (d demand) empty() *kubelet.Devices { return d.idle }
 
-// policies() returns the policies of the Topology Manager. The first policy is the most tolerant one.
+// policies() returns the policies of the Topology Manager. The policies are sorted: the most tolerant policy is first.
 func policies() []kubelet.Policy {
 	return []kubelet.Policy{kubelet.None, kubelet.BestEffort, kubelet.Restricted, kubelet.SingleNUMA}
 }
@@ -130,10 +130,11 @@ func (n *sriovNode) machine() (machine kubelet.Mask, err error) {
 	return max(machine, 1), nil
 }
 
-// maxNodes limits the number of NUMA nodes, because all combinations of NUMA nodes are tried. The kubelet's default limit is 8.
+// maxNodes is the maximum number of NUMA nodes, because the command tries all combinations of NUMA nodes. The kubelet's default limit is 8
+// NUMA nodes.
 const maxNodes = 16
 
-// demands() returns all resources of the request.
+// demands() returns all resources that the container requests, each with its devices or CPUs.
 func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.Mask, resource string) ([]demand, error) {
 	if resource == "" && len(n.pools) == 1 {
 		resource = n.pools[0].Name
@@ -164,8 +165,8 @@ func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.
 	return demands, nil
 }
 
-// withDemand returns the demand for the resource in a value of the flag --with. The resource may be in this node's configuration, or may
-// belong to another device plugin.
+// withDemand parses a value of the flag --with, and returns the demand for the resource in this value. The resource may be in this node's
+// configuration, or may belong to another device plugin.
 func (n *sriovNode) withDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, text string) (demand, error) {
 	resource, count, err := parseWith(text)
 	switch {
@@ -203,8 +204,8 @@ func (n *sriovNode) poolDemand(machine kubelet.Mask, resource string, count int)
 	return d, nil
 }
 
-// cpuDemand returns the demand for a container's exclusive CPUs. The kubelet has hints for CPUs only with the static policy of the CPU
-// manager.
+// cpuDemand returns the demand for a container's exclusive CPUs. The kubelet computes topology hints for CPUs only if the CPU manager has
+// the static policy.
 func (n *sriovNode) cpuDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, count int) (demand, error) {
 	allocatable, err := podresources.AllocatableCPUs(ctx, k)
 	if err != nil {
@@ -269,8 +270,8 @@ func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.
 	return d, nil
 }
 
-// newDemand returns a demand for the given count of devices. There are n devices, which are all free. near() returns the NUMA nodes of a
-// device, or no node for a device without NUMA node.
+// newDemand returns a demand for the given count of devices. The resource has n devices, which are all free. The function near returns the
+// NUMA nodes of one device, or nothing for a device without a NUMA node.
 func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) []int) demand {
 	masks := make([]kubelet.Mask, n)
 	for i := range masks {

@@ -51,7 +51,7 @@ func decisions(t *testing.T, machine kubelet.Mask, demands ...demand) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestRequestOfDevices checks the decision of each policy about a request for one resource.
+// TestRequestOfDevices checks the decision of each Topology Manager policy about a request for one resource.
 func TestRequestOfDevices(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -87,7 +87,8 @@ func TestRequestOfDevices(t *testing.T) {
 	}
 }
 
-// TestRequestOfSeveral checks requests whose resources need different NUMA nodes, either only at present, or also on an idle node.
+// TestRequestOfSeveral checks requests for several resources whose free devices are on different NUMA nodes. In some test cases, an idle
+// machine could serve the request from a single NUMA node.
 func TestRequestOfSeveral(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -117,8 +118,8 @@ func TestRequestOfSeveral(t *testing.T) {
 	}
 }
 
-// TestRequestOfReserved checks a node on which the kubelet reserves one CPU. The preferred number of NUMA nodes is computed as if that CPU
-// were available.
+// TestRequestOfReserved checks a node on which the kubelet reserves one CPU. The kubelet computes the preferred number of NUMA nodes as if
+// the reserved CPU were available.
 func TestRequestOfReserved(t *testing.T) {
 	d := fakeDemand("cpu", 8, []int{8, 8}, []int{8, 8})
 	d.now.Healthy[0], d.idle.Healthy[0], d.now.Healthy[8], d.idle.Healthy[8] = false, false, false, false
@@ -151,8 +152,8 @@ func TestRequestWithoutNodes(t *testing.T) {
 	}
 }
 
-// TestRequestTooLarge checks that a request with too many combinations of hints causes an error. Without the limit, the command would run
-// for hours.
+// TestRequestTooLarge checks that a request with too many combinations of hints causes an error. Without a limit for combinations, the
+// command would run for hours.
 func TestRequestTooLarge(t *testing.T) {
 	eight := []int{2, 2, 2, 2, 2, 2, 2, 2}
 	var demands []demand

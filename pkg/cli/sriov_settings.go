@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// entries() returns the config entries of a generated class.
+// entries() returns the config entries of a generated DeviceClass.
 func (c resourceClass) entries() []configEntry {
 	if c.settings.IsZero() {
 		return nil
@@ -27,7 +27,7 @@ func (c resourceClass) entries() []configEntry {
 	return []configEntry{{Opaque: &opaque{Driver: claim.Driver, Parameters: text}}}
 }
 
-// This struct is a config entry of a claim. The entry belongs to this driver.
+// The type claimEntry is a config entry of a claim. A claimEntry contains settings for this driver.
 type claimEntry struct {
 	vfconfig.Entry
 	path     string
@@ -35,14 +35,14 @@ type claimEntry struct {
 	used     bool
 }
 
-// appliesTo reports whether the entry belongs to a request. By the scheduler's rule, an entry without a list belongs to all requests, and
-// the name "vf" also stands for "vf/fast".
+// appliesTo reports whether the config entry applies to a request. As in the scheduler, an entry without a list of requests applies to all
+// requests, and the name "vf" also matches the subrequest "vf/fast".
 func (e claimEntry) appliesTo(request string) bool {
 	parent, _, _ := strings.Cut(request, "/")
 	return len(e.requests) == 0 || slices.Contains(e.requests, request) || slices.Contains(e.requests, parent)
 }
 
-// namedRequest is a request or a subrequest, with the name that it has in the allocation.
+// namedRequest is a request or a subrequest, with the name by which the claim's allocation refers to it.
 type namedRequest struct {
 	subRequest
 	path string
@@ -65,7 +65,7 @@ func (s claimSpec) flatten(path string) (out []namedRequest) {
 	return out
 }
 
-// checkSpec checks the specification of a claim. The second argument is the path from the object's root to the specification.
+// checkSpec checks the specification of a claim. The argument path is the path of the fields from the object's root to the specification.
 func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	requests := spec.flatten(path)
 	if len(requests) == 0 {
@@ -97,7 +97,7 @@ func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	}
 }
 
-// claimEntries decodes the config entries of a claim for this driver. Entries for other drivers are skipped.
+// claimEntries decodes the config entries of a claim for this driver. claimEntries skips entries for other drivers.
 func (c *checker) claimEntries(object, path string, spec claimSpec, requests []namedRequest) (entries []*claimEntry) {
 	for i, e := range spec.Devices.Config {
 		at := fmt.Sprintf("%s.config[%d]", path, i)
@@ -136,8 +136,8 @@ func (d deviceClass) onlyDriver() bool {
 	})
 }
 
-// candidates() returns the resources from which a request may get VFs. The result contains the resources that occur in the CEL expressions.
-// If no resource occurs there, the result contains all resources of the configuration.
+// candidates() returns the resources from which a request may get VFs: the resources that occur in the CEL expressions. If the CEL
+// expressions contain no resource, candidates() returns all resources of the configuration.
 func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
 	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
 		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {
@@ -156,7 +156,7 @@ func (c *checker) candidates(object string, class deviceClass, r namedRequest) (
 	return names
 }
 
-// checkRequest computes how the node would serve a request with VFs of a resource, and adds the result to c.checked.
+// checkRequest computes which VFs and settings a request would get from a resource, and adds the result to c.checked.
 func (c *checker) checkRequest(object string, class deviceClass, r namedRequest, resource string, entries []*claimEntry) {
 	out := checkedRequest{Object: object, Request: r.Name, Class: class.name, Resource: resource, Devices: r.devices()}
 	settings, err := c.settings(class, r, c.resources[resource], entries, &out)
@@ -173,7 +173,8 @@ func (c *checker) checkRequest(object string, class deviceClass, r namedRequest,
 	c.checked = append(c.checked, out)
 }
 
-// uniqueSetting returns a setting that at most one VF of a pod can have. The result is "" if there is no such setting.
+// uniqueSetting returns a setting that at most one VF of a pod can have, such as a MAC address. uniqueSetting returns "" if the
+// configuration contains no such setting.
 func uniqueSetting(c *vfconfig.Config) string {
 	for _, key := range c.Set() {
 		if key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark) {
@@ -183,7 +184,7 @@ func uniqueSetting(c *vfconfig.Config) string {
 	return ""
 }
 
-// settings() merges the config entries of the class and the claim. The result is the same as in the driver's function Prepare.
+// settings() merges the config entries of the class and the claim in the same way as the driver's function Prepare.
 func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource, entries []*claimEntry, out *checkedRequest) (
 	merged *vfconfig.Config, err error) {
 	add := func(e vfconfig.Entry, from string) {
@@ -238,7 +239,7 @@ func (r subRequest) devices() string {
 
 func (r subRequest) several() bool { return r.Mode == "All" || r.Count > 1 }
 
-// atoi() parses the number of an extended resource. For a text that the API server would refuse, the result is 1.
+// atoi() parses the requested number of devices of an extended resource. For a text that the API server would refuse, atoi() returns 1.
 func atoi(s string) int {
 	n, err := strconv.Atoi(s)
 	if err != nil {

@@ -19,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// labFlags returns flags for a fake machine. The machine has two NUMA nodes, each with a PF and two VFs, and pods that use two of the VFs.
+// labFlags returns the flags with which a command reads a fake machine. The machine has two NUMA nodes, each with a PF and two VFs, and
+// pods that use two of the VFs.
 func labFlags(t *testing.T) (flags []string) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 	dir, err := os.MkdirTemp("", "ls")
@@ -79,7 +80,7 @@ func TestSRIOVLs(t *testing.T) {
 		list[1]["resource"] != "example.com/fast" || list[1]["vfIndex"] != 0.0 {
 		t.Errorf("status %d, %v, %s", status, err, stdout)
 	}
-	// Without the device plugin, the command still lists the hardware.
+	// If no device plugin runs, 'podlace sriov ls' still lists the hardware.
 	status, stdout, stderr = runSRIOV(t, append(flags, "--socket", "/nonexistent"), "ls")
 	if status != 0 || !strings.Contains(stderr, "the device plugin did not say which pods have devices") ||
 		!strings.Contains(stdout, "0000:11:02.1") {
@@ -117,7 +118,7 @@ func TestSRIOVExplain(t *testing.T) {
 	}
 }
 
-// TestSRIOVPossible checks the explanation of why the kubelet refused a pod, or would refuse a pod.
+// TestSRIOVPossible checks the output that explains why the kubelet refused a pod, or would refuse a pod.
 func TestSRIOVPossible(t *testing.T) {
 	flags := labFlags(t)
 	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/fast", "--count", "1")
@@ -147,8 +148,8 @@ single-numa-node  -       no, not at present: 0 of 1 example.com/fast are free
 	}
 }
 
-// TestSRIOVMoved checks that a pod keeps its devices after the configuration has changed. Without a configuration, the command still lists
-// the hardware.
+// TestSRIOVMoved checks that a pod keeps its devices after the configuration has changed. Without a configuration file, 'podlace sriov ls'
+// still lists the hardware.
 func TestSRIOVMoved(t *testing.T) {
 	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),
@@ -183,8 +184,8 @@ func TestSRIOVMoved(t *testing.T) {
 	}
 }
 
-// TestSRIOVUnserved checks that an unsupported entry is reported together with the devices that it blocks. With --strict the entry is an
-// error.
+// TestSRIOVUnserved checks that an unsupported resource in the configuration is reported together with the devices that it blocks. With
+// --strict, the unsupported resource is an error.
 func TestSRIOVUnserved(t *testing.T) {
 	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fpga", "deviceType": "accelerator"},

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// asRoot runs this command again under sudo. Before this call, the kernel refused to create the sandbox, in this process or in a child
-// process. The kernel's error has already been printed.
+// asRoot runs the current podlace command again under sudo. podlace calls asRoot if the kernel refused to create the sandbox. The kernel's
+// error has already been printed.
 func asRoot(ctx context.Context, stdout, stderr io.Writer) error {
 	if os.Geteuid() == 0 || os.Getenv("SUDO_UID") != "" {
 		return exitError(exitRefused)
@@ -50,7 +50,7 @@ func sudoCommand(sudo string) ([]string, error) {
 	return append([]string{sudo, exe}, os.Args[1:]...), nil
 }
 
-// mayAsk reports whether sudo can be used. Either sudo works without a password, or the user can type the password at a terminal.
+// mayAsk reports whether podlace can use sudo: sudo works without a password, or the user can type the password at a terminal.
 func mayAsk(ctx context.Context, sudo string) bool {
 	if exec.CommandContext(ctx, sudo, "-n", "true").Run() == nil {
 		return true

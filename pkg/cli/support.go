@@ -41,7 +41,7 @@ that is no network configuration. The archive contains names of pods and address
 const supportExample = `  podlace support-bundle
   podlace support-bundle --yes --file /tmp/node7.tar.gz`
 
-// bundleFile is one file in the support archive.
+// bundleFile is a file in the support archive.
 type bundleFile struct {
 	name string
 	data []byte
@@ -168,7 +168,8 @@ func bundleCommands() [][]string {
 	}
 }
 
-// maxFiles limits how many files are read from the state folder. Each attachment has about two files.
+// maxFiles is the maximum number of files that the support archive includes from the state folder. The state folder has about two files for
+// each attachment.
 const maxFiles = 10000
 
 func filesBelow(dir string) (names []string) {
@@ -184,8 +185,7 @@ func filesBelow(dir string) (names []string) {
 
 const commandTimeout = 20 * time.Second
 
-// outputOf runs a program and returns its output. If the program is not installed, the result is a text which says that the program is
-// missing.
+// outputOf runs a program and returns its output. If the program is not installed, outputOf returns a text that says so.
 func outputOf(command ...string) ([]byte, error) {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
@@ -205,7 +205,7 @@ var secretText = regexp.MustCompile(
 // secretKey matches the names of JSON keys whose values must not be copied into the archive.
 var secretKey = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)
 
-// redact() replaces the values of secret keys in a JSON text. A text that is not JSON is removed completely.
+// redact() replaces the secret values in a JSON text. redact() removes a text that is not JSON completely.
 func redact(data []byte) []byte {
 	var v any
 	decoder := json.NewDecoder(bytes.NewReader(data))

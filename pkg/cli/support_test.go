@@ -27,7 +27,7 @@ func TestRedacted(t *testing.T) {
 	}
 }
 
-// TestOutputRedacted checks that secrets in the output of programs are left out. The other words of a line stay.
+// TestOutputRedacted checks that secrets in the output of programs are left out. Words of the same line that are not secret stay.
 func TestOutputRedacted(t *testing.T) {
 	for text, want := range map[string]string{
 		"net.ipv6.conf.eth0.stable_secret = fd00::s3":    "net.ipv6.conf.eth0.stable_secret = left out",

@@ -36,7 +36,7 @@ const topExample = `  podlace top
   podlace top --sort drops --interval 5s
   podlace top --once -o json`
 
-// This struct contains the measured traffic of one attachment in an interval.
+// The type traffic contains the measured traffic of one attachment in an interval.
 type traffic struct {
 	Network     string `json:"network"`
 	Pod         string `json:"pod,omitempty"`
@@ -54,7 +54,8 @@ type flow struct {
 	Limit   uint64 `json:"limit,omitempty"` // bits per second
 }
 
-// This struct holds the counters of a host interface. Directions are named from the node's side, as in the kernel.
+// The type counters contains the counters of a host interface. As in the kernel, rx and tx are the directions from the node's point of
+// view.
 type counters struct{ rxBytes, txBytes, rxPackets, txPackets, rxDropped, txDropped uint64 }
 
 type topFlags struct {
@@ -64,7 +65,7 @@ type topFlags struct {
 	once     bool
 }
 
-// topOrders maps the values of --sort to comparison functions.
+// topOrders returns the comparison function for each value of the flag --sort.
 func topOrders() map[string]func(a, b traffic) int {
 	return map[string]func(a, b traffic) int{
 		"ingress": func(a, b traffic) int { return cmp.Compare(b.Ingress.Rate, a.Ingress.Rate) },
@@ -171,7 +172,7 @@ func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
 }
 
 // limitDrops returns the number of packets that the limits of each attachment have dropped. The counters of an interface do not contain
-// these packets, because its queue drops them.
+// these packets, because the queue of the interface drops them.
 func limitDrops() (map[attachment.Key]bandwidth.Both[uint32], error) {
 	records, err := attachment.AllOf("bandwidth")
 	if err != nil || len(records) == 0 {
@@ -197,7 +198,7 @@ func droppedBy(d *bandwidth.Direction) uint32 {
 	return d.Applied.Dropped
 }
 
-// addDrops adds the packets that the limits dropped in the interval.
+// addDrops adds the packets that the bandwidth limits dropped in the interval.
 func (t traffic) addDrops(before, after bandwidth.Both[uint32]) traffic {
 	t.Ingress.Dropped += uint64(after.Ingress - min(before.Ingress, after.Ingress)) // less than before: the limit was recreated
 	t.Egress.Dropped += uint64(after.Egress - min(before.Egress, after.Egress))
@@ -247,7 +248,7 @@ func printTraffic(w io.Writer, list []traffic) error {
 	return t.Flush()
 }
 
-// usedPercent returns the traffic as a percentage of the limit.
+// usedPercent returns a traffic rate as a percentage of the limit.
 func (f flow) usedPercent() string {
 	if f.Limit == 0 {
 		return "-"

@@ -17,10 +17,11 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// inSandbox is an environment variable: if it is set, the tests run in namespaces of their own.
+// inSandbox is the name of an environment variable. If the variable is set, the tests run in namespaces of their own.
 const inSandbox = "CLI_TEST_SANDBOX"
 
-// sandboxed runs the calling test again in namespaces of its own. The result is true in these namespaces.
+// sandboxed runs the calling test again in namespaces of its own. In the test process that runs in the new namespaces, sandboxed returns
+// true.
 func sandboxed(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inSandbox) != "" {
@@ -37,7 +38,8 @@ func sandboxed(t *testing.T) bool {
 	return false
 }
 
-// TestTopDrops: DROPS counts the packets that the limit of a pod drops. The kernel does not count these packets for the interface.
+// TestTopDrops checks that the column DROPS counts the packets that the limit of a pod drops. The kernel does not count such packets for
+// the interface.
 func TestTopDrops(t *testing.T) {
 	if !sandboxed(t) {
 		return

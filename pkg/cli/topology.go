@@ -31,13 +31,13 @@ const topologyExample = `  podlace topology
   podlace topology --network podlace
   podlace topology -o svg >node.svg`
 
-// These are the output formats that only the command topology has.
+// The following constants are the output formats that only the command topology has.
 const (
 	outputText = "text"
 	outputSVG  = "svg"
 )
 
-// This struct describes the pod network of one node.
+// The type topology describes the pod network of one node.
 type topology struct {
 	Node    string           `json:"node"`
 	Bridges []topologyBridge `json:"bridges"`
@@ -66,7 +66,7 @@ type topologyCard struct {
 	VFs      []topologyVF `json:"vfs"`
 }
 
-// topologyVF is a VF and the pod that uses it.
+// topologyVF contains a VF and the pod that uses the VF.
 type topologyVF struct {
 	Index    int    `json:"index"`
 	Address  string `json:"address"`
@@ -134,7 +134,8 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// printGaps prints why the resources and the pods of VFs are unknown. Nothing is printed on a node without VFs and without a device plugin.
+// printGaps prints why the resources and the pods of VFs are unknown. printGaps prints nothing on a node without VFs and without a device
+// plugin.
 func (n *sriovNode) printGaps(stderr io.Writer) {
 	if n.configErr != nil && !errors.Is(n.configErr, fs.ErrNotExist) {
 		printLine(stderr, n.configErr.Error())
@@ -147,7 +148,7 @@ func (n *sriovNode) printGaps(stderr io.Writer) {
 	}
 }
 
-// newPicture groups the attachments by bridge and the VFs by PF.
+// newPicture builds the topology of the node from lists: it groups the attachments by bridge and the VFs by PF.
 func newPicture(name string, list []topologyPod, devices []sriovDevice, holder func(h allocation.Device) string) topology {
 	t := topology{Node: cmp.Or(name, "this node"), Bridges: []topologyBridge{}, Cards: cardsOf(devices, list, holder), Others: []topologyPod{}}
 	known := map[string]bool{}
@@ -198,7 +199,7 @@ func bridgeOf(name string) topologyBridge {
 	return b
 }
 
-// cardsOf returns the PFs that support VFs, sorted by NUMA node. Each PF includes its VFs.
+// cardsOf returns the PFs that support VFs, sorted by NUMA node. Each returned PF contains its VFs.
 func cardsOf(devices []sriovDevice, list []topologyPod, holder func(h allocation.Device) string) []topologyCard {
 	cards := []topologyCard{}
 	for _, d := range devices {

@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace"
 )
 
-// These are lengths in the SVG, in pixels. The font is monospaced, so the width of a text follows from its number of characters.
+// The following constants are lengths in the SVG, in pixels. The font of the SVG is monospaced, so the width of a text follows from its
+// number of characters.
 const (
 	svgMargin  = 16
 	svgIndent  = 24
@@ -23,11 +24,13 @@ const (
 	svgGap     = 14 // between columns
 	svgBreak   = 10 // between branches
 	svgFont    = 11
-	// svgMostRunes is the maximum number of characters of a cell. A longer text is cut off, and the tooltip contains the whole text.
+	// svgMostRunes is the maximum number of characters that the SVG shows of one text. A longer text is cut off, and the tooltip contains the
+	// whole text.
 	svgMostRunes = 60
 )
 
-// These are the colours of the light scheme. In the dark scheme, docs/dark.css replaces the colours.
+// The following constants are the colours of the SVG. For the dark colour scheme of the documentation, docs/dark.css replaces these
+// colours.
 const (
 	svgWhite  = "white"
 	svgFrame  = "#eef5fc"
@@ -37,13 +40,14 @@ const (
 
 func svgTextWidth(text string) int { return (utf8.RuneCountInString(text)*svgFont*61 + 99) / 100 }
 
-// svgPicture collects the elements of an SVG. The size of the SVG is known only after all elements have been added.
+// svgPicture collects the elements of an SVG. The header of the SVG is written last, because the size of the SVG is known only after all
+// elements have been added.
 type svgPicture struct {
 	body     bytes.Buffer
 	y, right int
 }
 
-// svg() returns the picture as an SVG.
+// svg() draws the topology as an SVG.
 func (t topology) svg() []byte {
 	p := &svgPicture{y: svgMargin}
 	p.drawText(svgMargin, "node "+plain(t.Node), "bold")
@@ -76,7 +80,8 @@ func (p *svgPicture) branches(x int, list []branch) {
 	}
 }
 
-// drawRows draws one line for each row. A vertical line connects the rows. The second argument is the height at which this line begins.
+// drawRows draws the interface and the pod of each row. In the SVG, a vertical line connects the rows. The argument top is the y coordinate
+// at which the vertical line begins.
 func (p *svgPicture) drawRows(x, top int, rows []row) {
 	widths := columnWidths(rows)
 	for _, r := range rows {
@@ -126,7 +131,7 @@ func (p *svgPicture) line(x1, y1, x2, y2 int) {
 	fmt.Fprintf(&p.body, `<path d="M%d %dL%d %d" stroke="black" stroke-width="0.5"/>`+"\n", x1, y1, x2, y2)
 }
 
-// drawText draws a text. A long text is cut off, and the tooltip contains the whole text.
+// drawText draws a text. drawText cuts off a long text and adds a tooltip with the whole text.
 func (p *svgPicture) drawText(x int, text, weight string) {
 	if text == "" {
 		return

@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// exampleTopology returns a node with two bridges, two PFs, and pods with different properties. The test machine does not have these
-// bridges.
+// exampleTopology returns a node with two bridges, two PFs, and pods with different properties. The bridges are invented: the test machine
+// does not have them.
 func exampleTopology() topology {
 	address := func(text string) pci.Address {
 		a, err := pci.ParseAddress(text)
@@ -55,8 +55,8 @@ func exampleTopology() topology {
 	return newPicture("edge-3", list, devices, func(h allocation.Device) string { return h.Namespace + "/" + h.Pod })
 }
 
-// TestTopologyText checks the tree: the order of its parts and the alignment of columns. TestTopologyText also checks that a name cannot
-// control the terminal.
+// TestTopologyText checks the printed tree: the order of bridges, PFs and pods, and the alignment of columns. TestTopologyText also checks
+// that a pod's name cannot control the terminal.
 func TestTopologyText(t *testing.T) {
 	want := strings.ReplaceAll(`node edge-3
 |- bridge br-none0: missing
@@ -82,7 +82,7 @@ func TestTopologyText(t *testing.T) {
 	}
 }
 
-// drawnTexts holds the elements that an SVG contains.
+// drawnTexts contains the texts, boxes and other elements of an SVG.
 type drawnTexts struct {
 	Width  int     `xml:"width,attr"`
 	Height int     `xml:"height,attr"`
@@ -144,8 +144,8 @@ func TestTopologySVG(t *testing.T) {
 	}
 }
 
-// TestTopologyLarge checks the SVG of a node with 110 pods. The SVG shows every name, without overlaps and inside its frame. Long texts are
-// cut off, and their tooltips are complete.
+// TestTopologyLarge checks the SVG of a node with 110 pods. The SVG shows every pod's name inside the SVG's frame, and no two texts
+// overlap. Long texts are cut off, and their tooltips are complete.
 func TestTopologyLarge(t *testing.T) {
 	var list []topologyPod
 	for i := range 110 {

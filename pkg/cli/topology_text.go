@@ -12,25 +12,26 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// A branch is a part of the picture. Each branch has a heading, with rows or further branches below it. The text and the SVG are drawn from
-// the same branches.
+// A branch is a part of the topology tree, such as a bridge, a NUMA node or a PF. Each branch has a heading, with rows or further branches
+// below it. The text output and the SVG output are drawn from the same branches.
 type branch struct {
 	heading string
 	rows    []row
 	below   []branch
 }
 
-// A row describes a pod or a VF. A row contains the interface or VF on the node, the pod, and further columns, which may be empty.
+// A row of the topology describes a pod or a VF. The fields of a row are the interface or VF on the node, the pod, and further columns,
+// which may be empty.
 type row struct {
 	link, pod string
 	facts     []string
 	trouble   string // reason why the attachment does not work, or ""
 }
 
-// cells() returns the texts of all columns in a row.
+// cells() returns the text of each column in a row.
 func (r row) cells() []string { return append(append([]string{r.link, r.pod}, r.facts...), r.trouble) }
 
-// branches() returns the parts of the picture from top to bottom.
+// branches() returns the bridges, the NUMA nodes and the other pods, in the order in which they are drawn.
 func (t topology) branches() (list []branch) {
 	for _, b := range t.Bridges {
 		facts := append(plainAll(b.Addresses), b.State)
@@ -81,12 +82,12 @@ func podRows(pods []topologyPod) []row {
 	return rows
 }
 
-// podName returns the name of an attachment's pod. If the runtime passed no name, the result is the container ID.
+// podName returns the name of an attachment's pod. If the runtime passed no pod name, podName returns the container ID.
 func podName(a topologyPod) string {
 	return cmp.Or(a.Pod, "container "+cmp.Or(shortID(a.ContainerID), "unknown"))
 }
 
-// troubleOf returns the reason why an attachment does not work. The result is "" if the attachment works.
+// troubleOf returns the reason why an attachment does not work. troubleOf returns "" if the attachment works.
 func troubleOf(a topologyPod) string {
 	switch {
 	case len(a.Damaged) > 0:
@@ -105,7 +106,7 @@ func plainAll(names []string) []string {
 	return list
 }
 
-// labelled() returns a label followed by a value. If the value is empty, the result is "".
+// labelled() returns a label followed by a value, or "" if the value is empty.
 func labelled(label, value string) string {
 	if value == "" {
 		return ""
@@ -120,7 +121,7 @@ func rateOf(label string, rate uint64) string {
 	return label + " " + formatRate(rate)
 }
 
-// text() formats the picture as a tree of lines.
+// text() formats the topology as a tree of lines.
 func (t topology) text() string {
 	var b strings.Builder
 	b.WriteString("node " + plain(t.Node) + "\n")
@@ -140,7 +141,7 @@ func writeBranches(b *strings.Builder, indent string, list []branch) {
 	}
 }
 
-// joints() returns two prefixes of the tree: one for an entry, and one for all entries below it.
+// joints() returns two line prefixes: the branch symbol for an entry of the tree, and the indentation for all entries below this entry.
 func joints(last bool) (joint, deeper string) {
 	if last {
 		return "`- ", "   "
@@ -148,7 +149,7 @@ func joints(last bool) (joint, deeper string) {
 	return "|- ", "|  "
 }
 
-// aligned() returns one line for each row. All columns have the same width in all lines. A column is omitted if it is empty in all rows.
+// aligned() formats rows as lines of text. Each column has the same width in all lines. aligned() omits a column that is empty in all rows.
 func aligned(rows []row) []string {
 	widths := columnWidths(rows)
 	lines := make([]string, len(rows))

@@ -34,13 +34,14 @@ type tracedPod struct {
 	records map[string]attachment.Record // by plugin
 }
 
-// tracedPlugin is a plugin of the attachment. The entry of a plugin holds the result of its CHECK, and the objects that the plugin created.
+// tracedPlugin describes one plugin of the attachment. A tracedPlugin contains the result of the plugin's CHECK, and the objects that the
+// plugin created.
 type tracedPlugin struct {
 	demo.Traced
 	Objects []string `json:"objects,omitempty"`
 }
 
-// isFile reports whether the argument of trace is the name of a configuration file. Any other argument is the name of a pod.
+// isFile reports whether the argument of 'podlace trace' is the name of a configuration file. Any other argument is the name of a pod.
 func isFile(argument string) bool {
 	if slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(argument)) || strings.HasPrefix(argument, "/") {
 		return true
@@ -89,7 +90,7 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 	return nil
 }
 
-// partsOf groups a pod's records by attachment.
+// partsOf groups a pod's records by attachment, because each plugin of an attachment has its own record.
 func partsOf(records []attachment.Record) (list []*tracedPod) {
 	for _, rec := range records {
 		i := slices.IndexFunc(list, func(p *tracedPod) bool {
@@ -108,8 +109,8 @@ func partsOf(records []attachment.Record) (list []*tracedPod) {
 	return list
 }
 
-// check() runs CHECK of each plugin, and adds the objects in each record to the plugin's entry. If libcni's cache lacks the attachment, no
-// CHECK runs, but the objects are still listed.
+// check() runs CHECK of each plugin, and adds the objects in each record to the plugin's entry in p.Plugins. If libcni's cache lacks the
+// attachment, check() runs no CHECK, but still lists the objects.
 func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks []reconcile.Network) error {
 	err := demo.TraceChecks(ctx, demo.CheckOptions{Plugins: plugins, Cache: cache, Network: p.Network, ContainerID: p.ContainerID,
 		IfName: p.IfName, Netns: p.Netns}, func(t demo.Traced) { p.Plugins = append(p.Plugins, tracedPlugin{Traced: t}) })
@@ -145,7 +146,7 @@ func (p *tracedPod) indexOf(kind string) int {
 	return i
 }
 
-// failed() reports whether a CHECK failed or no CHECK ran.
+// failed() reports whether a plugin's CHECK failed, or whether no CHECK ran.
 func (p *tracedPod) failed() bool {
 	return p.Unchecked != "" || slices.ContainsFunc(p.Plugins, func(t tracedPlugin) bool { return t.Error != "" })
 }

@@ -94,10 +94,11 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 	return err
 }
 
-// maxStdin is the maximum size of standard input. All pods of a large cluster fit into this size.
+// maxStdin is the maximum size of standard input in bytes. The descriptions of all pods in a large cluster fit into this size.
 const maxStdin = 256 << 20
 
-// readAtMost reads to the end, or returns an error for a longer text: the check of a part could report no error.
+// readAtMost reads at most the given number of bytes. For a longer text, readAtMost returns an error, because checking only the beginning
+// could miss errors in the rest.
 func readAtMost(from io.Reader, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(from, most+1))
 	if err == nil && int64(len(data)) > most {
@@ -106,7 +107,7 @@ func readAtMost(from io.Reader, most int64) ([]byte, error) {
 	return data, err
 }
 
-// readFiles reads a file, all files in a folder, or standard input.
+// readFiles reads one file, all files in a folder, or standard input.
 func readFiles(stdin io.Reader, name string) ([]validate.File, error) {
 	if name == "-" {
 		data, err := readAtMost(stdin, maxStdin)

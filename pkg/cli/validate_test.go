@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestReadAtMost checks that a text is not cut off without an error.
+// TestReadAtMost checks that readAtMost returns an error for a text that is too long, instead of cutting it off.
 func TestReadAtMost(t *testing.T) {
 	for text, fails := range map[string]bool{"": false, "12345678": false, "123456789": true} {
 		data, err := readAtMost(strings.NewReader(text), 8)

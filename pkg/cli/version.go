@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Release builds set this variable with the linker flag -ldflags -X.
+// Release builds set the variable commit with the linker flag -ldflags -X.
 var commit string
 
-// This struct describes this binary and the kernel that is running.
+// The type build describes the podlace binary and the running kernel.
 type build struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit"`
@@ -82,7 +82,7 @@ func (b build) print(w io.Writer, output string) error {
 	return err
 }
 
-// These are the output formats that most commands support.
+// The following constants are the output formats that most commands support.
 const (
 	outputTable = "table"
 	outputJSON  = "json"

@@ -11,9 +11,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// The functions below adapt a chain to a machine that lacks a kernel feature.
+// The following functions adapt a plugin chain to a machine that lacks a kernel feature.
 
-// rewrite() replaces the configurations of the chain's plugins by the result of a function.
+// rewrite() passes the configurations of the chain's plugins to the function change, and replaces them with its result.
 func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) error {
 	var conf map[string]any
 	var list struct {
@@ -37,14 +37,15 @@ func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) 
 	return nil
 }
 
-// removePlugin removes one plugin from the chain.
+// removePlugin removes one plugin from the chain's configuration.
 func (c *chain) removePlugin(plugin string) error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
 		return slices.DeleteFunc(plugins, func(p map[string]any) bool { return p["type"] == plugin })
 	})
 }
 
-// disableMasquerade switches masquerade off. The packets of a pod then leave the node with the pod's own address as their source.
+// disableMasquerade switches masquerade off. Without masquerade, the packets of a pod leave the node with the pod's own address as their
+// source.
 func (c *chain) disableMasquerade() error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
 		plugins[0]["ipMasq"] = false
@@ -62,7 +63,8 @@ func (c *chain) disableIPv6() error {
 	})
 }
 
-// dropIPv6 returns a JSON value without its IPv6 parts. The second result is false if no part is left.
+// dropIPv6 returns a JSON value without the entries for IPv6 subnets and IPv6 routes. The second result of dropIPv6 is false if nothing
+// remains of the value.
 func dropIPv6(value any) (rest any, ok bool) {
 	switch v := value.(type) {
 	case map[string]any:

@@ -26,7 +26,7 @@ type call struct {
 	took    time.Duration
 }
 
-// timedExec runs plugins in the same way as libcni, and measures the time of each run.
+// timedExec runs plugins in the same way as libcni, and measures how long each run takes.
 type timedExec struct {
 	invoke.RawExec
 	version.PluginDecoder
@@ -54,7 +54,7 @@ func command(environ []string) string {
 	return ""
 }
 
-// takeCalls returns the recorded plugin calls and clears the recording.
+// takeCalls returns the plugin calls since the last call of takeCalls.
 func (e *timedExec) takeCalls() []call {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -63,7 +63,7 @@ func (e *timedExec) takeCalls() []call {
 	return calls
 }
 
-// A chain runs CNI verbs for one conflist, in the same way as a container runtime.
+// A chain runs CNI operations for one conflist, in the same way as a container runtime.
 type chain struct {
 	list *libcni.NetworkConfigList
 	raw  []byte
@@ -83,7 +83,7 @@ func newChain(dir, cache string, conflist []byte) (*chain, error) {
 	}, nil
 }
 
-// plugins() returns the plugin types in the order of the chain.
+// plugins() returns the types of the chain's plugins, in the order in which they run.
 func (c *chain) plugins() []string {
 	var names []string
 	for _, p := range c.list.Plugins {
@@ -92,7 +92,7 @@ func (c *chain) plugins() []string {
 	return names
 }
 
-// PluginsOf returns the names of all plugin binaries that a conflist needs. The binaries of the IPAM plugins are included.
+// PluginsOf returns the names of all plugin binaries that a conflist needs. The result includes the binaries of the IPAM plugins.
 func PluginsOf(conflist []byte) ([]string, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {
@@ -139,7 +139,7 @@ func (c *chain) check(ctx context.Context, a attachment) error {
 	return nil
 }
 
-// An attachment contains the data about a pod and its interface that a runtime passes to plugins.
+// An attachment contains the data that a container runtime passes to plugins about a pod and its interface.
 type attachment struct {
 	container string
 	netns     string
@@ -155,7 +155,7 @@ type portMapping struct {
 	Protocol      string `json:"protocol"`
 }
 
-// runtimeBurst is the burst that containerd sends together with every limit. This burst means "unlimited".
+// runtimeBurst is the burst that containerd sends together with every limit. This burst value means "unlimited".
 const runtimeBurst = 1<<32 - 1
 
 func (a attachment) runtimeConf() *libcni.RuntimeConf {

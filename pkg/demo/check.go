@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// CheckOptions identifies an attachment of a running pod.
+// CheckOptions identifies the attachment of a running pod that TraceChecks checks.
 type CheckOptions struct {
 	Plugins string // folder with the plugin binaries
 	Cache   string // libcni's folder, in which runtimes keep the configuration and the result of each ADD
@@ -24,7 +24,7 @@ type CheckOptions struct {
 var ErrNotCached = errors.New("the runtime's record of the ADD is missing")
 
 // TraceChecks runs CHECK of each plugin of an attachment, with the configuration, arguments and result of the ADD. TraceChecks calls show()
-// after each plugin, and continues if a plugin's CHECK fails. The returned error is never the error of a CHECK.
+// after each plugin, and continues if a plugin's CHECK fails. Errors of CHECK itself are passed to show() and not returned.
 func TraceChecks(ctx context.Context, o CheckOptions, show func(Traced)) error {
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil { // the plugins inherit this variable and log each change
 		return err

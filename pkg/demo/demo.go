@@ -3,9 +3,9 @@
 // Package demo runs a conflist in real network namespaces. The demo compares the measured results with Podlace's promises about start
 // times, ports, limits and leaked state.
 //
-// The demo is a list of steps, which run in a lab. In the lab, the process's own network namespace is the node. Each pod has a namespace,
-// and a client outside has a namespace that is connected to the node by a veth pair. Each step returns one [Row]. Rows contain only data,
-// and a [Table] prints them.
+// The demo is a list of steps, which run in a test network (lab). In the lab, the process's own network namespace serves as the node. Each
+// pod has its own namespace. A client outside the node also has its own namespace, which a veth pair connects to the node. Each step
+// returns its result as one [Row]. A Row contains only data, and a [Table] prints it.
 //
 // [Run] changes the network of the process's own namespace, so callers must call [Run] inside a sandbox.
 package demo
@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// Options holds the options of one run.
+// Options contains the options for one run of the demo.
 type Options struct {
 	Plugins  string // folder with the plugin binaries
 	Conflist []byte // the network configuration list
@@ -27,8 +27,8 @@ type Options struct {
 	Version  string // of this program, for the report
 }
 
-// Run runs all steps and calls show after each step. The report contains all steps, even if some results differ from the expected results.
-// Run returns an error only if the lab could not be created.
+// Run runs all steps and calls show after each step. The returned report contains all steps, even if some results differ from the expected
+// results. Run returns an error only if the test network could not be created.
 func Run(ctx context.Context, opts Options, show func(Row)) (Report, error) {
 	start := time.Now()
 	report := Report{Plugins: opts.Plugins, Conflist: opts.Source, Kernel: Kernel(), Version: opts.Version}
@@ -49,7 +49,7 @@ func Run(ctx context.Context, opts Options, show func(Row)) (Report, error) {
 	return report, nil
 }
 
-// CheckPlugins returns an error if the folder lacks any of the named plugin binaries.
+// CheckPlugins returns an error if a plugin folder lacks any of the named plugin binaries.
 func CheckPlugins(dir string, names []string) error {
 	var missing []string
 	for _, name := range names {

@@ -31,14 +31,14 @@ const (
 	cacheDir         = "/var/lib/cni" // as for container runtimes
 )
 
-// lastingFiles matches files that a node may keep after the last pod is gone. One of these files contains the address that host-local
-// assigned last. Lock files stay, because a lock file cannot be removed without a race.
+// lastingFiles matches files that a node may keep after the last pod is gone. For example, the file last_reserved_ip contains the address
+// that host-local assigned last. Lock files may also stay, because a lock file cannot be removed without a race.
 const lastingFiles = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
 // stateDirs returns the folders in which plugins and libcni store files.
 func stateDirs() []string { return []string{"/var/lib", "/run/podlace"} }
 
-// A pod is a network namespace and, after ADD, an attachment.
+// A pod consists of a network namespace and, after ADD, an attachment.
 type pod struct {
 	*sandbox.Pod
 	attachment
@@ -46,7 +46,7 @@ type pod struct {
 	server *server
 }
 
-// A lab holds the node, the pods and the client that the script uses.
+// A lab contains the node, the pods and the client that the demo script uses.
 type lab struct {
 	chain    *chain
 	loopback *chain
@@ -61,7 +61,7 @@ type lab struct {
 	closers  []func()
 }
 
-// measuredFlow is the result of one flow of packets. Several rows evaluate this result.
+// measuredFlow is the result of one flow of packets. Several steps of the demo evaluate this result.
 type measuredFlow struct {
 	meter.Result
 	err error
@@ -131,7 +131,7 @@ func (l *lab) close() {
 	}
 }
 
-// probe() finds out which features the machine lacks. The result does not depend on the plugins.
+// probe() finds out which kernel features the machine lacks. The findings do not depend on the plugins.
 func (l *lab) probe() error {
 	if err := bridgeNetfilter(false); err != nil {
 		l.lacks[brNetfilter] = "br_netfilter is not loaded"
@@ -148,8 +148,8 @@ func ipv6Error() error {
 	return err
 }
 
-// bridgeNetfilter sets whether iptables rules see bridged packets. The setting is on for nodes that are prepared for Kubernetes, and off by
-// default.
+// bridgeNetfilter sets whether iptables rules see bridged packets. By default, this setting is off. On nodes that are prepared for
+// Kubernetes, it is on.
 func bridgeNetfilter(on bool) error {
 	value := "0"
 	if on {
@@ -191,20 +191,20 @@ func (p *pod) stopServer() {
 	}
 }
 
-// recordBaseline stores the current state of the node. At the end, the node must be in this state again.
+// recordBaseline stores the current state of the node as the baseline. At the end of the demo, the node must be in this state again.
 func (l *lab) recordBaseline() (err error) {
 	l.before, err = sandbox.Take(l.watched())
 	return err
 }
 
-// watched() returns the options of the leak check, which select the state to compare. Pods are not compared, because their state ends
-// together with their namespaces.
+// watched() returns the options of the leak check, which select what state to compare. The leak check does not compare pods, because their
+// state ends together with their namespaces.
 func (l *lab) watched() sandbox.Options {
 	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(lastingFiles)}
 }
 
 // stateLeft returns the differences between the node's current state and the baseline. The kernel deletes a namespace asynchronously, and
-// the deletion takes longer on a slow machine. Therefore stateLeft may compare several times.
+// the deletion takes longer on a slow machine. Therefore stateLeft compares again until no difference is left or the time is up.
 func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -225,7 +225,7 @@ func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	}
 }
 
-// firstLines shortens a list of lines, so that the list fits into a row of the report.
+// firstLines shortens a list of lines, so that the text fits into a row of the report.
 func firstLines(lines []string, n int) string {
 	if len(lines) > n {
 		lines = append(lines[:n:n], fmt.Sprintf("and %d more", len(lines)-n))

@@ -15,20 +15,21 @@ import (
 
 const (
 	meterPort = 5001
-	// A limit is met if two conditions hold. In the first second, the rate is at most mostAtFirst times the limit. Afterwards, the rate is
-	// between leastLater and mostLater times the limit. A rate outside these bounds is not a failure if pauses of the machine can explain it.
+	// A plugin enforces a limit correctly if the rate is at most mostAtFirst times the limit in the first second. After the first second, the
+	// rate must be between leastLater and mostLater times the limit. A rate outside these bounds is not a failure if pauses of the machine can
+	// explain it.
 	mostAtFirst = 1.20
 	leastLater  = 0.90
 	mostLater   = 1.05
-	// The sender of the UDP flow sends at this multiple of the limit.
+	// The UDP sender sends at overload times the limit.
 	overload = 4
 
-	// Each flow is longer than the first second, because a delayed receiver counts some bytes of that second later.
+	// Each measured flow takes longer than one second: a delayed receiver counts some bytes of the first second only later.
 	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )
 
-// A path is a direction of traffic that has a limit.
+// A path describes a packet flow between two network namespaces, with which the demo checks a bandwidth limit.
 type path struct {
 	name     string
 	protocol meter.Protocol
@@ -54,8 +55,9 @@ func paths() []path {
 	}
 }
 
-// stepsOfLimits returns one step for the kernel's settings in each direction, and two steps for each path. The first step of a path runs
-// the flow, and both steps evaluate the flow's result.
+// stepsOfLimits returns the steps that check bandwidth limits. For each direction, one step checks the kernel's settings. For each path,
+// two steps evaluate one packet flow. The first step runs the flow and evaluates the first second. The second step evaluates the remaining
+// time.
 func stepsOfLimits() []step {
 	const m = limit / 1e6
 	first := fmt.Sprintf("at most %.1f Mbit/s", m*mostAtFirst)
@@ -122,14 +124,14 @@ func bucketOf(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket
 	return buckets[index], err
 }
 
-// ingressLink returns the index of the link whose token bucket limits the pod's ingress. The ingress bucket is on the peer of the pod's
-// interface.
+// ingressLink returns the index of the link whose token bucket limits the pod's ingress. The token bucket for ingress is on the peer of the
+// pod's interface.
 func ingressLink(_ *kernel.Node, peer kernel.Link, _ map[int]kernel.Bucket) (int, error) {
 	return peer.Index, nil
 }
 
-// egressLink returns the index of the link whose token bucket limits the pod's egress. The egress bucket is on the target of the redirect,
-// which starts at the peer of the pod's interface.
+// egressLink returns the index of the link whose token bucket limits the pod's egress. The kernel redirects the pod's egress packets from
+// the peer of the pod's interface to another link. The egress token bucket is on this other link.
 func egressLink(host *kernel.Node, peer kernel.Link, buckets map[int]kernel.Bucket) (int, error) {
 	for index := range buckets {
 		if have, err := host.Redirected(peer, kernel.Link{Index: index}); have == kernel.RedirectsAll || err != nil {
@@ -151,8 +153,8 @@ func (p path) measure(ctx context.Context, l *lab) measuredFlow {
 	return measuredFlow{result, err}
 }
 
-// evaluate() compares the load of the link with the limit. The load includes the packet headers, because the kernel's limits apply to whole
-// packets. A rate outside the bounds is not a miss if pauses of the machine can explain it.
+// evaluate() compares the measured rate with the limit. The rate includes the packet headers, because the kernel's limits apply to whole
+// packets. A rate outside the bounds does not count as a failure if pauses of the machine can explain it.
 func (m measuredFlow) evaluate(window func(meter.Result) (r meter.Rate, from, to time.Duration), least, most float64) outcome {
 	if m.err != nil {
 		return failed(m.err)

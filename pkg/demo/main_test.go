@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The test binary also replaces the plugins: a plugin folder contains links to the test binary with the names of the plugins.
+// The test binary also serves as a fake plugin: a plugin folder contains links to the test binary with the names of the plugins.
 func TestMain(m *testing.M) {
 	if os.Getenv("CNI_COMMAND") != "" {
 		os.Exit(playPlugin(filepath.Base(os.Args[0])))
@@ -34,12 +34,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// failsWith returns the name of the environment variable that makes the ADD of a fake plugin fail. The value of the variable is the CNI
-// error.
+// failsWith returns the name of the environment variable that makes the ADD of a fake plugin fail. The value of the environment variable is
+// the CNI error.
 func failsWith(plugin string) string { return "PLAY_" + plugin }
 
-// takesTime returns the name of the environment variable that slows down a fake plugin. The value of the variable is the duration of each
-// call.
+// takesTime returns the name of the environment variable that slows down a fake plugin. The value of the environment variable is the
+// duration of each call.
 func takesTime(plugin string) string { return "PLAY_SLOWLY_" + plugin }
 
 func playPlugin(name string) int {
@@ -92,7 +92,7 @@ func shipped(t *testing.T) []byte {
 	return conflist
 }
 
-// playedLab returns a lab that has pods and a chain, but no client and no servers.
+// playedLab returns a lab that has pods and a plugin chain, but no client and no servers.
 func playedLab(t *testing.T) *lab {
 	t.Helper()
 	c, err := newChain(playedPlugins(t), t.TempDir(), shipped(t))

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Change is a change of the system by a plugin.
+// Change is one change that a plugin made to the system.
 type Change struct {
 	What string        `json:"what"` // includes the error if the change failed
 	At   time.Duration `json:"at"`   // nanoseconds from the start of the process to the start of the change
@@ -24,7 +24,8 @@ type Phase struct {
 	Took time.Duration `json:"took"` // nanoseconds
 }
 
-// These are the names of phases. Package fault logs the beginning and the end of most phases, and phasesOf computes the others.
+// The following constants are the names of phases. Package fault logs the beginning and the end of most phases, and phasesOf computes the
+// others.
 const (
 	phaseStart   = "start"   // from the start of the process to the plugin's code
 	phaseSetup   = "setup"   // reads environment and configuration, opens the namespace
@@ -41,7 +42,7 @@ func phaseOrder() []string {
 	return []string{phaseStart, phaseSetup, phaseLock, phaseIPAM, phaseChanges, phaseRecord, phaseRest, phaseExit}
 }
 
-// A span is a part of a plugin's run. The times in a span are measured from the start of the run.
+// A span is a logged interval of time in a plugin's run. The times in a span are measured from the start of the run.
 type span struct {
 	name       string
 	begin, end time.Duration
@@ -49,8 +50,8 @@ type span struct {
 
 var logged = regexp.MustCompile(`msg=(change|phase) .*?\bat=(\d+) took=(\d+) (?:op|name)=("(?:[^"\\]|\\.)*"|\S+)(?: error=(.*))?$`)
 
-// readLog returns the phases and the changes in a debug log of package fault. If the log lacks the phase "setup", a program of another
-// project wrote the log, and the result contains no phases.
+// readLog returns the phases and the changes from the debug log of a plugin. If the log lacks the phase "setup", the plugin is not from
+// Podlace, and readLog returns no phases.
 func readLog(log string, began, ended time.Time) (phases []Phase, changes []Change) {
 	var spans []span
 	for line := range strings.Lines(log) {
@@ -117,8 +118,8 @@ func phasesOf(spans []span, took time.Duration) (phases []Phase) {
 	return phases
 }
 
-// innermost returns the name of the span that contains a moment. If several spans contain the moment, the result is the span that began
-// last.
+// innermost returns the name of the span that contains the given time. If several spans contain this time, the result is the span that
+// began last.
 func innermost(spans []span, at time.Duration) string {
 	inner := span{name: phaseRest, begin: -1}
 	for _, s := range spans {

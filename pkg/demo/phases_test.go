@@ -12,7 +12,7 @@ import (
 )
 
 // TestReadLog checks that the phases do not overlap, and that their sum is the plugin's time, even if phases in the log are nested. The log
-// may also contain lines that a tenant or another plugin wrote. These lines are ignored.
+// may also contain lines that a tenant or another plugin wrote. readLog ignores such lines.
 func TestReadLog(t *testing.T) {
 	began := time.UnixMicro(1_700_000_000_000_000)
 	line := func(kind string, at, took int, rest string) string {

@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// bridgeConf holds those keys of the first plugin's configuration that the script reads.
+// bridgeConf holds those keys of the first plugin's configuration that the demo reads.
 type bridgeConf struct {
 	IsGateway        bool            `json:"isGateway"`
 	IsDefaultGateway bool            `json:"isDefaultGateway"`
@@ -18,7 +18,7 @@ type bridgeConf struct {
 	IPAM             json.RawMessage `json:"ipam"`
 }
 
-// notPromised returns the features that a configuration does not request. Steps that need one of these features are skipped.
+// notPromised returns the features that a configuration does not request. The demo skips the steps that need one of these features.
 func notPromised(list *libcni.NetworkConfigList) map[string]string {
 	lacks := map[string]string{}
 	for _, plugin := range []string{portmap, bandwidth} {
@@ -64,7 +64,7 @@ func families(ipam json.RawMessage) map[string]bool {
 	return found
 }
 
-// walk() calls a function for every string in a JSON value, except for strings in routes.
+// walk() calls the function visit for every string in a JSON value, except for strings in routes.
 func walk(value any, visit func(string)) {
 	switch v := value.(type) {
 	case string:

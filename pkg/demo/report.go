@@ -4,10 +4,11 @@ package demo
 
 import "slices"
 
-// A Verdict is the result of one step.
+// A Verdict is the result of one step of the demo, such as "ok" or "miss".
 type Verdict string
 
-// These are the possible results of a step. A row with the result Info shows a value that is not compared with anything.
+// The following constants are the possible results of a step. The result Info means that the step shows a value but compares it with
+// nothing.
 const (
 	OK   Verdict = "ok"
 	Miss Verdict = "miss"
@@ -15,7 +16,7 @@ const (
 	Info Verdict = "info"
 )
 
-// A Row describes the result of one step.
+// A Row describes the result of one step of the demo.
 type Row struct {
 	Step     string  `json:"step"`
 	Wanted   string  `json:"wanted,omitempty"`
@@ -26,7 +27,7 @@ type Row struct {
 	Note     string  `json:"note,omitempty"`
 }
 
-// A Report describes one run of the script.
+// A Report contains the results of one run of the demo script.
 type Report struct {
 	Plugins  string  `json:"plugins"`
 	Conflist string  `json:"conflist"`
@@ -51,10 +52,10 @@ func (r *Report) add(row Row) {
 	}
 }
 
-// Failed reports whether the result of any step is Miss.
+// Failed reports whether any step of the demo has the result Miss.
 func (r Report) Failed() bool { return r.Missed > 0 }
 
-// Row returns the row of the step with the given name.
+// Row returns the report's row for the step with the given name.
 func (r Report) Row(step string) (Row, bool) {
 	i := slices.IndexFunc(r.Rows, func(row Row) bool { return row.Step == step })
 	if i < 0 {
@@ -63,7 +64,7 @@ func (r Report) Row(step string) (Row, bool) {
 	return r.Rows[i], true
 }
 
-// A Comparison contains the results of the same script with two different plugin folders.
+// A Comparison contains the results of two runs of the demo script: with Podlace's plugins and with the reference plugins.
 type Comparison struct {
 	Podlace   Report `json:"podlace"`
 	Reference Report `json:"reference"`

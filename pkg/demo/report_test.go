@@ -66,8 +66,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestReadmeShowsTheScript checks the example run in podlace's README. The example must contain the steps of the script in the same order,
-// with the same wanted values.
+// TestReadmeShowsTheScript checks the example run in the README of podlace. The example must contain the steps of the demo script in the
+// same order, with the same wanted values.
 func TestReadmeShowsTheScript(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join("..", "..", "plugins", "podlace", "README.md"))
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// These are requirements of steps: plugin types, and features that a machine or a configuration may lack.
+// A step of the demo can require the following plugin types and features, which a machine or a configuration may lack.
 const (
 	portmap      = "portmap"
 	bandwidth    = "bandwidth"
@@ -30,7 +30,7 @@ const (
 	pings   = 20
 )
 
-// script() returns all steps of the demo in their order. Later steps depend on the results of earlier steps.
+// script() returns all steps of the demo in the order in which they run. Some steps depend on the results of earlier steps.
 func script(plugins []string) []step {
 	var steps []step
 	steps = append(steps, stepsOfADD(plugins)...)
@@ -114,7 +114,7 @@ func stepsOfTheEnd() []step {
 	}
 }
 
-// A placeOf function selects a network namespace of the lab. A place is a network namespace in which functions can run.
+// A placeOf function returns a function that runs other functions in one network namespace of the lab.
 type placeOf func(*lab) func(func() error) error
 
 func fromHost(*lab) func(func() error) error     { return func(f func() error) error { return f() } }
@@ -122,7 +122,7 @@ func fromClient(l *lab) func(func() error) error { return l.client.Do }
 func fromA(l *lab) func(func() error) error      { return l.a.Do }
 func fromB(l *lab) func(func() error) error      { return l.b.Do }
 
-// anySource is for steps that accept any source address.
+// anySource returns the zero address, with which a step accepts any source address.
 func anySource() netip.Addr { return netip.Addr{} }
 
 func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
@@ -145,7 +145,7 @@ func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 	}
 }
 
-// reachA returns a step function: it connects to pod-a and checks the source address that pod-a reports.
+// reachA returns the function of a step that connects to pod-a and checks the source address that pod-a reports.
 func reachA(from placeOf, network string, target netip.AddrPort, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		got, err := ask(ctx, from(l), network, target)
@@ -172,7 +172,8 @@ func withBridgeNetfilter(run func(context.Context, *lab) outcome) func(context.C
 	}
 }
 
-// masquerade() returns a step function: it connects to a server outside, which must see the node's address as the source.
+// masquerade() returns the function of a step that connects to a server outside the node. The server must see the node's address as the
+// source.
 func masquerade(from placeOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		outside, err := serve(l.client.Do, "client")

@@ -16,11 +16,11 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// This constant is the time limit for an answer. The time limit is long enough for a slow machine. A packet counts as dropped if there is
-// no answer within this time.
+// The constant patience is the time limit for a server's answer. The time limit is long enough for a slow machine. A request without an
+// answer within the time limit counts as dropped.
 const patience = 5 * time.Second
 
-// A server answers every TCP and UDP request with its own name and the client's source address.
+// The type server is a test server that answers every TCP and UDP request with its own name and the client's source address.
 type server struct {
 	name string
 	tcp  []net.Listener
@@ -43,8 +43,8 @@ func serve(place meter.Place, name string) (*server, error) {
 	return s, nil
 }
 
-// listen() opens one socket for each address family. A single socket for both families is not safe here. Package net checks the kernel's
-// support for this socket only once, in the first namespace that opens a socket.
+// listen() opens one socket for each address family. A single socket for both address families is not safe here. Go's package net checks
+// only once whether the kernel supports such a socket, in the first namespace that opens a socket.
 func (s *server) listen() error {
 	families := []string{"4"}
 	if ipv6Error() == nil {
@@ -102,7 +102,7 @@ func (s *server) answerUDP(c *net.UDPConn) {
 
 func (s *server) answer(from net.Addr) string { return s.name + " " + from.String() }
 
-// An answer is the reply of a server.
+// An answer is the reply of a server to one request.
 type answer struct {
 	name string     // name of the server
 	seen netip.Addr // the caller's address as the server saw it

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// A step is one line in the script.
+// A step is one test in the demo script. The report has one row for each step.
 type step struct {
 	name string
 	want string
-	// This field contains those requirements of the step that this machine may lack: plugin types whose kernel feature may be missing, "ipv6",
-	// or "br_netfilter".
+	// The field needs contains those requirements of the step that a machine may lack. A requirement is a plugin type whose kernel feature may
+	// be missing, "ipv6", or "br_netfilter".
 	needs []string
 	run   func(context.Context, *lab) outcome
 }
@@ -40,7 +40,7 @@ func (s step) row(ctx context.Context, l *lab) Row {
 	return row
 }
 
-// withNote appends a note to the outcome.
+// withNote appends a note to the outcome of a step.
 func (o outcome) withNote(format string, args ...any) outcome {
 	note := fmt.Sprintf(format, args...)
 	if o.note != "" {
@@ -55,7 +55,7 @@ func failed(err error) outcome {
 	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
 }
 
-// verdictFor returns an outcome. The result of the outcome is OK if the first argument is true, and Miss if the first argument is false.
+// verdictFor returns an outcome with the measured value. The verdict of the outcome is OK if good is true, and Miss otherwise.
 func verdictFor(good bool, measured string) outcome {
 	if good {
 		return outcome{verdict: OK, measured: measured}
@@ -68,8 +68,8 @@ func milliseconds(took time.Duration) outcome {
 	return outcome{verdict: Info, measured: fmt.Sprintf("%.1f ms", ms), value: ms, unit: "ms"}
 }
 
-// timed() returns the outcome of a step that succeeded. The outcome contains the step's duration. A long duration is not a failure, because
-// it depends more on the machine than on the plugins.
+// timed() returns the outcome of a step that succeeded, with the step's duration. A long duration is not a failure, because the duration
+// depends more on the machine than on the plugins.
 func timed(took, usual time.Duration) outcome {
 	o := milliseconds(took)
 	o.verdict = OK

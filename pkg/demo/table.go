@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// A Table prints each row immediately. The widths of its columns are fixed.
+// A Table prints each row immediately, so its columns have fixed widths.
 type Table struct {
 	w      io.Writer
 	widths []int
@@ -20,7 +20,7 @@ const (
 	noteWidth     = 140
 )
 
-// NewTable prints the heading of a table for one run of a conflist.
+// NewTable returns a Table for one run of the demo with a conflist, and prints the heading of the table.
 func NewTable(w io.Writer, conflist []byte) (*Table, error) {
 	c, err := newChain("", "", conflist)
 	if err != nil {
@@ -35,7 +35,7 @@ func NewTable(w io.Writer, conflist []byte) (*Table, error) {
 	return t, nil
 }
 
-// Row prints a row of the table.
+// Row prints the result of one step as a row of the table.
 func (t *Table) Row(r Row) {
 	t.line(r.Step, r.Wanted, r.Measured, r.Result.text(), clip(r.Note))
 }
@@ -63,13 +63,13 @@ func writeLine(w io.Writer, widths []int, cells []string) {
 	fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
 }
 
-// PrintHead prints three facts about a run: the plugins, the conflist and the namespace.
+// PrintHead prints what the demo uses: the plugin folder, the conflist and the namespace.
 func PrintHead(w io.Writer, opts Options, namespace string) {
 	fmt.Fprintf(w, "plugins    %s\nconflist   %s\nnamespace  %s: the network of this machine is not touched\n\n",
 		opts.Plugins, opts.Source, namespace)
 }
 
-// PrintSummary prints how many rows have each result, and which steps were skipped.
+// PrintSummary prints the number of rows for each result, and the steps that were skipped.
 func PrintSummary(w io.Writer, r Report) {
 	fmt.Fprintln(w)
 	printCounts(w, r)
@@ -93,7 +93,7 @@ func printCounts(w io.Writer, r Report) {
 	}
 }
 
-// PrintComparison prints the rows of two runs side by side. Rows of the same step are on the same line.
+// PrintComparison prints the results of two runs of the demo side by side, with one line for each step.
 func PrintComparison(w io.Writer, c Comparison) {
 	lines := [][]string{{"step", "wanted", "podlace", "", "reference", ""}}
 	for _, ours := range c.Podlace.Rows {
@@ -128,7 +128,7 @@ func printMisses(w io.Writer, name string, r Report) {
 	printCounts(w, r)
 }
 
-// clip() shortens a note so that it fits on the row's line. The JSON output contains the complete note.
+// clip() shortens a note so that the note fits into a line of the table. The JSON output contains the complete note.
 func clip(note string) string {
 	text := []rune(strings.Join(strings.Fields(note), " "))
 	if len(text) > noteWidth {

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Traced describes one run of a plugin.
+// Traced describes one traced run of a plugin: its duration, its phases, its changes and its error.
 type Traced struct {
 	Verb    string        `json:"verb"`
 	Plugin  string        `json:"plugin"`
@@ -33,7 +33,7 @@ type Traced struct {
 	Error   string        `json:"error,omitempty"`
 }
 
-// TraceOptions holds the options of Trace.
+// TraceOptions contains the options of the function Trace.
 type TraceOptions struct {
 	Options
 	HostPort int    // number of the pod's hostPort, or 0
@@ -41,10 +41,10 @@ type TraceOptions struct {
 	Ping     bool   // the node pings each address of the pod, and the pod must answer
 }
 
-// Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. The process's own namespace serves as the
-// node. The returned error contains all failures. DEL runs even if an earlier verb failed.
+// Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. The network namespace of the process
+// serves as the node. The returned error contains the failures of ADD, CHECK and DEL. DEL runs even if ADD or CHECK failed.
 func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error) {
-	// The plugins inherit this environment variable, and therefore log each change and each phase.
+	// The plugins inherit PODLACE_LOG=debug, and therefore log each change and each phase.
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (t tracer) remove(ctx context.Context) error {
 	return err
 }
 
-// A tracer consists of a chain and the pod for which the chain runs. The chain's plugins report their changes.
+// A tracer consists of a plugin chain and the pod for which the chain runs. The plugins log each change that they make.
 type tracer struct {
 	chain
 	pod *pod
@@ -127,8 +127,8 @@ func (t tracer) ping(ctx context.Context) error {
 	return nil
 }
 
-// tracingExec runs plugins in the same way as libcni. After each run, tracingExec reports the phases and the changes in the plugin's debug
-// log.
+// tracingExec runs plugins in the same way as libcni. After each run, tracingExec passes the phases and the changes in the plugin's debug
+// log to the function show.
 type tracingExec struct {
 	version.PluginDecoder
 	show func(Traced)

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// The following error codes say nothing about the cause of an error. The value codeNone is zero. The value codeUnknown is for errors
-// without a code of their own.
+// The error codes codeNone and codeUnknown say nothing about the cause of an error. The value of codeNone is zero. Plugins use codeUnknown
+// for errors that have no code of their own.
 const (
 	codeNone    = 0
 	codeUnknown = 999
@@ -21,8 +21,9 @@ const (
 
 var errNoAddress = errors.New("the pod has no such address")
 
-// warmUp adds and deletes a first pod. The baseline then contains state that is not removed with a pod, such as the bridge and the static
-// rules. If a plugin lacks a kernel feature, warmUp removes the plugin from the chain. The steps of this plugin are skipped.
+// warmUp adds and deletes a first pod. The later baseline then contains state that stays after a pod's DEL, such as the bridge and the
+// static rules. If a plugin lacks a kernel feature, warmUp removes the plugin from the chain. The demo then skips the steps that need this
+// plugin.
 func warmUp(ctx context.Context, l *lab) outcome {
 	for {
 		err := l.warmUpOnce(ctx)
@@ -49,7 +50,7 @@ func (l *lab) warmUpOnce(ctx context.Context) error {
 	return err
 }
 
-// pluginError is an error of the chain with the name of the plugin that failed.
+// pluginError is an error of a plugin chain, with the name of the plugin that failed.
 type pluginError struct {
 	plugin string
 	error
@@ -65,8 +66,8 @@ func last(calls []call) string {
 	return calls[len(calls)-1].plugin
 }
 
-// dropLacking adapts the chain if err means that the kernel lacks a feature. Either the failed plugin is removed from the chain, or a
-// feature of the first plugin is switched off.
+// dropLacking adapts the plugin chain if err means that the kernel lacks a feature. dropLacking removes the failed plugin from the chain,
+// or switches off a feature of the first plugin.
 func (l *lab) dropLacking(err error) bool {
 	var failing pluginError
 	e, isCNI := coded(err)
@@ -113,7 +114,7 @@ func (p *pod) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// timeOf returns a step function that shows how much of the previous ADD's time one plugin took.
+// timeOf returns the function of a step that shows how long one plugin took in the previous ADD.
 func timeOf(plugin string) func(context.Context, *lab) outcome {
 	return func(_ context.Context, l *lab) outcome {
 		for _, c := range l.adds {
@@ -135,7 +136,7 @@ func checkPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// addInvalidPort runs ADD with a port number that is invalid. The error must contain the pod's name and an informative code.
+// addInvalidPort runs ADD with a port number that is invalid. The error of ADD must contain the pod's name and an informative code.
 func addInvalidPort(ctx context.Context, l *lab) outcome {
 	defer func() { _, _ = l.chain.del(ctx, l.bad.attachment) }()
 	_, _, err := l.chain.add(ctx, l.bad.attachment)
@@ -190,7 +191,8 @@ func delAgain(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// delGone simulates a node after a crash. The namespace is gone, and the runtime calls DEL with the data in its cache.
+// delGone simulates a node after a crash. After the crash, the pod's namespace is gone, and the runtime calls DEL with the data in its
+// cache.
 func delGone(ctx context.Context, l *lab) outcome {
 	l.b.stopServer()
 	if err := l.b.Close(); err != nil {

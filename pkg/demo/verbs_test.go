@@ -108,7 +108,8 @@ func TestAddShowsEachPlugin(t *testing.T) {
 	}
 }
 
-// TestSlowMachineIsNoMiss checks a step that takes a long time. The result is still OK, and the row contains the time and a note.
+// TestSlowMachineIsNoMiss checks a step that takes a long time. The result of a slow step is still OK, and its row contains the time and a
+// note.
 func TestSlowMachineIsNoMiss(t *testing.T) {
 	for took, note := range map[time.Duration]string{99 * time.Millisecond: "pod", time.Minute: "slow machine: usually below 100 ms; pod"} {
 		got := timed(took, addTime).withNote("pod")
@@ -161,7 +162,7 @@ func TestLeftovers(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = os.Remove(path) })
 	}
-	// The folders themselves are part of the baseline.
+	// The first file is written before the baseline is recorded, so that the state folders belong to the baseline.
 	write("/var/lib/cni/networks/x/lock")
 	if err := l.recordBaseline(); err != nil {
 		t.Fatal(err)

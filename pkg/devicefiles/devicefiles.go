@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package devicefiles returns the files in /dev that a container needs for its devices. The files are returned in the formats of the
-// Container Device Interface (CDI) and of the kubelet. The package also returns the environment variables that sriov-network-device-plugin
-// sets. The package does no I/O.
+// Package devicefiles returns the files in /dev that a container needs for its devices. The functions return the device files in the
+// formats of the Container Device Interface (CDI) and of the kubelet. Package devicefiles also returns the environment variables that
+// sriov-network-device-plugin sets. Package devicefiles does no I/O.
 package devicefiles
 
 import (
@@ -21,7 +21,7 @@ import (
 // CDIVersion is the oldest version of the CDI specification that has all the fields which this package uses.
 const CDIVersion = "0.5.0"
 
-// These device files are shared by several devices.
+// The following device files are shared by several devices.
 const (
 	VFIOControl = "/dev/vfio/vfio"
 	VhostNet    = "/dev/vhost-net"
@@ -31,11 +31,11 @@ const (
 // File is the path of a device file on the node and its path in the container.
 type File struct{ Host, Container string }
 
-// driverInfo holds the properties of a device for one kind of driver. The keys are those of sriov-network-device-plugin.
+// driverInfo holds the properties of a device for one kind of driver. sriov-network-device-plugin uses the same keys.
 type driverInfo map[string]string
 
-// Variables returns the environment variables for a container with devices of a resource. PCIDEVICE_EXAMPLE_COM_FAST contains the addresses
-// of the devices. PCIDEVICE_EXAMPLE_COM_FAST_INFO contains their files.
+// Variables returns the environment variables for a container with devices of a resource. PCIDEVICE_EXAMPLE_COM_FAST contains the PCI
+// addresses of the devices. PCIDEVICE_EXAMPLE_COM_FAST_INFO contains the device files.
 func Variables(resource string, devices []pool.Device) (map[string]string, error) {
 	var ids []string
 	info := map[string]map[string]driverInfo{}
@@ -51,13 +51,13 @@ func Variables(resource string, devices []pool.Device) (map[string]string, error
 	return map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}, nil
 }
 
-// variableName returns the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. The function keeps
+// variableName returns the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. variableName keeps
 // hyphens for compatibility with sriov-network-device-plugin. A shell cannot read a variable whose name contains a hyphen.
 func variableName(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))
 }
 
-// infoOf returns the properties of a device for each kind of driver.
+// infoOf returns the properties of a device, grouped by kind of driver.
 func infoOf(d pool.Device) map[string]driverInfo {
 	out := map[string]driverInfo{"generic": {"deviceID": d.Address.String()}}
 	switch {
@@ -96,7 +96,8 @@ func rdmaValues(d pci.Device) driverInfo {
 	return v
 }
 
-// rdmaNodes returns the files of a device's RDMA devices. If the node has an RDMA connection manager, its shared file is included.
+// rdmaNodes returns the files of a device's RDMA devices. If the node has an RDMA connection manager, the result includes its device file,
+// which all RDMA devices share.
 func rdmaNodes(d pci.Device) (nodes []string) {
 	for _, f := range d.RDMAFiles {
 		nodes = append(nodes, "/dev/"+f)
@@ -104,8 +105,8 @@ func rdmaNodes(d pci.Device) (nodes []string) {
 	return nodes
 }
 
-// vfioGroup returns the path of the device file for the device's IOMMU group, as seen in the container. The result is "" if there is no
-// group. The number of the group may change when the node reboots.
+// vfioGroup returns the path of the device file for the device's IOMMU group, as seen in the container. vfioGroup returns "" if the device
+// is in no IOMMU group. The number of an IOMMU group may change when the node reboots.
 func vfioGroup(d pci.Device) string {
 	if d.IOMMUGroup == pci.Unknown {
 		return ""
@@ -113,7 +114,7 @@ func vfioGroup(d pci.Device) string {
 	return fmt.Sprintf("/dev/vfio/%d", d.IOMMUGroup)
 }
 
-// Nodes returns the files that a container needs for one device, as paths in the container.
+// Nodes returns the paths, in the container, of the device files that a container needs for one device.
 func Nodes(d pool.Device) (nodes []string) {
 	switch {
 	case d.Driver == "vfio-pci":
@@ -133,8 +134,7 @@ func Nodes(d pool.Device) (nodes []string) {
 	return nodes
 }
 
-// Files returns the files that a container needs for several devices. The list has no duplicates and is sorted by the path in the
-// container.
+// Files returns the device files that a container needs for several devices, without duplicates and sorted by the path in the container.
 func Files(devices ...pool.Device) (out []File) {
 	onHost := map[string]string{}
 	for _, d := range devices {
@@ -151,7 +151,7 @@ func Files(devices ...pool.Device) (out []File) {
 	return out
 }
 
-// Edits returns the CDI changes for a container that has the devices.
+// Edits returns the changes, in CDI format, that the runtime makes to a container with the given devices.
 func Edits(devices ...pool.Device) (edits cdi.ContainerEdits) {
 	for _, f := range Files(devices...) {
 		node := &cdi.DeviceNode{Path: f.Container, Permissions: "rw"}

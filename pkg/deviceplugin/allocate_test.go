@@ -26,7 +26,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// poolOfKinds returns a pool with one device of each kind. For each kind, a container gets different variables or device files.
+// poolOfKinds returns a pool with one device of each kind. For each kind of device, a container gets different environment variables or
+// device files.
 func poolOfKinds() pool.Pool {
 	p := vfPool(5)
 	p.Name = "example.com/fast-net"
@@ -49,7 +50,7 @@ func idsOf(p pool.Pool) (ids []string) {
 	return ids
 }
 
-// TestAllocate compares variables and device files with sriov-network-device-plugin, byte for byte.
+// TestAllocate checks that a container gets exactly the same environment variables and device files as from sriov-network-device-plugin.
 func TestAllocate(t *testing.T) {
 	p := poolOfKinds()
 	ids := idsOf(p)
@@ -95,7 +96,7 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// TestForget checks that device-info files are deleted with their devices, and that files of other resources stay.
+// TestForget checks that the device-info files of removed devices are deleted, and that the files of other resources stay.
 func TestForget(t *testing.T) {
 	dir := t.TempDir()
 	f := deviceFolders{info: dir}
@@ -126,8 +127,8 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// TestCDI checks that all three CDI modes select the same devices, and that the resource's specification lists the device files of each
-// device.
+// TestCDI checks that all three CDI modes select the same devices, and that the resource's CDI specification contains the device files of
+// each device.
 func TestCDI(t *testing.T) {
 	p := poolOfKinds()
 	ids := idsOf(p)[:3] // the first device has no files
@@ -152,8 +153,8 @@ func TestCDI(t *testing.T) {
 	}
 }
 
-// TestCDIFiles checks that a specification exists for each current resource. Specifications of removed resources keep the devices that pods
-// still have.
+// TestCDIFiles checks that a CDI specification exists for each current resource. The CDI specification of a removed resource keeps the
+// devices that pods still have.
 func TestCDIFiles(t *testing.T) {
 	p, dir := poolOfKinds(), t.TempDir()
 	other := vfPool(1) // no device files, so no CDI device
@@ -178,7 +179,7 @@ func TestCDIFiles(t *testing.T) {
 		spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath != "/dev/vfio/noiommu-7" {
 		t.Errorf("%v\n%s", err, data)
 	}
-	// The specification keeps the devices of pods from a removed resource.
+	// The CDI specification of a removed resource keeps only the devices of pods.
 	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]allocation.Device{p.Name: {{ID: "0000:10:00.1"}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -206,8 +207,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestHostileRequests checks the answers to invalid requests. Each answer is an error about the device, or a list that
-// contains only offered devices.
+// TestHostileRequests checks the answers to invalid requests. Each answer must be an error about the device, or a list that contains only
+// offered devices.
 func TestHostileRequests(t *testing.T) {
 	e := newEndpoint(fast, offering(vfPool(8)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
 	long := strings.Repeat("A", 1<<20)
@@ -245,7 +246,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// podGrants holds the devices of pods. The test admits one pod at a time, as the kubelet does.
+// podGrants contains the devices of each pod. As in the kubelet, the test admits only one pod at a time.
 type podGrants struct {
 	client pluginapi.DevicePluginClient
 	mu     sync.Mutex
@@ -296,8 +297,8 @@ func (g *podGrants) release(ids []string) {
 	}
 }
 
-// TestNoDoubleGrant simulates a kubelet that assigns and frees devices as fast as possible. The test checks that no device is assigned
-// twice. If one NUMA node has enough devices, all devices of a container come from that node.
+// TestNoDoubleGrant simulates a kubelet that assigns and frees devices as fast as possible. TestNoDoubleGrant checks that no device is
+// assigned twice. If one NUMA node has enough devices, all devices of a container must come from that node.
 func TestNoDoubleGrant(t *testing.T) {
 	k := newFakeKubelet(t)
 	p := vfPool(256)

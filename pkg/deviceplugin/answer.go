@@ -55,14 +55,15 @@ func (d *daemon) answerQuestion(ctx context.Context, q allocation.Question) allo
 	return a
 }
 
-// resourceNames returns the resources of this daemon. The result is never nil.
+// resourceNames returns the names of the resources that this daemon serves. resourceNames never returns nil.
 func (d *daemon) resourceNames() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
 }
 
-// hasDevice reports whether the ID belongs to a device of this node. The device may be assigned by another device plugin.
+// hasDevice reports whether the ID belongs to a device of this node. hasDevice is also true for a device that another device plugin
+// assigns.
 func (d *daemon) hasDevice(id string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// writeClaim writes the record of a claim with a device for the pod with UID u-0. The function also writes the claim to the kubelet's file.
+// writeClaim writes the record of a claim with a device for the pod with UID u-0. writeClaim also adds the claim to the kubelet's file.
 func (l *testLab) writeClaim(resource, id string, admin bool) {
 	l.Helper()
 	r := claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: resource, ID: id, Claim: &allocation.Claim{UID: "c-0",
@@ -30,8 +30,9 @@ func (l *testLab) writeClaim(resource, id string, admin bool) {
 	}
 }
 
-// TestClaimed checks that a claimed device is not allocated and keeps its driver. The PF of the device also keeps its VFs. Answers list
-// the device. If a record is unreadable, any device may belong to its claim, unless the kubelet's file shows which claims exist.
+// TestClaimed checks that a claimed device is not allocated and keeps its driver. The number of VFs on the device's PF also stays the same.
+// The daemon's answers about pods contain the claimed device. If a record is unreadable, any device may belong to its claim, unless the
+// kubelet's file shows which claims exist.
 func TestClaimed(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	config := func(n, driver string) string {
@@ -97,7 +98,7 @@ func TestClaimed(t *testing.T) {
 	}
 }
 
-// TestAdminClaimed checks that a device remains available if a claim has administrative access to the device.
+// TestAdminClaimed checks that a device remains available if a claim has only administrative access to it.
 func TestAdminClaimed(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.writeClaim("example.com/one", vf00, true)

@@ -13,7 +13,7 @@ import (
 // metricPrefix is the prefix of all metric names.
 const metricPrefix = "podlace_sriov"
 
-// eventCounters holds the metrics that count events.
+// eventCounters contains the metrics that count events, such as allocations.
 type eventCounters struct {
 	allocations, registrations *prometheus.CounterVec
 	preferred                  *prometheus.HistogramVec

@@ -25,7 +25,7 @@ import (
 // listInterval is the time between two requests to the kubelet for the devices of pods.
 const listInterval = 10 * time.Second
 
-// daemon serves the SR-IOV resources of one node.
+// The type daemon serves the SR-IOV resources of one node.
 type daemon struct {
 	daemonOptions
 	log       *slog.Logger
@@ -64,14 +64,14 @@ type daemon struct {
 	refreshed    bool             // serving is complete
 }
 
-// registeredService is a resource that is registered with the kubelet.
+// registeredService is the running service for one resource, which is registered with the kubelet.
 type registeredService struct {
 	*registrar
 	stop context.CancelFunc
 }
 
-// refresh() updates the resources and devices that the daemon reports to the kubelet. The function returns the time of the next refresh.
-// The result is the zero time if no refresh is needed before the next change.
+// refresh() updates the resources and devices that the daemon reports to the kubelet. refresh() returns the time of the next refresh, or
+// the zero time if no refresh is needed before the next change.
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.gate.Lock() // no allocation may use the old offers
 	defer d.gate.Unlock()
@@ -94,7 +94,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 		if d.serving[name].setLeaving(leaving); wanted {
 			continue
 		}
-		// The resource was removed from the configuration. The resource stays registered with the kubelet while pods have its devices.
+		// A resource that was removed from the configuration stays registered with the kubelet while pods have its devices.
 		p := pool.Pool{Name: name}
 		lost[name] = d.lostDevices(p)
 		if len(lost[name]) == 0 && (!leaving || d.serving[name].isReady()) {
@@ -118,8 +118,8 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// publishCDI writes the CDI specifications of devices before the devices can be allocated. If publishCDI cannot write a specification, the
-// kubelet passes the device files to the container itself.
+// publishCDI writes the CDI specifications of devices, before the devices can be allocated. If publishCDI cannot write the CDI
+// specifications, containers get the device files through the kubelet instead.
 func (d *daemon) publishCDI(pools []pool.Pool, lost map[string][]allocation.Device) {
 	err := (deviceFolders{d.InfoDir, d.CDIDir}).publish(pools, lost)
 	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
@@ -140,9 +140,9 @@ func (d *daemon) logFindings(env pool.Env) {
 	d.findings = found
 }
 
-// assignPools returns the pools of the configuration. If a pod still has a device through another resource or through a claim, assignPools
-// removes the device from the pool. No second pod then gets the device. The function does not remove devices from DRA pools, because the
-// DRA driver itself decides which devices it publishes.
+// assignPools returns the device pools of the configuration. If a pod still has a device through another resource or through a claim,
+// assignPools removes the device from the pool. Otherwise a second pod could get the device. assignPools does not remove devices from DRA
+// pools, because the DRA driver itself decides which devices it publishes.
 func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
@@ -163,8 +163,8 @@ func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	return pools
 }
 
-// poolEnv returns the input for the computation of the pools, without the devices. For a device whose interface is in a pod, the result
-// contains the last known properties.
+// poolEnv returns the data about the node, other than the devices, that is needed to compute the pools. For a device whose interface is in
+// a pod, poolEnv returns the last known properties.
 func (d *daemon) poolEnv() pool.Env {
 	host, err := kernel.Host()
 	if err == nil {
@@ -180,9 +180,9 @@ func (d *daemon) poolEnv() pool.Env {
 	return pool.Env{Last: d.last, DefaultRoute: d.uplinks}
 }
 
-// lostDevices returns the devices that pods have from a resource although the resource's pool no longer contains them. The list has no
-// duplicates. If the resource is no longer configured, the list contains only devices that the kubelet assigned to containers. It then
-// contains no devices of claims.
+// lostDevices returns the devices that pods have from a resource although these devices are missing in the resource's pool. Each lost
+// device is in the list only once. If the resource was removed from the configuration, the list contains no devices of claims, only devices
+// that the kubelet assigned to containers.
 func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
 		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !poolContains(p, h.ID) {
@@ -202,8 +202,8 @@ func poolContains(p pool.Pool, id string) bool {
 	return slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == id })
 }
 
-// mergeUnlisted adds devices that are missing from the kubelet's last list. The added devices are recently allocated devices and the
-// devices of claims.
+// mergeUnlisted adds two kinds of devices that are missing from the kubelet's last list: recently allocated devices, and the devices of
+// claims.
 func (d *daemon) mergeUnlisted() {
 	d.held = mergeDevices(d.held, d.gate.allocations.recentDevices())
 	records, err := d.gate.claims.List()
@@ -220,7 +220,7 @@ func (d *daemon) mergeUnlisted() {
 	}
 }
 
-// logDamaged logs which claim records are unreadable. The function logs again only when this error changes.
+// logDamaged logs which claim records are unreadable. logDamaged logs again only when the error changes.
 func (d *daemon) logDamaged(damaged error) {
 	if damaged != nil && (d.damaged == nil || d.damaged.Error() != damaged.Error()) {
 		d.log.Error("cannot read records of claims; these claims keep their devices", "error", damaged, "hint",
@@ -229,7 +229,8 @@ func (d *daemon) logDamaged(damaged error) {
 	d.damaged = damaged
 }
 
-// updateOffer passes a new offer to the endpoint of a resource. For the first offer, updateOffer starts the endpoint.
+// updateOffer passes the changed list of offered devices to the endpoint of a resource. If the resource has no endpoint yet, updateOffer
+// starts it.
 func (d *daemon) updateOffer(ctx context.Context, o *resourceOffer) {
 	if s, ok := d.serving[o.pool.Name]; ok {
 		if before, _ := s.current(); !before.equalTo(o) {
@@ -266,7 +267,7 @@ func (d *daemon) stopResource(name string) {
 	delete(d.serving, name)
 }
 
-// socketsChanged wakes all registrars.
+// socketsChanged wakes all registrars, so that they check their sockets at once.
 func (d *daemon) socketsChanged(string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -275,8 +276,7 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify() wakes the goroutine that receives from c. The function never blocks. If a wake-up is already pending, a second wake-up is not
-// needed.
+// notify() wakes the goroutine that receives from c. notify() never blocks. If a wake-up is already pending, notify() does nothing.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -284,9 +284,9 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// removeStaleInfo deletes the device-info files of devices that no pod has. The call has no effect if the devices of pods are unknown. The
-// daemon calls this function only before the first allocation, because the kubelet lists a pod's devices only some time after their
-// allocation.
+// removeStaleInfo deletes the device-info files of devices that no pod has. removeStaleInfo has no effect if the devices of pods are
+// unknown. The daemon calls removeStaleInfo only before the first allocation, because the kubelet lists a pod's devices only some time
+// after their allocation.
 func (d *daemon) removeStaleInfo() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -307,8 +307,8 @@ func (d *daemon) removeStaleInfo() {
 	}
 }
 
-// reload() reads the configuration if the file has changed. If the argument is true, reload() also reads an unchanged file. The function
-// reports whether a new configuration is in use. If the new configuration has errors, the daemon logs the errors and keeps the current
+// reload() reads the configuration if the file has changed. If the argument asked is true, reload() also loads an unchanged file. reload()
+// reports whether a new configuration is in use. If the new configuration has errors, reload() logs the errors and keeps the current
 // configuration.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
@@ -336,20 +336,21 @@ func (d *daemon) reload(asked bool) bool {
 	return true
 }
 
-// logUnserved logs the entries of the configuration that the daemon does not support.
+// logUnserved logs each configured resource that the daemon does not support.
 func (d *daemon) logUnserved() {
 	for _, p := range d.config.Unserved() {
 		d.log.Error("a configuration entry is not supported, so its resource is not served", "entry", p.Error(), "hint", "use --strict to refuse such a configuration")
 	}
 }
 
-// poolSource returns the name of the configuration file and the defaults for its content.
+// poolSource returns the name of the configuration file and the default values for keys that the file lacks.
 func (o daemonOptions) poolSource() pool.Source {
 	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host, Strict: o.Strict}
 }
 
-// grantFor returns the way in which containers get access to the devices of a resource. By default, containers get access through CDI if
-// another program has written CDI specifications on the node. The runtime then also reads the specifications of the daemon.
+// grantFor returns how containers get access to the devices of a resource: through CDI or through the kubelet. By default, containers get
+// access through CDI if another program has written CDI specifications on the node. In this case, the runtime also reads the CDI
+// specifications of the daemon.
 func (d *daemon) grantFor(p pool.Pool) deviceGrant {
 	f := deviceFolders{d.InfoDir, d.CDIDir}
 	mode := pool.CDIOff

@@ -18,7 +18,7 @@ import (
 )
 
 // TestDaemon checks that each resource offers its devices with their NUMA nodes and becomes ready. The metrics and the daemon's answers
-// contain the resource.
+// must contain each resource.
 func TestDaemon(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)
@@ -49,8 +49,8 @@ func TestDaemon(t *testing.T) {
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
 }
 
-// TestAnswerAll checks the daemon's answer to a request for the devices of all pods. The answer contains faults of devices, and also
-// devices that another device plugin assigned. The answer contains no resources of other device plugins.
+// TestAnswerAll checks the daemon's answer to a request for the devices of all pods. The daemon's answer contains the faults of devices,
+// and also devices that another device plugin assigned. The answer contains no resources of other device plugins.
 func TestAnswerAll(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Set(t, sysfs, vf01, "driver", "")
@@ -68,8 +68,8 @@ func TestAnswerAll(t *testing.T) {
 	}
 }
 
-// TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. A missing device that no
-// pod has is removed at once.
+// TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. The daemon removes a
+// missing device that no pod has at once.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
@@ -113,8 +113,8 @@ func TestMoved(t *testing.T) {
 	l.awaitLog("the resource is no longer served", "example.com/one")
 }
 
-// TestJustHandedOut checks that a device counts as in use right after its allocation, even before the kubelet lists the device. The device
-// also keeps its driver while it is in use.
+// TestJustHandedOut checks that a device counts as in use right after its allocation, even before the kubelet lists the device. While the
+// device is in use, the daemon does not change the device's driver.
 func TestJustHandedOut(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
@@ -129,7 +129,7 @@ func TestJustHandedOut(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_allocations_total{aligned="true",numa="0",policy="numa-best-fit",resource="example.com/one",same_pf="true"} 1`)
 }
 
-// TestGate checks that a device is not allocated while it is being changed.
+// TestGate checks that a device is not allocated while the daemon changes the device, for example its driver.
 func TestGate(t *testing.T) {
 	p := vfPool(1)
 	id := p.Devices[0].Address.String()
@@ -167,7 +167,7 @@ func TestHeldElsewhere(t *testing.T) {
 }
 
 // TestForgetfulKubelet runs the daemon with a kubelet that has just started and does not list its pods yet. The daemon then uses the
-// kubelet's checkpoint and its own recent allocations, so no device moves to another pod.
+// kubelet's checkpoint and the daemon's own recent allocations, so that no second pod gets a device.
 func TestForgetfulKubelet(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	write(t, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"app","ResourceName":"example.com/one",
@@ -197,7 +197,7 @@ func TestHealth(t *testing.T) {
 	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
-// TestReload checks that the daemon logs an invalid configuration and keeps the current configuration. The next valid configuration takes
+// TestReload checks that the daemon logs an invalid configuration and keeps the current configuration. A later valid configuration takes
 // effect.
 func TestReload(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
@@ -213,7 +213,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// TestBadStart checks that the daemon does not start with an invalid configuration, and leaves no files.
+// TestBadStart checks that with an invalid configuration, the daemon does not start and leaves no files behind.
 func TestBadStart(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "a b"}]}`)
 	err := runDaemon(t.Context(), l.daemonOptions, nil, quiet())
@@ -278,7 +278,8 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFs checks that the configured number of VFs is created on a PF. The PF keeps its VFs while a pod has one of them.
+// TestNumVFs checks that the configured number of VFs is created on a PF. The daemon must not change the number of VFs while a pod has one
+// of the VFs.
 func TestNumVFs(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
 	config := func(n string) string {

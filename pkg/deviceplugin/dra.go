@@ -21,9 +21,9 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// These constants limit the requests to the API server. The values are the kubelet's defaults, which suffice for 110 pods. Each call of
-// Prepare reads its claim from the API server. With client-go's default of 5 requests a second, 50 pods that start at once would wait for
-// 8 seconds.
+// The constants apiQPS and apiBurst limit the rate of requests to the API server. The values of apiQPS and apiBurst are the kubelet's
+// defaults, which suffice for 110 pods. Each call of Prepare reads its claim from the API server. With client-go's default of 5 requests a
+// second, 50 pods that start at once would wait for 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100
@@ -34,15 +34,15 @@ type claimDriver interface {
 	Run(context.Context)
 	Update(dra.Inventory)
 	Ready() string
-	// Leads reports whether this instance of the daemon may change the devices of claims. An older or newer instance may run on the node
-	// at the same time.
+	// Leads reports whether this instance of the daemon may change the devices of claims. For example, during an update, an older and a newer
+	// instance may run on the node at the same time.
 	Leads() bool
 	Published() map[string]allocation.Published
 }
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
 
-// byAPI splits pools into the pools of the device plugin API and the pools of DRA.
+// byAPI splits the pools into two lists: pools that are offered through the device plugin API, and pools that are offered through DRA.
 func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	for _, p := range pools {
 		if p.Resource.API == pool.DRA {
@@ -54,8 +54,8 @@ func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	return plain, claimed
 }
 
-// updateDRA passes the pools with the API DRA to the DRA driver. The function starts the driver when the first of these pools exists, or
-// when claims of an earlier configuration exist. The function never waits for the API server.
+// updateDRA passes the pools with the API DRA to the DRA driver. updateDRA starts the DRA driver when the first pool with the API DRA
+// exists, or when claims of an earlier configuration exist. updateDRA never waits for the API server.
 func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[string]dra.Fault) {
 	d.claimable = nil
 	for _, p := range pools {
@@ -81,8 +81,8 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	d.driver.Update(i)
 }
 
-// claimUse returns which devices belong to claims and which belong to pods without claims. A fault of a device may depend on whether a
-// claim has the device.
+// claimUse returns the devices that belong to claims, and the devices that belong to pods without claims. The health check needs both,
+// because the driver that a device should have depends on its owner.
 func (d *daemon) claimUse() claimUsage {
 	c := claimUsage{have: map[string]bool{}, held: map[string]bool{}, leaked: d.isLeaked}
 	for _, h := range d.held {
@@ -98,8 +98,8 @@ func (d *daemon) claimUse() claimUsage {
 // byClaim reports whether a pod has the device through a claim.
 func byClaim(h allocation.Device) bool { return h.Claim != nil }
 
-// startDRA starts the DRA driver and reports whether it runs. Without a client for the API server, startDRA does not start the driver. The
-// device plugin API also works without the driver.
+// startDRA starts the DRA driver and reports whether it runs. If no client for the API server can be created, startDRA does not start the
+// DRA driver. The daemon serves the device plugin API even without the DRA driver.
 func (d *daemon) startDRA(ctx context.Context) bool {
 	client, err := d.newClient()
 	if err != nil {
@@ -124,7 +124,7 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 	return true
 }
 
-// newClient returns a client for the API server. The function uses the kubeconfig or the ServiceAccount of the pod.
+// newClient returns a client for the API server. newClient uses the configured kubeconfig, or the ServiceAccount of the daemon's pod.
 func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	config, err := rest.InClusterConfig()
 	if o.Kubeconfig != "" {
@@ -142,7 +142,7 @@ func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// publishedDevices returns the content of the ResourceSlices for each device. The key is the ID of the device.
+// publishedDevices returns, for the ID of each device, what the ResourceSlices contain about the device.
 func (d *daemon) publishedDevices() map[string]allocation.Published {
 	d.mu.Lock()
 	driver := d.driver
@@ -153,8 +153,8 @@ func (d *daemon) publishedDevices() map[string]allocation.Published {
 	return driver.Published()
 }
 
-// whyUnavailable returns the reason why no claim can get a device. The function does not check whether another claim has the device. The
-// result is "" if a claim can get the device.
+// whyUnavailable returns the reason why no claim can get a device. whyUnavailable returns "" if a claim can get the device. whyUnavailable
+// does not check whether another claim has the device.
 func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
 	if err != nil {
@@ -178,14 +178,14 @@ func (d *daemon) whyUnavailable(id string) string {
 	return d.whyUplink(dev)
 }
 
-// isLeaked reports whether the interface of a device is in another network namespace. A leaked interface is not on the node, although the
-// driver of the device has not changed.
+// isLeaked reports whether the interface of a device is in another network namespace. The interface counts as leaked if it is not on the
+// node although the driver of the device has not changed.
 func (d *daemon) isLeaked(dev pci.Device) bool {
 	last, ok := d.last[dev.Address]
 	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0
 }
 
-// faultTexts returns the text of each fault. The key is the ID of the device.
+// faultTexts returns, for the ID of each faulty device, the text of the fault.
 func faultTexts(faults map[string]dra.Fault) map[string]string {
 	out := map[string]string{}
 	for id, f := range faults {
@@ -194,8 +194,8 @@ func faultTexts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get devices through claims, or if
-// no resource has the API DRA.
+// unreadyDRA returns the reason why pods cannot get devices through claims. unreadyDRA returns nil if pods can get devices through claims,
+// or if no resource has the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// recordingDriver is a DRA driver that records its calls.
+// recordingDriver is a fake DRA driver that records its calls.
 type recordingDriver struct {
 	options dra.Options
 	mu      sync.Mutex
@@ -51,13 +51,13 @@ func (r *recordingDriver) Ready() string {
 	return r.unready
 }
 
-// Published returns the entry of one device.
+// Published returns a fixed ResourceSlice entry for the VF vf00.
 func (r *recordingDriver) Published() map[string]allocation.Published {
 	return map[string]allocation.Published{vf00: {Pool: "node", Device: "0000-11-02-0"}}
 }
 
-// formatInventory formats the pools of the latest inventory with the faults and owners of devices, for example "one: 0000:11:02.0
-// 0000:11:02.1(pod shop/web-0)".
+// formatInventory formats the latest inventory: the pools with their devices, and the faults and owners of the devices, for example "one:
+// 0000:11:02.0 0000:11:02.1(pod shop/web-0)".
 func (r *recordingDriver) formatInventory() (dra.Inventory, string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,7 +79,7 @@ func (r *recordingDriver) formatInventory() (dra.Inventory, string) {
 	return r.latest, strings.Join(out, ", ")
 }
 
-// useRecorder replaces the DRA driver of the daemon with a recordingDriver. The function also replaces the API server with a server that
+// useRecorder replaces the DRA driver of the daemon with a recordingDriver. useRecorder also replaces the API server with a server that
 // never answers.
 func (l *testLab) useRecorder() *recordingDriver {
 	r := &recordingDriver{}
@@ -100,7 +100,7 @@ func (l *testLab) kubeconfig() string {
 	return path
 }
 
-// awaitInventory waits until the latest inventory contains these pools.
+// awaitInventory waits until formatInventory returns the wanted text.
 func (l *testLab) awaitInventory(r *recordingDriver, want string) {
 	l.Helper()
 	got := ""
@@ -112,13 +112,14 @@ func (l *testLab) awaitInventory(r *recordingDriver, want string) {
 	l.Fatalf("want %q, got %q\n%s", want, got, l.log)
 }
 
-// twoResources returns a configuration with two resources. The first resource has the given API.
+// twoResources returns a configuration with two resources. The argument api applies to the first resource.
 func twoResources(api string) string {
 	return `{"resourceList": [{"resourceName": "one", "api": "` + api + `", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
 }
 
-// TestSplitByAPI checks that each resource is offered through its API. Health and metrics include the resources of both APIs.
+// TestSplitByAPI checks that each resource is offered through its API. The health endpoint and the metrics include the resources of both
+// APIs.
 func TestSplitByAPI(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, twoResources("dra"))
@@ -150,7 +151,8 @@ func TestSplitByAPI(t *testing.T) {
 	l.await("/readyz", "claims: the kubelet does not know sriov.podlace.io")
 }
 
-// TestDRAStartsOnReload checks that the client and the driver start when the first resource with the API DRA is configured.
+// TestDRAStartsOnReload checks that the API client and the DRA driver start when a reloaded configuration contains the first resource with
+// the API DRA.
 func TestDRAStartsOnReload(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
 	r := l.useRecorder()
@@ -177,8 +179,8 @@ func TestDRAStartsOnReload(t *testing.T) {
 	l.await("/readyz", "ok")
 }
 
-// TestMigrate changes the API of a resource to DRA and back while pods have devices of the resource. The devices of pods stay listed in the
-// API through which the pods got them. The other API assigns these devices to no pod.
+// TestMigrate changes the API of a resource to DRA and back while pods have devices of the resource. A pod's devices stay listed in the API
+// through which the pod got them. The other API must not assign a pod's device to a second pod.
 func TestMigrate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
 	r := l.useRecorder()
@@ -212,7 +214,8 @@ func TestMigrate(t *testing.T) {
 	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
-// TestLeftClaims checks that the driver also starts for claims of an earlier configuration. The kubelet can then unprepare these claims.
+// TestLeftClaims checks that the DRA driver also starts for claims of an earlier configuration. Without the driver, the kubelet could not
+// unprepare such claims.
 func TestLeftClaims(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
 	r := l.useRecorder()
@@ -234,7 +237,7 @@ func TestLeftClaims(t *testing.T) {
 }
 
 // TestDriverOfClaims checks that each free VF gets the driver of its resource before a claim needs the VF. A claimed VF keeps the driver
-// that the claim selected, and it is healthy with this driver. A free VF is faulty if its interface is in another namespace.
+// that the claim selected, and the VF counts as healthy with this driver. A free VF is faulty if its interface is in another namespace.
 func TestDriverOfClaims(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
@@ -272,7 +275,7 @@ func TestDriverOfClaims(t *testing.T) {
 	}
 }
 
-// TestDRAHarmsNothing runs the real driver. The test checks that the device plugin API works even if the API server cannot be reached.
+// TestDRAHarmsNothing runs the real DRA driver, and checks that the device plugin API works even if the API server cannot be reached.
 func TestDRAHarmsNothing(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	l.Kubeconfig = l.kubeconfig()
@@ -294,7 +297,7 @@ func TestDRAHarmsNothing(t *testing.T) {
 	}
 }
 
-// TestSplit checks that byAPI keeps the order of pools.
+// TestSplit checks that byAPI keeps the order of the pools in both lists.
 func TestSplit(t *testing.T) {
 	if plain, claimed := byAPI(nil); plain != nil || claimed != nil {
 		t.Error(plain, claimed)
@@ -304,7 +307,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestAnswerPublished checks that the daemon's answer contains the content of the ResourceSlices if the client asks for this content.
+// TestAnswerPublished checks that the daemon's answer includes the published ResourceSlice data if the client asks for it.
 func TestAnswerPublished(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	r := l.useRecorder()
@@ -319,8 +322,8 @@ func TestAnswerPublished(t *testing.T) {
 	}
 }
 
-// TestAPIRate checks the rate limit of the API client. The limit delays neither the claims of 50 pods that start at once nor the writes of
-// their status.
+// TestAPIRate checks the rate limit of the API client. The rate limit must not delay the claims of 50 pods that start at once, and must not
+// delay the writes of claim status.
 func TestAPIRate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	client, err := daemonOptions{Kubeconfig: l.kubeconfig()}.newClient()

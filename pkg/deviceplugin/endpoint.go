@@ -16,10 +16,11 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// maxRequests is the maximum number of containers in one call. The kubelet sends only one container in each call.
+// maxRequests is the maximum number of containers in one Allocate call. The kubelet sends only one container in each Allocate call.
 const maxRequests = 128
 
-// endpoint is the server of the device plugin API for one resource. An endpoint sends each update of the offer to all open streams.
+// The type endpoint is the server of the device plugin API for one resource. An endpoint sends each change of the offered devices to all
+// open ListAndWatch streams.
 type endpoint struct {
 	pluginapi.UnimplementedDevicePluginServer
 	resource string
@@ -39,7 +40,7 @@ func newEndpoint(resource string, first *resourceOffer, log *slog.Logger, count 
 		changed: make(chan struct{})}
 }
 
-// update() replaces the offer. A stream that is busy during several updates sends only the latest offer afterwards.
+// update() replaces the list of offered devices. A ListAndWatch stream that is busy during several updates then sends only the latest list.
 func (e *endpoint) update(o *resourceOffer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,24 +68,24 @@ func (e *endpoint) stream(n int) {
 	e.streams += n
 }
 
-// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet makes one of these two calls, depending on how
-// the endpoint registers.
+// pluginOptions returns the endpoint's options, which the kubelet receives through Register or GetDevicePluginOptions, depending on how the
+// endpoint registers.
 //
-// A pod may request a resource in its limits and get the devices through a claim. A pod with devices from a claim may have no device of the
-// resource's endpoint. The kubelet (at least up to 1.37) then refuses to start the pod's containers while the endpoint requires
-// PreStartContainer.
+// While a resource moves to DRA, a pod may request the resource in its limits but get the devices through a claim. In this case, the
+// endpoint has assigned no device to the pod. The kubelet (at least up to 1.37) refuses to start the containers of such a pod while the
+// endpoint requires PreStartContainer.
 func (e *endpoint) pluginOptions() *pluginapi.DevicePluginOptions {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: !e.leaving}
 }
 
-// GetDevicePluginOptions returns which optional calls the endpoint supports.
+// GetDevicePluginOptions returns the optional calls that the endpoint supports.
 func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return e.pluginOptions(), nil
 }
 
-// ListAndWatch sends all devices when a stream starts. ListAndWatch sends all devices again after each change.
+// ListAndWatch sends the list of all devices when a stream starts, and again after each change.
 func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	e.stream(1)
 	defer e.stream(-1)
@@ -107,8 +108,8 @@ func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 	}
 }
 
-// GetPreferredAllocation never fails, because an error would fail the pod. If no preference can be computed, the function returns
-// available devices without a preference.
+// GetPreferredAllocation never fails, because an error would fail the pod. If no preference can be computed, GetPreferredAllocation returns
+// any of the available devices.
 func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	o, _ := e.current()
@@ -122,8 +123,8 @@ func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	return out, nil
 }
 
-// Allocate returns the settings with which a container can use the devices. The result is an error if a device is requested twice or is
-// missing. The pod then fails.
+// Allocate returns the settings with which a container can use the devices. Allocate returns an error if a device is requested twice or is
+// missing. After such an error, the kubelet does not start the pod.
 func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	if n := len(r.GetContainerRequests()); n > maxRequests {
 		return nil, status.Errorf(codes.InvalidArgument, "%s: %d containers in one call, want at most %d", e.resource, n, maxRequests)
@@ -159,8 +160,8 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	return out, nil
 }
 
-// PreStartContainer returns an error if a device of the container is missing. The call changes nothing. The kubelet also calls
-// PreStartContainer before a restart, when the container already has its devices.
+// PreStartContainer returns an error if a device of the container is missing. PreStartContainer changes nothing. The kubelet also calls
+// PreStartContainer before it restarts a container that already has its devices.
 func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
 	error) {
 	o, _ := e.current()

@@ -22,11 +22,12 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// maxWait is the maximum time to wait for an expected event. The limit does not test the speed of the daemon.
+// maxWait is the maximum time to wait for an expected event. The value of maxWait is generous, because the tests do not measure the speed
+// of the daemon.
 const maxWait = 30 * time.Second
 
-// fakeKubelet is the kubelet's side of the device plugin API, over real sockets. The fake kubelet deletes all sockets when it starts. The
-// fake kubelet then accepts registrations and watches the registered endpoints.
+// fakeKubelet implements the kubelet's side of the device plugin API, with real sockets. At its start, the fake kubelet deletes all
+// sockets. Then the fake kubelet accepts registrations and watches the registered endpoints.
 type fakeKubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresources.UnimplementedPodResourcesListerServer
@@ -120,7 +121,7 @@ func (k *fakeKubelet) start() {
 	go k.server.Serve(l)
 }
 
-// kill() ends the fake kubelet without any cleanup, as SIGKILL ends a process. The socket file remains.
+// kill() ends the fake kubelet without any cleanup, as SIGKILL would do. The kubelet's socket file remains.
 func (k *fakeKubelet) kill() {
 	if k.server == nil {
 		return
@@ -135,7 +136,7 @@ func (k *fakeKubelet) kill() {
 	k.server = nil
 }
 
-// Register connects to the endpoint and watches it, as the kubelet does.
+// Register connects to the registering endpoint and calls its ListAndWatch, as the kubelet does.
 func (k *fakeKubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	known := false
 	for _, v := range k.versions {
@@ -182,7 +183,7 @@ func (k *fakeKubelet) watch(ctx context.Context, p *registeredPlugin) {
 	k.mu.Unlock()
 }
 
-// await() waits until ok() returns true for a resource.
+// await() waits until the function ok returns true for the endpoint of a resource.
 func (k *fakeKubelet) await(resource, what string, ok func(*registeredPlugin) bool) *registeredPlugin {
 	k.t.Helper()
 	timer := time.AfterFunc(maxWait, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })
@@ -201,7 +202,7 @@ func (k *fakeKubelet) await(resource, what string, ok func(*registeredPlugin) bo
 	}
 }
 
-// limitRate starts to count the calls of PodResources and to limit their rate, as the kubelet does.
+// After a call of limitRate, the fake kubelet counts the calls of its PodResources API and limits their rate, as the kubelet does.
 func (k *fakeKubelet) limitRate() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -251,7 +252,7 @@ func (k *fakeKubelet) Get(_ context.Context, r *podresources.GetPodResourcesRequ
 	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 }
 
-// assignDevices assigns devices to a container.
+// assignDevices adds a container with the given devices to the list that the fake kubelet returns.
 func (k *fakeKubelet) assignDevices(namespace, pod, container, resource string, ids ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -261,7 +262,7 @@ func (k *fakeKubelet) assignDevices(namespace, pod, container, resource string, 
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// release() frees all devices.
+// release() frees the devices of all pods.
 func (k *fakeKubelet) release() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

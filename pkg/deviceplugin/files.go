@@ -22,19 +22,19 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// deviceFolders are the folders in which other programs look up devices.
+// deviceFolders holds the folders in which other programs look for the daemon's files about devices.
 type deviceFolders struct {
 	info string // device-info files (Network Plumbing Working Group), for programs that attach the device, such as Multus
 	cdi  string // CDI specifications, for the runtime
 }
 
-// infoName returns the name of the device-info file of a device: the resource and the ID with hyphens, as the device-info specification
-// requires.
+// infoName returns the name of a device's device-info file. As the device-info specification requires, the name consists of the resource
+// and the device ID, with hyphens.
 func infoName(resource, id string) string {
 	return strings.ReplaceAll(resource, "/", "-") + "-" + id + "-device.json"
 }
 
-// writeInfo writes the device-info files of devices before the devices are allocated.
+// writeInfo writes the device-info files of devices. The daemon calls writeInfo before it allocates the devices.
 func (f deviceFolders) writeInfo(resource string, devices []pool.Device) error {
 	if f.info == "" || len(devices) == 0 {
 		return nil
@@ -56,13 +56,13 @@ func (f deviceFolders) writeInfo(resource string, devices []pool.Device) error {
 	return nil
 }
 
-// removeStaleInfo deletes the device-info files of a resource, except those of allocated devices.
+// removeStaleInfo deletes the device-info files of a resource, except the files of allocated devices.
 func (f deviceFolders) removeStaleInfo(resource string, allocated []string) error {
 	return f.sweep(f.info, func(name string, written time.Time) bool {
 		id, ok := strings.CutPrefix(name, strings.ReplaceAll(resource, "/", "-")+"-")
 		id, isInfo := strings.CutSuffix(id, "-device.json")
 		_, err := pci.ParseAddress(id) // another resource's name may begin with this one's
-		// Recent files are kept, because another instance may have just allocated the device.
+		// Recently written files are kept, because another instance of the daemon may have just allocated the device.
 		return ok && isInfo && err == nil && !slices.Contains(allocated, id) && time.Since(written) > maxUnlisted
 	})
 }
@@ -90,8 +90,8 @@ func (f deviceFolders) sweep(path string, stale func(name string, written time.T
 // cdiClass is the CDI class of all devices. sriov-network-device-plugin uses the same class.
 const cdiClass = "net-pci"
 
-// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. Device names within a kind never
-// conflict, because each device belongs to only one resource.
+// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same CDI kind. Two devices of one CDI kind never have
+// the same name, because each device belongs to only one resource.
 func cdiKind(resource string) string {
 	prefix, _, _ := strings.Cut(resource, "/")
 	return prefix + "/" + cdiClass
@@ -99,8 +99,9 @@ func cdiKind(resource string) string {
 
 func cdiName(resource, id string) string { return cdiKind(resource) + "=" + id }
 
-// cdiAnnotations returns the annotation that passes the names of the devices to the runtime (CDI specification, "Annotations"). The key may
-// have at most 63 characters. The key contains the first device and is therefore unique.
+// cdiAnnotations returns the annotation that passes the names of the devices to the runtime (CDI specification, "Annotations"). The name
+// part of the annotation key may have at most 63 characters. The annotation key contains the ID of the first device and is therefore
+// unique.
 func cdiAnnotations(resource string, ids []string) map[string]string {
 	var names []string
 	for _, id := range ids {
@@ -117,8 +118,8 @@ func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// publish() writes the CDI specifications of pools and deletes the specifications of removed resources. publish() keeps the entries of
-// lost devices, because the runtime reads these entries when a container with the devices restarts.
+// publish() writes the CDI specifications of pools and deletes the specifications of removed resources. publish() keeps the CDI entries of
+// lost devices, because the runtime reads them when a container with these devices restarts.
 func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
 	if f.cdi == "" {
 		return nil
@@ -141,7 +142,7 @@ func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]allocation.D
 			continue // CDI does not allow a specification without devices
 		}
 		wanted[name] = spec
-		// Devices that move to another resource are removed first, so that no device is ever in two files.
+		// Devices that move to another resource are first removed from the old file, so that no device is ever in two CDI files.
 		less := written
 		less.Devices = slices.DeleteFunc(slices.Clone(written.Devices), func(d cdi.Device) bool { return len(findByName(spec, d.Name)) == 0 })
 		if len(less.Devices) < len(written.Devices) && len(less.Devices) > 0 {
@@ -160,7 +161,7 @@ func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]allocation.D
 	return errors.Join(errs...)
 }
 
-// readSpec reads a specification. An unreadable specification is treated as empty.
+// readSpec reads a CDI specification. readSpec returns an empty specification if the file is unreadable.
 func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
 	data, err := dir.Read(name)
 	if err != nil || json.Unmarshal(data, &spec) != nil {
@@ -181,8 +182,8 @@ func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// findByName returns a list with the device of the given name in a CDI specification. If the specification has no device with this name,
-// the list is empty.
+// findByName returns the device with the given name in a CDI specification, as a list with one element. If the specification has no such
+// device, the list is empty.
 func findByName(spec cdi.Spec, name string) []cdi.Device {
 	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
 	if i < 0 {
@@ -201,8 +202,8 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	return list
 }
 
-// hasCDI reports whether another program has written CDI specifications on the node. If another program uses CDI, the runtime reads the
-// folder of specifications.
+// hasCDI reports whether another program has written CDI specifications on the node. If another program uses CDI, the container runtime is
+// assumed to read the CDI folder.
 func (f deviceFolders) hasCDI() bool {
 	for _, kind := range []string{"*.json", "*.yaml"} {
 		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))

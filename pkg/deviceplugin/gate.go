@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// allocationGate prevents allocations while the daemon determines the owners of devices. Allocate takes the lock for reading. A refresh or
-// a change of devices takes the lock for writing. The lock of the gate is always taken before any other lock.
+// allocationGate prevents allocations while the daemon determines the owners of devices. Allocate takes the gate's lock for reading. A
+// refresh or a change of devices takes the gate's lock for writing. The gate's lock is always taken before any other lock.
 type allocationGate struct {
 	sync.RWMutex
 	changing    map[string]bool // devices that are being changed; no pod gets them
@@ -22,8 +22,8 @@ func newGate(checkpoint, claims, root string) *allocationGate {
 	return &allocationGate{changing: map[string]bool{}, allocations: newAllocations(checkpoint), claims: claim.NewCache(claims, root)}
 }
 
-// checkUnclaimed returns an error if a claim has, or may have, one of the devices. checkUnclaimed is necessary because the claim record
-// may be newer than the offer.
+// checkUnclaimed returns an error if a claim has, or may have, one of the devices. checkUnclaimed is necessary because a claim may have got
+// the device after the device was offered to the kubelet.
 func (g *allocationGate) checkUnclaimed(ids map[string]bool) error {
 	records, err := g.claims.List()
 	for _, r := range records {
@@ -39,7 +39,7 @@ func (g *allocationGate) checkUnclaimed(ids map[string]bool) error {
 	return nil
 }
 
-// checkFree returns an error if one of the devices is being changed at the moment.
+// checkFree returns an error if the daemon is changing one of the devices at the moment.
 func (g *allocationGate) checkFree(ids map[string]bool) error {
 	for id := range ids {
 		if g.changing[id] {
@@ -49,8 +49,8 @@ func (g *allocationGate) checkFree(ids map[string]bool) error {
 	return nil
 }
 
-// runChange calls change() for devices that no pod has and that no other call is changing. First, runChange calls check(), which returns an
-// error if a device is in use. The daemon allocates no device while check() runs.
+// runChange calls the function change for devices that no pod has and that no other call is changing. First, runChange calls the function
+// check, which returns an error if a device is in use. While check runs, the daemon allocates no device.
 func (g *allocationGate) runChange(ids []string, check, change func() error) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// TestUnclaimed checks that a VF is not allocated to a container if a claim got the VF after the offer.
+// TestUnclaimed checks that a VF is not allocated to a container if a claim got the VF after the VF was offered to the kubelet.
 func TestUnclaimed(t *testing.T) {
 	folder := t.TempDir()
 	g := newGate("", folder, "")

@@ -11,13 +11,13 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// deviceGrant describes how containers get access to the devices of a resource.
+// deviceGrant describes how containers get access to the devices of a resource: through CDI or through the kubelet.
 type deviceGrant struct {
 	cdi   pool.CDI // how containers get device files; never CDIAuto
 	files deviceFolders
 }
 
-// containerResponse returns the settings with which a container can use its devices.
+// containerResponse returns the environment variables, device files and CDI devices that a container needs to use its devices.
 func (g deviceGrant) containerResponse(resource string, devices []pool.Device) (*pluginapi.ContainerAllocateResponse, error) {
 	var injected []string
 	for _, d := range devices {

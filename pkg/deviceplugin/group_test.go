@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestGroupRenumbered (V-09) checks an IOMMU group whose number changes, for example after a reboot. The next container gets the new
-// number, both through the device plugin API and through CDI.
+// TestGroupRenumbered (V-09) checks an IOMMU group whose number changes, for example after a reboot. The next container must get the new
+// group number, both through the device plugin API and through CDI.
 func TestGroupRenumbered(t *testing.T) {
 	sysfs, folder := twoPFs(t), t.TempDir()
 	pcitest.Kernel{}.Start(t, sysfs)

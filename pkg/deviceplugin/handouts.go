@@ -12,17 +12,17 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// pendingAllocations holds the allocated devices that PodResources has not listed since their allocation. PodResources lists an init
-// container only if the container is restartable. The devices of other init containers are only in the kubelet's checkpoint. A race in the
-// kubelet may remove the devices of an init container from the checkpoint.
+// pendingAllocations holds the allocated devices that the kubelet's PodResources API has not listed since their allocation. PodResources
+// lists an init container only if the container is restartable. The devices of init containers that are not restartable are only in the
+// kubelet's checkpoint. Because of a race in the kubelet, the devices of an init container may also be missing from the checkpoint.
 type pendingAllocations struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
 	devices    map[string]pendingDevice // by device ID
 }
 
-// pendingDevice is an allocated device that PodResources has not listed yet. The field UID is the UID of the pod. A checkpoint entry that
-// the kubelet writes later contains this UID.
+// pendingDevice is an allocated device that PodResources has not listed yet. The pod's UID in the field UID comes from the checkpoint entry
+// that the kubelet writes after the allocation.
 type pendingDevice struct {
 	allocation.Device
 	at     time.Time
@@ -34,7 +34,8 @@ func newAllocations(checkpoint string) *pendingAllocations {
 	return &pendingAllocations{checkpoint: checkpoint, devices: map[string]pendingDevice{}}
 }
 
-// addPending records devices before Allocate returns them. The kubelet writes the pod's entry to its checkpoint after Allocate.
+// addPending adds devices to the pending allocations. The daemon calls addPending before Allocate returns the devices. The kubelet writes
+// the pod's entry to its checkpoint after Allocate.
 func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	notes, err := podresources.CheckpointDevices(h.checkpoint)
 	h.mu.Lock()
@@ -50,8 +51,8 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	}
 }
 
-// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The first argument is the time of the
-// request for the list. For devices that were allocated after the request, the function ignores the checkpoint and the list.
+// learnOwners finds out which pods have the pending devices, from the checkpoint and from the list of PodResources. The argument asked is
+// the time at which the daemon requested the list. For devices that were allocated later, learnOwners ignores the checkpoint and the list.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if the checkpoint is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
@@ -72,8 +73,8 @@ func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Devi
 }
 
 // possibleDevices returns the devices that a pod may have: the devices of this pod, and the devices whose pod is unknown. A device whose
-// pod is unknown is dropped after one minute. If the kubelet failed to admit the pod, the kubelet may have freed the device without a
-// report.
+// pod is unknown is included only for one minute after its allocation. If the kubelet failed to admit the pod, the kubelet may have freed
+// the device without a report.
 func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -88,8 +89,8 @@ func (h *pendingAllocations) possibleDevices(uid string, resources []string) (id
 
 func (o pendingDevice) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
-// recentDevices returns the devices that were allocated within the last minute. In the result, a placeholder replaces the unknown name of
-// the pod.
+// recentDevices returns the devices that were allocated within the last minute. recentDevices uses a placeholder for the pod's name,
+// because the pod may be unknown.
 func (h *pendingAllocations) recentDevices() (held []allocation.Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

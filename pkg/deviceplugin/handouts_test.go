@@ -18,7 +18,7 @@ import (
 
 const resourceOne = "example.com/one"
 
-// writeCheckpoint writes the kubelet's checkpoint. Each entry consists of a UID, a container and a device.
+// writeCheckpoint writes the kubelet's checkpoint. Each entry consists of the UID of a pod, the name of a container and the ID of a device.
 func (l *testLab) writeCheckpoint(entries ...[3]string) {
 	l.Helper()
 	var list []string
@@ -33,8 +33,8 @@ func (l *testLab) writeCheckpoint(entries ...[3]string) {
 	write(l.T, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":`+text+`,"RegisteredDevices":{}},"Checksum":1}`)
 }
 
-// awaitAnswer asks about a pod until the answer has no error, or until the error contains the given text. The daemon returns an error only
-// at the end of the time limit. The function doubles the limit after each attempt, because the machine may be slow.
+// awaitAnswer asks the daemon about a pod until the answer contains no error, or until the error contains the given text. The daemon
+// returns an error only at the end of its time limit. awaitAnswer doubles this limit after each attempt, because the machine may be slow.
 func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	l.Helper()
 	limit := 50 * time.Millisecond
@@ -49,7 +49,7 @@ func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.An
 	return a
 }
 
-// openForTest returns a daemon that serves only its endpoints. The daemon does all other tasks only when the test calls its functions.
+// openForTest returns a daemon that serves only its endpoints. All other tasks of the daemon run only when the test calls their functions.
 func (l *testLab) openForTest() *daemon {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
@@ -62,7 +62,7 @@ func (l *testLab) openForTest() *daemon {
 	return d
 }
 
-// allocate() allocates devices as the kubelet does.
+// allocate() calls Allocate for devices, as the kubelet does.
 func (l *testLab) allocate(d *daemon, ids ...string) {
 	l.Helper()
 	if _, err := d.serving[resourceOne].Allocate(l.Context(), allocating(ids...)); err != nil {
@@ -70,8 +70,8 @@ func (l *testLab) allocate(d *daemon, ids ...string) {
 	}
 }
 
-// TestHandedOut (V-25) checks that the daemon reports a pod without devices only if the container of every allocated device is known. The
-// device of an init container is only in the checkpoint, and this entry may get lost.
+// TestHandedOut (V-25) checks that the daemon answers "no devices" about a pod only if the container of every allocated device is known.
+// The device of an init container is only in the kubelet's checkpoint, and its checkpoint entry may get lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -113,8 +113,9 @@ func TestHandedOut(t *testing.T) {
 	expect("no container had it in the minute since", "plain", "u-plain", "")
 }
 
-// TestOtherPod checks that the daemon compares UIDs. If the kubelet lists devices under the name of a pod, the daemon returns these devices
-// only for the UID of that pod. For another UID, the answer is an error, because the devices may belong to an earlier pod of the same name.
+// TestOtherPod checks that the daemon compares the UIDs of pods. If the kubelet lists devices under the name of a pod, the daemon returns
+// these devices only for the UID of that pod. For a pod with another UID, the answer is an error, because the devices may belong to an
+// earlier pod of the same name.
 func TestOtherPod(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -139,9 +140,10 @@ func TestOtherPod(t *testing.T) {
 	expect("no checkpoint", "u-0", "")
 }
 
-// TestFailedAdmission checks that pods without devices do not use up the kubelet's rate limit while the container of an allocated device
-// is unknown. The daemon requests one list of all pods and answers the questions about these pods from the list. Each pod without devices
-// causes only one additional request. The error for each of these pods contains the ID of the device.
+// TestFailedAdmission checks the number of requests to the kubelet while the container of an allocated device is unknown. Questions about
+// pods without devices must not exhaust the kubelet's rate limit. The daemon requests one list of all pods from the kubelet, and uses this
+// list to answer the questions about all pods. Each pod without devices causes only one additional request. The error for each pod without
+// devices contains the ID of the allocated device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -178,8 +180,8 @@ func TestFailedAdmission(t *testing.T) {
 	}
 }
 
-// TestRefusedToTheEnd checks a kubelet that refuses all requests until the deadline. If the pod may have a device, the error contains the
-// ID of the device.
+// TestRefusedToTheEnd checks a kubelet that refuses all requests until the deadline. If the pod may have a device, the daemon's error
+// contains the ID of the device.
 func TestRefusedToTheEnd(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -214,7 +216,7 @@ func TestUnreadableAtAllocate(t *testing.T) {
 	}
 }
 
-// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint that it may have read before an allocation. An old
+// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint that it may have read before an allocation. Such an old
 // checkpoint does not identify the owner of the device.
 func TestFormerCheckpoint(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
@@ -232,7 +234,7 @@ func TestFormerCheckpoint(t *testing.T) {
 	}
 }
 
-// TestAskBesideRefresh checks that the daemon answers questions about all its resources while a refresh runs.
+// TestAskBesideRefresh checks that the daemon answers questions about pods while a refresh runs, and that the answers cover all resources.
 func TestAskBesideRefresh(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

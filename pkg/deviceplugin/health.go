@@ -13,29 +13,29 @@ import (
 )
 
 const (
-	// failAfter is the time for which a fault must last before the daemon reports it. A link that renegotiates its speed is up again within
-	// this time.
+	// failAfter is the time for which a fault must last before the daemon reports it. A network link that renegotiates its speed is up again
+	// within failAfter.
 	failAfter = 3 * time.Second
-	// recoverAfter is the time for which a device must have no fault before the daemon offers it again.
+	// recoverAfter is the time for which a device must have no fault before the daemon reports the device as healthy again.
 	recoverAfter = 10 * time.Second
 	// errorsLast is the time for which a device is faulty after a PCI Express error.
 	errorsLast = time.Minute
 )
 
-// deviceHealth computes the reported health of devices from their current faults. Changes are reported after a delay.
+// deviceHealth computes the reported health of devices from their current faults. A change of health is reported only after a delay.
 type deviceHealth struct {
 	files      nodeFiles
 	conditions map[pci.Address]*deviceCondition
 }
 
-// claimUsage describes which devices are in use. The health of a device depends on its use.
+// claimUsage contains the devices that claims or pods use, because the health of a device depends on who uses it.
 type claimUsage struct {
 	have   map[string]bool       // devices of claims, by ID; any driver is correct, because the claim chose it
 	held   map[string]bool       // devices of pods without a claim, by ID
 	leaked func(pci.Device) bool // the interface is in another network namespace
 }
 
-// deviceCondition is the health of one device.
+// deviceCondition contains the reported and the current health of one device.
 type deviceCondition struct {
 	reported  dra.Fault // reported fault; zero if healthy
 	changedAt time.Time // time when the current health began to differ from the reported health; zero if both are the same
@@ -47,8 +47,8 @@ func newHealth(files nodeFiles) *deviceHealth {
 	return &deviceHealth{files: files, conditions: map[pci.Address]*deviceCondition{}}
 }
 
-// update() returns the reported faults of the pools' devices. The key is the ID of the device. The second result is the time of the next
-// call, or the zero time if no change is pending.
+// update() returns the reported faults of the pools' devices, by device ID. update() also returns the time at which it must be called
+// again, or the zero time if no change is pending.
 func (h *deviceHealth) update(
 	now time.Time, s *pci.Snapshot, pools []pool.Pool, by claimUsage,
 ) (faults map[string]dra.Fault, again time.Time) {
@@ -78,7 +78,7 @@ func (h *deviceHealth) update(
 // isHealthy reports whether the fault is the zero value.
 func isHealthy(f dra.Fault) bool { return f == dra.Fault{} }
 
-// These are the kinds of faults that package dra does not define.
+// The following constants are the kinds of faults that package dra does not define.
 const (
 	noDriver     = "no-driver"
 	otherDriver  = "other-driver"
@@ -89,7 +89,7 @@ const (
 	noFiles      = "no-device-files"
 )
 
-// faultOf returns the reason why a pod cannot use a device of a resource, or the zero value if a pod can use it.
+// faultOf returns the current fault of a device of a resource, or the zero value if a pod can use the device.
 func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claimUsage) dra.Fault {
 	driver, id := r.Driver, d.Address.String()
 	if by.have[id] || d.Whole > 0 {
@@ -105,7 +105,7 @@ func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device,
 	return found
 }
 
-// update() updates the reported fault. The function returns the time at which the reported fault may change even if no event occurs.
+// update() updates the reported fault of one device. The result is the time at which the reported fault may change even if no event occurs.
 func (c *deviceCondition) update(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
 	if errors > c.errors {
 		c.errors, c.failed = errors, now
@@ -141,7 +141,7 @@ func (c *deviceCondition) delay() time.Duration {
 	return recoverAfter
 }
 
-// deviceFault returns the reason why a pod cannot use a device, or the zero value if a pod can use it.
+// deviceFault returns the current fault of a device, or the zero value if a pod can use the device.
 func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	switch {
 	case d.Unreadable != "":
@@ -171,13 +171,13 @@ func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	return dra.Fault{}
 }
 
-// errorsOf returns the sum of the PCI Express errors of a device and of its PF. The traffic of a VF passes through its PF.
+// errorsOf returns the sum of the PCI Express errors of a device and of its PF, because the traffic of a VF passes through its PF.
 func errorsOf(s *pci.Snapshot, d pci.Device) uint64 {
 	pf, _ := s.Device(d.PF)
 	return d.Errors + pf.Errors
 }
 
-// reportedFaults returns the reported faults of devices. The key is the ID of the device.
+// reportedFaults returns the reported faults of devices, by device ID.
 func (d *daemon) reportedFaults() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

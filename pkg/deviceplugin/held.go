@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	// settlingTime is the time after a start of the kubelet during which its list may be incomplete. The kubelet answers even before it has
-	// found all running pods. If a pod ends before the kubelet's first answer, its devices stay reserved for this time.
+	// settlingTime is the time after a start of the kubelet during which the kubelet's list of pods may be incomplete. After a start, the
+	// kubelet answers even before it has found all running pods. If a pod ends before the kubelet's first answer, the pod's devices stay
+	// reserved for settlingTime.
 	settlingTime = 15 * time.Second
 	// maxUnlisted is the maximum time from the allocation of a device until the kubelet lists the device.
 	maxUnlisted = time.Minute
@@ -29,8 +30,8 @@ const (
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// askPod returns the devices of a pod. The function returns an empty list only if, for every device that was allocated within the last
-// minute, the pod is known.
+// askPod returns the devices of a pod. askPod returns an empty list only if the pod of every device that was allocated within the last
+// minute is known.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
 	defer cancel()
@@ -68,7 +69,7 @@ func (d *daemon) learnOwners(ctx context.Context) {
 	}
 }
 
-// listPods returns the devices of all pods as the kubelet lists them. The function also updates the owners of allocated devices.
+// listPods returns the devices of all pods as the kubelet lists them. listPods also updates the owners of allocated devices.
 func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
 	asked := time.Now()
 	held, err := podresources.List(ctx, d.kubelet())
@@ -84,9 +85,9 @@ func (d *daemon) kubelet() podresources.Kubelet {
 }
 
 // askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
-// than its checkpoint contains. To such an incomplete list, the function adds devices from the checkpoint. The function does not add a
-// device that the kubelet has listed before, because the kubelet may already have freed this device. The kubelet removes freed devices
-// from its checkpoint only after a delay.
+// than its checkpoint contains. For such a kubelet, askPods adds devices from the checkpoint to the list. The kubelet removes freed devices
+// from its checkpoint only after a delay. Therefore askPods does not add a device that the kubelet has listed before, because the kubelet
+// may already have freed the device.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet
@@ -122,7 +123,7 @@ func (d *daemon) askPods(ctx context.Context) {
 }
 
 // hasEnded reports whether the kubelet has removed the folder of a pod. The checkpoint may contain the devices of an ended pod until
-// another pod gets a device. If the folder of all pods is missing, the result is false.
+// another pod gets a device. If the kubelet's folder of all pods is missing, hasEnded returns false.
 func hasEnded(root, uid string) bool {
 	pods := filepath.Join(root, "pods")
 	if _, err := os.Stat(pods); err != nil || uid == "" || uid != filepath.Base(uid) {
@@ -132,7 +133,7 @@ func hasEnded(root, uid string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// mergeDevices adds those devices of the second list that the first list does not contain.
+// mergeDevices returns the first list, with those devices of the second list that the first list lacks.
 func mergeDevices(held, more []allocation.Device) []allocation.Device {
 	for _, h := range more {
 		if !slices.ContainsFunc(held, func(o allocation.Device) bool { return o.ID == h.ID }) {

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// If daemonEnv is set, the test program runs as the daemon.
+// If the environment variable daemonEnv is set, the test program runs as the daemon.
 const daemonEnv = "PODLACE_TEST_DAEMON"
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// startProcess runs the daemon of a lab in a separate process until the test ends.
+// startProcess runs the test's daemon in a separate process until the test ends.
 func (l *testLab) startProcess() (pid int) {
 	l.Helper()
 	cmd := exec.Command("/proc/self/exe", "--config-file", l.ConfigFile, "--resource-prefix", l.Prefix, "--node-name", l.Host,
@@ -54,7 +54,7 @@ func (l *testLab) startProcess() (pid int) {
 	return cmd.Process.Pid
 }
 
-// peakMemory returns the peak memory of a process in KiB since the last reset of this value.
+// peakMemory returns the peak memory of a process in KiB since the peak was last reset.
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -98,8 +98,8 @@ func probeHealth(socket string) error {
 	return nil
 }
 
-// TestHalfOpen opens 10,000 connections whose requests are never completed. The daemon needs a few MiB at most for these connections. The
-// daemon answers /healthz and the kubelet while these connections are open and after they are closed.
+// TestHalfOpen opens 10,000 connections whose requests are never completed. The daemon may need at most a few MiB for these connections.
+// The daemon must answer /healthz and the kubelet while the connections are open and after they are closed.
 func TestHalfOpen(t *testing.T) {
 	const most = 10_000
 	var limit syscall.Rlimit

@@ -35,8 +35,8 @@ func (l *testLab) awaitNumVFs(sysfs, want string) {
 	}
 }
 
-// TestFollower checks an instance that is not the leader. Until the instance becomes the leader, it changes no numbers of VFs, binds no
-// drivers and restores no VFs.
+// TestFollower checks an instance of the daemon that is not the leader. Until this instance becomes the leader, it does not change the
+// number of VFs, bind drivers or restore VFs.
 func TestFollower(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
@@ -66,7 +66,7 @@ func TestFollower(t *testing.T) {
 	}
 }
 
-// TestDeviceLocked checks that a PF keeps its VFs while another instance of the daemon changes one of the VFs.
+// TestDeviceLocked checks that the number of VFs on a PF is not changed while another instance of the daemon changes one of the VFs.
 func TestDeviceLocked(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)

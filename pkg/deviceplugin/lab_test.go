@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// testLab is a daemon with a fake kubelet and a copy of sysfs.
+// testLab is a test environment: a daemon with a fake kubelet and a fake sysfs.
 type testLab struct {
 	*testing.T
 	daemonOptions
@@ -110,7 +110,7 @@ func (l *testLab) start() (stop func()) {
 	return stop
 }
 
-// awaitDevices waits until a resource has exactly these devices. "!" after an ID means that the device is unhealthy.
+// awaitDevices waits until a resource offers exactly the given devices. "!" after an ID means that the device is unhealthy.
 func (l *testLab) awaitDevices(resource string, want ...string) *registeredPlugin {
 	l.Helper()
 	return l.kubelet.await(resource, strings.Join(want, " "), func(p *registeredPlugin) bool {
@@ -145,7 +145,7 @@ const twoPools = `{"resourceList": [
   {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
 
-// The machine has two NUMA nodes. Each NUMA node has a PF with two VFs.
+// The fake machine has two NUMA nodes. Each NUMA node has a PF with two VFs.
 const (
 	pf0, vf00, vf01 = "0000:11:00.0", "0000:11:02.0", "0000:11:02.1"
 	pf1, vf10, vf11 = "0000:15:00.0", "0000:15:02.0", "0000:15:02.1"

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// The flags have these default paths and values.
+// The following constants are the default values of the flags.
 const (
 	defaultConfig  = "/etc/pcidp/config.json"
 	defaultPrefix  = "intel.com"
@@ -77,7 +77,7 @@ func Main(args []string, stderr io.Writer) int {
 
 const ignored = "ignored: the log goes to standard error"
 
-// commandLine holds the values of the flags.
+// commandLine contains the values of the command line flags.
 type commandLine struct {
 	daemonOptions
 	kubelet, registration, verbosity string
@@ -114,11 +114,12 @@ func (c *commandLine) defineFlags(output io.Writer) *flag.FlagSet {
 	return f
 }
 
-// parseFlags parses the arguments. If parsing fails, parseFlags has already printed the reason.
+// parseFlags parses the command line arguments. If parsing fails, parseFlags prints the reason itself.
 func parseFlags(args []string, stderr io.Writer) (o daemonOptions, level slog.Level, err error) {
 	var c commandLine
 	f := c.defineFlags(stderr)
-	// The following flags are those of glog, which sriov-network-device-plugin uses.
+	// The following flags belong to the logging library glog, which sriov-network-device-plugin uses. The daemon accepts and ignores the glog
+	// flags.
 	for _, name := range []string{"v", "vmodule", "log_dir", "log_backtrace_at", "stderrthreshold"} {
 		f.String(name, "", ignored)
 	}
@@ -154,7 +155,8 @@ func parseFlags(args []string, stderr io.Writer) (o daemonOptions, level slog.Le
 	return c.daemonOptions, level, nil
 }
 
-// nodeName returns the node's name from the downward API. Without the downward API, the result is the host name.
+// nodeName returns the node's name from the downward API. If the downward API does not pass the node's name, nodeName returns the host
+// name.
 func nodeName() string {
 	if name := os.Getenv("NODE_NAME"); name != "" {
 		return name

@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// TestFlags checks that the daemon accepts the flags in manifests of sriov-network-device-plugin. The test also checks that each error
-// contains the name of the flag.
+// TestFlags checks that the daemon accepts the flags in manifests of sriov-network-device-plugin. TestFlags also checks that each error
+// contains the name of the wrong flag.
 func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-7")
 	dir := t.TempDir()

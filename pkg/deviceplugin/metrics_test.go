@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/probes/probestest"
 )
 
-// TestMetricsListed checks that the list of metrics contains exactly the metrics of the daemon. The dashboard, the alerts and the README
-// are checked against this list.
+// TestMetricsListed checks that the file sriov-device-plugin.txt lists exactly the metrics of the daemon. Other tests compare the
+// dashboard, the alerts and the README with this file.
 func TestMetricsListed(t *testing.T) {
 	c, registry := newCounters(), prometheus.NewRegistry()
 	registry.MustRegister(c.allocations, c.registrations, c.preferred, &stateCollector{nil, describedMetrics()})

@@ -15,8 +15,8 @@ import (
 // nodeFiles looks up device files on the node.
 type nodeFiles struct{ dev, sysfs string }
 
-// missingFile returns a reason if the node lacks a device file that a container needs to start. In all other cases, the result is "". The
-// function ignores the file of RDMA's connection manager, because programs work without this file.
+// missingFile returns an error text if the node lacks a device file that a container needs to start, and "" otherwise. missingFile ignores
+// the device file of the RDMA connection manager, because programs work without it.
 func (n nodeFiles) missingFile(d pool.Device) string {
 	if !d.VhostNet {
 		return ""
@@ -29,8 +29,8 @@ func (n nodeFiles) missingFile(d pool.Device) string {
 	return ""
 }
 
-// hasFile reports whether the node has a device file. The file may exist before its kernel module is loaded, because the kernel loads the
-// module when a program opens the file. In a container without the node's /dev, the daemon can only see whether the module is loaded.
+// hasFile reports whether the node has a device file. A device file may exist before its kernel module is loaded, because the kernel loads
+// the module when a program opens the file. In a container without the node's /dev, the daemon can only see whether the module is loaded.
 func (n nodeFiles) hasFile(file string) bool {
 	for _, at := range []string{filepath.Join(n.dev, strings.TrimPrefix(file, defaultDev)),
 		filepath.Join(n.sysfs, "class/misc", path.Base(file))} {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// resourceOffer is the list of devices that a resource offers at one moment. An offer is immutable.
+// resourceOffer is the list of devices that a resource offers to the kubelet at one time. A resourceOffer is immutable.
 type resourceOffer struct {
 	pool     pool.Pool
 	snapshot *pci.Snapshot
@@ -24,9 +24,9 @@ type resourceOffer struct {
 	grant    deviceGrant
 }
 
-// newOffer returns the offer of a pool. The last argument lists the lost devices: pods still have these devices, although the devices are
-// missing or belong to another resource now. The lost devices stay in the offer as unhealthy devices with their former NUMA nodes. After a
-// restart, the kubelet admits a running pod again only if the offer contains the devices of the pod.
+// newOffer returns the offer of a pool. The argument lost lists the lost devices: pods still have these devices, although the devices are
+// missing or belong to another resource now. The lost devices stay in the offer as unhealthy devices with their last known NUMA nodes.
+// After a restart, the kubelet admits a running pod again only if the offer contains the devices of the pod.
 func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []allocation.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
@@ -64,7 +64,7 @@ func device(id string, healthy bool, nodes []int) *pluginapi.Device {
 	return d
 }
 
-// countHealthy returns the number of devices that pods can get.
+// countHealthy returns the number of healthy devices in the offer.
 func (o *resourceOffer) countHealthy() (n int) {
 	for _, d := range o.devices {
 		if d.Health == pluginapi.Healthy {
@@ -74,13 +74,13 @@ func (o *resourceOffer) countHealthy() (n int) {
 	return n
 }
 
-// equalTo reports whether two offers look the same to the kubelet.
+// equalTo reports whether two offers contain the same devices, with the same health and NUMA nodes.
 func (o *resourceOffer) equalTo(other *resourceOffer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
-// allocationPolicy returns the allocation policy of the resource. If the resource is no longer configured, all its devices are in use, so
-// the policy does not matter.
+// allocationPolicy returns the policy by which devices of the resource are preferred. If the resource was removed from the configuration,
+// all its devices are in use, so the policy does not matter.
 func (o *resourceOffer) allocationPolicy() pool.Policy {
 	if o.pool.Resource == nil {
 		return pool.NUMABestFit
@@ -88,7 +88,7 @@ func (o *resourceOffer) allocationPolicy() pool.Policy {
 	return o.pool.Resource.Policy
 }
 
-// allocate() returns the settings that a container needs for the devices. The devices are ordered by address.
+// allocate() returns the settings that a container needs for the devices. The settings list the devices in the order of their addresses.
 func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	var devices []pool.Device
 	for _, id := range ids {
@@ -102,7 +102,7 @@ func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResp
 	return o.grant.containerResponse(o.pool.Name, devices)
 }
 
-// allocateAll calls allocate() for each container.
+// allocateAll calls allocate() for each container in an Allocate request.
 func (o *resourceOffer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*pluginapi.AllocateResponse, error) {
 	out := &pluginapi.AllocateResponse{}
 	for _, c := range containers {
@@ -115,7 +115,8 @@ func (o *resourceOffer) allocateAll(containers []*pluginapi.ContainerAllocateReq
 	return out, nil
 }
 
-// checkPresent returns an error if the node does not have the device. The device may belong to another resource in the meantime.
+// checkPresent returns an error if the node does not have the device. A device counts as present even if it belongs to another resource
+// now.
 func (o *resourceOffer) checkPresent(id string) error {
 	a, err := pci.ParseAddress(id)
 	if err != nil {

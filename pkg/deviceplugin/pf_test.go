@@ -36,8 +36,8 @@ func barePF(t *testing.T) (sysfs string) {
 	return sysfs
 }
 
-// TestPFKeepsItsDriver (S-36) checks a PF whose VFs are created after the start of the daemon. The daemon offers the VFs. It does not
-// offer the PF, and the PF keeps its driver. The test also removes the VFs and creates them again.
+// TestPFKeepsItsDriver (S-36) checks a PF whose VFs are created after the start of the daemon. The daemon must offer the VFs but not the
+// PF, and must not change the PF's driver. The test also removes the VFs and creates them again.
 func TestPFKeepsItsDriver(t *testing.T) {
 	for name, selectors := range map[string]string{"pfNames": `{"pfNames": ["ens0f0"]}`, "vendors": `{"vendors": ["8086"]}`, "none": `{}`,
 		"pciAddresses": `{"pciAddresses": ["` + pf0 + `", "` + vf00 + `", "` + vf01 + `"]}`} {
@@ -65,7 +65,7 @@ func TestPFKeepsItsDriver(t *testing.T) {
 }
 
 // TestOfferPF (S-36) checks that a PF is offered and keeps its driver if the configuration contains offerPf. While a pod has the PF, the
-// daemon creates no VFs on it.
+// daemon must not create VFs on it.
 func TestOfferPF(t *testing.T) {
 	sysfs := barePF(t)
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
@@ -88,8 +88,8 @@ func TestOfferPF(t *testing.T) {
 	}
 }
 
-// TestNICPFKeepsItsDriver (S-36) creates the VFs of a real card after the start of the daemon. The daemon binds the VFs to vfio-pci, and
-// the PF keeps its driver.
+// TestNICPFKeepsItsDriver (S-36) creates the VFs of a real card after the start of the daemon. The daemon must bind the VFs to vfio-pci and
+// must not change the PF's driver.
 func TestNICPFKeepsItsDriver(t *testing.T) {
 	pf := kerneltest.RealPF(t)
 	nic := kerneltest.RealNIC(t, 0)
@@ -120,9 +120,9 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted uses VFs that exist although the file sriov_numvfs of their PF contains 0. The configuration contains "numVfs":
-// 0. Nevertheless, the daemon does not remove the existing VFs. The log reports the contradiction once. The log does not say that the
-// daemon changed the number of VFs.
+// TestNumVFsContradicted uses VFs that exist although the file sriov_numvfs of their PF contains 0. The configuration contains
+// "numVfs": 0. Nevertheless, the daemon must not remove the existing VFs. The daemon logs the contradiction once, and does not log that it
+// changed the number of VFs.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := twoPFs(t)
 	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {
@@ -142,8 +142,8 @@ func TestNumVFsContradicted(t *testing.T) {
 	}
 }
 
-// TestDriverLoadedLater checks a VF whose driver is loaded only after the first attempt to bind the driver. The driver is bound at the
-// next scan. The daemon skips the long pause that normally follows a failed bind.
+// TestDriverLoadedLater checks a VF whose driver is loaded only after the first attempt to bind the driver. The daemon binds the driver at
+// its next scan of the devices, without the long pause that normally follows a failed bind.
 func TestDriverLoadedLater(t *testing.T) {
 	sysfs := twoPFs(t)
 	folder := filepath.Join(sysfs, "bus/pci/drivers/vfio-pci")

@@ -17,11 +17,11 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// retryAfter is the pause after a failed change of a device. The kernel may complete pending work in the meantime.
+// retryAfter is the pause after the daemon failed to change a device. During the pause, the kernel may complete pending work.
 const retryAfter = 5 * time.Minute
 
-// prepareLoop runs prepareDevices each time it receives from wake, until ctx is done. The function has its own goroutine, because the
-// kernel may take a long time.
+// prepareLoop runs prepareDevices each time it receives from wake, until ctx is done. prepareLoop runs in its own goroutine, because the
+// kernel may take a long time to change a device.
 func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 	failed := map[pci.Address]time.Time{}
 	logged := map[pci.Address]string{}
@@ -41,8 +41,8 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 				delete(logged, a)
 				return
 			}
-			// Errors of these two kinds cause no pause, because the device may become free, a driver may be loaded, or a VF may appear at
-			// any moment.
+			// errInUse and fs.ErrNotExist cause no pause, because the device may become free, a driver may be loaded, or a VF may appear at any
+			// time.
 			if !errors.Is(err, errInUse) && !errors.Is(err, fs.ErrNotExist) {
 				failed[a] = time.Now()
 			}
@@ -56,9 +56,8 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 
 var errInUse = errors.New("in use")
 
-// prepareDevices changes only devices that no pod uses. The function sets the configured number of VFs on each PF and binds the configured
-// drivers. While the devices of pods are unknown, prepareDevices only creates VFs on PFs that have no VFs and whose interface is on the
-// node.
+// prepareDevices sets the configured number of VFs on each PF and binds the configured drivers, but changes only devices that no pod uses.
+// While the devices of pods are unknown, prepareDevices only creates VFs on PFs that have no VFs and whose interface is on the node.
 func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.answered, d.config.NumVFs(d.snapshot)
@@ -85,8 +84,8 @@ func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func(
 	}
 }
 
-// mayChange reports whether this instance of the daemon may change devices. If pods get devices through claims, only the leader may change
-// devices. While the DRA driver cannot start, every instance may change devices. The caller holds the lock.
+// mayChange reports whether this instance of the daemon may change devices. If the DRA driver runs, only the leader may change devices.
+// While the DRA driver cannot start, every instance may change devices. The caller of mayChange holds d.mu.
 func (d *daemon) mayChange() bool {
 	if d.driver != nil {
 		return d.driver.Leads()
@@ -96,8 +95,8 @@ func (d *daemon) mayChange() bool {
 	return !claims || d.driverFault != ""
 }
 
-// changeDevices calls change() for devices that no pod has. No other instance of the daemon may change these devices or assign them to a
-// claim at the same time.
+// changeDevices calls the function change for devices that no pod has. Locks prevent other instances of the daemon from changing these
+// devices or assigning them to a claim at the same time.
 func (d *daemon) changeDevices(devices []pci.Address, check, change func() error) error {
 	unlock, err := dra.LockDevices(d.Claims, devices)
 	if err != nil {
@@ -151,7 +150,7 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 	return err
 }
 
-// whyInUse returns the reason why a device must not be changed. The result is "" if the device may be changed.
+// whyInUse returns the reason why a device must not be changed. whyInUse returns "" if the device may be changed.
 func (d *daemon) whyInUse(dev pci.Device) string {
 	if why := d.ownerOf(dev); why != "" {
 		return why
@@ -161,7 +160,7 @@ func (d *daemon) whyInUse(dev pci.Device) string {
 	return d.whyUplink(dev)
 }
 
-// whyUplink returns a reason if a device is an uplink of the node. In all other cases, the result is "".
+// whyUplink returns an error text if a device is an uplink of the node, and "" otherwise.
 func (d *daemon) whyUplink(dev pci.Device) string {
 	for _, name := range dev.Interfaces {
 		if slices.Contains(d.uplinks, name) {
@@ -171,7 +170,7 @@ func (d *daemon) whyUplink(dev pci.Device) string {
 	return ""
 }
 
-// ownerOf returns the pod, the claim or the namespace that has a device. The result is "" if the device is free.
+// ownerOf describes the pod, the claim or the network namespace that has a device. ownerOf returns "" if the device is free.
 func (d *daemon) ownerOf(dev pci.Device) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -21,21 +21,22 @@ import (
 )
 
 const (
-	// registerTimeout is the maximum time of a Register call. The kubelet answers the call only after it has connected to the endpoint.
+	// registerTimeout is the maximum duration of a Register call. The kubelet answers a Register call only after it has connected to the
+	// endpoint.
 	registerTimeout = 10 * time.Second
-	// checkInterval is the time between two checks of the sockets. The checks are needed because an event about a change in the folder
+	// checkInterval is the time between two checks of the sockets. The regular checks are needed because a file event about the socket folder
 	// may be lost.
 	checkInterval = time.Second
 	// watchTimeout is the time after the registration within which the kubelet must watch the resource. If the kubelet does not watch the
-	// resource within this time, the connection to the kubelet is considered lost.
+	// resource within watchTimeout, the connection to the kubelet is considered lost.
 	watchTimeout = 10 * time.Second
-	// absentFor is the time after which the absence of the kubelet is logged.
+	// absentFor is the time after which the daemon logs that the kubelet is absent.
 	absentFor = 15 * time.Second
-	// The pause after a refusal doubles from firstPause to longestPause.
+	// After each refused registration, the pause doubles, from firstPause up to longestPause.
 	firstPause, longestPause = 100 * time.Millisecond, 30 * time.Second
 )
 
-// apiVersions returns the supported versions of the device plugin API. The newest version is first.
+// apiVersions returns the supported versions of the device plugin API. The newest API version is first.
 func apiVersions() []string {
 	return []string{
 		pluginapi.Version, // v1beta1: since 1.10; the only version up to 1.37
@@ -51,7 +52,7 @@ type kubeletDirs struct {
 // registerSocket returns the path of the kubelet's socket for registrations.
 func (k kubeletDirs) registerSocket() string { return filepath.Join(k.Plugins, "kubelet.sock") }
 
-// registrar serves an endpoint and keeps it registered with the kubelet.
+// The type registrar serves an endpoint and keeps it registered with the kubelet.
 type registrar struct {
 	registerapi.UnimplementedRegistrationServer
 	*endpoint
@@ -80,8 +81,8 @@ func newRegistrar(e *endpoint, k kubeletDirs, changed <-chan struct{}) *registra
 	return r
 }
 
-// serverBounds returns the limits for the resources that a client can use. The kubelet sends only one request at a time. A request has some
-// hundred bytes for each device.
+// serverBounds returns gRPC options that limit the memory and connections which a client can use. The limits suffice for the kubelet, which
+// sends only one request at a time, with some hundred bytes for each device.
 func serverBounds() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.MaxRecvMsgSize(1 << 20), grpc.MaxConcurrentStreams(64), grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(10 * time.Second)}
@@ -111,13 +112,13 @@ func (r *registrar) run(ctx context.Context) {
 		if ctx.Err() == nil {
 			r.log.Warn("could not register the resource; retrying", "error", err, "after", pause)
 		}
-		// Each attempt to register causes events in the folder. Therefore only a new socket of the kubelet shortens the pause.
+		// Each attempt to register causes file events in the socket folder. Therefore only a new socket of the kubelet shortens the pause.
 		r.waitForChange(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.registerSocket()); return id != kubelet })
 		pause = min(2*pause, longestPause)
 	}
 }
 
-// waitForChange returns after a pause. The function returns earlier if the folder has changed and worth() returns true.
+// waitForChange returns after a pause, or earlier if a file in the folder has changed and the function worth returns true.
 func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth func() bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -168,8 +169,8 @@ func (r *registrar) ensure(ctx context.Context) error {
 		return nil
 	}
 	if r.registeredAt != (probes.SocketID{}) {
-		// The current socket differs from the socket of the last registration. The kubelet treats a path that it already knows as an existing
-		// connection. Therefore the endpoint uses a new path.
+		// The kubelet's current socket differs from its socket at the last registration. The kubelet treats an endpoint's path that it already
+		// knows as an existing connection. Therefore the endpoint must register with a new path.
 		if err := r.listen(); err != nil {
 			return err
 		}
@@ -183,7 +184,7 @@ func (r *registrar) ensure(ctx context.Context) error {
 	return nil
 }
 
-// logAbsent logs once if the kubelet has been absent for longer than a restart takes.
+// logAbsent logs once that the kubelet is absent, if the absence lasts longer than a restart of the kubelet.
 func (r *registrar) logAbsent(absent bool, says, where string) {
 	switch {
 	case !absent:
@@ -202,7 +203,8 @@ func (r *registrar) registered() bool {
 	return r.known
 }
 
-// isLost reports whether the socket is missing or the kubelet has stopped using the socket. The kubelet removes all sockets when it starts.
+// isLost reports whether the endpoint's socket is missing or the kubelet has stopped using it. The kubelet removes all sockets in its
+// folder when it starts.
 func (r *registrar) isLost() bool {
 	if r.listener == nil {
 		return true
@@ -231,7 +233,7 @@ func (r *registrar) listen() error {
 	return nil
 }
 
-// closeSocket closes and removes the socket. Existing connections stay open.
+// closeSocket closes and removes the socket. closeSocket does not end existing connections.
 func (r *registrar) closeSocket() {
 	if r.listener == nil {
 		return
@@ -272,7 +274,7 @@ func (r *registrar) register(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// GetInfo answers a kubelet that found the socket in its plugin registry.
+// GetInfo describes the endpoint to a kubelet that found the endpoint's socket in its plugin registry folder.
 func (r *registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -300,8 +302,8 @@ func (r *registrar) setKnown(known bool) {
 	r.known, r.refused, r.at = known, false, time.Now()
 }
 
-// setLeaving stores whether the devices move from the device plugin API to DRA. If the value changes, the endpoint is registered again
-// with other options.
+// setLeaving stores whether the devices move from the device plugin API to DRA. If the value changes, the endpoint is registered again with
+// other options.
 func (r *registrar) setLeaving(leaving bool) {
 	r.endpoint.mu.Lock()
 	changed := r.leaving != leaving
@@ -315,7 +317,7 @@ func (r *registrar) setLeaving(leaving bool) {
 	}
 }
 
-// isReady reports whether pods can get devices of the resource.
+// isReady reports whether the kubelet watches the endpoint, so that pods can get devices of the resource.
 func (r *registrar) isReady() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

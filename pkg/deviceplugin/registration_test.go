@@ -63,7 +63,7 @@ func runEndpoint(t *testing.T, k kubeletDirs, o *resourceOffer) *registrar {
 
 func watched(*registeredPlugin) bool { return true }
 
-// TestKubeletRestarts checks that the kubelet gets the resource with every device after each start.
+// TestKubeletRestarts checks that the kubelet gets the resource with all its devices after each start of the kubelet.
 func TestKubeletRestarts(t *testing.T) {
 	restarts := 1000
 	if testing.Short() {
@@ -96,8 +96,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestUpdates checks that every stream gets the newest offer and that a stalled stream does not delay other streams. The endpoint sends an
-// update only if the update changes something for the kubelet.
+// TestUpdates checks that every ListAndWatch stream gets the newest list of devices, and that a stalled stream does not delay other
+// streams. The endpoint sends an update only if the list, the health or the NUMA nodes of the devices changed.
 func TestUpdates(t *testing.T) {
 	k := newFakeKubelet(t)
 	p := vfPool(8)
@@ -174,8 +174,8 @@ func TestSocketRemoved(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *registeredPlugin) bool { return p.sock != first.sock })
 }
 
-// TestAnotherKubeletSocket checks a kubelet that creates a new socket. The kubelet treats a known path as an existing connection, so the
-// endpoint must register with a new path.
+// TestAnotherKubeletSocket checks a kubelet that creates a new registration socket. The kubelet treats an endpoint's path that it already
+// knows as an existing connection, so the endpoint must register with a new path.
 func TestAnotherKubeletSocket(t *testing.T) {
 	k := newFakeKubelet(t)
 	runEndpoint(t, k.folder(), offering(vfPool(1)))
@@ -193,8 +193,8 @@ func TestAnotherKubeletSocket(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *registeredPlugin) bool { return p.sock != first.sock })
 }
 
-// TestFolderComesAndGoes checks that the plugin may start before the kubelet has created its folder. The folder may also be removed and
-// created again.
+// TestFolderComesAndGoes checks that the plugin may start before the kubelet has created its socket folder. This folder may also be removed
+// and created again.
 func TestFolderComesAndGoes(t *testing.T) {
 	k := newFakeKubelet(t)
 	if err := os.RemoveAll(k.dir); err != nil {
@@ -222,8 +222,8 @@ func TestFolderComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestRefusedVersion checks a kubelet that does not support the version of the device plugin API. The plugin retries with growing pauses,
-// and registers when a kubelet supports the version.
+// TestRefusedVersion checks a kubelet that does not support the plugin's version of the device plugin API. The plugin retries with growing
+// pauses, and registers once the kubelet supports the version.
 func TestRefusedVersion(t *testing.T) {
 	k := newFakeKubelet(t)
 	k.versions = []string{"v2"}
@@ -236,7 +236,8 @@ func TestRefusedVersion(t *testing.T) {
 	k.await(fast, "watched", watched)
 }
 
-// TestTwoInstances checks an update. Although the kubelet knows both instances, the end of the old instance has no effect on the resource.
+// TestTwoInstances checks an update of the daemon. During the update, both instances are registered with the kubelet. The end of the old
+// instance must not affect the resource.
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())
@@ -258,8 +259,8 @@ func TestTwoInstances(t *testing.T) {
 	}
 }
 
-// TestRegistry checks that a kubelet finds the endpoint through its plugin registry. The kubelet gets the same options as through Register.
-// The plugin retries after a refusal.
+// TestRegistry checks that a kubelet finds the endpoint through its plugin registry. Through the plugin registry, the kubelet gets the same
+// options as through Register. The plugin retries if the kubelet refuses the registration.
 func TestRegistry(t *testing.T) {
 	dir := shortDir(t)
 	r := runEndpoint(t, kubeletDirs{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfPool(1)))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deviceplugin offers the VFs of a node to the pods on the node. The package serves the kubelet's device plugin API (v1beta1). Each
-// pool of VFs is one resource. The daemon also tells other programs which VFs a pod has. The other programs identify the pod by its name.
-// The daemon keeps running after faults. The daemon reports an absent kubelet, an invalid configuration or a missing device, and continues
+// Package deviceplugin offers the VFs of a node to the pods on the node. Package deviceplugin serves the kubelet's device plugin API
+// (v1beta1). Each pool of VFs is one resource. Other programs can ask the daemon which VFs a pod has. Such a request contains the name of
+// the pod. The daemon keeps running after faults: it reports an absent kubelet, an invalid configuration or a missing device, and continues
 // to serve all other resources.
 package deviceplugin
 
@@ -49,8 +49,8 @@ type daemonOptions struct {
 	Poll       time.Duration // interval of scanning all devices, in case an event is lost
 	// NewDriver creates the DRA driver.
 	NewDriver func(dra.Options) claimDriver
-	// RestoreVFs restores VFs that ended pods have left behind. RestoreVFs is needed with runtimes that never call GC. If the field is
-	// nil, this feature is disabled.
+	// RestoreVFs restores VFs that still have the settings of ended pods. RestoreVFs is needed with container runtimes that never call GC. If
+	// RestoreVFs is nil, VFs are not restored.
 	RestoreVFs func() error
 }
 
@@ -59,8 +59,8 @@ func (o daemonOptions) checkpointPath() string {
 	return filepath.Join(o.Kubelet.Plugins, checkpointName)
 }
 
-// runDaemon serves all resources until ctx is done. The function returns an error only at the start, for example if the configuration is
-// invalid or an address is in use. When a signal arrives through the channel reload, runDaemon reads the configuration again.
+// runDaemon serves all resources until ctx is done. runDaemon returns an error only at the start, for example if the configuration is
+// invalid or a listening address is in use. At each signal in the channel reload, runDaemon reads the configuration again.
 func runDaemon(ctx context.Context, o daemonOptions, reload <-chan os.Signal, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -86,7 +86,7 @@ func runDaemon(ctx context.Context, o daemonOptions, reload <-chan os.Signal, lo
 	return nil
 }
 
-// openDaemon checks the requirements of the daemon. The function then watches devices until ctx is done.
+// openDaemon checks the requirements of the daemon, and starts to watch devices until ctx is done.
 func openDaemon(ctx context.Context, o daemonOptions, log *slog.Logger) (*daemon, error) {
 	data, err := store.ReadFile(o.ConfigFile)
 	if err != nil {
@@ -111,8 +111,8 @@ func openDaemon(ctx context.Context, o daemonOptions, log *slog.Logger) (*daemon
 	return d, nil
 }
 
-// listenAll opens the listeners. The unix socket is opened last, because another instance may serve this socket. An instance that fails to
-// start must not replace this socket.
+// listenAll opens the daemon's HTTP listener and unix socket. The unix socket is opened last, because an instance that fails to start must
+// not replace the socket of a running instance.
 func (d *daemon) listenAll(ctx context.Context) error {
 	if d.HTTP != "" {
 		if err := d.serveHTTP(ctx); err != nil {
@@ -126,7 +126,8 @@ func (d *daemon) listenAll(ctx context.Context) error {
 	return nil
 }
 
-// restoreInterval is the maximum time for which an orphaned VF keeps the settings of its pod if no other pod needs the VF.
+// restoreInterval is the time between two searches for orphaned VFs. An orphaned VF keeps the settings of its ended pod for at most
+// restoreInterval.
 const restoreInterval = 30 * time.Second
 
 // restoreLoop restores orphaned VFs in intervals until ctx is done.
@@ -149,7 +150,7 @@ func (d *daemon) restoreLoop(ctx context.Context) {
 	}
 }
 
-// restoreVFs restores orphaned VFs if this instance may change devices. The function takes the lock of each VF's journal.
+// restoreVFs restores orphaned VFs if this instance may change devices. restoreVFs takes the lock of each VF's journal.
 func (d *daemon) restoreVFs() error {
 	d.mu.Lock()
 	may := d.mayChange()
@@ -160,7 +161,7 @@ func (d *daemon) restoreVFs() error {
 	return d.RestoreVFs()
 }
 
-// eventLoop handles events until ctx is done.
+// eventLoop handles the daemon's events, such as changed devices or a changed configuration, until ctx is done.
 func (d *daemon) eventLoop(ctx context.Context, configs <-chan struct{}, reload <-chan os.Signal) {
 	pods := time.NewTicker(listInterval)
 	defer pods.Stop()
@@ -184,7 +185,7 @@ func (d *daemon) eventLoop(ctx context.Context, configs <-chan struct{}, reload 
 				if !more {
 					return
 				}
-				// The kubelet may have assigned the missing device to a pod after the last request.
+				// After the daemon's last request, the kubelet may have assigned a device that is missing now to a pod.
 				d.askPods(ctx)
 				d.setSnapshot(s)
 			case <-configs:

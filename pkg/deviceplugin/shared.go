@@ -8,19 +8,20 @@ import (
 	"time"
 )
 
-// sharedInterval is the minimum time between two shared calls. Calls at this rate use one tenth of the kubelet's rate limit.
+// sharedInterval is the minimum time between two shared calls to the kubelet. With one call in each sharedInterval, the daemon uses one
+// tenth of the kubelet's rate limit.
 const sharedInterval = 100 * time.Millisecond
 
-// sharedCall is a call whose result serves all goroutines that wait for the call.
+// sharedCall is a call to the kubelet that one goroutine makes for all goroutines that wait for the result.
 type sharedCall struct {
 	mu    sync.Mutex
 	began time.Time     // start of the last call
 	done  chan struct{} // closed when the current call ends; nil if there is none
 }
 
-// beginCall reports whether the caller must make the call. If the result is true, the caller must run endCall() after the call. If another
-// goroutine makes the call at the moment, beginCall waits until that call ends. The result is then false. beginCall also enforces
-// sharedInterval. The function returns early if ctx ends.
+// beginCall reports whether the caller itself must make the shared call. If the result is true, the caller must run endCall() after the
+// call. If another goroutine is already making the call, beginCall waits until that call ends, and returns false. beginCall also waits
+// until sharedInterval has passed since the last call. beginCall returns early if ctx ends.
 func (s *sharedCall) beginCall(ctx context.Context) bool {
 	s.mu.Lock()
 	if done := s.done; done != nil {
@@ -42,7 +43,7 @@ func (s *sharedCall) beginCall(ctx context.Context) bool {
 	return true
 }
 
-// endCall wakes all waiting goroutines.
+// endCall ends a shared call and wakes all goroutines that wait for it.
 func (s *sharedCall) endCall() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

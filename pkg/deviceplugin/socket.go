@@ -12,16 +12,16 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// socketName returns a new file name for a resource's endpoint. The name is random because two instances may run at the same time during
-// an update. Another reason is that the kubelet treats a known path as an existing connection.
+// socketName returns a new file name for the socket of a resource's endpoint. The name is random, because two instances may run at the same
+// time during an update. A new name is also needed because the kubelet treats a path that it already knows as an existing connection.
 func socketName(dir, resource string) string {
 	return socketPrefix(dir, resource) + probes.RandomHex() + socketSuffix
 }
 
 const socketSuffix = ".sock"
 
-// socketPrefix returns the common prefix of a resource's socket names. Eight hexadecimal digits follow the prefix. If the path would be too
-// long, the prefix is a hash.
+// socketPrefix returns the common prefix of a resource's socket names. Eight hexadecimal digits follow the prefix. If the socket's path
+// would be too long, the prefix is a hash of the resource name.
 func socketPrefix(dir, resource string) string {
 	name := strings.ReplaceAll(resource, "/", "_")
 	if room := probes.MaxSocketPath - len(filepath.Join(dir, "-00000000"+socketSuffix)); len(name) > room {
@@ -31,7 +31,7 @@ func socketPrefix(dir, resource string) string {
 	return name + "-"
 }
 
-// removeStaleSockets deletes sockets of a resource that killed instances have left behind.
+// removeStaleSockets deletes those sockets of a resource that belong to killed instances of the daemon.
 func removeStaleSockets(dir, resource string) {
 	names, _ := filepath.Glob(filepath.Join(dir, socketPrefix(dir, resource)+"????????"+socketSuffix))
 	for _, path := range names {

@@ -88,8 +88,8 @@ func TestNoSocketThere(t *testing.T) {
 	}
 }
 
-// TestPipe checks that the daemon refuses a configuration that is not a regular file, both at the start and later. A FIFO in place of the
-// configuration does not delay the daemon's answers.
+// TestPipe checks that the daemon refuses a configuration file that is not a regular file, both at the start and when it reloads the
+// configuration. A FIFO in place of the configuration file must not delay the daemon's answers.
 func TestPipe(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)
@@ -116,7 +116,7 @@ func TestPipe(t *testing.T) {
 	l.await("/metrics", "podlace_sriov_config_refused 0")
 }
 
-// TestReady checks the readiness probe against a ready instance, an instance that is not ready, and no instance at all.
+// TestReady checks the readiness probe in three cases: a ready instance, an instance that is not ready, and no running instance.
 func TestReady(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	if err := probes.AskReady(t.Context(), l.HTTP); err == nil {
@@ -138,7 +138,8 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// TestAbsent checks that the absence of the kubelet is logged once. The absence is not logged during a restart of the kubelet.
+// TestAbsent checks that the daemon logs the absence of the kubelet only once. The daemon must not log the absence while the kubelet
+// restarts.
 func TestAbsent(t *testing.T) {
 	log := &logBuffer{}
 	r := &registrar{endpoint: &endpoint{log: logTo(log)}}

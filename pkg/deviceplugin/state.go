@@ -12,25 +12,25 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// stateCollector collects the metrics of the daemon's current state.
+// stateCollector collects the metrics that describe the daemon's current state.
 type stateCollector struct {
 	*daemon
 	stateDescs
 }
 
-// newDesc returns the description of a metric with its labels.
+// newDesc returns the Prometheus description of a metric with its labels.
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName(metricPrefix, "", name), help, labels, nil)
 }
 
-// stateDescs holds the descriptions of the metrics of the current state.
+// stateDescs contains the descriptions of the metrics about the daemon's current state.
 type stateDescs struct {
 	devices, info, allocated, refused, unserved, allocatable, unreadable *prometheus.Desc
 
 	traffic []trafficMetric
 }
 
-// trafficMetric describes a counter that the PF has for each VF.
+// trafficMetric describes a traffic counter that a PF provides for each of its VFs.
 type trafficMetric struct {
 	*prometheus.Desc
 	of func(kernel.VFStats) uint64
@@ -77,7 +77,7 @@ func (s *stateCollector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends all metrics. Collect makes no request to the kubelet.
+// Collect sends all state metrics. Collect makes no request to the kubelet.
 func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	offers, held, refused, damaged := s.offers()
 	for resource, n := range s.kubeletCount() {
@@ -139,7 +139,7 @@ func (s *stateCollector) kubeletCount() map[string]int {
 	return count
 }
 
-// unservedResources returns the resources of the configuration that the daemon does not support.
+// unservedResources returns the configured resources that the daemon does not support.
 func (s *stateCollector) unservedResources() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,8 +167,8 @@ func (s *stateCollector) offers() (offers []*resourceOffer, held []allocation.De
 	return append(offers, s.claimable...), s.held, refused, damaged
 }
 
-// collectTraffic reads the counters of all VFs from their PFs. The function sends one request for each PF. The counters can also be read
-// for a VF in a pod and for a VF without a network driver.
+// collectTraffic reads the counters of all VFs from their PFs. collectTraffic sends one netlink request for each PF. The PF has the
+// counters even if a VF is in a pod or has no network driver.
 func (s *stateCollector) collectTraffic(to chan<- prometheus.Metric, offers []*resourceOffer, holder map[string]allocation.Device) {
 	byPF := map[pci.Address]map[int]kernel.VFStats{}
 	for _, o := range offers {

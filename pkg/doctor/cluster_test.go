@@ -44,7 +44,7 @@ func TestForeignBridge(t *testing.T) {
 	}
 }
 
-// TestAgentCommand checks the remedy for an agent that does not run: a command that lists the agent's pods in all namespaces.
+// TestAgentCommand checks the remedy if podlace-node does not run: a command that lists the pods of podlace-node in all namespaces.
 func TestAgentCommand(t *testing.T) {
 	l := newLab(t)
 	l.status(`{"ready": true}`)
@@ -53,7 +53,7 @@ func TestAgentCommand(t *testing.T) {
 	}
 }
 
-// TestNoNodeFile checks the remedy for a missing node.json: the command 'podlace-node status'. The remedy must not be a change of the
+// TestNoNodeFile checks that the remedy for a missing node.json is the command 'podlace-node status'. The remedy must not be to change the
 // conflist, because the conflist is correct.
 func TestNoNodeFile(t *testing.T) {
 	l := newLab(t)

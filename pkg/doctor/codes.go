@@ -10,8 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// These are the codes of findings whose check can find several problems. The code of an error in a configuration comes from package
-// validate. The code of an error of STATUS is the number of the CNI error. The code of any other finding is the name of its check.
+// The following constants are the codes of findings whose check can find several problems. Package validate defines the codes of
+// configuration errors. If STATUS returns a CNI error, the code of the finding is the number of this error. The code of any other finding
+// is the name of its check.
 const (
 	unreadable        plugin.FindingCode = "unreadable"
 	noRuntime         plugin.FindingCode = "no-runtime"
@@ -50,7 +51,7 @@ const (
 	kubeletGate       plugin.FindingCode = "kubelet-gate"
 )
 
-// answered() returns the number of the CNI error that a plugin returned, or "" if the plugin returned no CNI error.
+// answered() returns the number of the CNI error in err, or "" if err contains no CNI error from a plugin.
 func answered(err error) plugin.FindingCode {
 	var refusal reconcile.Refusal
 	if errors.As(err, &refusal) {

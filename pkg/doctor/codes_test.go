@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestCodes checks the code of each finding. If a configuration is wrong, the test also checks the file, the line and the column.
+// TestCodes checks the code of each finding. For configuration errors, TestCodes also checks the file, the line and the column in the
+// finding.
 func TestCodes(t *testing.T) {
 	for name, c := range map[string]struct {
 		check        string

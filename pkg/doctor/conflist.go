@@ -19,8 +19,9 @@ import (
 
 const noNetwork = "no configuration names a plugin of Podlace"
 
-// isOurs reports whether a network's main plugin is bridge or sriov. The type name may have the prefix of cluster installations. The
-// reference plugins have the same names, so the check "binaries" finds out which project a plugin's binary belongs to.
+// isOurs reports whether a network's main plugin is bridge or sriov. The plugin's type name may have the prefix "podlace-" of cluster
+// installations. The reference plugins have the same type names. Therefore the check "binaries" finds out to which project a plugin's
+// binary belongs.
 func isOurs(net reconcile.Network) bool {
 	main := plugin.Kind(net.Plugins[0].Type)
 	return main == "bridge" || main == "sriov"
@@ -69,7 +70,8 @@ func (n *node) listNetworks() string {
 	return strings.Join(list, "; ")
 }
 
-// takesAll reports whether a runtime loads the configurations of several networks. Other runtimes load only the first configuration file.
+// takesAll reports whether a container runtime on this node loads the configurations of several networks, as CRI-O does with
+// cni_default_network. Other runtimes load only the first configuration file.
 func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }
@@ -88,7 +90,7 @@ func (n *node) defaultNetwork() (found []Finding) {
 	return found
 }
 
-// permissions() reports configurations that users other than root can write.
+// permissions() reports configuration files that users other than root can write.
 func (n *node) permissions() (found []Finding) {
 	for _, net := range n.networks {
 		info, err := os.Stat(net.File)
@@ -128,14 +130,13 @@ func (n *node) conflistKeys() (found []Finding) {
 	return found
 }
 
-// ownNetworks returns those networks for which isOurs() returns true.
+// ownNetworks returns the networks whose main plugin is bridge or sriov.
 func (n *node) ownNetworks() []reconcile.Network {
 	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
 }
 
-// pluginTypes returns the names of all plugins in Podlace's networks that the runtime or a plugin starts. The result includes IPAM plugins.
-// If host-local runs inside Podlace's bridge or sriov, the result does not include host-local, because podlace-node installs no host-local
-// file.
+// pluginTypes returns the names of all plugin binaries that the networks with Podlace need, including IPAM plugins. The result does not
+// include a host-local that runs inside Podlace's bridge or sriov, because podlace-node installs no host-local file.
 func (n *node) pluginTypes() (types []string) {
 	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {
@@ -195,7 +196,7 @@ func (n *node) binaries() (found []Finding) {
 	return found
 }
 
-// The check "status" calls STATUS of each plugin in Podlace's networks, as a runtime does.
+// The check "status" calls STATUS of each plugin in Podlace's networks, as a container runtime does, and reports the errors.
 func (n *node) status() (found []Finding) {
 	if len(n.pluginTypes()) == 0 {
 		return skipped(noNetwork)

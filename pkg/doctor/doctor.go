@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor examines a node for problems that prevent Podlace from working, or that will prevent it later. Each finding contains the
-// evidence, the consequence, and a command that corrects the problem. The examination changes nothing. Fix() applies a remedy, but only if
-// the remedy cannot harm pods.
+// Package doctor examines a node for problems that prevent Podlace from working now or later. Each finding contains the evidence, the
+// consequence, and a command that corrects the problem. The examination does not change the node. Fix() applies a remedy, but only if the
+// remedy cannot harm pods.
 package doctor
 
 import (
@@ -19,7 +19,7 @@ import (
 // Level is the severity of a finding.
 type Level string
 
-// These are the levels. The lowest severity is first.
+// The following constants are the severity levels of findings, from the lowest to the highest.
 const (
 	OK      Level = "ok"
 	Skipped Level = "skipped" // does not apply to this node
@@ -27,7 +27,7 @@ const (
 	Error   Level = "error"   // pods cannot start, or have no network
 )
 
-// Finding is the result of a check.
+// Finding is one result of a check, such as a problem of the node.
 type Finding struct {
 	Check       string             `json:"check"`
 	Level       Level              `json:"level"`
@@ -44,7 +44,7 @@ type Finding struct {
 	fix func() error
 }
 
-// Fix applies the remedy of a finding. Fix returns an error if the finding is not Fixable.
+// Fix applies the remedy of a finding. Fix returns an error if the finding's field Fixable is false.
 func (f Finding) Fix() error {
 	if f.fix == nil {
 		return fmt.Errorf("%s: there is no remedy that is safe to apply", f.Check)
@@ -52,14 +52,14 @@ func (f Finding) Fix() error {
 	return f.fix()
 }
 
-// Options holds the folders that doctor examines.
+// Options contains the folders that doctor examines.
 type Options struct {
 	ConfDir string // folder with the network configurations; "" for the runtime's folder
 	BinDir  string // folder with the plugins; "" for the runtime's folder
 	Root    string // folder that stands for /; only files of other programs are read below it
 }
 
-// This struct holds all data about the node that the checks read.
+// The type node contains all data about the node that the checks read.
 type node struct {
 	Options
 	host     *kernel.Node
@@ -74,14 +74,15 @@ type node struct {
 	attachmentsErr error
 }
 
-// A check describes how to examine one subject. The function run() returns nil if the check finds no problem.
+// A check examines one subject, such as the kernel's features. The function run returns nil if the check finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well
 	run  func(*node) []Finding
 }
 
-// checks() returns all checks. The checks of parts that every pod needs come first, because administrators are most interested in them.
+// checks() returns all checks. The checks of features that every pod needs come first, because administrators are most interested in their
+// results.
 func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
@@ -121,7 +122,7 @@ func Names() (names []string) {
 	return names
 }
 
-// Examine runs all checks. If names are given, only the checks with these names run. The caller must be root.
+// Examine runs all checks, or only the checks with the given names. Examine must run as root.
 func Examine(o Options, only ...string) ([]Finding, error) {
 	for _, name := range only {
 		if !slices.Contains(Names(), name) {
@@ -153,7 +154,7 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 	return all, nil
 }
 
-// look() reads the data that several checks need.
+// look() reads the data about the node that several checks need.
 func look(o Options) (*node, error) {
 	n := findFolders(o)
 	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
@@ -179,7 +180,8 @@ func findFolders(o Options) *node {
 	return n
 }
 
-// first() returns a value from the first runtime's configuration. If the node has no runtime, the result is the last argument.
+// first() returns a value from the configuration of the first container runtime. If the node has no container runtime, first() returns the
+// value of the argument "otherwise".
 func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	for _, r := range n.runtimes {
 		return of(r)
@@ -187,10 +189,10 @@ func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	return otherwise
 }
 
-// path() returns the path of another program's file.
+// path() returns the path of another program's file below the root folder n.Root.
 func (n *node) path(name string) string { return filepath.Join("/", n.Root, name) }
 
-// skipped() returns a finding which says that a check does not apply to this node.
+// skipped() returns a finding which says why a check does not apply to this node.
 func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why}} }
 
 // unknown() returns a finding which says that a check could not read its data.

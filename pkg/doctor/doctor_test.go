@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 const ours = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cnidoc", "isGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.91.0.0/29"}]]}}]}`
 
-// A lab is a node for which doctor reports no problem.
+// A lab is a simulated node for which doctor reports no problem.
 type lab struct {
 	t *testing.T
 	Options
@@ -38,7 +38,7 @@ func newLab(t *testing.T) lab {
 	return l
 }
 
-// write() writes a file of another program. The file is in the folder that stands for /.
+// write() writes a file of another program. The file is in the test folder that takes the place of /.
 func (l lab) write(name, text string) {
 	l.t.Helper()
 	path := filepath.Join(l.Root, name)
@@ -50,7 +50,7 @@ func (l lab) write(name, text string) {
 	}
 }
 
-// plugin() installs a plugin that prints the given banner and returns success for each verb.
+// plugin() installs a fake plugin that prints the given version banner, and succeeds for every CNI operation.
 func (l lab) plugin(name, banner string) {
 	l.t.Helper()
 	path := filepath.Join(l.BinDir, name)
@@ -60,7 +60,7 @@ func (l lab) plugin(name, banner string) {
 	}
 }
 
-// run() adds a program with this name to the list of processes.
+// run() adds a process with the given program name to the fake /proc.
 func (l lab) run(name string) { l.write("proc/7/comm", name+"\n") }
 
 func (l lab) sysctl(path, value string) {
@@ -76,7 +76,7 @@ func (l lab) sysctl(path, value string) {
 	l.t.Cleanup(func() { _ = os.WriteFile(file, before, 0o644) })
 }
 
-// command() runs a program of the test machine inside the namespaces of the test.
+// command() runs an installed program inside the namespaces of the test.
 func (l lab) command(name string, args ...string) {
 	l.t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -87,7 +87,7 @@ func (l lab) command(name string, args ...string) {
 	}
 }
 
-// uplink() creates a link that has a default route. The link is removed when the test ends.
+// uplink() creates a link that has a default route. When the test ends, uplink() removes the link.
 func (l lab) uplink(names ...string) {
 	l.t.Helper()
 	for i, name := range names {
@@ -99,7 +99,7 @@ func (l lab) uplink(names ...string) {
 	}
 }
 
-// problems() returns the findings of a check as text. Findings with the levels ok and skipped are left out.
+// problems() returns the findings of a check as text, without findings that have the level ok or skipped.
 func (l lab) problems(check string) (lines []string) {
 	l.t.Helper()
 	found, err := Examine(l.Options, check)
@@ -128,14 +128,14 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// A breakage consists of a single problem of a node and the expected finding.
+// A breakage is a test case: it consists of a single problem of the node and the finding that doctor should report.
 type breakage struct {
 	check string
 	spoil func(*lab)
 	want  string // part of the only finding
 }
 
-// conflistCases returns problems of configurations and plugins.
+// conflistCases returns test cases with problems in network configurations and plugins.
 func conflistCases() map[string]breakage {
 	return map[string]breakage{
 		"no configuration": {"conflist", func(l *lab) { os.RemoveAll(l.ConfDir) }, "error there is no folder "},
@@ -169,7 +169,7 @@ func conflistCases() map[string]breakage {
 	}
 }
 
-// runtimeCases returns problems in the configurations of container runtimes.
+// runtimeCases returns test cases with problems in the configurations of container runtimes.
 func runtimeCases() map[string]breakage {
 	return map[string]breakage{
 		"containerd's folder": {"runtime", func(l *lab) { l.ConfDir = "/elsewhere" }, "etc/containerd/config.toml names "},
@@ -193,7 +193,7 @@ func runtimeCases() map[string]breakage {
 	}
 }
 
-// stateCases are about the kernel and the state of the node.
+// stateCases returns test cases with problems in the kernel and in the state of the node.
 func stateCases() map[string]breakage {
 	return map[string]breakage{
 		"agent ended": {"node-agent", func(l *lab) { l.status(`{"ready": true}`) }, "error podlace-node does not run"},
@@ -246,7 +246,7 @@ func stateCases() map[string]breakage {
 	}
 }
 
-// TestFindings creates one problem at a time, and checks that the right check reports it.
+// TestFindings creates one problem of the node at a time, and verifies that the right check of doctor reports this problem.
 func TestFindings(t *testing.T) {
 	for _, cases := range []map[string]breakage{conflistCases(), runtimeCases(), firewallCases(), stateCases(), remedyCases()} {
 		for name, c := range cases {
@@ -272,7 +272,7 @@ func crioConf(l lab, more string) string {
 	return text
 }
 
-// nft() adds nftables rules. When the test ends, all rules are removed.
+// nft() adds nftables rules. When the test ends, nft() removes all rules.
 func (l lab) nft(rules string) {
 	l.t.Helper()
 	l.t.Cleanup(func() { _ = exec.Command("nft", "flush", "ruleset").Run() })
@@ -292,7 +292,7 @@ func (l lab) bridge(name string, mtu int) {
 	l.t.Cleanup(func() { _ = exec.Command("ip", "link", "del", name).Run() })
 }
 
-// status() writes the status file in place of podlace-node.
+// status() writes the status file that podlace-node normally writes.
 func (l lab) status(text string) { l.machine(agentStatusFile, text) }
 
 // lease() writes a lease file of host-local.
@@ -300,7 +300,7 @@ func (l lab) lease(address string) {
 	l.machine("/var/lib/cni/networks/pods/"+address, "container\r\neth0")
 }
 
-// machine() writes a file below the test's own /run or /var. The file is removed when the test ends.
+// machine() writes a file below the test's own /run or /var. When the test ends, machine() removes the file.
 func (l lab) machine(path, text string) {
 	l.t.Helper()
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
@@ -313,7 +313,8 @@ func (l lab) machine(path, text string) {
 	l.t.Cleanup(func() { os.Remove(path) })
 }
 
-// TestAccepted checks that a rule with the bridge's name, or with a prefix of this name, is recognized as accepting the bridge's packets.
+// TestAccepted checks that a rule with the bridge's name, or with a prefix of this name, counts as a rule that accepts the bridge's
+// packets.
 func TestAccepted(t *testing.T) {
 	for _, match := range []string{"iifname cnidoc accept", `iifname "cni*" accept`, "jump more; }; chain more { oifname cnidoc accept"} {
 		l := newLab(t)

@@ -14,7 +14,7 @@ import (
 )
 
 // The check "forward-policy" reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. A rule in
-// Podlace's own table cannot prevent the drop, because a packet passes only if the chains of all tables accept the packet.
+// Podlace's own nftables table would not help, because a packet passes only if the chains of all tables accept the packet.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
 	if err != nil {
@@ -41,7 +41,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 	return append(found, n.firewalld()...)
 }
 
-// isFORWARD reports whether a chain is the chain FORWARD of iptables. ufw and Docker use this chain.
+// isFORWARD reports whether a chain is the iptables chain FORWARD, which ufw and Docker use.
 func isFORWARD(chain nft.DroppingChain) bool {
 	return chain.Family != "inet" && chain.Table == "filter" && chain.Chain == "FORWARD"
 }
@@ -54,7 +54,7 @@ func dropsForwarded(evidence, bridge, command string) Finding {
 }
 
 // whoseChain returns the command that makes a chain accept the packets of a bridge. The command depends on the program that usually creates
-// this chain.
+// the chain, such as Docker.
 func (n *node) whoseChain(chain nft.DroppingChain) string {
 	program := "iptables"
 	if chain.Family == "ip6" {
@@ -105,13 +105,13 @@ func namesLink(rules, link string) bool {
 	return false
 }
 
-// ufwActive reports whether ufw manages the firewall. At each start, ufw loads only its own rules, so rules that were added with
-// iptables(8) are lost.
+// ufwActive reports whether ufw manages the firewall. At each start, ufw loads only its own rules, so it removes rules that were added with
+// iptables(8).
 func (n *node) ufwActive() bool { return n.shellValue("/etc/ufw/ufw.conf", "ENABLED") == "yes" }
 
 // ufw() reports bridges whose forwarded packets ufw drops or may drop. Without a rule for the bridge, ufw drops forwarded packets by
-// default (ufw-framework(8)). The argument maps each bridge to the chain that drops the packets of this bridge. The map is empty for
-// iptables-legacy.
+// default (ufw-framework(8)). The argument blocked contains, for each bridge, the nftables chain that drops the packets of the bridge. The
+// map is empty if ufw uses iptables-legacy.
 func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	accepts := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY") == "ACCEPT"
 	rules, _ := os.ReadFile(n.path("/etc/ufw/user.rules"))
@@ -135,9 +135,9 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	return found
 }
 
-// firewalld() reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects the
-// packets of pods unless its target is ACCEPT (firewalld.zone(5)). The check reads only files, so the check does not see zones that exist
-// only in firewalld's running configuration.
+// firewalld() reports bridges that are configured in no firewalld zone. Such bridges belong to the default zone, which rejects the packets
+// of pods unless the zone's target is ACCEPT (firewalld.zone(5)). firewalld() reads only files, so it does not see zones that exist only in
+// firewalld's running configuration.
 func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
@@ -163,7 +163,7 @@ func (n *node) firewalld() (found []Finding) {
 	return found
 }
 
-// shellValue returns the value of a variable in a file with shell assignments, without quotes. The value is empty if the variable is
+// shellValue returns the value of a variable in a file with shell assignments, without quotes. shellValue returns "" if the variable is
 // missing.
 func (n *node) shellValue(file, name string) (value string) {
 	text, err := os.ReadFile(n.path(file))
@@ -181,8 +181,8 @@ func (n *node) shellValue(file, name string) (value string) {
 // reloadUnit is a systemd unit that restores Podlace's rules after a firewall service has started.
 const reloadUnit = "podlace-reload.service"
 
-// The check "firewall-reload" reports services that flush Podlace's rules when they start. The check reports nothing if reloadUnit is
-// enabled on the node.
+// The check "firewall-reload" reports services that flush Podlace's rules when they start. The check "firewall-reload" reports nothing if
+// reloadUnit is enabled on the node.
 func (n *node) firewallReload() (found []Finding) {
 	if n.enabled(reloadUnit) {
 		return nil
@@ -204,8 +204,8 @@ func (n *node) firewallReload() (found []Finding) {
 		Command:     n.enableReload()}}
 }
 
-// enableReload returns the command that enables reloadUnit. A package installs the unit, but 'make install' does not. The unit must be
-// active, because systemd propagates a reload only to active units (ReloadPropagatedFrom in systemd.unit(5)).
+// enableReload returns the command that enables reloadUnit. The deb and the rpm install this unit, but 'make install' does not. The command
+// also starts the unit, because systemd propagates a reload of the firewall only to active units (ReloadPropagatedFrom in systemd.unit(5)).
 func (n *node) enableReload() string {
 	command := "systemctl enable --now " + reloadUnit
 	if n.hasUnit(reloadUnit) {
@@ -220,7 +220,7 @@ func (n *node) hasUnit(name string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return n.exists(dir + name) })
 }
 
-// enabled() reports whether systemd starts a unit. A unit starts if another unit wants or requires it (systemd.unit(5), [Install]).
+// enabled() reports whether a systemd unit is enabled: another unit wants or requires it (systemd.unit(5), [Install]).
 func (n *node) enabled(unit string) bool {
 	for _, dir := range []string{"/etc/systemd/system", "/run/systemd/system"} {
 		for _, kind := range []string{"wants", "requires"} {
@@ -232,8 +232,8 @@ func (n *node) enabled(unit string) bool {
 	return false
 }
 
-// The check "iptables-variants" reports that iptables-legacy and iptables-nft both have tables. Rules of one variant are invisible to the
-// other variant.
+// The check "iptables-variants" reports nodes on which both iptables-legacy and iptables-nft have tables. The rules of one variant are
+// invisible to the other variant.
 func (n *node) iptablesVariants() []Finding {
 	legacy, err := iptables.LegacyTables(true)
 	if err != nil {

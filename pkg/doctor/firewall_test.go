@@ -8,7 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 )
 
-// firewallCases are about firewalls and other programs that manage the network.
+// firewallCases returns test cases with firewalls and other programs that manage the network.
 func firewallCases() map[string]breakage {
 	const drop = "table inet foreign { chain forward { type filter hook forward priority 0; policy drop; }; }"
 	return map[string]breakage{

@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// TestFirewalldChain: the chain of firewalld ends with a reject. Only firewalld can add a rule to its table, so the check names the zone.
+// TestFirewalldChain checks a node on which firewalld's chain ends with a reject rule. Only firewalld can add a rule to its own chain, so
+// the remedy adds the bridge to a firewalld zone.
 func TestFirewalldChain(t *testing.T) {
 	l := newLab(t)
 	l.run("firewalld")
@@ -22,7 +23,8 @@ func TestFirewalldChain(t *testing.T) {
 	}
 }
 
-// TestDottedLink: the remedies contain names that sysctl(8) accepts, also for links such as lan.5, which are common for VLANs.
+// TestDottedLink checks that the remedies contain keys that sysctl(8) accepts, also for links with a dot in their name. Names such as lan.5
+// are common for VLAN links.
 func TestDottedLink(t *testing.T) {
 	l := newLab(t)
 	l.uplink("lan.5", "lan.6")
@@ -46,8 +48,8 @@ func TestDottedLink(t *testing.T) {
 	}
 }
 
-// TestForwardingKeepsRoute: with accept_ra = 1 the kernel drops the default route of a router advertisement when forwarding is enabled. Fix
-// and the printed command must keep the route.
+// TestForwardingKeepsRoute checks a node with accept_ra = 1. When forwarding is enabled on such a node, the kernel drops the default route
+// of a router advertisement. Fix and the printed command must keep this route.
 func TestForwardingKeepsRoute(t *testing.T) {
 	remedies := map[string]func(*lab, Finding) error{
 		"fix": func(_ *lab, f Finding) error { return f.fix() },
@@ -111,8 +113,8 @@ func TestRunningContainerd(t *testing.T) {
 	}
 }
 
-// TestDockersContainerd: Docker's package installs a configuration of containerd that disables the CRI. No kubelet can use this containerd,
-// so its folders do not matter.
+// TestDockersContainerd checks a node with Docker's containerd package, whose configuration disables the CRI. No kubelet can use this
+// containerd, so doctor must ignore its folders.
 func TestDockersContainerd(t *testing.T) {
 	for _, name := range []string{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
 		l := newLab(t)
@@ -129,8 +131,8 @@ func TestDockersContainerd(t *testing.T) {
 	}
 }
 
-// TestReloadUnit: the deb and the rpm have installed the unit with the right paths. The unit must run now, because systemd propagates a
-// reload of the firewall only to active units.
+// TestReloadUnit checks the remedy on a node where the deb or the rpm has installed the unit that restores Podlace's rules. The remedy must
+// also start the unit, because systemd propagates a reload of the firewall only to active units.
 func TestReloadUnit(t *testing.T) {
 	l := newLab(t)
 	l.run("firewalld")
@@ -145,7 +147,8 @@ func TestReloadUnit(t *testing.T) {
 	}
 }
 
-// TestKubeletCommand: k3s and RKE2 have no unit kubelet, because their own process contains the kubelet.
+// TestKubeletCommand checks that the remedy contains the right systemd unit. k3s and RKE2 have no unit named kubelet, because their own
+// process contains the kubelet.
 func TestKubeletCommand(t *testing.T) {
 	for unit, file := range map[string]string{"kubelet": "", "k3s": "etc/systemd/system/k3s.service",
 		"k3s-agent":  "etc/systemd/system/k3s-agent.service",
@@ -161,7 +164,8 @@ func TestKubeletCommand(t *testing.T) {
 	}
 }
 
-// TestUnmanagedAppends: the remedy adds to the list of other files. An assignment would make NetworkManager manage their interfaces again.
+// TestUnmanagedAppends checks that the remedy appends to NetworkManager's list of unmanaged devices. If the remedy replaced the list,
+// NetworkManager would manage the interfaces from other files again.
 func TestUnmanagedAppends(t *testing.T) {
 	l := newLab(t)
 	l.run("NetworkManager")
@@ -176,7 +180,7 @@ func TestUnmanagedAppends(t *testing.T) {
 	}
 }
 
-// TestSharedBridge: two networks with one bridge have one finding about the bridge.
+// TestSharedBridge checks that doctor reports a bridge of two networks only once.
 func TestSharedBridge(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/20-more.conflist", strings.NewReplacer(`"pods"`, `"more"`, "10.91.0", "10.92.0").Replace(ours))
@@ -187,7 +191,8 @@ func TestSharedBridge(t *testing.T) {
 	}
 }
 
-// TestShippedConflist: 10-podlace.conflist has a fixed subnet. On several nodes of a cluster, pods would get the same addresses.
+// TestShippedConflist checks which shipped conflist the remedy installs. The file 10-podlace.conflist has a fixed subnet, so on several
+// nodes of a cluster, pods would get the same addresses.
 func TestShippedConflist(t *testing.T) {
 	for want, spoil := range map[string]func(l *lab){
 		"install -m 600 conf/10-podlace.conflist ":            func(*lab) {},
@@ -207,7 +212,7 @@ func TestShippedConflist(t *testing.T) {
 	}
 }
 
-// TestDefaultNetworkFile: of several drop-ins of CRI-O, the remedy names the one that sets the network.
+// TestDefaultNetworkFile checks that the finding contains the CRI-O drop-in file that sets the default network.
 func TestDefaultNetworkFile(t *testing.T) {
 	l := newLab(t)
 	l.write("etc/crio/crio.conf", crioConf(l, ""))
@@ -219,7 +224,8 @@ func TestDefaultNetworkFile(t *testing.T) {
 	}
 }
 
-// TestPackagedPlugins: a node with the deb or the rpm has the plugins in a folder of their own, and no source tree for 'make install'.
+// TestPackagedPlugins checks the remedy on a node with the deb or the rpm. Such a node has the plugins in a separate folder, and no source
+// tree for 'make install'.
 func TestPackagedPlugins(t *testing.T) {
 	for _, packaged := range []bool{false, true} {
 		l := newLab(t)
@@ -237,7 +243,7 @@ func TestPackagedPlugins(t *testing.T) {
 	}
 }
 
-// TestOtherPlugins: Podlace has no plugin tuning, so a plugin tuning of another project is no problem.
+// TestOtherPlugins checks that a plugin "tuning" of another project is no problem, because Podlace has no plugin of this name.
 func TestOtherPlugins(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `/29"}]]}}`, `/29"}]]}}, {"type": "tuning"}`, 1))

@@ -27,8 +27,8 @@ type feature struct {
 	try    func(*kernel.Node) error
 }
 
-// features() returns all kernel features. Each feature is tested by using it. During the test, the kernel loads the feature's module if the
-// module is available.
+// features() returns all kernel features that Podlace needs. Each feature is tested by using it. During the test, the kernel loads the
+// feature's module if the module is available.
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	return []feature{
@@ -131,7 +131,7 @@ func (n *node) bridges() (names []string) {
 	return slices.Compact(names)
 }
 
-// number() reads a setting below /proc/sys/net. The second result is false if the kernel does not have the setting.
+// number() reads a setting below /proc/sys/net. number() also returns false if the kernel does not have this setting.
 func (n *node) number(path string) (value int, ok bool) {
 	text, err := n.host.Get(path)
 	if err == nil {
@@ -140,8 +140,8 @@ func (n *node) number(path string) (value int, ok bool) {
 	return value, err == nil
 }
 
-// The check "forwarding" reports that forwarding is off while the node has live pods. The bridge plugin enables forwarding at each ADD with
-// isGateway.
+// The check "forwarding" reports a node that has live pods but does not forward packets. With isGateway, the bridge plugin enables
+// forwarding at each ADD.
 func (n *node) forwarding() (found []Finding) {
 	alive, err := n.livePods()
 	if err != nil {
@@ -169,14 +169,16 @@ func (n *node) forwarding() (found []Finding) {
 	return found
 }
 
-// keyOf returns the name of a link as a part of a key of sysctl(8), which reads a dot as a separator and a slash as a dot.
+// keyOf returns the name of a link in the form that a key of sysctl(8) needs: with each dot replaced by a slash. sysctl treats a dot as a
+// separator and a slash as a dot.
 func keyOf(link string) string { return strings.ReplaceAll(link, ".", "/") }
 
-// forwarding6 enables IPv6 forwarding. The kernel then ignores router advertisements on links with accept_ra = 1.
+// forwarding6 is the sysctl that enables IPv6 forwarding. If forwarding is enabled, the kernel ignores router advertisements on links with
+// accept_ra = 1.
 const forwarding6 = "ipv6/conf/all/forwarding"
 
-// keepAdvertised returns the commands that keep the default route of a router advertisement. The commands precede the one that enables IPv6
-// forwarding. For other settings the result is "".
+// keepAdvertised returns the commands that keep the default route from a router advertisement. These commands must run before the command
+// that enables IPv6 forwarding. For another setting than forwarding6, keepAdvertised returns "".
 func (n *node) keepAdvertised(path string) (commands string) {
 	uplinks, err := n.host.Uplinks()
 	if path != forwarding6 || err != nil {
@@ -206,8 +208,8 @@ func (n *node) set(path, value string) error {
 	return host.Set(kernel.Sysctl{Path: path, Value: value})
 }
 
-// The check "rp-filter" reports strict reverse path filters on a node with several uplinks. Replies may use another uplink than the
-// requests.
+// The check "rp-filter" reports strict reverse path filters on a node with several uplinks. On such a node, replies may use another uplink
+// than the requests, and the filter drops them.
 func (n *node) rpFilter() (found []Finding) {
 	uplinks, err := n.host.Uplinks()
 	if err != nil {
@@ -269,7 +271,7 @@ func (n *node) mtu() (found []Finding) {
 	return found
 }
 
-// fullAt is a limit in percent: a check warns if a larger share of a table is used.
+// fullAt is a limit in percent: several checks warn if a larger share of a kernel table or of an address range is used.
 const fullAt = 90
 
 func (n *node) conntrack() []Finding {
@@ -291,8 +293,8 @@ func fullConntrack(count, most int) []Finding {
 		Command:     fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d", 2*most)}}
 }
 
-// The check "neighbours" compares the size limit of the neighbour table with the number of peers. The kernel shows this limit only in the
-// node's own network namespace.
+// The check "neighbours" compares the size limit of the kernel's neighbour table with the number of peer nodes. The kernel shows the size
+// limit only in the node's own network namespace.
 func (n *node) neighbours() (found []Finding) {
 	peers := len(n.agentPeers())
 	for _, family := range []string{"ipv4", "ipv6"} {
@@ -313,7 +315,7 @@ func fewNeighbours(family string, most, peers int) []Finding {
 		Command:     fmt.Sprintf("sysctl -w net.%s.neigh.default.gc_thresh3=%d", family, max(4096, 4*peers))}}
 }
 
-// hasFamily reports whether any attachment has an address of the family. If the attachments cannot be read, the result is true.
+// hasFamily reports whether any attachment has an address of the family. If the attachments cannot be read, hasFamily returns true.
 func (n *node) hasFamily(is4 bool) bool {
 	return n.attachmentsErr != nil || slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
 		return slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return addr.Is4() == is4 })

@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	// checkBudget limits the time of the check "pods" on a node with many pods.
+	// checkBudget is the maximum duration of the check "pods", which could take long on a node with many pods.
 	checkBudget = 10 * time.Second
-	// maxPodFindings limits the number of different errors that the check "pods" reports.
+	// maxPodFindings is the maximum number of different errors that the check "pods" reports.
 	maxPodFindings = 10
 )
 
-// This regular expression matches CHECK's error about a bridge or a host side that is down.
+// The regular expression down matches CHECK's error about a bridge or a host side that is down.
 var down = regexp.MustCompile(`: (?:bridge )?([^\s,]+)(?:, the host side of [^\s,]+,)? is down$`)
 
-// The check "pods" reports live pods whose CHECK fails, for example because a link is down or detached, or because an address, a route or a
-// rule is missing. This check runs after the check "status", because STATUS restores flushed rules of all pods.
+// The check "pods" reports live pods whose CHECK fails, for example because a link is down or an address, a route or a rule is missing. The
+// check "pods" runs after the check "status", because STATUS restores flushed rules of all pods.
 func (n *node) pods() []Finding { return n.podsWithin(checkBudget) }
 
 func (n *node) podsWithin(budget time.Duration) (found []Finding) {

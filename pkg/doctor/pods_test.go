@@ -49,8 +49,8 @@ func (l lab) checks(command string) {
 	l.write("bin/bridge", string(text)+"[ \"$CNI_COMMAND\" != CHECK ] || { "+command+"; }\n")
 }
 
-// TestPods checks that doctor reports the same error of several pods only once, with a remedy. CHECK must get the arguments and the result
-// of the ADD.
+// TestPods checks that doctor reports the same error of several pods only once, with a remedy. Doctor must call CHECK with the arguments
+// and the result of the pod's ADD.
 func TestPods(t *testing.T) {
 	l := newLab(t)
 	if found := l.problems("pods"); len(found) > 0 {
@@ -79,7 +79,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestPodsLeftOut checks that doctor reports the number of pods for whose CHECK the time did not suffice.
+// TestPodsLeftOut checks that doctor reports how many pods were not checked within the time limit.
 func TestPodsLeftOut(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-5")
@@ -97,7 +97,8 @@ func TestPodsLeftOut(t *testing.T) {
 	}
 }
 
-// TestChangedSubnets checks that doctor reports a changed subnet only if a live pod in the old subnet makes ADD fail.
+// TestChangedSubnets checks that doctor reports a changed subnet only if ADD fails because a live pod still has an address in the old
+// subnet.
 func TestChangedSubnets(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-3")
@@ -116,7 +117,7 @@ func TestChangedSubnets(t *testing.T) {
 	}
 }
 
-// TestForwarding checks that doctor reports disabled forwarding, both of a bridge and of the whole node.
+// TestForwarding checks that doctor reports forwarding that is disabled for a bridge or for the whole node.
 func TestForwarding(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-4")

@@ -30,7 +30,7 @@ func (n *node) ports() (found []Finding) {
 	return found
 }
 
-// unrecordedPorts reports bridge ports that Podlace created and whose records are lost.
+// unrecordedPorts reports bridge ports that Podlace created but whose attachment records are lost.
 func (n *node) unrecordedPorts(name string) []Finding {
 	ports, err := bridge.UnrecordedPorts(n.host, name)
 	if err != nil {

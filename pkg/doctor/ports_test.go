@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestPorts checks that doctor reports each host side that another program detached from its bridge. If the bridge is missing, the missing
-// bridge is the only finding.
+// TestPorts checks that doctor reports each host side that another program detached from its bridge. If the bridge is missing, doctor
+// reports only the missing bridge.
 func TestPorts(t *testing.T) {
 	l := newLab(t)
 	l.t.Cleanup(func() { l.command("sh", "-c", "ip link del cnidoc 2>/dev/null; ip link del other0 2>/dev/null; true") })

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// loopback() returns a finding if the loopback plugin is missing on a node whose runtime starts this plugin. No configuration contains the
-// name of this plugin. The loopback plugin of another project is also accepted.
+// loopback() returns a finding if the loopback plugin is missing on a node whose runtime starts this plugin. The runtime starts the
+// loopback plugin although no network configuration contains its name. The loopback plugin of another project is also accepted.
 func (n *node) loopback() []Finding {
 	path := filepath.Join(n.BinDir, "loopback")
 	starts := func(r runtimeConfig) bool { return r.Name == "containerd" && !r.InternalLoopback }
@@ -31,8 +31,8 @@ func (n *node) loopback() []Finding {
 		Command:     n.installCommand("loopback")}}
 }
 
-// installCommand returns the remedy for a missing plugin. If the plugin's name has the prefix of cluster installations, podlace-node
-// installs the plugin. Podlace cannot install plugins of other projects.
+// installCommand returns the remedy for a missing plugin. If the plugin's name has the prefix "podlace-" of cluster installations,
+// podlace-node installs the plugin. Podlace cannot install plugins of other projects.
 func (n *node) installCommand(name string) string {
 	if strings.HasPrefix(name, plugin.ClusterPrefix) {
 		return "podlace-node status, in the pod of podlace-node or on the node, shows why podlace-node does not install it"
@@ -48,10 +48,11 @@ func hasPlugin(name string) bool {
 	return slices.Contains(plugin.Kinds(), plugin.Kind(name))
 }
 
-// packagedPlugins is the folder of the plugins in the deb and in the rpm.
+// packagedPlugins is the folder in which the deb and the rpm install the plugins.
 const packagedPlugins = "/usr/libexec/podlace/cni"
 
-// makeInstall returns the remedy that makes the runtime find the plugins. A node with the deb or the rpm has no source tree.
+// makeInstall returns the remedy that makes the runtime find the plugins. A node with the deb or the rpm has no source tree for 'make
+// install', so the remedy changes the runtime's configuration.
 func (n *node) makeInstall(binDir string) string {
 	if n.exists(packagedPlugins) {
 		return "put " + packagedPlugins + " first in bin_dirs of containerd 2, bin_dir of containerd 1, or plugin_dirs of CRI-O, and restart it"
@@ -59,8 +60,8 @@ func (n *node) makeInstall(binDir string) string {
 	return "make install CNI_BIN_DIR=" + binDir
 }
 
-// conflistCommand returns the command that copies a shipped configuration into the runtime's folder. On a cluster's node the subnet must
-// come from the node's podCIDR: with a fixed subnet, pods of several nodes would get the same addresses.
+// conflistCommand returns the command that copies a shipped configuration into the runtime's folder. On a node of a cluster, the
+// configuration must take the subnet from the node's podCIDR. With a fixed subnet, pods of several nodes would get the same addresses.
 func (n *node) conflistCommand(install string) string {
 	folder, name := "conf/", "10-podlace.conflist"
 	switch {
@@ -75,7 +76,7 @@ func (n *node) conflistCommand(install string) string {
 	return install + folder + name + " " + n.ConfDir + "/"
 }
 
-// startCommand returns the command for a plugin that does not start.
+// startCommand returns the remedy for a plugin binary that does not start.
 func startCommand(path string, err error) string {
 	if errors.Is(err, fs.ErrPermission) {
 		return "chmod 755 " + path
@@ -83,7 +84,7 @@ func startCommand(path string, err error) string {
 	return "file " + path
 }
 
-// versionsText returns the names of the plugins of each version.
+// versionsText formats a list of versions, each with the names of the plugins that have this version.
 func versionsText(versions map[string][]string) string {
 	var list []string
 	for _, version := range slices.Sorted(maps.Keys(versions)) {
@@ -92,7 +93,7 @@ func versionsText(versions map[string][]string) string {
 	return strings.Join(list, "; ")
 }
 
-// addressesCommand returns the command for range sets that cannot be used.
+// addressesCommand returns the remedy for a range set of host-local that cannot be used.
 func addressesCommand(file string, err error) string {
 	switch {
 	case strings.Contains(err.Error(), nodefile.Path):

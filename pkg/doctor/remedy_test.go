@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// remedyCases returns problems whose remedy depends on the cause.
+// remedyCases returns test cases with problems whose remedy depends on the cause.
 func remedyCases() map[string]breakage {
 	return map[string]breakage{
 		"containerd's loopback": {"binaries", func(l *lab) { os.Remove(l.BinDir + "/loopback") }, "error the plugin loopback is missing"},
@@ -40,7 +40,7 @@ func remedyCases() map[string]breakage {
 	}
 }
 
-// TestLastRule checks that a chain with a conditional last rule is not reported.
+// TestLastRule checks that doctor does not report a firewall chain whose last rule drops only some packets or no packets.
 func TestLastRule(t *testing.T) {
 	for _, rule := range []string{"ct state invalid drop", "iifname lan0 reject", "counter accept", "log"} {
 		l := newLab(t)
@@ -70,7 +70,7 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// TestUnusable checks that doctor does not call a folder empty if its only file cannot be used.
+// TestUnusable checks that doctor does not report an empty configuration folder if the folder contains only a file that cannot be used.
 func TestUnusable(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", "{")

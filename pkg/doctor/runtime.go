@@ -15,7 +15,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// runtimeConfig holds the CNI settings in a container runtime's configuration.
+// runtimeConfig contains the CNI settings from a container runtime's configuration.
 type runtimeConfig struct {
 	Name    string // containerd or CRI-O
 	File    string // path of the configuration; "" if there is none and the defaults apply
@@ -30,7 +30,8 @@ type runtimeConfig struct {
 	InternalLoopback bool // containerd itself sets lo up, without the plugin loopback
 }
 
-// This constant is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
+// The constant comm is a pattern for the files in /proc that contain the name of a running program (proc_pid_comm(5)). The name in such a
+// file has at most 15 bytes.
 const comm = "proc/[0-9]*/comm"
 
 // programs() returns the names of all running programs.
@@ -128,11 +129,11 @@ func (n *node) exists(name string) bool {
 	return err == nil
 }
 
-// maxImports limits how deeply the imports in containerd's configuration files may be nested.
+// maxImports is the maximum depth of nested imports in containerd's configuration files.
 const maxImports = 8
 
 // readContainerd reads the CNI settings in a containerd configuration of version 2 or later, and in the files that this configuration
-// imports (containerd-config.toml(5)). A value in an imported file overrides the value that was read earlier.
+// imports (containerd-config.toml(5)). A value in an imported file overrides the value from the importing file.
 func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 	var raw struct {
 		Imports []string                  `toml:"imports"`
@@ -187,7 +188,7 @@ func (c *runtimeConfig) setCNI(cni map[string]any) {
 	}
 }
 
-// readCRIO reads crio.conf and the drop-in files. A value in a later file overrides the value of an earlier file (crio.conf(5)).
+// readCRIO reads crio.conf and the drop-in files. A value in a later CRI-O file overrides the value of an earlier file (crio.conf(5)).
 func (n *node) readCRIO() runtimeConfig {
 	c := runtimeConfig{Name: "CRI-O", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}}
 	files, _ := filepath.Glob(n.path("/etc/crio/crio.conf.d/*"))
@@ -233,7 +234,7 @@ func readTOML(file string, into any) error {
 	return err
 }
 
-// The check "runtime" reports folders in the runtimes' configurations that differ from the examined folders.
+// The check "runtime" reports folders in the runtimes' configurations that differ from the folders that doctor examines.
 func (n *node) runtimeFolders() (found []Finding) {
 	if len(n.runtimes) == 0 {
 		return []Finding{{Level: Warning, Code: noRuntime, What: "no container runtime was found",
@@ -278,7 +279,8 @@ func (n *node) compareFolders(r runtimeConfig) (found []Finding) {
 	return append(found, n.shadowedBinaries(r)...)
 }
 
-// shadowedBinaries reports plugins that the runtime finds in a folder that precedes the examined folder.
+// shadowedBinaries reports plugins that the runtime takes from another folder, because this folder precedes the examined folder in the
+// runtime's search path.
 func (n *node) shadowedBinaries(r runtimeConfig) (found []Finding) {
 	for _, dir := range r.BinDirs {
 		if filepath.Clean(dir) == filepath.Clean(n.BinDir) {

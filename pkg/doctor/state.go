@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// livePods returns how many attachments have a namespace that still exists.
+// livePods returns the number of attachments whose network namespace still exists.
 func (n *node) livePods() (alive int, err error) {
 	for _, a := range n.attachments {
 		if a.State == reconcile.Alive {
@@ -35,7 +35,8 @@ func (n *node) livePods() (alive int, err error) {
 	return alive, n.attachmentsErr
 }
 
-// The check "addresses" reports range sets in which almost no address is free, and subnets that were changed under live pods.
+// The check "addresses" reports range sets in which almost no address is free. The check "addresses" also reports changed subnets if live
+// pods have addresses of the old subnet.
 func (n *node) addresses() (found []Finding) {
 	for _, net := range n.networks {
 		for _, p := range net.Plugins {
@@ -104,7 +105,7 @@ func (n *node) records() (found []Finding) {
 	return found
 }
 
-// The check "rules" reports that rules or limits of live pods are missing.
+// The check "rules" reports missing firewall rules and bandwidth limits of live pods.
 func (n *node) rules() (found []Finding) {
 	lost := func(code plugin.FindingCode, what, consequence string) {
 		found = append(found, Finding{Level: Error, Code: code,
@@ -195,7 +196,7 @@ func (n *node) agent() (found []Finding) {
 	return found
 }
 
-// minFree is a limit in percent: the check "disk" warns if a smaller share of a file system is free.
+// minFree is the minimum share of free space, in percent: the check "disk" warns if less of a file system is free.
 const minFree = 5
 
 // The check "disk" reports state folders on a file system that is almost full or read-only.
@@ -222,7 +223,7 @@ func (n *node) disk() (found []Finding) {
 	return found
 }
 
-// The check "kubelet" reports missing folders and settings of the kubelet that sriov needs.
+// The check "kubelet" reports missing folders and settings of the kubelet that the sriov plugin needs.
 func (n *node) kubelet() (found []Finding) {
 	uses := false
 	for _, net := range n.networks {
@@ -246,7 +247,7 @@ func (n *node) kubelet() (found []Finding) {
 	return append(found, n.kubeletGates()...)
 }
 
-// kubeletUnit returns the systemd unit that runs the kubelet. The kubelet of k3s and RKE2 is a part of their own process.
+// kubeletUnit returns the systemd unit that runs the kubelet. In k3s and RKE2, the kubelet runs inside the process of k3s or RKE2.
 func (n *node) kubeletUnit() string {
 	for _, unit := range []string{"k3s", "k3s-agent", "rke2-server", "rke2-agent"} {
 		if n.hasUnit(unit + ".service") {
@@ -259,7 +260,8 @@ func (n *node) kubeletUnit() string {
 // kubeletConfig is the usual path of the kubelet's configuration file (kubeadm).
 const kubeletConfig = "/var/lib/kubelet/config.yaml"
 
-// kubeletGates reports disabled feature gates of the kubelet that sriov needs. The gates are enabled by default in the kubelet.
+// kubeletGates reports feature gates that the sriov plugin needs but that are disabled in the kubelet's configuration. By default, the
+// kubelet enables these feature gates.
 func (n *node) kubeletGates() (found []Finding) {
 	text, err := store.ReadFile(n.path(kubeletConfig))
 	if err != nil {

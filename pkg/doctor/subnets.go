@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// changedSubnets reports bridges whose live pods have addresses in a subnet that is no longer configured. On these bridges, ADD fails with
-// code 102.
+// changedSubnets reports bridges whose live pods have addresses in a subnet that was removed from the configuration. On such a bridge, ADD
+// fails with code 102.
 func (n *node) changedSubnets() (found []Finding) {
 	records, err := bridge.Gateways()
 	if err != nil {
@@ -45,14 +45,14 @@ func (n *node) changedSubnets() (found []Finding) {
 	return found
 }
 
-// refuses() reports whether a gateway address of a live pod conflicts with the configured subnets.
+// refuses() reports whether ADD would fail because a live pod's gateway address conflicts with the configured subnets.
 func refuses(gw netip.Prefix, subnets []netip.Prefix) bool {
 	conflicts := func(s netip.Prefix) bool { return bridge.GatewaysConflict(s, gw) }
 	return !slices.Contains(subnets, gw.Masked()) && slices.ContainsFunc(subnets, conflicts)
 }
 
-// subnetsOfBridges returns the configured subnets of each bridge. A bridge with forceAddress is left out, because ADD replaces the address
-// of this bridge.
+// subnetsOfBridges returns the configured subnets of each bridge. subnetsOfBridges leaves out bridges with forceAddress, because ADD
+// replaces their conflicting addresses.
 func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Prefix {
 	all, forced := map[string][]netip.Prefix{}, map[string]bool{}
 	for _, net := range n.ownNetworks() {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestLimitsOfTables checks findings about limits that exist only in the node's own network namespace. The test passes the limits and the
-// usage as arguments.
+// TestLimitsOfTables checks findings about kernel limits that exist only in the node's own network namespace. Therefore the test passes the
+// limits and the usage as arguments.
 func TestLimitsOfTables(t *testing.T) {
 	for _, c := range []struct {
 		found []Finding

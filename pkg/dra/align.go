@@ -17,19 +17,18 @@ import (
 
 const (
 	alignEvery = 10 * time.Second
-	// alignAfter is the time after which the kubelet certainly lists the CPUs of a pod. The time begins with the pod's ADD.
+	// alignAfter is the time from a pod's ADD until the kubelet certainly lists the CPUs of the pod.
 	alignAfter = 5 * time.Second
 )
 
-// countedVF identifies an attachment that the metric already includes.
+// countedVF identifies an attachment that the NUMA alignment metric already includes.
 type countedVF struct {
 	address   pci.Address
 	container string
 }
 
-// alignLoop runs until ctx is done. The function counts claimed VFs in two groups. The VFs of the first group are on the same NUMA node as
-// the CPUs of their pod. The second group contains all other VFs. The metric is useful because the kubelet chooses the CPUs of a pod
-// without regard to the devices of claims.
+// alignLoop counts claimed VFs until ctx is done: VFs on the same NUMA node as the CPUs of their pod, and all others. This metric is useful
+// because the kubelet chooses the CPUs of a pod without regard to the devices of claims.
 func (d *Driver) alignLoop(ctx context.Context) {
 	began, done := time.Now().Truncate(time.Second), map[countedVF]bool{}
 	tick := time.NewTicker(alignEvery)
@@ -46,8 +45,8 @@ func (d *Driver) alignLoop(ctx context.Context) {
 	}
 }
 
-// countAlignment counts the attachments that were created after the start of the loop. The function returns those counted attachments that
-// still exist.
+// countAlignment adds new attachments to the NUMA alignment metric, if they were created after the start of alignLoop. countAlignment
+// returns those counted attachments that still exist.
 func (d *Driver) countAlignment(ctx context.Context, began, now time.Time, done map[countedVF]bool) map[countedVF]bool {
 	held, err := sriov.Holdings()
 	if err != nil {
@@ -84,8 +83,8 @@ func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
 	d.count.claims.WithLabelValues(dev.Resource, i.isAligned(h.Address, cpus)).Inc()
 }
 
-// isAligned returns "yes" if all CPUs belong to the NUMA node of the device. If any CPU belongs to another node, the result is "no". If
-// there are no CPUs or the NUMA node is unknown, the result is "unknown".
+// isAligned returns "yes" if all CPUs belong to the NUMA node of the device. If any CPU belongs to another NUMA node, the result is "no".
+// If the pod has no exclusive CPUs or the NUMA node is unknown, the result is "unknown".
 func (i Inventory) isAligned(a pci.Address, cpus []int64) string {
 	if i.Snapshot == nil || len(cpus) == 0 {
 		return "unknown"

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Attributes of devices. Names without a domain are in the domain of the driver.
+// Attributes of devices. Attribute names without a domain belong to the domain of the driver.
 const (
 	attrResource  = "resource"
 	attrKind      = "kind"
@@ -29,7 +29,7 @@ const (
 	attrLinkType  = "linkType"
 	attrRDMA      = "rdma"
 
-	// Older drivers for CPUs and networks use attrOldNUMA to match devices.
+	// Older DRA drivers for CPUs and networks publish attrOldNUMA, so a claim can require the same NUMA node for their devices and for VFs.
 	attrOldNUMA = "dra.net/numaNode"
 	// Multus reads the following two attributes.
 	attrMultusDevice   = "k8s.cni.cncf.io/deviceID"
@@ -39,14 +39,15 @@ const (
 	kindPF = "pf"
 )
 
-// DeviceName returns the name of a PCI function in ResourceSlices. The name is a DNS label such as 0000-3b-10-2.
+// DeviceName returns the name of a PCI function in ResourceSlices. A device name is a DNS label such as 0000-3b-10-2.
 func DeviceName(a pci.Address) string {
 	return strings.NewReplacer(":", "-", ".", "-").Replace(a.String())
 }
 
-// attributesOf returns the attributes of a device in a ResourceSlice. The values do not change while the card is plugged in, because each
-// change would send the whole slice to every scheduler. Every device has all attributes, with one exception: numaNode is missing if the
-// NUMA node is unknown. A CEL expression that reads a missing attribute fails for the whole cluster.
+// attributesOf returns the attributes of a device in a ResourceSlice. The values of the attributes do not change while the card is plugged
+// in. After each change, every scheduler would receive the whole slice again. Every device has all attributes, with one exception: numaNode
+// is missing if the NUMA node is unknown. If a CEL expression reads a missing attribute, the scheduler stops with an error for the whole
+// cluster.
 func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	pf := i.pfOf(d.Device)
 	rdma := len(d.Device.RDMA) > 0
@@ -95,7 +96,7 @@ func number(n int) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
 }
 
-// resourceNamed returns the resource that has the given name. The result is nil if the configuration no longer contains the resource.
+// resourceNamed returns the resource that has the given name. resourceNamed returns nil if the resource was removed from the configuration.
 func (i Inventory) resourceNamed(name string) *pool.Resource {
 	for _, p := range i.Pools {
 		if p.Name == name {
@@ -105,8 +106,8 @@ func (i Inventory) resourceNamed(name string) *pool.Resource {
 	return nil
 }
 
-// pfOf returns the PF of a VF. For any other device, the result is the device itself. If the scan does not contain the PF, the result has
-// only the address.
+// pfOf returns the PF of a VF. For a device that is no VF, pfOf returns the device itself. If the scan did not find the PF, pfOf returns a
+// device with only the PF's address.
 func (i Inventory) pfOf(d pci.Device) pci.Device {
 	if !d.IsVF() {
 		return d
@@ -117,7 +118,7 @@ func (i Inventory) pfOf(d pci.Device) pci.Device {
 	return pci.Device{Address: d.PF}
 }
 
-// pfName returns the current or last known interface name of a PF. If neither name is known, the result is the PF's address.
+// pfName returns the current or last known interface name of a PF. If neither name is known, pfName returns the PF's address.
 func (i Inventory) pfName(pf pci.Device) string {
 	if len(pf.Interfaces) == 0 {
 		pf = i.Last[pf.Address]
@@ -128,8 +129,8 @@ func (i Inventory) pfName(pf pci.Device) string {
 	return pf.Interfaces[0]
 }
 
-// cardAddress returns the address of a card's first PF without the function number. The result is the same for all PFs of one card. In
-// switchdev mode, a card may have several PCI devices. The PCI devices of one card have the same switch ID.
+// cardAddress returns the PCI address of a card's first PF without the function number. cardAddress returns the same address for all PFs of
+// one card. In switchdev mode, a card may consist of several PCI devices, which have the same switch ID.
 func (i Inventory) cardAddress(pf pci.Device) string {
 	first := pf.Address
 	if pf.SwitchID != "" {

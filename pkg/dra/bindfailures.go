@@ -13,13 +13,13 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// retryBind is the pause between a bind that timed out and the next attempt.
+// retryBind is the pause after an attempt to bind a driver timed out, before the next attempt.
 const retryBind = 5 * time.Minute
 
 // bindTimeout is the kind of fault of a device whose driver could not be bound in time.
 const bindTimeout = "bind-timeout"
 
-// bindFailures lists the devices whose bind timed out.
+// bindFailures lists the devices for which binding a driver timed out.
 type bindFailures struct {
 	mu        sync.Mutex
 	byAddress map[pci.Address]bindFailure
@@ -30,8 +30,8 @@ type bindFailure struct {
 	err error
 }
 
-// recordBind records the result of a bind. The function stores only timeouts, because after a timeout the kernel may still be binding the
-// driver.
+// recordBind stores that binding a device's driver timed out, because after a timeout the kernel may still be binding the driver.
+// recordBind stores no other errors.
 func (b *bindFailures) recordBind(a pci.Address, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -55,7 +55,7 @@ func (b *bindFailures) recentFailure(a pci.Address) error {
 	return nil
 }
 
-// addFaults returns the given faults together with the faults of devices whose bind timed out.
+// addFaults returns the given faults together with the faults of devices for which binding a driver timed out.
 func (b *bindFailures) addFaults(of map[string]Fault) map[string]Fault {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// cdiKind is the kind of all CDI devices of claims.
+// cdiKind is the CDI kind of all claimed devices.
 const cdiKind = "podlace.io/vf"
 
 // cdiFile returns the name of the file with a claim's CDI specification.
@@ -33,7 +33,7 @@ func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceA
 // cdiName returns the qualified name of a request's CDI device.
 func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
 
-// cdiSpecification returns the CDI specification of a claim, with one CDI device for each request. The specification also lists devices
+// cdiSpecification returns the CDI specification of a claim, with one CDI device for each request. The CDI specification also lists devices
 // with administrative access, but without their device files.
 func cdiSpecification(p claimPlan) (cdi.Spec, error) {
 	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
@@ -53,9 +53,9 @@ func cdiSpecification(p claimPlan) (cdi.Spec, error) {
 	return spec, nil
 }
 
-// editsOf returns the container edits of a request. The edits contain the device files of the request, and environment variables that list
-// the devices of all requests of the claim. If two CDI devices set the same variable, the runtime uses the last value. All CDI devices of a
-// claim therefore set the same value.
+// editsOf returns the container edits of a request. These edits contain the device files of the request, and environment variables with the
+// devices of all requests of the claim. If two CDI devices set the same environment variable, the runtime uses the last value. All CDI
+// devices of a claim therefore set the same values.
 func editsOf(p claimPlan, request string) (cdi.ContainerEdits, error) {
 	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
 	for _, dev := range p.devices {
@@ -85,8 +85,8 @@ func editsOf(p claimPlan, request string) (cdi.ContainerEdits, error) {
 	return edits, nil
 }
 
-// writeCDI writes the CDI specification of a claim if its content has changed. The file stays for restarts of containers, because the
-// kubelet does not prepare the claim again for a restart.
+// writeCDI writes the CDI specification of a claim if its content has changed. The file must stay until the claim ends, because the kubelet
+// does not prepare the claim again when a container restarts.
 func (d *Driver) writeCDI(p claimPlan) error {
 	if d.options.CDI == "" {
 		return nil
@@ -111,7 +111,7 @@ func (d *Driver) writeCDI(p claimPlan) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// openCDI opens the folder of CDI specifications. If the folder does not exist, the result is nil without an error.
+// openCDI opens the folder of CDI specifications. If the folder does not exist, openCDI returns nil and no error.
 func (d *Driver) openCDI() (*store.Dir, error) {
 	if d.options.CDI == "" {
 		return nil, nil
@@ -126,7 +126,7 @@ func (d *Driver) openCDI() (*store.Dir, error) {
 	return dir, nil
 }
 
-// removeCDI deletes the CDI specification of a claim. The call has no effect if the specification does not exist.
+// removeCDI deletes the CDI specification of a claim. removeCDI has no effect if the specification does not exist.
 func (d *Driver) removeCDI(uid string) error {
 	dir, err := d.openCDI()
 	if dir == nil {
@@ -155,7 +155,7 @@ func (d *Driver) sweepCDI() error {
 	return errors.Join(errs...)
 }
 
-// sweepOne deletes the CDI specification of a claim that has no record. The function does not delete the file while the claim is being
+// sweepOne deletes the CDI specification of a claim that has no record. sweepOne does not delete the file while the claim is being
 // prepared.
 func (d *Driver) sweepOne(uid string) error {
 	l, err := d.lockClaim(uid)

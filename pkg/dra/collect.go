@@ -26,15 +26,15 @@ const (
 	collectEvery = time.Minute
 	// orphanedAfter is the time for which a claim must be missing from the kubelet's file before its record may be orphaned.
 	orphanedAfter = 2 * time.Minute
-	// orphanedUnread replaces orphanedAfter while the kubelet's file cannot be read.
+	// orphanedUnread is used instead of orphanedAfter while the kubelet's file cannot be read.
 	orphanedUnread = 10 * time.Minute
-	// longestRebuild is the maximum pause between two attempts to rebuild a record.
+	// longestRebuild is the maximum pause between two attempts to rebuild a lost record.
 	longestRebuild = time.Minute
 
 	apiTimeout = 10 * time.Second
 )
 
-// collector deletes orphaned records and rebuilds lost records.
+// The type collector deletes orphaned claim records and rebuilds lost claim records.
 type collector struct {
 	*Driver
 	missing  map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
@@ -55,7 +55,7 @@ func newCollector(d *Driver) *collector {
 	return &collector{Driver: d, missing: map[string]time.Time{}, lost: map[string]lostRecord{}, warned: map[string]bool{}}
 }
 
-// collectLoop runs the collector until ctx is done. The collector works only while this instance is the leader.
+// collectLoop runs the collector until ctx is done. The collector works only while this instance of the daemon is the leader.
 func (d *Driver) collectLoop(ctx context.Context) {
 	c := newCollector(d)
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
@@ -85,15 +85,15 @@ func (d *Driver) collectLoop(ctx context.Context) {
 	}
 }
 
-// reportError logs an error about a claim. If uid is "", the error is about all claims.
+// reportError logs an error about a claim. If uid is "", the error does not belong to a single claim.
 func (c *collector) reportError(uid string, err error) {
 	if c.failures.isDue("collect "+uid, err, time.Now()) {
 		c.options.Log.Warn("could not reconcile the records of claims", "uid", uid, "error", err)
 	}
 }
 
-// collect() unprepares claims that have ended if the kubelet has not unprepared them. A claim has ended if three conditions hold: the
-// claim is missing from the kubelet's file, no pod has its VFs, and the API server confirms its end.
+// collect() unprepares ended claims that the kubelet has not unprepared. A claim has ended if it is missing from the kubelet's file, no pod
+// has its VFs, and the API server confirms the end of the claim.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, err := c.records.List()
 	c.reportError("", err)
@@ -129,8 +129,8 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 	}
 }
 
-// kubeletClaims returns the claims in the kubelet's file. The second result is the time for which a claim must be missing from the file
-// before its record may be orphaned.
+// kubeletClaims returns the claims in the kubelet's file. kubeletClaims also returns for how long a claim must be missing from the
+// kubelet's file before its record may be orphaned.
 func (c *collector) kubeletClaims(now time.Time) (map[string]bool, time.Duration) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
@@ -151,7 +151,7 @@ func (c *collector) kubeletClaims(now time.Time) (map[string]bool, time.Duration
 	return uids, orphanedAfter
 }
 
-// collectOne unprepares a claim if the API server confirms that it has ended.
+// collectOne unprepares a claim if the API server confirms that the claim has ended.
 func (c *collector) collectOne(ctx context.Context, r claim.Record) error {
 	ended, err := c.hasEnded(ctx, r)
 	if err != nil || !ended {
@@ -164,8 +164,8 @@ func (c *collector) collectOne(ctx context.Context, r claim.Record) error {
 	return nil
 }
 
-// hasEnded reports whether the claim of a record has ended. A claim has ended if it no longer exists in the API server, or if its UID or
-// its allocation has changed there.
+// hasEnded reports whether the claim of a record has ended. A claim has ended if the API server does not have it any more, or has it with
+// another UID or another allocation.
 func (d *Driver) hasEnded(ctx context.Context, r claim.Record) (bool, error) {
 	now, err := d.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	switch {
@@ -192,8 +192,8 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild() creates lost records again from the claims in the API server. A record counts as lost if two searches in a row have not found
-// the record. One search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its
+// rebuild() recreates lost claim records from the claims in the API server. A record counts as lost if two searches in a row have not found
+// the record. A single search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its
 // file.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
@@ -220,7 +220,7 @@ func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	c.lost = lost
 }
 
-// rebuildOne prepares a claim whose record is lost. Pods of the claim may already be running.
+// rebuildOne recreates the lost record of a claim by preparing the claim again. Pods of the claim may already be running.
 func (c *collector) rebuildOne(ctx context.Context, n claim.KubeletClaim) error {
 	now, err := c.get(ctx, n.Namespace, n.Name)
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != n.UID {

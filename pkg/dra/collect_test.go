@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// writeKubeletFile writes the kubelet's file. Each of the claims has one pod.
+// writeKubeletFile writes the kubelet's file with the given claims. Each claim has one pod.
 func (l *draLab) writeKubeletFile(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
 	var list []claimtest.Claim
@@ -36,9 +36,9 @@ func (l *draLab) writeKubeletFile(claims ...*resourceapi.ResourceClaim) {
 	must(l, claimtest.WriteState(l.options.Kubelet, list...))
 }
 
-// TestCollect (DRA-F12) removes a claim from the kubelet's file. The record of the claim is deleted once the API server confirms that
-// the claim has ended. The record stays while a pod has the VF or while the API server does not answer. If the kubelet's file cannot be
-// read, the record stays for ten minutes.
+// TestCollect (DRA-F12) checks a claim that disappears from the kubelet's file. The record of the claim is deleted once the API server
+// confirms that the claim has ended. The record stays while a pod has the claim's VF, or while the API server does not answer. If the
+// kubelet's file cannot be read, the record stays for ten minutes.
 func TestCollect(t *testing.T) {
 	other := newClaim("c-9", "web", deviceResult("a", vf0))
 	free := newClaim("c-1", "web")
@@ -104,7 +104,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestLostRecord (DRA-F7): a record is rebuilt from its claim after two searches in a row have not found the record.
+// TestLostRecord (DRA-F7) checks that a record is rebuilt from its claim after two searches in a row have not found the record.
 func TestLostRecord(t *testing.T) {
 	l := newDRALab(t)
 	c, gone := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "gone", deviceResult("a", vf1))
@@ -128,8 +128,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestNeverPrepared: Prepare refuses a claim repeatedly. The kubelet's file contains the claim but no devices of the claim. The daemon does
-// not treat the record of the claim as lost.
+// TestNeverPrepared checks a claim that Prepare refuses repeatedly. The kubelet's file contains the claim but no devices of the claim.
+// Therefore the daemon does not treat the claim's record as lost.
 func TestNeverPrepared(t *testing.T) {
 	l := newDRALab(t)
 	l.addClaims(newClaim("c-1", "web", deviceResult("a", vf0)))
@@ -143,7 +143,7 @@ func TestNeverPrepared(t *testing.T) {
 	}
 }
 
-// TestLostRecordOfPod: the record of a running pod's claim is lost. The record is rebuilt, and the pod keeps its VF.
+// TestLostRecordOfPod checks that the lost claim record of a running pod is rebuilt, and that the pod keeps its VF.
 func TestLostRecordOfPod(t *testing.T) {
 	l := newDRALab(t, func(o *Options) { o.InUse = func(string) string { return "has its interface in another namespace" } })
 	c := newClaim("c-1", "web", deviceResult("a", vf0))
@@ -156,9 +156,9 @@ func TestLostRecordOfPod(t *testing.T) {
 	}
 }
 
-// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, the VF gets its former driver. The daemon derives the
-// former driver from the resource, the VF's last interface or the other VFs of the PF. If the other VFs have different drivers, the log
-// says what the admin can do.
+// TestLostDriver checks a claim whose record was lost and rebuilt. When the claim ends, the VF gets the driver that it had before the
+// claim. The daemon derives this driver from the resource, the VF's last interface or the other VFs of the PF. If the other VFs have
+// different drivers, the log says what the admin can do.
 func TestLostDriver(t *testing.T) {
 	for _, c := range []struct {
 		title  string
@@ -207,7 +207,7 @@ func TestLostDriver(t *testing.T) {
 	}
 }
 
-// TestSweepCDI checks that CDI specifications of claims without a record are deleted. CDI files of other programs stay.
+// TestSweepCDI checks that CDI specifications of claims without a record are deleted. The CDI files of other programs must stay.
 func TestSweepCDI(t *testing.T) {
 	l := newDRALab(t)
 	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
@@ -221,8 +221,8 @@ func TestSweepCDI(t *testing.T) {
 	}
 }
 
-// TestSweepAtStart: the collector deletes the specifications of ended claims, even if the instance became the leader before the collector
-// started.
+// TestSweepAtStart checks that the collector deletes the CDI specifications of ended claims, even if the instance became the leader before
+// the collector started.
 func TestSweepAtStart(t *testing.T) {
 	l := newDRALab(t)
 	must(t, os.MkdirAll(l.options.CDI, 0o755), os.WriteFile(filepath.Join(l.options.CDI, cdiFile("c-2")), []byte("{}"), 0o644))

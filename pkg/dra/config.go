@@ -16,15 +16,15 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntry is an entry of an allocation's configuration that is meant for this driver.
+// configEntry is an entry for this driver in the configuration list of a claim's allocation.
 type configEntry struct {
 	vfconfig.Entry
 	api  resourceapi.DeviceAllocationConfiguration
 	path string // path of its parameters, for errors
 }
 
-// readEntries returns the entries for this driver: those of the class and those of the claim. Each list keeps the order of the allocation.
-// The function ignores entries for other drivers.
+// readEntries returns the config entries for this driver in two lists: the entries of classes and the entries of the claim. Each list has
+// the same order as the allocation. readEntries ignores entries for other drivers.
 func readEntries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofClaim []configEntry, err error) {
 	for i, c := range configs {
 		if c.Opaque == nil || c.Opaque.Driver != claim.Driver {
@@ -46,19 +46,20 @@ func readEntries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, 
 	return ofClass, ofClaim, nil
 }
 
-// isRequested reports whether an entry applies to the request of an allocation result. The entry must list the request, list the parent of
-// the subrequest, or list no request at all.
+// isRequested reports whether a config entry applies to the request of an allocation result. An entry applies if it lists the request,
+// lists the parent of the subrequest, or lists no request at all.
 func (e configEntry) isRequested(result resourceapi.DeviceRequestAllocationResult) bool {
 	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
 
-// appliesTo reports whether an entry applies to an allocation result whose device belongs to the resource.
+// appliesTo reports whether a config entry applies to an allocation result with a device of the given resource.
 func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
 	return e.isRequested(result) && (e.Resource == "" || e.Resource == resource)
 }
 
-// configFor returns the merged configuration for the device of an allocation result. The result is nil if no entry applies. The settings
-// of the claim override the settings of the class. The resource determines which settings a claim may contain.
+// configFor returns the merged configuration for the device of an allocation result. configFor returns nil if no config entry applies to
+// the device. The settings of the claim override the settings of the class. The configuration of the resource determines which settings a
+// claim may contain.
 func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
 	*vfconfig.Config, error) {
 	ofClass, ofClaim, err := readEntries(a.Devices.Config)
@@ -93,13 +94,14 @@ func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequest
 	return merged, nil
 }
 
-// isAdmin reports whether an allocation result has administrative access. A device with administrative access keeps its owner and its
-// settings.
+// isAdmin reports whether an allocation result grants only administrative access to its device. Administrative access does not change the
+// device's owner and settings.
 func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// checkSingle returns an error if a request has several devices but one of its settings is only valid for a single device.
+// checkSingle returns an error if a request has several devices but contains a setting that only one device can have, such as a MAC
+// address.
 func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
 	n := 0
 	for _, r := range a.Devices.Results {
@@ -115,13 +117,13 @@ func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceReque
 	return nil
 }
 
-// isSingle reports whether the setting with the given key is only valid for a single device.
+// isSingle reports whether only one device can have the setting with the given key, such as a MAC address.
 func isSingle(c *vfconfig.Config, key string) bool {
 	return key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
 }
 
-// checkSingleOfEntries returns an error if an entry applies to several devices but contains a setting that only one device can have. A
-// later entry of the list overrides an earlier entry.
+// checkSingleOfEntries returns an error if a config entry applies to several devices but contains a setting that only one device can have.
+// A setting of a later entry overrides the setting of an earlier entry.
 func checkSingleOfEntries(c *resourceapi.ResourceClaim, devices []allocation.Device, entries []configEntry) error {
 	for _, key := range vfconfig.Keys() {
 		counts := make([]int, len(entries))
@@ -141,8 +143,8 @@ func checkSingleOfEntries(c *resourceapi.ResourceClaim, devices []allocation.Dev
 	return nil
 }
 
-// checkConfig returns an error if an entry of the claim applies to no device. The function also returns an error if a class entry cannot be
-// attributed to one class. The function returns a warning for an entry of a class that applies to no device.
+// checkConfig returns an error if a config entry of the claim applies to no device. checkConfig also returns an error if the class of a
+// class entry is ambiguous. For a class entry that applies to no device, checkConfig returns a warning.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := readEntries(c.Status.Allocation.Devices.Config)
 	if err != nil {
@@ -169,15 +171,15 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 	return warnings, checkClasses(c, ofClass)
 }
 
-// forAlternative reports whether an entry may belong to an alternative that the scheduler did not choose. An entry may belong to an
-// alternative if the entry contains a resource and the request has alternatives.
+// forAlternative reports whether a config entry may be meant for an alternative of a request that the scheduler did not choose. An entry
+// may be meant for such an alternative if the entry contains a resource and the request has several alternatives.
 func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
 	return e.Resource != "" && slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return len(r.FirstAvailable) > 1 && (len(e.api.Requests) == 0 || slices.Contains(e.api.Requests, r.Name))
 	})
 }
 
-// scopeText returns the requests and the resource of an entry, in parentheses.
+// scopeText returns the requests and the resource of a config entry, in parentheses, for messages.
 func (e configEntry) scopeText() string {
 	var of []string
 	if len(e.api.Requests) > 0 {
@@ -192,9 +194,8 @@ func (e configEntry) scopeText() string {
 	return " (" + strings.Join(of, ", ") + ")"
 }
 
-// checkClasses returns an error if entries of classes cannot be attributed to one class. Before Kubernetes 1.35, entries of classes
-// contain no requests. Each entry may then belong to any class of the claim. Since Kubernetes 1.35, an entry without requests applies to
-// all requests.
+// checkClasses returns an error if it is unknown which class a class entry comes from. Before Kubernetes 1.35, class entries contain no
+// requests, so an entry may come from any class of the claim. Since Kubernetes 1.35, an entry without requests applies to all requests.
 func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 	var classes []string
 	for _, r := range c.Status.Allocation.Devices.Results {
@@ -216,7 +217,7 @@ func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 		"the classes, as 'podlace sriov classes' does", ofClass[0].path, strings.Join(classes, ", "))
 }
 
-// classOf returns the name of the class of a request. The request name has the form "request" or "request/subrequest".
+// classOf returns the name of the DeviceClass of a request. The argument name has the form "request" or "request/subrequest".
 func classOf(c *resourceapi.ResourceClaim, name string) string {
 	request, sub, _ := strings.Cut(name, "/")
 	for _, r := range c.Spec.Devices.Requests {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim. The second argument
+// configEntryFrom returns a config entry of an allocation. The source of a config entry is the class or the claim. The argument keys
 // contains the parameters as JSON text.
 func configEntryFrom(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
 	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`
@@ -27,7 +27,7 @@ func configEntryFrom(source resourceapi.AllocationConfigSource, keys string, req
 	return foreignEntry(source, claim.Driver, text+"}", requests...)
 }
 
-// foreignEntry returns an entry for any driver.
+// foreignEntry returns a config entry for the given driver, which may be a driver of another project.
 func foreignEntry(source resourceapi.AllocationConfigSource, driver, parameters string, requests ...string) (
 	_ resourceapi.DeviceAllocationConfiguration) {
 	return resourceapi.DeviceAllocationConfiguration{Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
@@ -42,7 +42,7 @@ func fromClaim(keys string, requests ...string) resourceapi.DeviceAllocationConf
 	return configEntryFrom(resourceapi.AllocationConfigSourceClaim, keys, requests...)
 }
 
-// mayAll returns a resource that lets claims set several keys.
+// mayAll returns a resource that allows claims to set several keys (claimMay).
 func mayAll(t *testing.T) *pool.Resource {
 	t.Helper()
 	c, err := pool.Parse(pool.Source{File: "f", Prefix: "example.com"}, []byte(`{"resourceList":[{"resourceName":"fast","api":"dra",
@@ -53,8 +53,8 @@ func mayAll(t *testing.T) *pool.Resource {
 
 type configs = []resourceapi.DeviceAllocationConfiguration
 
-// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which entries apply to a device and in which order. The test also checks which
-// keys a claim may set.
+// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which config entries apply to a device and in which order. TestConfigFor also
+// checks which keys a claim may set.
 func TestConfigFor(t *testing.T) {
 	one := []string{"vf"}
 	for _, test := range []struct {
@@ -138,7 +138,8 @@ func TestConfigFor(t *testing.T) {
 	}
 }
 
-// setRequests sets the requests of a claim. Each element of the list contains a request and a class, such as "vf fast" or "vf/a fast".
+// setRequests sets the requests of a claim. Each element of list contains the names of a request and of a class, such as "vf fast" or "vf/a
+// fast".
 func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 	for _, r := range list {
 		name, class, _ := strings.Cut(r, " ")
@@ -152,7 +153,7 @@ func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 	}
 }
 
-// TestCheckConfig (DRA-F13) checks entries that apply to no device, and class entries that cannot be attributed to one class.
+// TestCheckConfig (DRA-F13) checks config entries that apply to no device, and class entries whose class is ambiguous.
 func TestCheckConfig(t *testing.T) {
 	const unknown = "config[0].parameters: before Kubernetes 1.35 an entry does not show which of the classes fast, slow it belongs to: " +
 		"name the resource in the parameters of the classes, as 'podlace sriov classes' does"
@@ -224,8 +225,8 @@ func TestCheckConfig(t *testing.T) {
 	}
 }
 
-// TestPrepareConfig (DRA-F25, DRA-F26): the record contains the settings of the class and the claim. If the settings of a claim have an
-// error, Prepare refuses the claim and writes no file.
+// TestPrepareConfig (DRA-F25, DRA-F26) checks that the record contains the settings of the class and the claim. If the settings of a claim
+// have an error, Prepare must refuse the claim and write no file.
 func TestPrepareConfig(t *testing.T) {
 	l := newDRALab(t)
 	l.updateInventory(*mayAll(t), nil)

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// claimCounters holds the metrics about claims.
+// claimCounters contains the Prometheus metrics about claims.
 type claimCounters struct {
 	prepares *prometheus.HistogramVec // by result
 	claims   *prometheus.CounterVec   // by resource and alignment

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package dra offers VFs through Dynamic Resource Allocation (DRA). Package dra publishes the VFs in ResourceSlices and prepares the
-// ResourceClaims of pods for the kubelet. The CNI plugin sriov attaches the VFs. The plugin reads the VFs from the claim records of
-// pkg/claim. The driver gets all facts about devices from the Inventory of the daemon: the VFs of each resource, their health, and the pods
-// that have them.
+// ResourceClaims of pods for the kubelet. The CNI plugin sriov attaches the VFs, which it finds in the claim records of pkg/claim. The
+// daemon passes an Inventory to the driver: the VFs of each resource, their health, and the pods that have them.
 //
-// The API server may be unreachable, may refuse a request, or may lack a feature. The driver logs each of these failures once and tries
-// again. Neither the device plugin API nor the ADD of a pod waits for the API server.
+// The API server may be unreachable, may refuse a request, or may lack a feature. The driver logs each such failure of the API server once
+// and tries again. The device plugin API and the ADD of a pod never wait for the API server.
 package dra
 
 import (
@@ -23,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Options holds the settings and functions that a Driver gets from its daemon.
+// Options contains the settings and functions that a Driver gets from its daemon.
 type Options struct {
 	Node     string               // name of the Node object; also the name of the pool in all slices
 	Client   kubernetes.Interface // client of the API server
@@ -36,17 +35,18 @@ type Options struct {
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer // nil for none
 
-	// Change calls check() and then change() to change devices that no pod has. An error of check() means that a device is in use. The daemon
-	// allocates no device while check() runs, and no pod gets one of these devices until change() returns.
+	// Change calls the function check and then the function change, to change devices that no pod has. An error of check means that a device
+	// is in use. The daemon allocates no device while check runs, and no pod gets one of the given devices until change returns.
 	Change func(ids []string, check, change func() error) error
-	// InUse returns the reason why a device cannot be allocated to a claim and cannot be changed. An example of a reason is that a pod
-	// has the device. The result is "" if there is no reason. InUse does not check whether a claim has the device.
+	// InUse returns the reason why a device can neither be allocated to a claim nor be changed, for example that a pod has the device. InUse
+	// returns "" if the device is free. InUse does not check whether a claim has the device.
 	InUse func(id string) string
-	// The driver calls Changed() when claim records have changed. After a call of Changed(), the daemon calls Update of the driver.
+	// The driver calls Changed when claim records have changed. The daemon then calls the driver's method Update.
 	Changed func()
 }
 
-// Inventory is a snapshot of everything that the daemon knows about devices. A receiver of an Inventory must not change the Inventory.
+// Inventory is a snapshot of everything that the daemon knows about devices. An Inventory must not be changed after it was passed to
+// Update.
 type Inventory struct {
 	Snapshot *pci.Snapshot
 	Pools    []pool.Pool       // resources with "api": "dra", with all their devices, including claimed ones
@@ -60,12 +60,12 @@ type Inventory struct {
 
 // Fault is the reason why a pod cannot use a device.
 type Fault struct {
-	// Kind is one word of at most 63 letters and dashes: LinkDown, Held, or a word such as "no-driver".
+	// Kind is a word of at most 63 letters and dashes: the constants LinkDown or Held, or a word such as "no-driver".
 	Kind string
 	Text string // for messages
 }
 
-// These kinds of faults have their own taints.
+// Faults of the following kinds have their own taints.
 const (
 	LinkDown = "link-down" // the PF has no carrier
 	Held     = "held"      // the interface is still in the namespace of an ended pod, and no claim has the device
@@ -92,7 +92,7 @@ type Driver struct {
 	records     *claim.Cache
 }
 
-// New returns a driver. A new driver does nothing before the call of Run.
+// New returns a driver. The driver does nothing before Run is called.
 func New(o Options) *Driver {
 	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
 		records: o.Records}
@@ -112,7 +112,7 @@ func (d *Driver) Run(ctx context.Context) {
 	d.serve(ctx)
 }
 
-// Update passes a new inventory to the driver. The function never blocks.
+// Update passes a new inventory to the driver. Update never blocks.
 func (d *Driver) Update(i Inventory) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -121,13 +121,14 @@ func (d *Driver) Update(i Inventory) {
 	d.changed = make(chan struct{})
 }
 
-// latestInventory returns the latest inventory. The second result is false until the driver has an inventory.
+// latestInventory returns the latest inventory. latestInventory also returns false until the daemon has called Update.
 func (d *Driver) latestInventory() (Inventory, bool) {
 	i, _, ok := d.watchInventory()
 	return i, ok
 }
 
-// watchInventory returns the latest inventory, and a channel that the next Update closes. The last result is false until the first Update.
+// watchInventory returns the latest inventory, and a channel that the next Update closes. The last result of watchInventory is false until
+// the first Update.
 func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -138,5 +139,5 @@ func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool
 	return i, d.changed, ok
 }
 
-// Ready returns the reason why pods cannot get devices through claims yet. The result is "" if pods can get devices through claims.
+// Ready returns the reason why pods cannot get devices through claims yet. Ready returns "" if pods can get devices through claims.
 func (d *Driver) Ready() string { return d.whyUnregistered() }

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestFailureClockJump sets the node's clock back by one day. An existing taint keeps its time, although this time is now in the future. A
-// record whose time is in the future stays, and its claim can be unprepared.
+// TestFailureClockJump checks a node whose clock was set back by one day. An existing taint keeps its time, although this time is now in
+// the future. A claim record whose time is in the future stays, and its claim can be unprepared.
 func TestFailureClockJump(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]
@@ -54,8 +54,8 @@ func TestFailureClockJump(t *testing.T) {
 	must(t, l.unprepare(t.Context(), "c-1"))
 }
 
-// TestFailureSameName: a claim has the same name as an earlier claim but another UID. The new claim gets the VF only after the earlier
-// claim is unprepared. The end of one of the two claims does not affect the other claim.
+// TestFailureSameName checks a claim that has the same name as an earlier claim but another UID. The new claim gets the VF only after the
+// earlier claim is unprepared. The end of one of the two claims does not affect the other claim.
 func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
 	old, same := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "web", deviceResult("a", vf0))
@@ -75,8 +75,8 @@ func TestFailureSameName(t *testing.T) {
 	must(t, err, l.unprepare(t.Context(), "c-3"), l.unprepare(t.Context(), "c-2"))
 }
 
-// TestFailureAddressesChange: a reset of the PF gives its VFs other addresses. The former VF of the claim gets the taint "gone", and the
-// new VFs are published. The claim can be unprepared.
+// TestFailureAddressesChange checks a PF whose VFs get other PCI addresses after a reset. The old VF of the claim gets the taint "gone",
+// and the new VFs are published. The kubelet can still unprepare the claim.
 func TestFailureAddressesChange(t *testing.T) {
 	l := newDRALab(t)
 	own := newClaim("c-1", "web", deviceResult("a", vf3))
@@ -100,8 +100,8 @@ func TestFailureAddressesChange(t *testing.T) {
 	}
 }
 
-// TestFailureOtherProgram: another program has moved the interface of a VF. The VF gets the taint "held", and the VF is not allocated to
-// any claim.
+// TestFailureOtherProgram checks a VF whose interface another program has moved to another namespace. The VF gets the taint "held" and is
+// not allocated to any claim.
 func TestFailureOtherProgram(t *testing.T) {
 	l := newDRALab(t, func(o *Options) {
 		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }
@@ -121,8 +121,8 @@ func TestFailureOtherProgram(t *testing.T) {
 	}
 }
 
-// TestDriverLost: the VF of a prepared claim loses its driver, for example after a reset of the PF. The next Prepare binds the driver
-// again, and pods can use the VF.
+// TestDriverLost checks a prepared claim whose VF loses its driver, for example after a reset of the PF. The next Prepare binds the driver
+// again, so that pods can use the VF.
 func TestDriverLost(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)

@@ -51,7 +51,7 @@ type fakeAPI struct {
 	muted       bool           // watches receive no events
 }
 
-// newFakeAPI starts an API server that runs until the test ends.
+// newFakeAPI starts a fake API server that runs until the test ends.
 func newFakeAPI(t testing.TB) *fakeAPI {
 	f := &fakeAPI{t: t, version: 100, nodes: map[string]types.UID{"node-a": "uid-1"}, slices: map[string]*resourceapi.ResourceSlice{},
 		watchers: map[chan kwatch.Event]bool{}, refuse: map[string]int{}}
@@ -63,7 +63,7 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return f
 }
 
-// newClient returns a client with its own HTTP transport.
+// newClient returns a client of the fake API server, with its own HTTP transport.
 func (f *fakeAPI) newClient() kubernetes.Interface {
 	c, err := kubernetes.NewForConfig(&rest.Config{Host: f.server.URL, QPS: -1, TLSClientConfig: rest.TLSClientConfig{Insecure: true,
 		ServerName: strings.ToLower(strings.ReplaceAll(f.t.Name(), "/", "-"))}})
@@ -73,14 +73,14 @@ func (f *fakeAPI) newClient() kubernetes.Interface {
 	return c
 }
 
-// configure() changes the behaviour of the API server.
+// configure() changes settings of the fake API server while the server is locked.
 func (f *fakeAPI) configure(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
 }
 
-// storedSlices returns all slices, sorted by name.
+// storedSlices returns all stored ResourceSlices, sorted by name.
 func (f *fakeAPI) storedSlices() (all []resourceapi.ResourceSlice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,8 +108,8 @@ func (f *fakeAPI) countWrites() int {
 	return f.countRequests("create") + f.countRequests("update") + f.countRequests("delete")
 }
 
-// removeSlices deletes slices, as a kubelet or a user does. If the first argument is true, watchers do not get the event. The missing
-// event simulates a broken watch.
+// removeSlices deletes ResourceSlices, as a kubelet or a user could do. If quiet is true, watchers do not get an event about the deletion,
+// as if their watch were broken.
 func (f *fakeAPI) removeSlices(quiet bool, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -130,7 +130,7 @@ func (f *fakeAPI) delete(name string, quiet bool) {
 	}
 }
 
-// editSlice changes a slice, as a user does.
+// editSlice changes a stored slice, as a user could do with kubectl.
 func (f *fakeAPI) editSlice(name string, change func(*resourceapi.ResourceSlice)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -155,15 +155,15 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// isWatched reports whether a watch receives events. The function returns false if the server has accepted the request but sends no events
-// yet.
+// isWatched reports whether any client's watch receives events. isWatched returns false if the server has accepted the watch request but
+// sends no events yet.
 func (f *fakeAPI) isWatched() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.watchers) > 0
 }
 
-// endWatches ends all watches. If the argument is true, the watches end with status 410.
+// endWatches ends all watches. If gone is true, the watches end with HTTP status 410.
 func (f *fakeAPI) endWatches(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -199,7 +199,7 @@ func verbOf(r *http.Request) string {
 	return map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodDelete: "delete"}[r.Method]
 }
 
-// ServeHTTP serves one node and its slices.
+// ServeHTTP serves requests for one Node and its ResourceSlices.
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	what, name := verbOf(r), path.Base(r.URL.Path)
@@ -284,7 +284,7 @@ func (f *fakeAPI) writeSlice(what string, s *resourceapi.ResourceSlice) (runtime
 	return s.DeepCopy(), http.StatusOK
 }
 
-// invalidField returns the invalid field of a slice, or "".
+// invalidField returns the name of an invalid field in a slice, or "" if the slice is valid.
 func (f *fakeAPI) invalidField(s *resourceapi.ResourceSlice) string {
 	if f.refuseMixed && len(s.Spec.SharedCounters) > 0 && len(s.Spec.Devices) == 0 {
 		return "spec.sharedCounters"
@@ -297,7 +297,7 @@ func (f *fakeAPI) invalidField(s *resourceapi.ResourceSlice) string {
 	return ""
 }
 
-// dropFields removes the fields that the server does not support, and sets missing times.
+// dropFields removes the fields that the simulated server version does not support, and sets missing times.
 func (f *fakeAPI) dropFields(s *resourceapi.ResourceSlice) {
 	if f.noCounters {
 		s.Spec.SharedCounters = nil
@@ -318,7 +318,7 @@ func (f *fakeAPI) dropFields(s *resourceapi.ResourceSlice) {
 	}
 }
 
-// watch() streams events.
+// watch() sends the events of a watch to the client.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -343,7 +343,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// await() waits for a condition. The time limit is long enough for a loaded machine.
+// await() waits until the function so returns true. The time limit of one minute is long enough for a loaded machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

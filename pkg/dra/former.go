@@ -7,9 +7,9 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// recoverDriver adds the former driver of a device to the claim's record. The function adds the driver only if the record was lost and the
-// device has the driver of the claim. The function treats the record as lost if p.lost is true, or if a pod already has the device. A pod
-// gets a device only after the record is written.
+// recoverDriver writes to the claim's record which driver the device had before the claim. recoverDriver does so only if the record was
+// lost and the device has the driver of the claim. The record was lost if p.lost is true, or if a pod already has the device. Normally, a
+// pod gets a device only after the record is written.
 func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	if !p.lost && !attached || !dev.restores || dev.Driver != dev.driver {
 		return
@@ -27,10 +27,9 @@ func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	p.record.Bound = append(p.record.Bound, claim.Binding{ID: dev.Address.String(), Driver: dev.driver, Former: former})
 }
 
-// formerDriver returns the driver that a device had before its claim. The result is "" if the former driver is unknown. The first choice
-// is the driver of the device's resource. The second choice is the driver of the device's last interface on the node. The last choice is
-// the driver that all free VFs of the same PF have in common. The function must search because the kernel does not store the former
-// driver.
+// formerDriver returns the driver that a device had before its claim. formerDriver returns "" if this driver is unknown. The kernel does
+// not store this driver, so formerDriver tries three sources. The sources are, in this order: the driver of the resource, the driver of the
+// device's last interface, and the common driver of all free VFs of the PF.
 func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
 	if dev.restoreTo != "" {
 		return dev.restoreTo

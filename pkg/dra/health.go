@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// healthEvery is the time after which the health of all prepared devices is reported again, even without a change.
+	// healthEvery is the interval at which the driver reports the health of all prepared devices, even without a change.
 	healthEvery = 10 * time.Second
-	// healthLease is the time for which the kubelet uses a health report.
+	// healthLease is the time after which the kubelet discards a health report.
 	healthLease = 30 * time.Second
 )
 
@@ -63,7 +63,7 @@ func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
 	return true
 }
 
-// healthOf returns the health of prepared devices.
+// healthOf returns the health of all prepared devices on the node.
 func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	records, _ := d.records.List() // the daemon logs unreadable records
 	seen := map[string]bool{}
@@ -84,7 +84,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	return list
 }
 
-// whyUnhealthy returns the reason why a pod cannot use a device. The result is "" if a pod can use the device.
+// whyUnhealthy returns the reason why a pod cannot use a device. whyUnhealthy returns "" if a pod can use the device.
 func (i Inventory) whyUnhealthy(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text

@@ -36,14 +36,14 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// These are the VFs of the card in the lab.
+// The constants vf0 to vf3 are the PCI addresses of the VFs in the tests.
 const (
 	vf0, vf1, vf2, vf3 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2", "0000:11:02.3"
 
 	patience = 20 * time.Second
 )
 
-// draLab is a driver with a fake kubelet and a fake API server.
+// draLab is a test environment with a DRA driver, a fake kubelet and a fake API server.
 type draLab struct {
 	testing.TB
 	*Driver
@@ -79,7 +79,8 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// newDRALab returns a node with a card of four VFs. All VFs are in one resource. The driver is not running yet.
+// newDRALab returns a test environment whose node has a network card with four VFs. All VFs are in one resource. The DRA driver is not
+// running yet.
 func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	t.Helper()
 	must(t, os.RemoveAll("/run/podlace"))
@@ -99,7 +100,7 @@ func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	return l
 }
 
-// updateInventory passes an inventory to the driver. In this inventory, all VFs of the first PF are in one resource.
+// updateInventory passes an inventory to the driver. In this inventory, all VFs of the first PF belong to one resource.
 func (l *draLab) updateInventory(r pool.Resource, faults map[string]Fault) {
 	l.Helper()
 	s, err := pci.Scan(l.sysfs)
@@ -127,7 +128,7 @@ func (l *draLab) runDriver() (stop func()) {
 	return stop
 }
 
-// await() waits for a condition.
+// await() waits until the function so returns true.
 func (l *draLab) await(what string, so func() bool) {
 	l.Helper()
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
@@ -138,13 +139,13 @@ func (l *draLab) await(what string, so func() bool) {
 	l.Fatalf("%s: not within %s\n%s", what, patience, l.log)
 }
 
-// deviceResult returns a device of an allocation.
+// deviceResult returns an allocation result: the device that the scheduler allocated to a request.
 func deviceResult(request, address string) resourceapi.DeviceRequestAllocationResult {
 	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: claim.Driver, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}
 }
 
-// adminResult returns a device of an allocation with administrative access.
+// adminResult returns an allocation result with administrative access to the device.
 func adminResult(request, address string) resourceapi.DeviceRequestAllocationResult {
 	r := deviceResult(request, address)
 	r.AdminAccess = new(true)
@@ -168,7 +169,7 @@ func (l *draLab) addClaims(claims ...*resourceapi.ResourceClaim) {
 	}
 }
 
-// fakeKubelet is a client that calls the driver as a kubelet does. The client uses one version of the API.
+// fakeKubelet is a client that calls the driver as a kubelet does. A fakeKubelet uses one version of the DRA API.
 type fakeKubelet struct {
 	*draLab
 	conn     *grpc.ClientConn
@@ -215,7 +216,8 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// prepareClaims returns the driver's answer for each claim as text: "request=device cdi" for each device, or the error.
+// prepareClaims asks the driver to prepare claims, and returns the answer for each claim as text: "request=device cdi" for each device, or
+// the error.
 func (k *fakeKubelet) prepareClaims(claims ...*resourceapi.ResourceClaim) (answers []string) {
 	k.Helper()
 	request := &drav1.NodePrepareResourcesRequest{}
@@ -269,7 +271,7 @@ func (k *fakeKubelet) call(request *drav1.NodePrepareResourcesRequest) (*drav1.N
 	return out, nil
 }
 
-// unprepareClaims returns the error for each claim, or "".
+// unprepareClaims asks the driver to unprepare claims, and returns the error for each claim, or "".
 func (k *fakeKubelet) unprepareClaims(uids ...string) (answers []string) {
 	k.Helper()
 	request, old := &drav1.NodeUnprepareResourcesRequest{}, &drav1beta1.NodeUnprepareResourcesRequest{}
@@ -296,8 +298,8 @@ func (k *fakeKubelet) unprepareClaims(uids ...string) (answers []string) {
 	return answers
 }
 
-// watchHealth returns the reports of the health stream as text. A report has the form "device=status message" for each device, and the
-// devices are sorted.
+// watchHealth returns the reports of the health stream as text. The text of a report is "device=status message" for each device, sorted by
+// device.
 func (k *fakeKubelet) watchHealth() <-chan string {
 	k.Helper()
 	reports := make(chan string, 100)
@@ -363,10 +365,10 @@ func (l *draLab) driverOf(address string) string {
 	return d.Driver
 }
 
-// repeatInventory passes the first inventory of newDRALab to the driver again.
+// repeatInventory passes the same inventory as newDRALab to the driver.
 func (l *draLab) repeatInventory() { l.Helper(); l.updateInventory(pool.Resource{API: pool.DRA}, nil) }
 
-// setFault reports a fault of a VF to the driver.
+// setFault passes an inventory with a fault of one VF to the driver.
 func (l *draLab) setFault(address, text string) {
 	l.Helper()
 	l.updateInventory(pool.Resource{API: pool.DRA}, map[string]Fault{address: {Kind: LinkDown, Text: text}})

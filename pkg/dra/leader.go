@@ -19,14 +19,14 @@ import (
 const (
 	// leaderLock is the name of the lock file in the parent folder of the claim records. The instance that holds this lock is the leader.
 	leaderLock = "leader.lock"
-	// leaderFile contains the name of the leader.
+	// leaderFile is the name of the file that contains the name of the leader.
 	leaderFile = "leader"
-	// leadInterval is the pause between two attempts of a follower to take the lock.
+	// leadInterval is the pause between two attempts of a follower to take the leader lock.
 	leadInterval = 500 * time.Millisecond
 )
 
-// leadership describes whether this instance of the daemon is the leader. Only the leader publishes devices, collects claim records and
-// writes the status of claims. Every instance prepares claims.
+// The type leadership stores whether this instance of the daemon is the leader. Only the leader publishes devices, collects claim records
+// and writes the status of claims. In contrast, every instance prepares claims.
 type leadership struct {
 	mu         sync.Mutex
 	leads      bool
@@ -41,21 +41,21 @@ func (d *Driver) isLeader() bool {
 	return d.lead.leads
 }
 
-// Leads reports whether this instance is the leader. Only the leader publishes devices, changes PFs and drivers, and restores VFs. The
-// leader may be another instance, for example a newer version that is about to take over.
+// Leads reports whether this instance is the leader. Only the leader publishes devices, changes PFs and drivers, and restores VFs. Another
+// instance on the node may be the leader, for example an older version during an update.
 func (d *Driver) Leads() bool { return d.isLeader() }
 
-// whyNotServing returns the reason why this instance does not serve the kubelet at the moment. The result is "" if this instance serves the
-// kubelet.
+// whyNotServing returns the reason why this instance does not serve the kubelet at the moment. whyNotServing returns "" if this instance
+// serves the kubelet.
 func (l *leadership) whyNotServing() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.whyWaiting
 }
 
-// setFollower records that another instance is the leader. The name "" means that an error prevents this instance from becoming the
-// leader. During an update, several instances that are pods may serve the kubelet at the same time. An instance that runs as a service
-// must be the only instance. Any additional instance would take over the connection between the kubelet and the service.
+// setFollower stores that another instance is the leader. If the argument leader is "", an error prevents this instance from becoming the
+// leader. During an update, several instances that run in pods may serve the kubelet at the same time. An instance that runs as a service
+// must be the only instance, because any other instance would take over the service's connection to the kubelet.
 func (l *leadership) setFollower(d *Driver, leader string, err error) {
 	waits := ""
 	if d.options.Instance == "" || strings.HasPrefix(leader, servicePrefix) {
@@ -88,7 +88,7 @@ func (l *leadership) set(d *Driver, leads bool) {
 	d.recordsChanged() // the daemon may change devices from now on
 }
 
-// holdLead takes the lock and holds it until ctx is done. When the process ends, the kernel releases the lock.
+// holdLead takes the leader lock and holds it until ctx is done. When the process ends, the kernel releases the lock.
 func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 	logged := ""
 	for ctx.Err() == nil {
@@ -117,8 +117,8 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 	}
 }
 
-// whileLeading calls f() each time this instance becomes the leader, until ctx is done. The context of f() ends when this instance is no
-// longer the leader.
+// whileLeading calls f() each time this instance becomes the leader, until ctx is done. The context of f() ends when this instance stops
+// being the leader.
 func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	for ctx.Err() == nil {
 		turn := d.lead.changed.nextSend()
@@ -145,7 +145,7 @@ func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	}
 }
 
-// waitUntilLost returns when ctx is done or when another program has replaced the lock file.
+// waitUntilLost returns when ctx is done, or when another program has replaced the lock file.
 func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 	for !lock.Lost() {
 		select {
@@ -156,8 +156,9 @@ func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 	}
 }
 
-// takeLead takes the lock if no other instance holds it. If another instance holds the lock, the result is the name of that instance and an
-// error. After any other error, the name in the result is "". The caller must release the lock before the caller closes the folder.
+// takeLead takes the leader lock if no other instance holds it. If another instance holds the lock, takeLead returns an error and the name
+// of that instance. After any other error, takeLead returns "" as the name. The caller must first release the lock and then close the
+// folder.
 func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, err error) {
 	dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {
@@ -183,10 +184,10 @@ func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, er
 	return lock, dir, "", nil
 }
 
-// servicePrefix is the start of an instance's name if the instance does not run in a pod.
+// servicePrefix is the beginning of an instance's name if the instance runs as a service and not in a pod.
 const servicePrefix = "the service"
 
-// instanceName returns the name of this instance for messages.
+// instanceName returns a name for this instance of the daemon, which other instances use in their messages.
 func (d *Driver) instanceName() string {
 	if d.options.Instance != "" {
 		return fmt.Sprintf("the pod with UID %s (process %d)", d.options.Instance, os.Getpid())
@@ -211,13 +212,13 @@ func (d *Driver) awaitTurn(ctx context.Context) error {
 	}
 }
 
-// broadcaster wakes all goroutines that wait for an event.
+// The type broadcaster wakes all goroutines that wait for an event.
 type broadcaster struct {
 	mu   sync.Mutex
 	next chan struct{} // closed by the next send
 }
 
-// nextSend returns a channel. The next call of send() closes this channel.
+// nextSend returns a channel that the next call of send() closes.
 func (b *broadcaster) nextSend() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()

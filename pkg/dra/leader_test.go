@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// newInstance returns a second daemon on the node of the lab.
+// newInstance returns another instance of the driver on the test environment's node.
 func (l *draLab) newInstance(uid string) *draLab {
 	o := l.options
 	o.Instance = uid
@@ -26,8 +26,8 @@ func (l *draLab) newInstance(uid string) *draLab {
 	return &other
 }
 
-// TestUpgrade (DRA-32): two instances serve the kubelet with the same claim records. One instance is the leader. When the leader ends, the
-// second instance takes over.
+// TestUpgrade (DRA-32) checks two instances that serve the kubelet with the same claim records. One instance is the leader. When the leader
+// ends, the second instance takes over.
 func TestUpgrade(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.newInstance("uid-a"), l.newInstance("uid-b")
@@ -89,8 +89,8 @@ func TestStaleSockets(t *testing.T) {
 	}
 }
 
-// TestTwoServices (DRA-F23): a second daemon without its own UID starts. The second daemon does not serve the kubelet until the first
-// daemon ends. The log of the second daemon contains the name of the first daemon.
+// TestTwoServices (DRA-F23) checks two daemons on one node that both run as a service, without the UID of a pod. The second daemon does not
+// serve the kubelet until the first daemon ends. The log of the second daemon contains the name of the first daemon.
 func TestTwoServices(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.newInstance(""), l.newInstance("")
@@ -111,9 +111,9 @@ func TestTwoServices(t *testing.T) {
 	}
 }
 
-// TestServiceAndPod (DRA-F23): a service and a pod of a DaemonSet run on one node. The instance that starts first serves the kubelet. The
-// second instance has no sockets. The log of the second instance contains the name of the first instance and says what the admin can do.
-// The second instance takes over when the first instance ends.
+// TestServiceAndPod (DRA-F23) checks a node on which one daemon runs as a service and another in a pod of a DaemonSet. The instance that
+// starts first serves the kubelet. While the first instance runs, the second instance opens no sockets. The log of the second instance
+// contains the name of the first instance and says what the admin can do. The second instance takes over when the first instance ends.
 func TestServiceAndPod(t *testing.T) {
 	for _, c := range []struct{ first, second, name string }{
 		{"", "uid-b", "the service with process"},
@@ -139,8 +139,9 @@ func TestServiceAndPod(t *testing.T) {
 	}
 }
 
-// TestCannotLead: an error prevents an instance from taking the lock, although no other instance holds it. The instance reports the error.
-// A service does not serve the kubelet, because another instance may already serve the kubelet. A pod serves the kubelet.
+// TestCannotLead checks an instance that cannot take the leader lock because of an error, although no other instance holds the lock. Such
+// an instance must report the error. An instance that runs as a service then does not serve the kubelet, because another instance may
+// already do so. An instance that runs in a pod still serves the kubelet.
 func TestCannotLead(t *testing.T) {
 	l := newDRALab(t)
 	must(t, os.MkdirAll(filepath.Join(filepath.Dir(l.options.Claims), leaderLock), 0o755))
@@ -154,7 +155,8 @@ func TestCannotLead(t *testing.T) {
 	l.await("the pod serves", func() bool { return pod.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
 }
 
-// TestServiceTakesLead checks that a pod no longer serves the kubelet when a service becomes the leader.
+// TestServiceTakesLead checks that an instance in a pod stops serving the kubelet when an instance that runs as a service becomes the
+// leader.
 func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)
 	pod := l.newInstance("uid-a")
@@ -192,8 +194,7 @@ func TestSocketsRemoved(t *testing.T) {
 	}
 }
 
-// TestServerFails checks that the server restarts after an error that it cannot recover from. After a recoverable error, the server does
-// not restart.
+// TestServerFails checks that the driver's gRPC server is restarted after a fatal error, but not after a recoverable error.
 func TestServerFails(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -204,7 +205,7 @@ func TestServerFails(t *testing.T) {
 	l.register(false)
 }
 
-// TestWhileLeading checks that the leader stops its tasks when another instance becomes the leader. The tasks start again when this
+// TestWhileLeading checks that the leader stops its tasks when another instance becomes the leader. The leader's tasks start again when the
 // instance becomes the leader again.
 func TestWhileLeading(t *testing.T) {
 	l := newDRALab(t)
@@ -233,8 +234,8 @@ func TestWhileLeading(t *testing.T) {
 	<-done
 }
 
-// TestLeadLost: another program deletes the lock file. The instance creates a new lock file and remains the leader, unless another instance
-// takes the new file first.
+// TestLeadLost checks a leader whose lock file another program deletes. The leader creates a new lock file and remains the leader, unless
+// another instance locks the new file first.
 func TestLeadLost(t *testing.T) {
 	l := newDRALab(t)
 	a := l.newInstance("uid-a")

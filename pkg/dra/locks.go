@@ -14,22 +14,23 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// claimLocks is the name of the lock file in the parent folder of the claim records. Each byte of this file is a lock: the VF's address
-// determines the byte of a VF, and the claim's UID determines the byte of a claim. The locks work between all instances of the daemon. A
-// process takes locks in this order: the lock of one claim, the locks of VFs by address, the gate of the daemon, the lock of a journal.
+// claimLocks is the name of the lock file in the parent folder of the claim records. Each byte of this file serves as one lock. The PCI
+// address of a VF determines the byte for the VF. The UID of a claim determines the byte for the claim. All instances of the daemon on the
+// node share these locks. To avoid deadlocks, a process takes its locks in this order: one claim, VFs by address, the daemon's allocation
+// gate, one VF's journal.
 const claimLocks = "claims.lock"
 
-// lockWait is the maximum time that Prepare waits for another call about the same claim or VF. If the wait ends with an error, the kubelet
-// repeats the call.
+// lockWait is the maximum time that Prepare waits for another call about the same claim or VF. If Prepare fails because it waited too long,
+// the kubelet calls Prepare again.
 const lockWait = 10 * time.Second
 
 // lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// firstClaim is the offset of the first claim lock. The value is larger than the offset of the lock of any PCI address.
+// firstClaim is the offset of the first claim lock. firstClaim is larger than the lock offset of any PCI address.
 const firstClaim = 1 << 62
 
-// claimLock holds the locks of one claim and of VFs.
+// claimLock contains the lock of one claim and the locks of the claim's VFs.
 type claimLock struct {
 	dir  *store.Dir
 	held []*store.Lock
@@ -51,9 +52,9 @@ func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 	return l, nil
 }
 
-// LockDevices takes the locks of devices. The locks exclude all other instances of the daemon on the node. Prepare and Unprepare take the
-// same locks. The first argument is the folder of claim records. The result is an error if another call or another instance is working on
-// one of the devices.
+// LockDevices takes the locks of devices. The locks also exclude all other instances of the daemon on the node. Prepare and Unprepare take
+// the same locks. The argument claims is the folder of claim records. LockDevices returns an error if another call or another instance is
+// working on one of the devices.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	if err != nil {
@@ -67,7 +68,7 @@ func LockDevices(claims string, devices []pci.Address) (unlock func(), err error
 	return l.unlock, nil
 }
 
-// lockVFs takes the lock of each VF once.
+// lockVFs takes the locks of the given VFs, one lock for each VF even if the list has duplicates.
 func (l *claimLock) lockVFs(vfs []pci.Address) error {
 	for _, a := range slices.Compact(slices.SortedFunc(slices.Values(vfs), pci.Address.Compare)) {
 		if err := l.add(a.Number()); err != nil {
@@ -77,8 +78,7 @@ func (l *claimLock) lockVFs(vfs []pci.Address) error {
 	return nil
 }
 
-// add() takes a lock. The function polls, because a blocking wait cannot be cancelled. If a driver hangs, each blocking wait would also
-// occupy a thread.
+// add() takes a lock. add() polls, because a blocking wait cannot be cancelled and would occupy a thread for as long as a driver hangs.
 func (l *claimLock) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
 		lock, err := l.dir.LockAtWithin(0, claimLocks, 0o600, offset)

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/probes/probestest"
 )
 
-// TestMetricsListed: the list of metrics contains exactly the DRA metrics of the daemon. The dashboard, the alerts and the README are
-// checked against this list.
+// TestMetricsListed: the list of metrics contains exactly the DRA metrics of the daemon. Another test compares the dashboard, the alerts
+// and the README with this list of metrics.
 func TestMetricsListed(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newCounters(registry)

@@ -28,7 +28,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// crashLog is a log handler that simulates a crash of the daemon at a chosen moment. The handler panics in the goroutine that logs.
+// crashLog is a log handler that simulates a crash of the daemon at a chosen moment. To simulate the crash, crashLog panics in the
+// goroutine that writes the log line.
 type crashLog struct {
 	slog.Handler
 	left *atomic.Int64 // moments until the crash, such as log lines; negative for never
@@ -42,7 +43,8 @@ func (c crashLog) Handle(ctx context.Context, r slog.Record) error {
 	return c.Handler.Handle(ctx, r)
 }
 
-// mayCrash marks a moment at which the daemon may crash.
+// mayCrash decrements the counter left, and panics when the counter is zero. The model calls mayCrash at each place where the daemon may
+// crash.
 func mayCrash(left *atomic.Int64) {
 	if left.Add(-1) == 0 {
 		panic(crashPanic{})
@@ -63,7 +65,7 @@ type nodeModel struct {
 	mu     sync.Mutex     // guards count
 }
 
-// modelPod is a pod that uses a claim.
+// modelPod is a simulated pod that uses a claim.
 type modelPod struct {
 	*sandbox.Pod
 	name  string
@@ -149,7 +151,7 @@ func (m *nodeModel) writeAllClaims() {
 	must(m.draLab, claimtest.WriteState(m.options.Kubelet, list...))
 }
 
-// restart() replaces the daemon with a new daemon. The new daemon knows only the data that is stored in files.
+// restart() replaces the daemon with a new daemon. The new daemon knows only the data that the old daemon stored in files.
 func (m *nodeModel) restart() {
 	o := m.options
 	o.Log = slog.New(crashLog{slog.NewTextHandler(io.Discard, nil), m.left})
@@ -182,8 +184,8 @@ func (m *nodeModel) nodeLinks() string {
 	return b.String()
 }
 
-// modelOperation changes a claim or a pod. Several operations run at the same time. An operation returns an error if the daemon behaves
-// wrongly.
+// modelOperation is a random change of a claim or a pod. Several operations run at the same time. If the daemon behaves wrongly, the
+// operation returns an error.
 type modelOperation struct {
 	name string
 	run  func() error
@@ -195,7 +197,7 @@ func (m *nodeModel) did(name string) {
 	m.count[name]++
 }
 
-// callGuarded calls the daemon and recovers from a simulated crash.
+// callGuarded calls f(), which calls the daemon, and recovers from a simulated crash.
 func (m *nodeModel) callGuarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -209,8 +211,8 @@ func (m *nodeModel) callGuarded(f func() error) (err error) {
 	return f()
 }
 
-// drawOperations chooses the next operations at random. A claim takes part in only one operation at a time, as in the kubelet. Pods of the
-// claim may take part in other operations at the same time.
+// drawOperations chooses the next operations at random. Like the kubelet, drawOperations chooses at most one operation for each claim at a
+// time. The ADD or DEL of a pod may run at the same time as the operation on its claim.
 func (m *nodeModel) drawOperations() (ops []modelOperation) {
 	for _, i := range m.random.Perm(len(m.claims))[:1+m.random.IntN(3)] {
 		c, d := m.claims[i], m.Driver
@@ -261,7 +263,7 @@ func (m *nodeModel) call(verb string, p *modelPod) kerneltest.Outcome {
 	return m.Call(verb, p.name, "CNI_NETNS", p.Path, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.name+";K8S_POD_UID=uid-"+p.name)
 }
 
-// add() runs ADD. A failed ADD must leave no VF in the pod. An ADD for a pod that already has its VFs must fail.
+// add() runs the CNI command ADD for a pod. A failed ADD must leave no VF in the pod. An ADD for a pod that already has its VFs must fail.
 func (m *nodeModel) add(p *modelPod) error {
 	if p.has {
 		return nil

@@ -19,19 +19,20 @@ import (
 )
 
 // observedClient is a Kubernetes client that shows each request for slices to the publisher. The Kubernetes library does not report which
-// slices it reads and writes. The library also gives no report when it recovers from an error.
+// slices it reads and writes. The Kubernetes library also does not report when an error has ended.
 type observedClient struct {
 	kubernetes.Interface
 	*publisher
 }
 
-// ResourceV1 returns the client's interface for resource.k8s.io/v1. Requests for slices are shown to the publisher.
+// ResourceV1 returns the client's interface for resource.k8s.io/v1. The publisher sees each request for ResourceSlices that goes through
+// this interface.
 func (o observedClient) ResourceV1() resourcev1.ResourceV1Interface {
 	return observedGroup{o.Interface.ResourceV1(), o.publisher}
 }
 
-// IsWatchListSemanticsUnSupported calls the method of the wrapped client and returns its result. The library client-go calls the method of
-// this client.
+// IsWatchListSemanticsUnSupported returns the result of the wrapped client's method with the same name. The library client-go calls this
+// method to learn whether the client supports streaming lists.
 func (o observedClient) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)
 }
@@ -41,7 +42,8 @@ type observedGroup struct {
 	*publisher
 }
 
-// ResourceSlices returns the client's interface for slices. Requests through this interface are shown to the publisher.
+// ResourceSlices returns the client's interface for slices. The publisher sees each request for ResourceSlices that goes through this
+// interface.
 func (g observedGroup) ResourceSlices() resourcev1.ResourceSliceInterface {
 	return observedSlices{g.ResourceV1Interface.ResourceSlices(), g.publisher}
 }
@@ -70,8 +72,8 @@ func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch
 	return w, err
 }
 
-// Create creates a slice that is owned by the current Node object. If the owner had the UID of a deleted Node, the garbage collector would
-// delete the slice at once.
+// Create creates a ResourceSlice that is owned by the current Node object. If the owner had the UID of a deleted Node, the garbage
+// collector would delete the slice at once.
 func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.CreateOptions) (*resourceapi.ResourceSlice,
 	error) {
 	uid, err := s.nodeUID(ctx)
@@ -113,9 +115,9 @@ func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	return node.UID, nil
 }
 
-// poolQueue is the library's queue of pools that must be synchronized. The queue reports to the publisher when a synchronization starts
-// and when it succeeds. After an error, the queue retries within a minute at most. Without this limit, the pause of the library grows up
-// to 1,000 s.
+// poolQueue is the library's queue of pools that must be synchronized. The queue reports to the publisher when a synchronization starts and
+// when it succeeds. After a failed synchronization, poolQueue retries within a minute. By default, the pause between two retries of the
+// library grows up to 1,000 s.
 type poolQueue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	limiter workqueue.TypedRateLimiter[string]
@@ -145,7 +147,7 @@ func (q poolQueue) Forget(pool string) {
 	q.p.noteSynced()
 }
 
-// backoff() returns the pause after n failures in a row.
+// backoff() returns the pause before the next retry after n consecutive failures.
 func backoff(n int) time.Duration {
 	return wait.Jitter(min(firstRetry<<min(n, 10), lastRetry), jitter)
 }

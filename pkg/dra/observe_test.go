@@ -12,9 +12,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// TestStreamAfterList: client-go lists the slices after a failed streaming list. After the next streaming list succeeds, client-go does
-// not repeat the ordinary list. Therefore, when the streaming list succeeds, the publisher also treats the failure of the ordinary list as
-// ended.
+// TestStreamAfterList: after a failed streaming list, client-go sends an ordinary list request for the slices. After the next streaming
+// list succeeds, client-go does not repeat the ordinary list. Therefore, a successful streaming list also ends the failure of an ordinary
+// list for the publisher.
 func TestStreamAfterList(t *testing.T) {
 	l := newDRALab(t)
 	client := l.client

@@ -44,14 +44,15 @@ type plannedDevice struct {
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
 }
 
-// isOurs reports whether a claim has a device of this driver. A claim without an allocation may still get a device of this driver.
+// isOurs reports whether a claim has a device of this driver, or has no allocation. A claim without an allocation may still get a device of
+// this driver.
 func isOurs(c *resourceapi.ResourceClaim) bool {
 	return c.Status.Allocation == nil || slices.ContainsFunc(c.Status.Allocation.Devices.Results,
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == claim.Driver })
 }
 
-// planClaim makes a plan from the allocation of a claim. The result is an error if the claim cannot be prepared. The function changes
-// nothing. The last argument is the existing record of the claim, or nil.
+// planClaim makes a plan from the allocation of a claim. planClaim returns an error if the claim cannot be prepared. planClaim changes
+// nothing. The argument "before" is the existing record of the claim, or nil.
 func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (p claimPlan, err error) {
 	if c.Status.Allocation == nil {
 		return claimPlan{}, errors.New("the claim is not allocated")
@@ -130,8 +131,8 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	}
 	device, in, err := i.findDevice(r.Device)
 	if was, ok := recordedDevice(before, r.Device, r.Request); err != nil && ok {
-		// This case occurs if the configuration of the resource no longer contains "api": "dra". The claim nevertheless keeps the device
-		// that it has from this resource.
+		// findDevice fails if an admin has removed "api": "dra" from the configuration of the resource. The claim nevertheless keeps the device
+		// that it got from the resource.
 		a, err := pci.ParseAddress(was.ID)
 		p.Device, p.resource = pool.Device{Device: pci.Device{Address: a}}, was.Resource
 		return deviceEntry{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err
@@ -160,7 +161,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	return deviceEntry{p, allocation.Device{Resource: in.Name, ID: device.Address.String(), Claim: &p.Claim, Config: config}}, err
 }
 
-// checkUsable returns an error if a pod cannot use the device.
+// checkUsable returns an error if a pod cannot use the planned device.
 func (d *Driver) checkUsable(p plannedDevice) error {
 	driver := cmp.Or(p.driver, p.Driver)
 	switch {

@@ -22,14 +22,14 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// callTimeout is the maximum time that one call works on a claim. The kubelet waits for 45 s.
+// callTimeout is the maximum time that one call works on a claim. The kubelet cancels a call after 45 s.
 const callTimeout = 40 * time.Second
 
 // callHandler implements the calls of the kubelet for the Kubernetes library.
 type callHandler struct{ *Driver }
 
-// PrepareResourceClaims prepares several claims at the same time. Therefore, if binding a driver takes a long time, the bind delays no
-// other claim.
+// PrepareResourceClaims prepares several claims at the same time. Therefore, if binding a driver is slow for one claim, the other claims do
+// not have to wait.
 func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
@@ -53,8 +53,8 @@ func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	return byUID, nil
 }
 
-// prepareWithin calls prepare with callTimeout. After a timeout, prepare() continues in the background and keeps the locks of the claim.
-// The last argument is true if the claim was prepared earlier but its record was lost.
+// prepareWithin calls prepare(), but returns after callTimeout at the latest. After a timeout, prepare() continues in the background and
+// keeps the locks of the claim. The argument "lost" is true if the claim was prepared earlier but its record was lost.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
 	err := d.callBounded(ctx, func(ctx context.Context) error {
@@ -68,7 +68,7 @@ func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim
 	return <-prepared, nil
 }
 
-// callBounded calls f(). The function returns after callTimeout at the latest.
+// callBounded calls f() and returns after callTimeout at the latest.
 func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.callTimeout)
 	done := make(chan error, 1)
@@ -90,8 +90,8 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 }
 
 // prepare() makes the devices of a claim ready for its pods. prepare() is idempotent and safe against crashes: the next call continues
-// after the last completed step. In four steps, the function reserves the devices in a record, binds drivers, writes the CDI specification,
-// and marks the record as prepared.
+// after the last completed step. prepare() has four steps: reserve the devices in a record, bind the drivers, write the CDI specification,
+// and mark the record as prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return d.prepareAs(ctx, c, false)
 }
@@ -135,7 +135,7 @@ func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lo
 	return d.answerFor(p), nil
 }
 
-// recordsChanged wakes all goroutines that depend on claim records.
+// recordsChanged wakes all goroutines that wait for changes of claim records.
 func (d *Driver) recordsChanged() {
 	d.recordsNews.send()
 	if d.options.Changed != nil {
@@ -143,7 +143,7 @@ func (d *Driver) recordsChanged() {
 	}
 }
 
-// recordOf returns the existing record of a claim. The result is nil if the claim has no record.
+// recordOf returns the existing record of a claim, or nil if the claim has no record.
 func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	r, err := claim.Read(d.options.Claims, uid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -203,8 +203,8 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 	return change()
 }
 
-// prepareToReserve reads a device. If the end of an earlier claim did not restore the device, the function restores the device. The first
-// result is true if no record and no pod has the device.
+// prepareToReserve reads a device from sysfs. If an earlier claim has ended without restoring the device, prepareToReserve restores the
+// device. The result isFresh is true if neither a record nor a pod has the device.
 func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err
@@ -249,8 +249,8 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan. The second argument contains the devices that the claim does not
-// have yet. The function also returns an error if a pod has one of these devices through the device plugin API.
+// checkFree returns an error if another claim has a device of the plan. The argument "fresh" contains the devices that the claim does not
+// have yet. checkFree also returns an error if a pod has a device of fresh through the device plugin API.
 func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {
@@ -264,7 +264,8 @@ func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	return d.checkExcluded(p, records)
 }
 
-// checkOtherClaims returns the records of all claims. The result is an error if another claim has a device of the plan.
+// checkOtherClaims returns an error if another claim has a device of the plan. If no other claim has one, checkOtherClaims returns the
+// records of all claims.
 func (d *Driver) checkOtherClaims(p claimPlan) ([]claim.Record, error) {
 	records, unreadable := d.records.List()
 	if unreadable != nil {
@@ -290,8 +291,7 @@ func (p claimPlan) toBind() (list []int) {
 	return list
 }
 
-// bindAll writes the record that reserves the devices. The record contains the former drivers of these devices. After the record is
-// written, bindAll binds the new drivers.
+// bindAll writes the record that reserves the devices and contains their former drivers. Then bindAll binds the new drivers.
 func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	for _, i := range p.toBind() {
 		dev := p.devices[i]

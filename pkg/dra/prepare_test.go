@@ -25,8 +25,8 @@ import (
 )
 
 // TestPrepare prepares and unprepares a claim with two requests. The test uses both versions of the kubelet's API. The CDI device of a
-// request is attached to the request's first device. The variables of the CDI device list the devices of both requests of the resource. If
-// a CDI specification is missing, a second Prepare restores it; otherwise the second Prepare changes nothing.
+// request is attached to the request's first device. The environment variables of the CDI device contain the devices of both requests of
+// the resource. A second Prepare restores a missing CDI specification and changes nothing else.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -145,8 +145,8 @@ func TestForceDeleted(t *testing.T) {
 	}
 }
 
-// TestDamagedRecord: a claim has an unreadable record. The claim keeps the devices that the kubelet's file lists, and other claims can be
-// prepared. If the kubelet's file is unreadable too, no claim can be prepared.
+// TestDamagedRecord: a claim has an unreadable record. The claim keeps its devices, which the driver reads from the kubelet's file. Other
+// claims can be prepared. If the kubelet's file is unreadable too, no claim can be prepared.
 func TestDamagedRecord(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -177,8 +177,8 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// TestAdminAccess (DRA-18): a claim with administrative access gets a device that another claim has. The claim with administrative access
-// gets no device files. The driver of the device does not change, and the device keeps its owner.
+// TestAdminAccess (DRA-18): a claim with administrative access gets a device that already belongs to another claim. The claim with
+// administrative access gets no device files. The driver of the device does not change, and the device keeps its owner.
 func TestAdminAccess(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
@@ -207,9 +207,9 @@ func TestAdminAccess(t *testing.T) {
 	}
 }
 
-// TestDriverBack: the driver of a claim is bound, and the CDI specification contains the device files. When the claim ends, the former
-// driver of the VF is bound again. The former driver is also bound again if the daemon is killed between these steps, or if the driver of
-// the claim was already bound.
+// TestDriverBack: Prepare binds the driver of a claim, and the CDI specification contains the device files. When the claim ends, the former
+// driver of the VF is bound again. The former driver is also bound again if the daemon is killed during Prepare or Unprepare. A new
+// instance of the daemon may find that the driver of the claim is already bound. The former driver must then be bound again as well.
 func TestDriverBack(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
@@ -260,7 +260,7 @@ func TestVanishedVF(t *testing.T) {
 	}
 }
 
-// TestNoWait: if binding the driver of a claim takes a long time, the bind delays no other claim. A second Prepare for this claim does not
+// TestNoWait: if binding a driver is slow for one claim, the other claims do not have to wait. A second Prepare for the slow claim does not
 // bind the driver again.
 func TestNoWait(t *testing.T) {
 	l := newDRALab(t)
@@ -285,8 +285,8 @@ func TestNoWait(t *testing.T) {
 	<-done
 }
 
-// TestConfigChanges removes "api": "dra" from the configuration of a resource. The prepared claims of this resource stay prepared, even
-// for the next sandbox of the pod.
+// TestConfigChanges removes "api": "dra" from the configuration of a resource. The prepared claims of the resource stay prepared, also when
+// the pod gets a new sandbox.
 func TestConfigChanges(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -304,7 +304,7 @@ func TestConfigChanges(t *testing.T) {
 }
 
 // TestPrepareWholePF (DRA-20): a PF that is allocated as a whole has no VFs. Prepare refuses the PF while a claim has one of its VFs.
-// Prepare refuses the VFs while a claim has the PF. Prepare also refuses the PF while the PF has VFs that the last scan did not find.
+// Prepare refuses the VFs while a claim has the PF. Prepare also refuses a PF whose VFs were created after the last scan.
 func TestPrepareWholePF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newDRALab(t)
@@ -346,7 +346,7 @@ func TestPrepareWholePF(t *testing.T) {
 	prepare(one, "")
 }
 
-// BenchmarkPrepare measures Prepare on the machine's disk on a node with 200 claims. No driver is bound.
+// BenchmarkPrepare measures Prepare with real files on a node with 200 claims. In this benchmark, Prepare binds no driver.
 func BenchmarkPrepare(b *testing.B) {
 	dir, err := os.MkdirTemp("/var/tmp", "dra")
 	must(b, err)
@@ -371,7 +371,8 @@ func BenchmarkPrepare(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
 }
 
-// TestBindHangs (DRA-F27): a VF whose bind timed out has a fault. The driver of this VF is not bound again for five minutes.
+// TestBindHangs (DRA-F27): if binding the driver of a VF times out, the VF gets a fault. The driver of this VF is not bound again for five
+// minutes.
 func TestBindHangs(t *testing.T) {
 	l := newDRALab(t)
 	l.setFault(vf1, "no carrier")

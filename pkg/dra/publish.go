@@ -24,14 +24,13 @@ import (
 )
 
 const (
-	// syncDelay is the time between an event and the comparison of slices. The delay is useful because a kubelet deletes all slices of its
-	// node when it starts.
+	// syncDelay is the time between an event and the next comparison of the slices. The delay is useful because a kubelet deletes all slices
+	// of its node when it starts.
 	syncDelay = time.Second
-	// forgetAfter is the maximum time between the creation of a slice and the event by which the watch shows this creation. Without the
-	// event, the library stops assuming after this time that the slice exists. Another program may have deleted the slice while the watch
-	// was broken.
+	// forgetAfter is the maximum time between the creation of a slice and its event in the watch. If the event does not arrive in time, the
+	// library assumes that the slice is missing. Another program may have deleted the slice while the watch was broken.
 	forgetAfter = 2 * time.Second
-	// featureRetry is the pause after the API server dropped a field, before the publisher sends the field again.
+	// featureRetry is the pause before the publisher sends a field again that the API server has dropped.
 	featureRetry = time.Hour
 
 	requestTimeout = 30 * time.Second
@@ -40,8 +39,9 @@ const (
 	jitter         = 0.3
 )
 
-// publisher keeps the slices of the node up to date. The controller of the Kubernetes library compares the slices with the desired slices
-// and writes the differences. The publisher computes the desired slices and reports the results of requests.
+// The type publisher keeps the slices of the node up to date. The controller of the Kubernetes library compares the slices with the desired
+// slices and writes the differences. The publisher computes the desired slices. The publisher also logs failed requests and counts them in
+// metrics.
 type publisher struct {
 	*Driver
 	count sliceMetrics
@@ -85,8 +85,8 @@ func (p *publisher) publish(ctx context.Context) {
 	}
 }
 
-// run() publishes the slices until ctx is done. The result is an error if the API server is unreachable, lacks the API, or does not allow
-// access to the Node object or the slices. The error is already logged.
+// run() publishes the slices until ctx is done. run() returns an error if the API server is unreachable, lacks the API, or does not allow
+// access to the Node object or the slices. The returned error is already logged.
 func (p *publisher) run(ctx context.Context) error {
 	if _, err := p.nodeUID(ctx); err != nil {
 		return err
@@ -124,8 +124,8 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 }
 
-// storedSlices returns the current slices of the node from the API server. This request is needed because the library does not report why
-// it cannot read the slices.
+// storedSlices returns the current slices of the node from the API server. The library also reads the slices, but does not report why a
+// read fails.
 func (p *publisher) storedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -139,7 +139,7 @@ func (p *publisher) storedSlices(ctx context.Context) ([]resourceapi.ResourceSli
 
 func (p *publisher) client() observedClient { return observedClient{p.options.Client, p} }
 
-// firstInventory waits until the daemon has passed the first inventory.
+// firstInventory waits for the first inventory from the daemon and returns it.
 func (p *publisher) firstInventory(ctx context.Context) (Inventory, bool) {
 	for {
 		i, changed, ok := p.watchInventory()
@@ -180,8 +180,8 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	return r
 }
 
-// update() passes the desired slices to the controller if they have changed. If the API server has refused slices before, update() does not
-// pass the same slices again. The former slices remain.
+// update() passes the desired slices to the controller if they have changed. update() does not pass slices again that the API server has
+// refused. After a refusal, the former slices remain in the API server.
 func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	want := p.computeDesired(i)
 	p.mu.Lock()
@@ -199,8 +199,8 @@ func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	}
 }
 
-// submit() passes slices to the controller. The function holds the lock during the update, so that no comparison starts before p.submitted
-// is changed. Without the lock, a result could be attributed to the wrong slices.
+// submit() passes slices to the controller. submit() holds the lock during the update, so that no comparison starts before p.submitted is
+// changed. Without the lock, the publisher could attribute a result to the wrong slices.
 func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -210,7 +210,8 @@ func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 
 func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// reset() clears the state of an earlier run. The new state starts with the slices that are stored in the API server.
+// reset() deletes the state that an earlier call of run() has stored in the publisher. After reset(), the publisher knows only the slices
+// that are stored in the API server.
 func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
 	slices.SortFunc(stored, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
 	var out []resourceslice.Slice
@@ -244,7 +245,7 @@ func (p *publisher) handleError(err error) {
 	}
 }
 
-// notify() wakes the loop in run.
+// notify() wakes the loop in run().
 func (p *publisher) notify() {
 	select {
 	case p.wake <- struct{}{}:

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// maxWait is the maximum time to wait on a loaded machine. On an idle machine, the tests should wait for at most 3 seconds. If a test
-// waits for this time without success, the failure is permanent.
+// maxWait is the maximum time that a test waits for a condition. On an idle machine, each condition should hold within 3 seconds. If a
+// condition does not hold within maxWait, the test fails: even a loaded machine is faster.
 const maxWait = 20 * time.Second
 
 // syncedBuffer is a log that a test can read while the publisher writes to it.
@@ -54,8 +54,8 @@ type publisherLab struct {
 	stop     func()
 }
 
-// newBench publishes the devices of a machine. The last argument is a function that changes the behaviour of the API server before the
-// devices are published.
+// newBench publishes the devices of a machine. The function prepare() changes the behaviour of the API server before the devices are
+// published.
 func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publisherLab {
 	t.Helper()
 	b := &publisherLab{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}
@@ -84,7 +84,7 @@ func (b *publisherLab) start() {
 	b.driver.Update(b.machine.Inventory)
 }
 
-// setFault sets or clears a fault of all VFs of a PF in one update, as the daemon does.
+// setFault sets or clears a fault of all VFs of a PF in one update, like the daemon.
 func (b *publisherLab) setFault(pf int, kind string) {
 	i := b.machine.Inventory
 	i.Faults = map[string]Fault{}
@@ -106,8 +106,7 @@ func (b *publisherLab) pfs() (n int) {
 	return n
 }
 
-// isComplete reports whether the slices form one generation of the pool. The arguments are the expected numbers of slices, devices and
-// taints.
+// isComplete reports whether the slices form one generation of the pool with the given numbers of slices, devices and taints.
 func (b *publisherLab) isComplete(count, devices, taints int) bool {
 	all := b.storedSlices()
 	for _, s := range all {
@@ -128,7 +127,7 @@ func (b *publisherLab) await(what string, so func() bool) {
 	await(b.TB, what, so)
 }
 
-// awaitQuiet waits until no more write requests arrive.
+// awaitQuiet waits until no more write requests arrive, and returns the number of write requests.
 func (b *publisherLab) awaitQuiet() (writes int) {
 	for writes = -1; writes != b.countWrites(); time.Sleep(3 * syncDelay) {
 		writes = b.countWrites()
@@ -160,8 +159,8 @@ func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum flo
 // countLogged returns the number of times that a text is in the log.
 func (b *publisherLab) countLogged(text string) int { return strings.Count(b.log.String(), text) }
 
-// TestPublished: the slices exist, and their owner is the Node. The publisher writes the slices again only after a change. After a
-// restart, the publisher writes nothing if nothing has changed. When the publisher ends, the publisher deletes no slices.
+// TestPublished: the publisher creates the slices with the Node object as their owner. The publisher writes the slices again only after a
+// change. After a restart, the publisher writes nothing if nothing has changed. The publisher deletes no slices when it ends.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)
@@ -198,8 +197,8 @@ func TestEmpty(t *testing.T) {
 	b.await("an empty slice", func() bool { return b.isComplete(1, 0, 0) })
 }
 
-// TestOneWrite checks that the publisher writes once when the link of a PF fails, and once when the link recovers. TimeAdded does not
-// change after a restart.
+// TestOneWrite checks that the publisher sends one write when the link of a PF fails, and one write when the link recovers. A restart does
+// not change the TimeAdded of a taint.
 func TestOneWrite(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 64}, nil)
@@ -238,7 +237,8 @@ func taintsOf(all []resourceapi.ResourceSlice) map[string][]resourceapi.DeviceTa
 	return out
 }
 
-// TestSliceDeleted and TestSliceEdited: a kubelet or a user deletes or edits slices. The slices are restored, even after a broken watch.
+// TestSliceDeleted and TestSliceEdited: a kubelet or a user deletes or edits slices. The publisher restores the slices, even after a broken
+// watch.
 func TestSliceDeleted(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
@@ -266,8 +266,7 @@ func TestSliceDeleted(t *testing.T) {
 	}
 }
 
-// TestLostCreate: a slice is deleted before the watch has shown its creation. The daemon restores the slice, because the library assumes
-// only for a short time that the slice exists.
+// TestLostCreate: a user deletes a slice before the watch has reported its creation. The daemon restores the slice after forgetAfter.
 func TestLostCreate(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
@@ -322,8 +321,8 @@ func deviceSpecs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
 	return out
 }
 
-// TestWatchEnds checks that an ended watch is restarted, both after status 410 and after another end. The restart causes no write and no
-// log line.
+// TestWatchEnds checks that the publisher restarts a watch that ended with status 410 or for another reason. The restart of the watch
+// causes no write and no log line.
 func TestWatchEnds(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
@@ -339,7 +338,7 @@ func TestWatchEnds(t *testing.T) {
 	}
 }
 
-// TestConflict checks that an update is repeated if another writer changed the slice first.
+// TestConflict checks that the publisher repeats an update if another writer changed the slice first.
 func TestConflict(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)

@@ -18,15 +18,16 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Resources returns the slices that a node publishes to an API server with all features. The third argument contains the claim records of
-// the node. The function does no I/O.
+// Resources returns the slices that a node publishes to an API server with all features. The argument "records" contains the claim records
+// of the node. Resources does no I/O.
 func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
 	return desiredState{Inventory: i, node: node, records: records, now: now, sliceFeatures: sliceFeatures{taints: true,
 		counters: true}}.driverResources()
 }
 
-// Settings returns the merged settings for each result of an allocated claim. A nil entry means no settings. The result is an error if
-// Prepare would refuse the claim. Each device must belong to a resource of this driver. The function does no I/O.
+// Settings returns the merged settings for each result of an allocated claim. A nil entry means that the allocation result has no settings.
+// Settings returns an error if Prepare would refuse the claim. Each device of the claim must belong to a resource of this driver. Settings
+// does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
 	var devices []allocation.Device
 	for i, result := range c.Status.Allocation.Devices.Results {
@@ -42,8 +43,8 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 	return out, err
 }
 
-// Published returns what the ResourceSlices should contain about each device. The key is the PCI address of the device. An API server that
-// lacks features stores only a part of this content.
+// Published returns the desired content of the ResourceSlices for each device. The key of the map is the PCI address of the device. An API
+// server without some features stores only a part of this content.
 func (d *Driver) Published() map[string]allocation.Published {
 	i, ok := d.latestInventory()
 	if !ok {
@@ -64,7 +65,7 @@ func (d *Driver) Published() map[string]allocation.Published {
 	return out
 }
 
-// publishedText returns the content of a slice for one device as text.
+// publishedText returns the attributes and taints that a slice contains for one device, as text.
 func publishedText(device resourceapi.Device) allocation.Published {
 	p := allocation.Published{Device: device.Name, Attributes: map[string]string{}}
 	for name, a := range device.Attributes {
@@ -84,7 +85,7 @@ func publishedText(device resourceapi.Device) allocation.Published {
 	return p
 }
 
-// attributeText returns the value of an attribute as text. The function supports the types of attributes that this driver publishes.
+// attributeText returns the value of an attribute as text. attributeText supports only the types of attributes that this driver publishes.
 func attributeText(a resourceapi.DeviceAttribute) string {
 	switch {
 	case a.StringValue != nil:

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestPublishedText checks that attributes are shown with their domain, and that taints have the format of kubectl.
+// TestPublishedText checks the text of attributes and taints. Attributes have their domain, and taints have the format that kubectl shows.
 func TestPublishedText(t *testing.T) {
 	got := publishedText(resourceapi.Device{Name: "0000-11-02-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"pf": text("ens0f0"), "resource.kubernetes.io/numaNode": number(1), "rdma": {BoolValue: new(false)}},
@@ -28,7 +28,8 @@ func TestPublishedText(t *testing.T) {
 	}
 }
 
-// TestPublishedByAddress checks that each device is listed under its PCI address. Before the first inventory, no device is listed.
+// TestPublishedByAddress checks that Published returns each device under its PCI address. Before the first inventory, Published returns no
+// device.
 func TestPublishedByAddress(t *testing.T) {
 	claims := t.TempDir()
 	d := New(Options{Node: "node-1", Claims: claims, Records: claim.NewCache(claims, ""), Log: slog.New(slog.DiscardHandler)})

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestForbidden and TestAbsent run the publisher without a permission, the API, the Node object or the server. One log line says what is
-// missing. After the repair, the publisher publishes again.
+// TestForbidden and TestAbsent run the publisher while something is missing: a permission, the API, the Node object or the API server. The
+// publisher must log once what is missing. When nothing is missing any more, the publisher publishes the slices.
 func TestForbidden(t *testing.T) {
 	t.Parallel()
 	for verb, says := range map[string]string{"node": "get node", "list": "list resourceslices.resource.k8s.io",
@@ -68,8 +68,8 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestRefused: the API server refuses slices. The log contains one line about the refusal. This line contains the name of the invalid
-// field. The former slices stay until the devices change.
+// TestRefused: the API server refuses slices. The log contains one line about the refusal. The log line about the refusal contains the name
+// of the invalid field. The former slices stay in the API server until the devices change.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
@@ -101,7 +101,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestRefusedAmongOthers: several slices change, and the API server refuses one of them. The pool stays complete in its former state.
+// TestRefusedAmongOthers: several slices change, and the API server refuses one of them. The former slices stay, and the pool stays
+// complete.
 func TestRefusedAmongOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
@@ -124,8 +125,8 @@ func TestRefusedAmongOthers(t *testing.T) {
 	}
 }
 
-// TestTaintsDropped: the API server drops taints. Free VFs with faults are removed from the slice, and are added again when the link is up.
-// Claimed VFs stay. The driver logs the missing feature once.
+// TestTaintsDropped: the API server drops taints. The publisher removes free VFs with faults from the slice, and adds them again when the
+// link is up. Claimed VFs stay in the slice. The driver logs once that the API server lacks the feature.
 func TestTaintsDropped(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, func(f *fakeAPI) { f.noTaints = true })
@@ -150,8 +151,8 @@ func TestTaintsDropped(t *testing.T) {
 	}
 }
 
-// TestWholePF: the API server drops counters, or refuses counters in separate slices. In both cases, PFs that are offered as a whole are
-// not published.
+// TestWholePF: the API server drops counters, or refuses counters in separate slices. The publisher then does not publish PFs that are
+// offered as a whole.
 func TestWholePF(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*fakeAPI){"stored": func(*fakeAPI) {}, "dropped": func(f *fakeAPI) { f.noCounters = true },
@@ -175,7 +176,7 @@ func TestWholePF(t *testing.T) {
 	}
 }
 
-// TestNodeReplaced checks that the slices of a deleted Node object get the new Node object as their owner.
+// TestNodeReplaced: a new Node object replaces a deleted one. The new Node object becomes the owner of the slices.
 func TestNodeReplaced(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)

@@ -25,8 +25,8 @@ type repeat struct {
 	pause time.Duration
 }
 
-// isDue reports whether the error under a key must be logged now. An error must be logged if the error is new, if its text has changed, or
-// if the pause since the last log line is over. If err is nil, the failure has ended.
+// isDue reports whether the error of an operation must be logged now. The key identifies the operation. An error must be logged if it is
+// new, if its text has changed, or if the pause since the last log line is over. A nil error means that the operation has succeeded.
 func (r *repeatLimit) isDue(key string, err error, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -42,8 +42,8 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
-// TestFailureUnprepareHangs: an unbind that hangs blocks the collector only during one call. The claim of this unbind then keeps its
-// record.
+// TestFailureUnprepareHangs: if unbinding the driver of a claim hangs, the collector waits only until the timeout of one call. The claim
+// keeps its record.
 func TestFailureUnprepareHangs(t *testing.T) {
 	l := newDRALab(t)
 	kernel := pcitest.Kernel{Stuck: []string{"vfio-pci"}}
@@ -66,8 +66,8 @@ func TestFailureUnprepareHangs(t *testing.T) {
 	}
 }
 
-// TestUnprepareLog: a claim cannot be unprepared, and the kubelet repeats the call all the time. The log contains only one line about this
-// claim.
+// TestUnprepareLog: a claim cannot be unprepared, and the kubelet repeats the call many times. The log contains only one line about the
+// failed claim.
 func TestUnprepareLog(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -83,8 +83,8 @@ func TestUnprepareLog(t *testing.T) {
 	}
 }
 
-// TestUnattached: no pod attaches the device of a claim within two minutes. The driver logs the claim once. The metric counts the claim
-// until a pod attaches the device.
+// TestUnattached: no pod attaches the device of a claim within two minutes. The driver logs once that the device is unattached. The metric
+// of unattached claims counts the claim until a pod attaches the device.
 func TestUnattached(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	l := newDRALab(t, func(o *Options) { o.Metrics = registry })

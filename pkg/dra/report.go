@@ -15,16 +15,16 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// Names of Kubernetes features. The API server drops the fields of each disabled feature.
+// These constants contain the names of Kubernetes features. The API server drops the fields of each disabled feature.
 const (
 	featureTaints   = "DRADeviceTaints"
 	featureCounters = "DRAPartitionableDevices"
 )
 
-// verbNode stands for a request for the Node object. All other verbs are for requests about slices.
+// The constant verbNode identifies a request for the Node object. Each other verb identifies a request for ResourceSlices.
 const verbNode = "get node"
 
-// sliceMetrics holds the metrics of the publisher.
+// sliceMetrics contains the metrics of the publisher.
 type sliceMetrics struct{ writes *prometheus.CounterVec }
 
 func newSliceMetrics(r prometheus.Registerer, p *publisher) sliceMetrics {
@@ -73,8 +73,8 @@ func (p *publisher) noteWrite(ctx context.Context, verb string, err error) {
 	}
 }
 
-// noteResult handles the result of a request. The function logs a failure once. The function logs again when the reason has changed, or
-// after a request has succeeded.
+// noteResult handles the result of a request. noteResult logs a failure once. noteResult logs again if the reason of the failure changes,
+// and when a request succeeds after a failure.
 func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return // the daemon is stopping
@@ -98,7 +98,7 @@ func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 	}
 }
 
-// requestName returns the name of a request in the terms of RBAC.
+// requestName returns the RBAC verb and the resource of a request.
 func requestName(verb string) string {
 	if verb == verbNode {
 		return verb
@@ -106,7 +106,7 @@ func requestName(verb string) string {
 	return verb + " resourceslices.resource.k8s.io"
 }
 
-// hintFor returns a hint that helps an admin with an error.
+// hintFor returns a hint for the log that helps an admin to repair the cause of an error.
 func (p *publisher) hintFor(verb string, err error) string {
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
@@ -150,8 +150,8 @@ func (p *publisher) currentFeatures(now time.Time) sliceFeatures {
 	return sliceFeatures{taints: !p.disabled[featureTaints].After(now), counters: !p.disabled[featureCounters].After(now)}
 }
 
-// noteRefusal handles slices that the API server considers invalid. The only known cause is an API server before Kubernetes 1.35, which
-// refuses counters in slices without devices.
+// noteRefusal handles the error that the API server returns for invalid slices. The only known cause is that API servers before Kubernetes
+// 1.35 refuse counters in slices without devices.
 func (p *publisher) noteRefusal(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

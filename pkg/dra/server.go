@@ -26,11 +26,11 @@ import (
 const (
 	firstRestart   = time.Second
 	longestRestart = 30 * time.Second
-	// checkInterval is the time between two checks of the sockets. The checks are needed because another program may delete the sockets.
+	// checkInterval is the time between two checks of the sockets. Another program may delete the sockets at any time.
 	checkInterval = time.Second
 )
 
-// serverState holds the state of the server for the kubelet.
+// serverState is the state of the server that answers the calls of the kubelet.
 type serverState struct {
 	mu      sync.Mutex
 	helper  *kubeletplugin.Helper
@@ -38,7 +38,7 @@ type serverState struct {
 	whyDown string     // why no server runs
 }
 
-// serve() serves the kubelet until ctx is done. After a failure, the server is started again.
+// serve() answers calls of the kubelet until ctx is done. After a failure, serve() starts the server again.
 func (d *Driver) serve(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -75,7 +75,7 @@ func (o Options) socketFolders() (registry, data string) {
 	return filepath.Join(o.Kubelet, "plugins_registry"), filepath.Join(o.Kubelet, "plugins", claim.Driver)
 }
 
-// serveOnce serves the kubelet until ctx is done, until the server fails, or until a socket is lost.
+// serveOnce answers calls of the kubelet until ctx is done, the server fails, or a socket is lost.
 func (d *Driver) serveOnce(ctx context.Context) error {
 	if err := d.awaitTurn(ctx); err != nil || ctx.Err() != nil {
 		return err
@@ -179,7 +179,7 @@ func (c *serverState) fail(err error) {
 	}
 }
 
-// whyUnregistered returns the reason why the kubelet cannot reach the driver. The result is "" if the kubelet can reach the driver.
+// whyUnregistered returns the reason why the kubelet cannot reach the driver, or "" if the kubelet can reach it.
 func (d *Driver) whyUnregistered() string {
 	d.conn.mu.Lock()
 	defer d.conn.mu.Unlock()
@@ -195,7 +195,7 @@ func (d *Driver) whyUnregistered() string {
 	return ""
 }
 
-// removeStaleSockets deletes the sockets that killed instances left behind.
+// removeStaleSockets deletes the sockets of killed instances of the driver.
 func (d *Driver) removeStaleSockets() {
 	registry, data := d.options.socketFolders()
 	for _, pattern := range []string{filepath.Join(registry, claim.Driver+"-*-reg.sock"), filepath.Join(data, "dra-*.sock")} {

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// maxDevices is the maximum number of devices in a slice with taints or counters. All slices stay within this limit. If a slice had
-	// more devices, no taint could be added to its devices later.
+	// maxDevices is the maximum number of devices in a slice with taints or counters. The driver uses this limit for all slices: a slice with
+	// more devices could not get taints later.
 	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 	// maxCounterSets is the maximum number of counter sets in a slice. Each PF that is offered as a whole has one counter set.
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
@@ -33,7 +33,7 @@ const (
 // sliceFeatures says which optional fields the API server stores. An API server drops the fields of disabled features.
 type sliceFeatures struct{ taints, counters bool }
 
-// desiredState is the input from which the slices are computed.
+// desiredState contains all input from which the driver computes the slices.
 type desiredState struct {
 	Inventory
 	node    string
@@ -45,7 +45,7 @@ type desiredState struct {
 	excluded map[pci.Address]int // number of VFs that each PF offered as a whole excludes
 }
 
-// sortEntry is a device together with its sort keys.
+// sortEntry contains a device and its sort keys.
 type sortEntry struct {
 	device resourceapi.Device
 	numa   int // pci.Unknown (-1) if unknown
@@ -53,8 +53,8 @@ type sortEntry struct {
 	vf     int
 }
 
-// driverResources returns the slices that the node publishes. The slices form one pool, and no slice contains devices of two PFs. The
-// result does not depend on the order of the input.
+// driverResources returns the slices that the node publishes. The slices form one pool, and no slice contains devices of two PFs.
+// driverResources returns the same slices for each order of the input.
 func (d desiredState) driverResources() *resourceslice.DriverResources {
 	entries := d.allEntries()
 	var out []resourceslice.Slice
@@ -80,8 +80,8 @@ func (d desiredState) driverResources() *resourceslice.DriverResources {
 	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: {Slices: out}}}
 }
 
-// compareTo compares devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order matters
-// because the scheduler takes the first device that fits.
+// compareTo compares devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order of the
+// devices matters because the scheduler takes the first device that fits.
 func (e sortEntry) compareTo(o sortEntry) int {
 	last := func(n int) uint { return uint(n) } // -1 becomes the largest number
 	return cmp.Or(cmp.Compare(last(e.numa), last(o.numa)), e.pf.Compare(o.pf), cmp.Compare(last(e.vf), last(o.vf)),
@@ -106,8 +106,8 @@ func (d desiredState) allEntries() (out []sortEntry) {
 		if seen[id] || d.Held[id] != "" {
 			continue
 		}
-		// The device is missing from the configuration or from the machine. The device must stay in the slice: a taint on the device makes
-		// Kubernetes evict the pods that have the device.
+		// A claimed device may be missing from the configuration or from the machine. A missing device must stay in the slice: its taint makes
+		// Kubernetes evict the pods that have it.
 		if address, err := pci.ParseAddress(id); err == nil {
 			if dev, ok := d.Snapshot.Device(address); ok {
 				out = d.addDevice(out, prepared[id], pool.Device{Device: dev}, true)
@@ -119,7 +119,7 @@ func (d desiredState) allEntries() (out []sortEntry) {
 	return out
 }
 
-// claimedResources returns the resource of each claimed device. The key is the PCI address of the device.
+// claimedResources returns the resource of each claimed device. The key of the map is the PCI address of the device.
 func (d desiredState) claimedResources() map[string]string {
 	out := map[string]string{}
 	for _, r := range d.records {
@@ -132,8 +132,8 @@ func (d desiredState) claimedResources() map[string]string {
 	return out
 }
 
-// isOffered reports whether a device of a pool may be published. A device cannot be published while a pod has it through the device plugin
-// API. A PF that is offered as a whole is published only with counters, because the counters exclude its VFs.
+// isOffered reports whether a device of a pool may be published. A device must not be published while a pod has it through the device
+// plugin API. A PF that is offered as a whole is published only if the API server stores counters: the counters exclude its VFs.
 func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool {
 	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)
 }
@@ -154,8 +154,8 @@ func (d desiredState) addDevice(out []sortEntry, resource string, dev pool.Devic
 	return append(out, e)
 }
 
-// goneEntry returns the entry that was last published for a device that is now missing. If no published entry is known, the attributes are
-// derived from the address of the device.
+// goneEntry returns the last published entry of a missing device. If the driver knows no published entry, goneEntry derives the attributes
+// from the address of the device.
 func (d desiredState) goneEntry(a pci.Address, resource string) sortEntry {
 	name := DeviceName(a)
 	e := sortEntry{numa: pci.Unknown, vf: pci.Unknown}
@@ -200,7 +200,7 @@ func (i Inventory) wholePFs() map[pci.Address]int {
 	return out
 }
 
-// counterUse returns how much of the PF's counter a device uses. A VF uses 1 unit of the counter, and the PF uses all units.
+// counterUse returns how much of the PF's counter a device uses. A VF uses one unit of the PF's counter, and the PF itself uses all units.
 func counterUse(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
 	if dev.IsVF() {
 		n = 1
@@ -214,8 +214,8 @@ func count(n int) map[string]resourceapi.Counter {
 	return map[string]resourceapi.Counter{counterVFs: {Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}}
 }
 
-// counterSlices returns the slices with the counters of PFs that are offered as a whole. Since Kubernetes 1.35, counters and devices must
-// be in different slices.
+// counterSlices returns the slices with the counters of PFs that are offered as a whole. In Kubernetes 1.35 and later, counters and devices
+// must be in different slices.
 func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	for pfs := range slices.Chunk(slices.SortedFunc(maps.Keys(whole), pci.Address.Compare), maxCounterSets) {
 		var s resourceslice.Slice
@@ -227,7 +227,7 @@ func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	return out
 }
 
-// formerDevices returns the devices of slices. The key is the name of the device.
+// formerDevices returns the devices of the stored slices. The key of the map is the name of the device.
 func formerDevices(stored []resourceapi.ResourceSlice) map[string]resourceapi.Device {
 	out := map[string]resourceapi.Device{}
 	for _, s := range stored {

@@ -27,7 +27,7 @@ import (
 
 const fast = "example.com/fast"
 
-// defaultTaints returns the default effects of taints.
+// defaultTaints returns the default effect of each kind of taint.
 func defaultTaints() pool.Taints {
 	return pool.Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}
 }
@@ -71,7 +71,7 @@ func (d desiredState) publishedSlices() []resourceslice.Slice {
 	return d.driverResources().Pools["node-a"].Slices
 }
 
-// marshalSlices encodes slices in the form in which the API server stores them, without metadata.
+// marshalSlices encodes slices without metadata in the API server's storage format.
 func marshalSlices(t testing.TB, all []resourceslice.Slice) (out []byte) {
 	t.Helper()
 	for _, s := range all {
@@ -135,9 +135,9 @@ func checkSlices(t testing.TB, all []resourceslice.Slice) {
 	}
 }
 
-// TestSlices checks that all slices belong to one pool. Each slice of the pool has at most 64 devices, and all these devices belong to one
-// PF. The devices are in the order of NUMA nodes, PFs and VFs. The result does not depend on the order of the input. A VF needs at most
-// 500 bytes.
+// TestSlices checks that all slices belong to one pool. Each slice has at most 64 devices, and all devices of a slice belong to one PF. The
+// devices are sorted by NUMA node, then by PF, then by VF. The order of the input does not change the slices. Each VF needs at most 500
+// bytes in a slice.
 func TestSlices(t *testing.T) {
 	for vfs, want := range map[int][]int{0: {0}, 1: {1}, 64: {64}, 65: {64, 1}, 127: {64, 63}, 1024: slices.Repeat([]int{64}, 16)} {
 		t.Run(fmt.Sprint(vfs), func(t *testing.T) {
@@ -181,8 +181,8 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// TestAttributes: each device has all attributes. The standard attributes are equal to those that the Kubernetes library reads from sysfs.
-// If the NUMA node is unknown, the attribute numaNode is missing, and only the attribute numa exists.
+// TestAttributes: each device has all attributes. The standard attributes have the values that the Kubernetes library reads from sysfs. If
+// the NUMA node of a device is unknown, the device has the attribute numa, but not the attribute numaNode.
 func TestAttributes(t *testing.T) {
 	for _, nodes := range []int{0, 2} {
 		d, sysfs := inventoryOf(t, pcitest.Machine{Nodes: nodes, PFs: 2, VFs: 2})
@@ -260,8 +260,8 @@ func TestStable(t *testing.T) {
 	}
 }
 
-// TestPublishedDevices: devices that pods have through the device plugin API are not published. Claimed devices are published, even if the
-// configuration or the machine no longer contains them.
+// TestPublishedDevices: the driver does not publish devices that pods have through the device plugin API. The driver publishes claimed
+// devices even if they are missing from the configuration or from the machine.
 func TestPublishedDevices(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 6})
 	devices := d.Pools[0].Devices
@@ -305,8 +305,8 @@ func TestPublishedDevices(t *testing.T) {
 	}
 }
 
-// TestWhole checks that counters prevent the allocation of a VF while its PF is allocated as a whole. A slice has at most 8 counter sets.
-// If the API server lacks counters, these PFs are not published.
+// TestWhole checks that counters prevent the allocation of a VF while its PF is allocated as a whole. Each slice has at most 8 counter
+// sets. If the API server does not support counters, the driver does not publish PFs as a whole.
 func TestWhole(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 9, VFs: 3})
 	plain := marshalSlices(t, d.publishedSlices())

@@ -21,21 +21,22 @@ import (
 )
 
 const (
-	// joinStatus is the time for which changes are collected before the status of claims is written. The delay is useful because one ADD
-	// writes several files.
+	// joinStatus is the time for which the driver collects changes before it writes the status of claims. One ADD writes several files, so the
+	// delay avoids several writes of the same status.
 	joinStatus = 200 * time.Millisecond
-	// statusPace is the minimum time between two writes. The pace limits the rate to 5 writes per second.
+	// statusPace is the minimum time between two writes of claim status. The driver therefore writes the status of claims at most five times
+	// per second.
 	statusPace = 200 * time.Millisecond
-	// statusGiveUp is the time after which a failed write is no longer retried.
+	// statusGiveUp is the time after which the driver stops retrying a failed write.
 	statusGiveUp = 5 * time.Minute
-	// statusForbidden is the pause after the API server refused a write because of a missing permission.
+	// statusForbidden is the pause before the next write if the API server refused a write because of a missing permission.
 	statusForbidden = time.Hour
 
 	firstStatusRetry = time.Second
 	lastStatusRetry  = time.Minute
 )
 
-// missingRight is a hint that lists the permissions which the service account needs.
+// missingRight is a hint for the log. The hint contains the permissions that the service account needs.
 const missingRight = `grant the verb patch on resourceclaims/status, and since Kubernetes 1.36 the verb associated-node:patch on ` +
 	`resourceclaims/driver with the resource name ` + claim.Driver
 
@@ -60,8 +61,8 @@ func newStatusWriter(d *Driver) *statusWriter {
 	return &statusWriter{Driver: d, began: time.Now().Truncate(time.Second), written: map[string]string{}, retries: map[string]statusRetry{}}
 }
 
-// statusLoop writes the status of claims after ADD or DEL has changed a journal. The function runs until ctx is done and writes only while
-// this instance is the leader. ADD does not wait for these writes.
+// statusLoop writes the status of claims after ADD or DEL has changed a journal. statusLoop runs until ctx is done and writes only while
+// this instance is the leader. ADD does not wait until the status is written.
 func (d *Driver) statusLoop(ctx context.Context) {
 	w := newStatusWriter(d)
 	journals := make(chan struct{}, 1)
@@ -100,8 +101,8 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	}
 }
 
-// writeAll writes the status of each claim whose status has changed. The function returns the time of the next attempt. The result is the
-// zero time if the function need not be called before the next change.
+// writeAll writes the status of each claim whose status has changed. The result "again" is the time of the next attempt. The zero time
+// means that the next attempt can wait for the next change.
 func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
 	records, _ := w.records.List() // unreadable records are skipped
 	held, err := sriov.Holdings()
@@ -126,7 +127,7 @@ func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// writeOne writes the status of a record's claim if it differs from the status in the API server.
+// writeOne writes the status of the claim of a record, unless the API server already has the same status.
 func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []sriov.Holding) (again time.Time) {
 	uid, now := r.Claim().UID, time.Now()
 	if now.Before(w.forbidden) {
@@ -209,8 +210,8 @@ func (w *statusWriter) applyStatus(ctx context.Context, r claim.Record, entries 
 	return err
 }
 
-// storedText returns the status of a claim in the API server, with only the entries of this driver. If there are no entries, the result is
-// "".
+// storedText reads the status of a claim from the API server and returns the entries of this driver as text. Without entries, storedText
+// returns "".
 func (w *statusWriter) storedText(ctx context.Context, r claim.Record) (string, error) {
 	now, err := w.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != r.Claim().UID {
@@ -230,7 +231,7 @@ func (w *statusWriter) storedText(ctx context.Context, r claim.Record) (string, 
 	return comparedText(entries), nil
 }
 
-// comparedText returns entries as text for a comparison, without their times. If there are no entries, the result is "".
+// comparedText returns status entries as text without their times, so that they can be compared. Without entries, comparedText returns "".
 func comparedText(entries []statusEntry) string {
 	if len(entries) == 0 {
 		return ""
@@ -247,8 +248,8 @@ func comparedText(entries []statusEntry) string {
 	return string(text)
 }
 
-// wantedEntries returns the desired status of a claim. A device gets no entry as long as no pod has attached the device. The last argument
-// is true if the API server already has entries.
+// wantedEntries returns the desired status of a claim. A device gets an entry only after a pod has attached the device. The argument "had"
+// is true if the API server already has entries of this claim.
 func (w *statusWriter) wantedEntries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
 	i, _ := w.latestInventory()
 	for _, d := range r.Devices {

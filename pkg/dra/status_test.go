@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// writeJournal writes the journal of a VF, as ADD does.
+// writeJournal writes the journal of a VF with the same content as ADD.
 func (l *draLab) writeJournal(c *resourceapi.ResourceClaim, address, pod, netns string, ips ...string) {
 	l.Helper()
 	r, err := claim.Read(l.options.Claims, string(c.UID))
@@ -86,8 +86,8 @@ func (l *draLab) writes() (n int) {
 	return n
 }
 
-// TestStatus (DRA-16): the status of a claim lists the VFs that pods have, with interface and addresses. After DEL, the status says that no
-// pod has the VFs. Entries of other drivers stay unchanged. A restarted daemon does not repeat the writes.
+// TestStatus (DRA-16): the status of a claim contains the VFs that pods have, with interface and addresses. After DEL, the status says that
+// no pod has the VFs. Status entries of other drivers stay unchanged. A restarted daemon does not write the same status again.
 func TestStatus(t *testing.T) {
 	l := newDRALab(t)
 	stop := l.runDriver()
@@ -132,9 +132,9 @@ func TestStatus(t *testing.T) {
 	stop()
 }
 
-// TestStatusForbidden (DRA-F28): the daemon lacks the permission to write the status. Pods still run. The daemon logs the missing
-// permission once and sends no more requests. After any other error, the daemon retries the write. It does not retry the write if the
-// claim was deleted.
+// TestStatusForbidden (DRA-F28): the daemon lacks the permission to write the status. Pods must start even without the permission. The
+// daemon logs the missing permission once and sends no more requests. After any other error, the daemon retries the write, unless the claim
+// was deleted.
 func TestStatusForbidden(t *testing.T) {
 	l := newDRALab(t)
 	var answer error
@@ -178,8 +178,8 @@ func TestStatusForbidden(t *testing.T) {
 	l.detach(vf0)
 }
 
-// TestHealth (DRA-28): the kubelet gets reports about prepared devices only. The kubelet gets the reports at once after a change or after
-// Prepare, in both versions of the API.
+// TestHealth (DRA-28): the kubelet gets health reports about prepared devices only. In both versions of the API, the kubelet gets a health
+// report at once after a change and after Prepare.
 func TestHealth(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)

@@ -20,7 +20,7 @@ const (
 	readyCondition = "Ready"
 	reasonAttached = "Attached"
 	reasonDetached = "Detached"
-	// maxStatusIPs is the maximum number of addresses that a device may have in the API.
+	// maxStatusIPs is the maximum number of addresses that the API accepts for one device in the status of a claim.
 	maxStatusIPs = 16
 )
 
@@ -35,7 +35,7 @@ type statusEntry struct {
 	Data                  statusData
 }
 
-// statusData is the part of the status that only this driver defines.
+// statusData is the driver-specific part of a status entry.
 type statusData struct {
 	Address string `json:"pciAddress"`
 	PF      string `json:"pf,omitempty"`
@@ -43,7 +43,7 @@ type statusData struct {
 	VLAN    int    `json:"vlan,omitempty"`
 }
 
-// messageText returns the message of the status condition.
+// messageText returns the message for the condition of a status entry.
 func (e statusEntry) messageText() string {
 	switch {
 	case !e.Ready:

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// Taint keys.
+// These constants are the keys of the taints that the driver sets.
 const (
 	taintLinkDown  = claim.Driver + "/link-down" // value: the PF
 	taintUnhealthy = claim.Driver + "/unhealthy" // value: the kind of the fault
@@ -21,7 +21,7 @@ const (
 	noTaint = "off"
 )
 
-// maxLabel is the maximum length of a label value. The same limit applies to the value of a taint.
+// maxLabel is the maximum length of a label value in characters. The same limit applies to the value of a taint.
 const maxLabel = 63
 
 // taintsOf returns the taints of an existing device. A claimed device never gets the taint "held".
@@ -38,7 +38,7 @@ func (i Inventory) taintsOf(id, pf string, prepared bool) []resourceapi.DeviceTa
 	return enabledTaint(taint(taintUnhealthy, fault.Kind, i.Taints.Unhealthy))
 }
 
-// goneTaints returns the taints of a claimed device that no longer exists.
+// goneTaints returns the taints of a missing device that a claim has.
 func (i Inventory) goneTaints() []resourceapi.DeviceTaint {
 	return enabledTaint(taint(taintGone, "", i.Taints.Gone))
 }
@@ -47,7 +47,7 @@ func taint(key, value, effect string) resourceapi.DeviceTaint {
 	return resourceapi.DeviceTaint{Key: key, Value: labelValue(value), Effect: resourceapi.DeviceTaintEffect(effect)}
 }
 
-// enabledTaint returns an empty list if the configuration disables the taint.
+// enabledTaint returns a list with the taint, or an empty list if the configuration disables the taint.
 func enabledTaint(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	if t.Effect == noTaint || t.Effect == "" {
 		return nil
@@ -55,7 +55,7 @@ func enabledTaint(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	return []resourceapi.DeviceTaint{t}
 }
 
-// repels() reports whether the taints prevent new pods from getting the device.
+// repels() reports whether the taints keep new pods away from the device.
 func repels(taints []resourceapi.DeviceTaint) bool {
 	for _, t := range taints {
 		if t.Effect != resourceapi.DeviceTaintEffectNone {
@@ -77,9 +77,8 @@ func labelValue(s string) string {
 	return strings.TrimFunc(s[:min(len(s), maxLabel)], func(c rune) bool { return !alphanumeric(c) })
 }
 
-// keepTimes sets the time of each taint. A taint that is equal to a former taint keeps its time; any other taint gets the current time.
-// The driver must set the times itself, because the API server does not keep the times of a device's taints when the device moves to
-// another slice.
+// keepTimes sets the time of each taint. If an equal taint existed before, keepTimes copies its time. Otherwise, keepTimes sets the current
+// time. The driver must set the times itself: the API server does not keep them when the device moves to another slice.
 func keepTimes(taints, former []resourceapi.DeviceTaint, now metav1.Time) {
 	for i := range taints {
 		t := &taints[i]

@@ -10,11 +10,12 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// unattachedAfter is the time for which a prepared claim may have an unattached device before the driver logs the claim. The likely cause
-// is that the plugin sriov is missing from the node's CNI configuration.
+// unattachedAfter is the maximum time between Prepare and the attachment of all devices of a claim. After this time, the driver logs the
+// claim. A device usually stays unattached because the plugin sriov is missing from the node's CNI configuration.
 const unattachedAfter = 2 * time.Minute
 
-// reportUnattached counts the prepared claims that have a device which no pod has attached. The function logs each of these claims once.
+// reportUnattached counts the prepared claims with an unattached device and logs each of these claims once. A device is unattached if no
+// pod has attached it.
 func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holding, now time.Time) {
 	count := 0
 	since := map[string]time.Time{}
@@ -48,8 +49,8 @@ func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holdin
 	c.count.unattached.Set(float64(count))
 }
 
-// unattachedDevice returns a device of a claim that no pod of the claim has attached. The result is "" if pods of the claim have attached
-// all devices.
+// unattachedDevice returns a device of a claim that no pod of the claim has attached. unattachedDevice returns "" if pods of the claim have
+// attached all devices.
 func unattachedDevice(r claim.Record, held []sriov.Holding) string {
 	for _, dev := range r.Devices {
 		if r.State == claim.Prepared && !dev.Claim.Admin && !slices.ContainsFunc(held, func(h sriov.Holding) bool {

@@ -19,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// UnprepareResourceClaims frees the devices of several claims. After an error, the claim keeps its devices, and the kubelet calls again.
+// UnprepareResourceClaims frees the devices of several claims. After an error, the claim keeps its devices, and the kubelet repeats the
+// call.
 func (h callHandler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make([]error, len(claims))
 	var running sync.WaitGroup
@@ -43,15 +44,15 @@ func (h callHandler) UnprepareResourceClaims(ctx context.Context, claims []kubel
 	return byUID, nil
 }
 
-// unprepareWithin calls unprepare with callTimeout. After a timeout, unprepare() continues in the background and keeps the locks of the
-// claim.
+// unprepareWithin calls unprepare(), but returns after callTimeout at the latest. After a timeout, unprepare() continues in the background
+// and keeps the locks of the claim.
 func (d *Driver) unprepareWithin(ctx context.Context, uid string) error {
 	return d.callBounded(ctx, func(ctx context.Context) error { return d.unprepare(ctx, uid) })
 }
 
-// unprepare() frees the devices of a claim. The function moves the VFs out of the pods and restores their drivers and settings. When the
-// devices are free, unprepare() deletes the CDI specification and the record. The function is idempotent. unprepare() has no effect on a
-// claim that is not prepared. If unprepare() fails, the record stays, so that no other claim gets the devices.
+// unprepare() frees the devices of a claim. unprepare() moves the VFs out of the pods and restores their drivers and settings. When the
+// devices are free, unprepare() deletes the CDI specification and the record. unprepare() is idempotent. If the claim is not prepared,
+// unprepare() changes nothing. If unprepare() fails, it keeps the record, so that no other claim gets the devices.
 func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	l, err := d.lockClaim(uid)
 	if err != nil {

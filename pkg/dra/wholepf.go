@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// vfsOf returns the VFs that cannot be used while a claim has the device. Only a PF that is offered as a whole excludes VFs.
+// vfsOf returns the VFs that pods cannot use while a claim has the device. The list is empty for all devices except a PF that is offered as
+// a whole.
 func (i Inventory) vfsOf(p plannedDevice) (vfs []pci.Address) {
 	if p.Whole == 0 || p.Admin || i.Snapshot == nil {
 		return nil
@@ -23,9 +24,9 @@ func (i Inventory) vfsOf(p plannedDevice) (vfs []pci.Address) {
 	return vfs
 }
 
-// checkExcluded returns an error if the plan contains a VF whose PF belongs to another claim as a whole. checkExcluded also returns an
-// error if the plan contains a PF as a whole and a pod has a VF of this PF through the device plugin API. Counters in the scheduler
-// normally prevent both conflicts, except after a pod was deleted by force.
+// checkExcluded returns an error in two cases. In the first case, the plan contains a VF, and another claim has the whole PF of the VF. In
+// the second case, the plan contains a whole PF, and a pod has a VF of the PF through the device plugin API. The counters of the PF
+// normally prevent both conflicts in the scheduler, except after a pod was deleted by force.
 func (d *Driver) checkExcluded(p claimPlan, records []claim.Record) error {
 	for _, dev := range p.devices {
 		if dev.Admin {
@@ -52,7 +53,7 @@ func (d *Driver) whyInUse(a pci.Address) string {
 	return d.options.InUse(a.String())
 }
 
-// freeVFs ensures that no attachment has a VF of a PF and that the VFs have their former settings.
+// freeVFs ensures that no attachment has a VF of the given PF. freeVFs also ensures that the VFs have their former settings.
 func (d *Driver) freeVFs(dev plannedDevice) error {
 	for _, vf := range dev.vfs {
 		if err := sriov.FreeOrphan(d.options.Sysfs, vf, "", d.options.Log); err != nil {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fault contains the functions through which Podlace makes every change of the system. Change() makes one change. If a signal
-// interrupts the change, Change() repeats the change. The error and the debug log contain a description of the change. The state store
-// calls only Point, because errors of file operations already contain the operation and the file. Step() marks further moments at which a
-// test may kill the process. These moments are between two system calls of a change, and after the last change.
+// Package fault contains the functions through which Podlace changes the system. Change() makes one change. If a signal interrupts the
+// change, Change() repeats the change. The error and the debug log of a change contain its description. Package store calls only Point, and
+// not Change(), because errors of file operations already contain the operation and the file. A test may kill the process at each change
+// and at each call of Step(). The code calls Step() between two system calls of a change, and after the last change.
 //
 // In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, a test can make any single change of the
-// process fail. Tests use this tag to let each change of each verb fail once. Binaries with this build tag can also run a shell command at
-// a selected moment. The command kills the process, sends a signal, or changes the node.
+// process fail. Tests use the build tag podlace_fault to make each change of each CNI command fail once. Binaries with the build tag
+// podlace_fault can also run a shell command at a selected change or call of Step(). The shell command kills the process, sends a signal,
+// or changes the node.
 package fault
 
 import (
@@ -19,11 +20,11 @@ import (
 	"time"
 )
 
-// maxRetries limits how often an interrupted system call is repeated.
+// maxRetries is the maximum number of times that an interrupted system call is repeated.
 const maxRetries = 30
 
-// Change makes one change of the system. The argument op describes the change in the syntax of an admin's tool, such as ip(8). The text of
-// an error begins with op.
+// Change makes one change of the system by calling f(). The argument op describes the change in the syntax of an admin's tool, such as
+// ip(8). The text of an error begins with op.
 func Change(op string, f func() error) error {
 	began := clock()
 	err := Point(op)
@@ -48,8 +49,9 @@ func clock() (now time.Time) {
 	return now
 }
 
-// Phase begins a part of a verb that is not a change, for example a wait for a lock. The returned function ends the part, and writes the
-// duration of the part, in microseconds, to the debug log. Without the debug log Phase does nothing.
+// Phase measures a part of a CNI command that changes nothing, for example a wait for a lock. The measurement ends when the caller calls
+// the returned function. The returned function writes the duration in microseconds to the debug log. If the debug log is off, Phase does
+// nothing.
 func Phase(name string) (end func()) {
 	began := clock()
 	if began.IsZero() {
@@ -58,7 +60,7 @@ func Phase(name string) (end func()) {
 	return func() { phase(name, began) }
 }
 
-// Since logs a part of a verb that began at the given time and ends now. Without the debug log, Since does nothing.
+// Since logs the duration of a part of a CNI command from the given time until now. If the debug log is off, Since does nothing.
 func Since(name string, began time.Time) {
 	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
 		phase(name, began)
@@ -81,7 +83,7 @@ func Retry(f func() error, interrupted ...error) error {
 	return err
 }
 
-// Ignore returns nil if the first argument is one of the other arguments. Any other error is returned unchanged.
+// Ignore returns nil if err is one of the other errors. Otherwise, Ignore returns err unchanged.
 func Ignore(err error, others ...error) error {
 	for _, e := range others {
 		if errors.Is(err, e) {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// TestProduction checks that a binary without the build tag ignores the environment variables, so that no change fails.
+// TestProduction checks that a binary without the build tag podlace_fault ignores the environment variables of package fault.
 func TestProduction(t *testing.T) {
 	t.Setenv("PODLACE_FAIL_AT", "1")
 	for range 3 {
@@ -22,7 +22,8 @@ func TestProduction(t *testing.T) {
 	}
 }
 
-// TestChange checks that an error contains the description of the change. An interrupted change is repeated a limited number of times.
+// TestChange checks that an error contains the description of the change. TestChange also checks that Change() repeats an interrupted
+// change at most maxRetries times.
 func TestChange(t *testing.T) {
 	for _, c := range []struct {
 		interrupted, want int

@@ -15,10 +15,10 @@ import (
 )
 
 // EnvFailAt is an environment variable with a number n: the nth change of the process fails. The first change has the number 1. EnvTrace is
-// an environment variable with the name of a file. Each change is appended to this file as a line. EnvMoments is an environment variable
-// with the name of another file. Each moment is appended to that file as a line. Moments are changes and steps, which are counted together.
-// EnvRunAt is an environment variable with the number of a moment and a shell command. At that moment, the process runs the command and
-// waits until the command ends. If the command fails, its output is written to the file of EnvMoments.
+// an environment variable with the name of a file. The process appends each change to this file as a line. EnvMoments is an environment
+// variable with the name of another file. The process appends each change and each call of Step() to the file of EnvMoments as a line.
+// EnvRunAt is an environment variable with a line number of this file and a shell command. When the process has written that line, it runs
+// the shell command and waits until the command ends. If the shell command fails, its output is written to the file of EnvMoments.
 const (
 	EnvFailAt  = "PODLACE_FAIL_AT"
 	EnvTrace   = "PODLACE_FAULT_TRACE"
@@ -28,20 +28,21 @@ const (
 
 var changes, moments atomic.Int64
 
-// Point counts one change. The argument is a description of the change. Point returns an error if EnvFailAt selects this change.
+// Point counts one change. The argument op describes the change. Point returns an error if the environment variable EnvFailAt selects the
+// change.
 func Point(op string) error {
 	moment(op)
 	n := changes.Add(1)
 	trace(EnvTrace, n, op)
 	if os.Getenv(EnvFailAt) == fmt.Sprint(n) {
-		// If an error of DEL ends with this text, runtimes treat the error as "already gone".
+		// Container runtimes treat an error of DEL as "already gone" if it ends with "no such file or directory".
 		return fmt.Errorf("injected fault at change %d (%s): not found: no such file or directory", n, op)
 	}
 	return nil
 }
 
-// Step counts a moment that is not a change. Step never returns an error. If the process has a running child process, the child is stopped
-// during the command. The shell command finds the process ID of the child in the variable CHILD.
+// Step is a place between changes at which EnvRunAt can run a shell command. If the process has a running child process, Step stops the
+// child during the shell command. The shell command gets the process ID of the child in the environment variable CHILD.
 func Step(what, object string, child ...int) { moment(what+" "+object, child...) }
 
 func moment(op string, children ...int) {

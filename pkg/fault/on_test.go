@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// TestPoint checks that only the selected change fails, and that each change is written to the trace.
+// TestPoint checks that only the selected change fails, and that the trace file contains each change.
 func TestPoint(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "trace")
 	t.Setenv(EnvTrace, trace)
@@ -28,7 +28,7 @@ func TestPoint(t *testing.T) {
 	}
 }
 
-// TestKill checks that the process is killed at the selected moment, and that this moment is written to the trace.
+// TestKill: EnvRunAt kills the process at the selected change. The trace file must contain this change.
 func TestKill(t *testing.T) {
 	if os.Getenv(EnvRunAt) != "" {
 		_ = Point("a")
@@ -44,8 +44,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestCommand checks that the process waits while the shell command runs, and continues afterwards. If the command fails, its output is
-// written to the trace.
+// TestCommand checks that the process waits while the shell command of EnvRunAt runs, and continues afterwards. If the shell command fails,
+// its output is written to the trace file.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	trace, mark := filepath.Join(dir, "trace"), filepath.Join(dir, "mark")

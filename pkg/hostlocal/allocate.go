@@ -14,11 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// maxProbes is the number of addresses that the plugin tries one by one. To find further free addresses, the plugin lists the lease folder
-// once.
+// maxProbes is the number of addresses that the plugin tries one by one. If none of these addresses is free, the plugin reads the list of
+// files in the lease folder once.
 const maxProbes = 16
 
-// This struct holds the data of one running ADD.
+// The type allocation holds the data of one running ADD.
 type allocation struct {
 	r     *plugin.Request
 	l     *leases
@@ -58,8 +58,8 @@ func reasons(sets []RangeSet, requests []request) string {
 }
 
 // allocateOne takes an address from the set. If the pod requests an address of this set, allocateOne takes the requested address.
-// Otherwise, allocateOne takes the next free address after the last assigned address. The second result contains the requests that remain
-// for the other sets.
+// Otherwise, allocateOne takes the next free address after the last assigned address. allocateOne also returns the requests that it did not
+// use, because they may be for other sets.
 func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
 	wanted, rest := pickRequest(set, requests)
 	var got netip.Addr
@@ -120,8 +120,9 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 	return got, a.exhausted(set)
 }
 
-// takeFree takes a free address of the set. The last argument lists recently released addresses in the order of their release. takeFree
-// takes one of these addresses only if no other address is free. In this case, takeFree begins with the address that was released first.
+// takeFree takes a free address of the set. The argument "resting" contains recently released addresses, sorted by the time of their
+// release. takeFree takes a recently released address only if no other address is free, and then prefers the address that was released
+// first.
 func (a *allocation) takeFree(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
 	for addr := range set.startingAfter(a.l.last(i)) {
 		if slices.Contains(resting, addr) {
@@ -151,7 +152,7 @@ func (a *allocation) exhausted(set RangeSet) error {
 		a.l.dir.Path())
 }
 
-// collectDead ends the leases of those dead pods that have an address in the set. collectDead returns the number of these dead pods.
+// collectDead ends the leases of all dead pods with an address in the set, and returns the number of dead pods.
 func (a *allocation) collectDead(set RangeSet) (int, error) {
 	entries, err := a.l.allEntries()
 	if err != nil {
@@ -180,7 +181,7 @@ func (a *allocation) collect(e entry) error {
 	return a.l.endEntry(e)
 }
 
-// tryTake takes addr. The result is false if the address is not free.
+// tryTake takes addr and returns true, or returns false if addr is not free.
 func (a *allocation) tryTake(addr netip.Addr) (bool, error) {
 	if a.tried++; a.tried > maxProbes && a.taken == nil {
 		var err error
@@ -204,8 +205,8 @@ func (a *allocation) tryTake(addr netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// pickRequest returns the requested address that is in the set, and the requests for other sets. Requests for the same set from a source of
-// lower precedence are dropped.
+// pickRequest returns the address that the pod requests from the set, and the requests for other sets. pickRequest drops requests for the
+// same set from sources of lower precedence.
 func pickRequest(set RangeSet, requests []request) (wanted netip.Addr, rest []request) {
 	rank := -1
 	for _, q := range requests {

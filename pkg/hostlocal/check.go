@@ -12,9 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// check() compares the leases with prevResult. Each address in the configured ranges must be leased to this attachment. If the node's
-// CIDRs are unknown, the configured ranges are unknown too. In this case, each address in prevResult that has a lease must be leased to
-// this attachment. At least one address in prevResult must have a lease.
+// check() compares the leases with prevResult. Each address in the configured ranges must be leased to this attachment. If the node's CIDRs
+// are unknown, the configured ranges are unknown too. In this case, at least one address in prevResult must have a lease, and each such
+// lease must belong to this attachment.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	unknown := errors.Is(err, errNoPodCIDR)

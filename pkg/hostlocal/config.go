@@ -28,8 +28,8 @@ type Config struct {
 	requests []request
 }
 
-// A request is an address that a pod asks for. The source with the lowest rank takes precedence. According to CONVENTIONS.md, "args"
-// replaces CNI_ARGS.
+// The type request is an address that a pod requests. Of several requests, the request with the lowest rank takes precedence. According to
+// CONVENTIONS.md of CNI, the key "args" takes precedence over CNI_ARGS.
 type request struct {
 	addr netip.Addr
 	rank int
@@ -89,7 +89,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	return cfg, err
 }
 
-// parseDir reads only the keys that DEL and GC need. For an invalid value, the default is used.
+// parseDir returns the lease folder for DEL and GC. parseDir replaces an invalid value in the configuration with the default.
 func parseDir(r *plugin.Request) string {
 	var raw struct {
 		IPAM struct {
@@ -107,7 +107,8 @@ func leaseDir(network, dataDir string) string {
 	return filepath.Join(dataDir, network)
 }
 
-// rangeLists joins the ranges of all sources in this order: the runtime's ranges, the flat keys as one set, the key "ranges".
+// rangeLists returns the ranges of all sources in this order: ranges from the runtime, the keys outside "ranges" as one set, the key
+// "ranges".
 func (raw rawConfig) rangeLists() [][]rawRange {
 	lists := raw.RuntimeConfig.IPRanges
 	if raw.IPAM.Subnet != "" {
@@ -116,14 +117,13 @@ func (raw rawConfig) rangeLists() [][]rawRange {
 	return append(lists, raw.IPAM.Ranges...)
 }
 
-// hasNoAddressFor reports whether pods get no address of a route's address family.
+// hasNoAddressFor reports whether pods get no address of the address family of a route.
 func (c Config) hasNoAddressFor(route *types.Route) bool {
 	is4 := route.Dst.IP.To4() != nil
 	return !slices.ContainsFunc(c.Sets, func(s RangeSet) bool { return s.is4() == is4 })
 }
 
-// parseSets returns the range sets. The second result is true if one address family is left out because the node has no podCIDR of this
-// family.
+// parseSets returns the range sets. The result "partial" is true if parseSets omits an address family for which the node has no podCIDR.
 func parseSets(r *plugin.Request, raw rawConfig) (sets []RangeSet, partial bool, err error) {
 	lists := raw.rangeLists()
 	if len(lists) == 0 {

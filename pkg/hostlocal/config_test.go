@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// parsed() calls Parse with the given value of the key "ipam". The argument may continue with a comma and other keys.
+// parsed() calls Parse with the given value of the key "ipam". The argument "config" may contain more JSON keys after this value.
 func parsed(config string, args map[string]string) (Config, error) {
 	return Parse(&plugin.Request{Network: "net", CNIVersion: "1.1.0", Args: args, Config: []byte(config),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
@@ -32,7 +32,7 @@ func (c Config) texts() (sets []string) {
 	return sets
 }
 
-// TestSourcesOfRanges checks the order of ranges from several sources: the runtime's ranges, the flat keys, the key "ranges".
+// TestSourcesOfRanges checks the order of ranges from several sources: the runtime, the keys outside "ranges", and the key "ranges".
 func TestSourcesOfRanges(t *testing.T) {
 	c, err := parsed(`{"ipam":{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.9","ranges":[[{"subnet":"10.2.0.0/30"},{"subnet":"10.3.0.0/30"}],
 		[{"subnet":"fd00::/126"}]]},"runtimeConfig":{"ipRanges":[[{"subnet":"10.4.0.0/30"}]]}}`, nil)
@@ -102,8 +102,8 @@ func TestAddressesPerFamily(t *testing.T) {
 	}
 }
 
-// TestRequests checks the order of precedence for requested addresses: runtimeConfig, args, CNI_ARGS. The prefix length of a requested
-// address is ignored.
+// TestRequests checks the order of precedence for requested addresses: runtimeConfig, args, CNI_ARGS. Parse ignores the prefix length of a
+// requested address.
 func TestRequests(t *testing.T) {
 	c, err := parsed(`{"ipam":{"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]]},"runtimeConfig":{"ips":["10.1.0.5/16","fd00::5"]},
 		"args":{"cni":{"ips":["::ffff:10.1.0.6"]}}}`, map[string]string{"IP": "10.1.0.7/24"})

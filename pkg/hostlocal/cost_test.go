@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// openCounts runs f, and returns how often each file in the folder was opened during this time (inotify(7)).
+// openCounts runs f(), counts with inotify(7) how often f() opens each file in the folder, and returns the counts.
 func openCounts(t *testing.T, dir string, f func()) map[string]int {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
@@ -52,9 +52,9 @@ func openCounts(t *testing.T, dir string, f func()) map[string]int {
 	}
 }
 
-// TestL04OpensNoOthersLease (L-04) checks a folder with 10,000 leases: ADD, CHECK, DEL and STATUS open only the leases of their own
-// attachment. After another program has changed the folder, the next verb reads each lease once. Each later verb reads only the leases of
-// its own attachment.
+// TestL04OpensNoOthersLease (L-04): in a folder with 10,000 leases, ADD, CHECK, DEL and STATUS must open only the leases of their own
+// attachment. After another program has changed the folder, the next CNI command reads each lease once. Later CNI commands read only the
+// leases of their own attachment.
 func TestL04OpensNoOthersLease(t *testing.T) {
 	const others = 10_000
 	l := newQuickLab(t, `"ranges":[[{"subnet":"10.0.0.0/8"}],[{"subnet":"fd00::/64"}]]`)

@@ -25,9 +25,8 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// matches() reports whether a lease is the lease in the entry. A lease with the same content may be new, because another program may have
-// ended the old lease and created an equal lease for a new pod. The old and the new pod have the same container ID, but they belong to
-// different boots or namespaces.
+// matches() reports whether a lease file is the lease in the entry. A lease file with the same content is not always the same lease.
+// Another program may have deleted the file and created an equal file for a new pod.
 func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written
@@ -71,7 +70,7 @@ func (e entry) within(set RangeSet) bool {
 	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
 }
 
-// A shard is a part of the index. A shard maps attachments to their entries.
+// A shard is a part of the lease index: a map from attachments to their entries.
 type shard map[string]entry
 
 // shardDocument is the JSON document in the file of a shard.
@@ -89,7 +88,7 @@ func shardName(a plugin.Attachment) string {
 
 func shardAt(number int) string { return fmt.Sprintf("%03x", number) }
 
-// isShard reports whether a file name is the name of a shard. The mark contains one bit for each shard.
+// isShard reports whether a file name is the name of a shard.
 func isShard(name string) bool {
 	number, err := strconv.ParseUint(name, 16, 16)
 	return err == nil && number < shards && name == shardAt(int(number))

@@ -108,7 +108,7 @@ func (l lab) anyFile(random *rand.Rand) string {
 	return paths[random.IntN(len(paths))]
 }
 
-// mustServeOthers checks that other pods get no errors. The owner of the damaged file may get an error.
+// mustServeOthers checks that CNI commands of other pods succeed. Commands of the pod that owns the damaged file may fail.
 func (l lab) mustServeOthers(damaged, content string) {
 	l.Helper()
 	victim := ""
@@ -185,9 +185,9 @@ func TestF06CounterLost(t *testing.T) {
 	}
 }
 
-// TestF07LockFileRemoved (F-07) removes the lock file of the folder while pods start, as a cleanup program might do. No address is
-// assigned twice, because a lease is created with link(2), which fails if the lease exists. The index stays complete, so that DEL finds
-// every lease.
+// TestF07LockFileRemoved (F-07) simulates a cleanup program that removes the lock file of the lease folder while pods start. The plugin
+// must assign no address twice. It creates a lease with link(2), which fails if the lease exists. The index must stay complete, so that DEL
+// finds every lease.
 func TestF07LockFileRemoved(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("first", "10.1.2.2/24")
@@ -223,8 +223,8 @@ func TestF07LockFileRemoved(t *testing.T) {
 	}
 }
 
-// TestF08LockHolderStopped (F-08) checks verbs while a stopped process holds the lock. After a timeout, these verbs fail with the error
-// "try again". STATUS and CHECK succeed, because they need no lock.
+// TestF08LockHolderStopped (F-08): a stopped process holds the lock of the lease folder. After a timeout, ADD, DEL and GC fail with the
+// error "try again". STATUS and CHECK succeed, because these commands need no lock.
 func TestF08LockHolderStopped(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -264,7 +264,7 @@ func sortedKeys(m map[string]string) (keys []string) {
 	return keys
 }
 
-// fill() uses up all blocks or all inodes of a file system. The returned function frees n blocks or n inodes.
+// fill() uses all free blocks or all free inodes of a file system. The returned function room() frees n blocks or n inodes.
 func fill(t *testing.T, dir, what string) (room func(n int)) {
 	t.Helper()
 	var fillers []string
@@ -293,8 +293,8 @@ func fill(t *testing.T, dir, what string) (room func(n int)) {
 	}
 }
 
-// TestF09Full (F-09) checks a full file system: without free blocks or inodes, ADD fails and leaves no files. DEL and GC succeed on the
-// full file system. With very little free space, each ADD either succeeds or leaves no files.
+// TestF09Full (F-09): on a file system without free blocks or inodes, ADD fails and leaves no files. DEL and GC succeed on the full file
+// system. With very little free space, each ADD either succeeds or leaves no files.
 func TestF09Full(t *testing.T) {
 	for _, what := range []string{"blocks", "inodes"} {
 		t.Run(what, func(t *testing.T) {
@@ -343,7 +343,7 @@ func TestF09Full(t *testing.T) {
 	}
 }
 
-// TestF10ReadOnly (F-10) checks a read-only file system. ADD and DEL return errors. ADD leaves no files, and DEL keeps the lease.
+// TestF10ReadOnly (F-10): on a read-only file system, ADD and DEL return errors. ADD leaves no files, and DEL keeps the lease.
 func TestF10ReadOnly(t *testing.T) {
 	l := newLab(t, one)
 	data := filepath.Dir(l.dir)

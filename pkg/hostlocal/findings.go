@@ -9,18 +9,18 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns a list of valid but misleading keys of the object "ipam". The list contains keys that have no effect, and keys whose
-// names suggest another effect. Findings does no I/O.
+// Findings returns a list of valid but misleading keys of the object "ipam". A misleading key either has no effect, or its name suggests
+// another effect. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "ipam", rawConfig{}) }
 
-// NodeCIDRs returns the node's CIDRs, which replace the keyword usePodCidr.
+// NodeCIDRs returns the node's CIDRs. The plugin replaces the keyword usePodCidr with these CIDRs.
 func NodeCIDRs() ([]netip.Prefix, error) {
 	_, cidrs, err := nodeCIDRs(&plugin.Request{})
 	return cidrs, err
 }
 
-// Subnets returns the subnets in a configuration. Subnets leaves out subnets that are invalid or unknown. The argument podCIDRs contains
-// the node's CIDRs. Subnets does no I/O.
+// Subnets returns the subnets in a configuration. Subnets omits each subnet that is invalid or unknown. The argument podCIDRs contains the
+// node's CIDRs. Subnets does no I/O.
 func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {

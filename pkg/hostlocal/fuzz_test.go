@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// FuzzParse checks Parse for each verb. Parse must return an error with a code, or ranges that a loop can iterate over.
+// FuzzParse calls Parse for each CNI command. Parse must return an error with a code, or valid ranges.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"ipam":{}}`, `{"ipam":{"subnet":"10.0.0.0/8"}}`,
 		`{"ipam":{"ranges":[[{"subnet":"fd00::/64"}]]}}`,
@@ -107,10 +107,10 @@ func FuzzResolvConf(f *testing.F) {
 	})
 }
 
-// number() converts an address to an integer. The model uses integers, so it needs no carry arithmetic.
+// number() converts an address to a big integer, so that the model needs no carry arithmetic.
 func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 
-// address() converts an integer to an address. The result has the address family of the second argument.
+// address() converts an integer to an address. The address has the same address family as the argument "like".
 func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
 	size := like.BitLen() / 8
 	if n.Sign() < 0 || n.BitLen() > size*8 {
@@ -171,9 +171,8 @@ func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// compareOrder checks the order of addresses. The order starts with the address after the given address. After the last address of the
-// range, the order continues with the first address of the range. The order ends with the given address. The order does not contain the
-// gateway.
+// compareOrder checks the order of addresses. The first address must be the address after begin. After the last address of the range, the
+// first address of the range must follow, until begin. The gateway must be missing.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)
@@ -226,7 +225,7 @@ func FuzzShard(f *testing.F) {
 				_ = addr.String()
 			}
 		}
-		// with a correct checksum, the content may be anything
+		// the content may be any JSON if the checksum is correct
 		if doc, err := json.Marshal(shardDocument{crc32.ChecksumIEEE(data), data}); err == nil && json.Valid(data) {
 			if s, err := parseShard(doc); err == nil && s == nil && strings.TrimSpace(string(data)) != "null" {
 				t.Errorf("%q: no shard and no error", doc)

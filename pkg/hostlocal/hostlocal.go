@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hostlocal assigns addresses to pods from configured ranges. For each assigned address, a folder on the node contains a lease
-// file. The files have the format of the reference host-local plugin. Therefore, a node can change from the reference plugin to this
+// file. The lease files have the format of the reference host-local plugin. Therefore, a node can change from the reference plugin to this
 // plugin and back.
 package hostlocal
 
@@ -42,8 +42,8 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// clearOwn returns an error if the attachment already has addresses in the current boot. Leases of an earlier boot are ended, because those
-// addresses are no longer in use.
+// clearOwn returns an error if the attachment already has addresses in the current boot. clearOwn ends the attachment's leases of earlier
+// boots: a reboot ends all pods, so these addresses are free.
 func clearOwn(r *plugin.Request, l *leases) error {
 	entries, err := l.entries(r.Attachment())
 	if err != nil {
@@ -86,7 +86,7 @@ func gc(r *plugin.Request) error {
 }
 
 // isValid reports whether GC's list of valid attachments contains the owner of a lease. A lease in the old format contains no interface
-// name. A lease in the old format is kept if any attachment of its container is valid.
+// name. The owner of such a lease is valid if any attachment of its container is valid.
 func isValid(r *plugin.Request, of plugin.Attachment) bool {
 	if of.IfName != "" {
 		return r.Valid[of]
@@ -99,8 +99,7 @@ func isValid(r *plugin.Request, of plugin.Attachment) bool {
 	return false
 }
 
-// release() ends the leases of those entries that the function in the last argument returns. If the network never had a lease, release()
-// does nothing.
+// release() ends the leases of all entries that the function which() returns. If the network never had a lease, release() does nothing.
 func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	path := parseDir(r)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

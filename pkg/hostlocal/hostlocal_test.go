@@ -16,7 +16,7 @@ import (
 
 const one = `"ranges":[[{"subnet":"10.1.2.0/24"}]]`
 
-// TestFiles compares each byte of the files that other programs read.
+// TestFiles checks every byte of the files that other programs read.
 func TestFiles(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.2.2.0/24"}],[{"subnet":"2001:db8:1::/48"}]],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"1.1.1.1"}]`)
@@ -61,8 +61,8 @@ func TestRoundRobin(t *testing.T) {
 	l.mustFail(l.call("ADD", "h", ""), plugin.CodeExhausted, "no IP addresses available in range set: 10.1.2.1-10.1.2.6")
 }
 
-// TestLastReserved checks that last_reserved_ip only determines where the search begins. ADD must succeed for any content of
-// last_reserved_ip.
+// TestLastReserved checks that the file last_reserved_ip determines only the address at which ADD begins its search. ADD must succeed for
+// any content of last_reserved_ip.
 func TestLastReserved(t *testing.T) {
 	for content, want := range map[string]string{
 		"": "10.1.2.2", "garbage": "10.1.2.2", "\x00\x00": "10.1.2.2", "10.1.2.300": "10.1.2.2", "192.0.2.9": "10.1.2.2", "fd00::1": "10.1.2.2",
@@ -107,7 +107,7 @@ func TestOldFormat(t *testing.T) {
 	}
 }
 
-// TestIDsLikeAddresses (C-52) checks container IDs that look like an address or like the name of a file of this plugin.
+// TestIDsLikeAddresses (C-52) uses container IDs that look like an address or like the name of a file of this plugin.
 func TestIDsLikeAddresses(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("10.1.2.3", "10.1.2.2/24")
@@ -124,8 +124,8 @@ func TestIDsLikeAddresses(t *testing.T) {
 	}
 }
 
-// TestForeignFiles checks that files which are not leases are neither read nor removed. The test also checks that ADD moves a torn lease
-// file away, so that the address of this file can be assigned.
+// TestForeignFiles checks that the plugin does not read or remove files that are not leases. The test also checks that ADD moves an
+// incomplete lease file to another folder, so that ADD can assign its address.
 func TestForeignFiles(t *testing.T) {
 	l := newLab(t, one)
 	l.put("README", "a\r\neth0")

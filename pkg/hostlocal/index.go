@@ -23,22 +23,22 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The index contains the leases of each attachment and the modification times of these leases. With the index, a verb does not have to
-// read all leases. The index is in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see the index there. The index
-// consists of shards and a mark. A hash of the attachment selects the shard. The mark contains the modification time that the lease folder
-// had when the index was last correct. If the folder now has another modification time, another program or a killed process changed the
-// folder. After such a change, the index must be rebuilt. The index is also rebuilt after a boot, because the index is not synced to disk.
-// If a shard is damaged, the index is rebuilt too.
+// The index contains the leases of each attachment and the modification times of these leases. With the index, a CNI command does not have
+// to read all leases. The index is in <dataDir>/.podlace/<network>, so programs that read the lease folder do not find the index files. The
+// index consists of many files, called shards, and one file "mark". A hash of the attachment selects its shard. The file "mark" contains
+// the modification time that the lease folder had when the index was last correct. If the lease folder has another modification time,
+// another program or a killed process has changed the folder. In this case, the plugin rebuilds the index. The plugin also rebuilds the
+// index if a shard is damaged, and after each boot, because the index is not synced to disk.
 //
-// All data in the index can be rebuilt from the leases. If the index cannot be written, for example because the disk is full, DEL and GC
-// work without the index.
+// The plugin can rebuild all data of the index from the leases. If the plugin cannot write the index, for example because the disk is full,
+// DEL and GC work without the index.
 const (
 	indexFolder = ".podlace"
 	markFile    = "mark"
 	indexFormat = 3
 	torn        = "torn"
 
-	// This constant is the number of index files. With 10,000 leases, each file contains about ten leases.
+	// The constant shards is the number of index files. With 10,000 leases, each file contains about ten leases.
 	shards = 1024
 )
 
@@ -52,7 +52,7 @@ type mark struct {
 	Shards   []byte `json:"shards"` // one bit per existing shard
 }
 
-// This struct is the open index of a lease folder. The caller holds the lock of the lease folder.
+// The type index is the open index of a lease folder. The caller holds the lock of the lease folder.
 type index struct {
 	dir    *store.Dir // nil if the folder does not exist and cannot be created
 	leases *leases
@@ -60,8 +60,8 @@ type index struct {
 	mark   []byte           // the file's content when this process last read it
 	shards [shards / 8]byte // one bit per shard that should exist
 
-	// This map replaces the index files if the files cannot be written, or if another process changes the files too. In the first case, the
-	// next field contains the reason.
+	// The map memory replaces the index files if this process cannot write them, or if another process also changes them. If this process
+	// cannot write the files, the next field contains the reason.
 	memory map[string]shard
 	broken error
 }
@@ -94,14 +94,14 @@ func (x *index) close() {
 	}
 }
 
-// useMemory makes this process continue without the index files. The reason is logged as a warning.
+// useMemory makes this process continue without the index files, and logs the reason as a warning.
 func (x *index) useMemory(memory map[string]shard, err error) {
 	x.leases.log.Warn("the lease index cannot be written and is not used", "error", err)
 	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
 }
 
-// isTrusted reports whether the lease folder is unchanged since markCurrent. The result is also false if the node has booted since
-// markCurrent.
+// isTrusted reports whether the index is still correct: since the last markCurrent, the lease folder has not changed and the node has not
+// booted.
 func (x *index) isTrusted() bool {
 	var m mark
 	if x.broken != nil {
@@ -116,10 +116,10 @@ func (x *index) isTrusted() bool {
 	return err == nil && modified == m.Modified
 }
 
-// markCurrent writes the mark. The mark says that the index is correct for the current state of the lease folder. If the lock file was
-// removed, two processes may work at the same time. While two processes work, neither process may write the mark. The second process
-// rebuilds the index, because the folder has changed, and writes a new mark. The first process detects the new mark, because the new mark
-// differs from the mark that the first process has read.
+// markCurrent writes the file "mark". The file "mark" says that the index is correct for the current state of the lease folder. If an admin
+// removes the lock file, two processes may change the lease folder at the same time. In this case, neither process may declare the index
+// correct. The second process rebuilds the index, because the folder has changed, and writes a new file "mark". The first process detects
+// the second process, because the file "mark" has changed since the first process read it.
 func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil
@@ -139,7 +139,7 @@ func (x *index) markCurrent() error {
 
 func (x *index) write(name string, data []byte) error {
 	err := x.dir.Write(name, data, 0o600)
-	// another process removed the temporary file; this is possible if the lock file was removed
+	// another process removed the temporary file; this can happen after an admin has removed the lock file
 	for again := 0; again < 10 && errors.Is(err, fs.ErrNotExist); again++ {
 		err = x.dir.Write(name, data, 0o600)
 	}
@@ -157,7 +157,8 @@ func (x *index) write(name string, data []byte) error {
 	return nil
 }
 
-// readShard returns a shard of the index. If the shard is missing and should not exist, the result is an empty shard.
+// readShard returns a shard of the index. If no attachment of the shard has a lease, the shard has no file, and readShard returns an empty
+// shard.
 func (x *index) readShard(name string) (shard, error) {
 	if x.memory != nil {
 		return maps.Clone(x.memory[name]), nil
@@ -172,13 +173,13 @@ func (x *index) readShard(name string) (shard, error) {
 	return parseShard(data)
 }
 
-// bitOf returns the position of a shard's bit in the mark.
+// bitOf returns the position of the bit of a shard in the file "mark".
 func bitOf(name string) (at int, mask byte) {
 	number, _ := strconv.ParseUint(name, 16, 16)
 	return int(number/8) % (shards / 8), 1 << (number % 8)
 }
 
-// hasShard reports whether a shard should exist. If a shard should not exist, none of its attachments has a lease.
+// hasShard reports whether a shard should exist. A shard exists only while one of its attachments has a lease.
 func (x *index) hasShard(name string) bool {
 	at, mask := bitOf(name)
 	return x.shards[at]&mask != 0
@@ -237,8 +238,8 @@ func (x *index) replace(name string, s shard) error {
 	return x.write(name, data)
 }
 
-// renew() writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing a
-// shard.
+// renew() writes a shard only if its content has changed. renew() saves time, because most shards have not changed, and a read takes less
+// time than a write.
 func (x *index) renew(name string, s shard) error {
 	if data, err := s.encode(); err == nil && x.memory == nil && len(s) > 0 {
 		if now, err := x.dir.Read(name); err == nil && bytes.Equal(now, data) {
@@ -248,7 +249,7 @@ func (x *index) renew(name string, s shard) error {
 	return x.replace(name, s)
 }
 
-// expectedShards returns the names of the shards that should exist.
+// expectedShards returns the names of the shards that should have a file.
 func (x *index) expectedShards() (names []string) {
 	for i := range shards {
 		if name := shardAt(i); x.hasShard(name) {
@@ -258,7 +259,7 @@ func (x *index) expectedShards() (names []string) {
 	return names
 }
 
-// shardFiles returns the names of the shards that exist.
+// shardFiles returns the names of the shards that have a file.
 func (x *index) shardFiles() ([]string, error) {
 	if x.memory != nil {
 		return slices.Collect(maps.Keys(x.memory)), nil
@@ -270,8 +271,8 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !isShard(name) }), nil
 }
 
-// allEntries returns all entries of the index, sorted by address. If the argument is true, damaged and lost shards are ignored. If the
-// argument is false, a damaged or lost shard causes an error.
+// allEntries returns all entries of the index, sorted by address. If the argument "damaged" is true, allEntries skips damaged and lost
+// shards. Otherwise, a damaged or lost shard causes an error.
 func (x *index) allEntries(damaged bool) ([]entry, error) {
 	names := x.expectedShards()
 	var err error
@@ -293,8 +294,8 @@ func (x *index) allEntries(damaged bool) ([]entry, error) {
 	return out, nil
 }
 
-// rebuild() builds the index from all leases in the folder. If an attachment is in the old index, its boot and its namespace are copied. A
-// new lease is treated as a lease of the current boot, because there is no proof that the pod of the lease is dead.
+// rebuild() builds the index from all leases in the folder. If an attachment is in the old index, rebuild() copies its boot and its
+// namespace. rebuild() assigns a new lease to the current boot, because the plugin cannot know whether its pod is dead.
 func (x *index) rebuild(found map[netip.Addr]lease) {
 	known, err := x.allEntries(true)
 	byName := x.distribute(found, known)

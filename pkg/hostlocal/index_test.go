@@ -21,8 +21,8 @@ import (
 
 const tiny = `"subnet":"10.1.2.0/29"` // addresses .2 to .6
 
-// TestUnchangedIsKnown checks that the index keeps an attachment's entry if other programs change the leases of other attachments. The
-// index must also keep the entry if one of the attachment's own leases ends.
+// TestUnchangedIsKnown: other programs change the leases of other attachments. The index must keep the entry of an attachment whose leases
+// are unchanged. The index must also keep the entry if one of the attachment's own leases ends.
 func TestUnchangedIsKnown(t *testing.T) {
 	for ended := range 2 {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"}],[{"subnet":"10.1.3.0/30"}]]`)
@@ -41,8 +41,8 @@ func TestUnchangedIsKnown(t *testing.T) {
 	}
 }
 
-// TestForeignHands (F-44) checks that the verbs of this plugin succeed although other programs change the folder before, between and after
-// these verbs.
+// TestForeignHands (F-44) checks that the CNI commands of this plugin succeed even if other programs change the lease folder before,
+// between and after the commands.
 func TestForeignHands(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -57,7 +57,7 @@ func TestForeignHands(t *testing.T) {
 	}
 }
 
-// TestIndexDamaged (F-05) checks that all results stay correct for any content of the index files.
+// TestIndexDamaged (F-05) checks that the results of all CNI commands are correct for any content of the index files.
 func TestIndexDamaged(t *testing.T) {
 	for _, junk := range []string{"", "{", "[]", `{"a/eth0":{"addresses":["10.1.2.99"]}}`, "\x00\xff"} {
 		l := newLab(t, tiny)
@@ -79,8 +79,7 @@ func TestIndexDamaged(t *testing.T) {
 	}
 }
 
-// mustBeConsistent checks that the mark is trusted. The function also checks that the mark has a bit for each existing shard, and no other
-// bits.
+// mustBeConsistent checks that the index is trusted. The file "mark" must have a bit for each existing shard, and no other bits.
 func (l lab) mustBeConsistent() {
 	l.Helper()
 	held, err := openLeases(l.dir, slog.Default())
@@ -98,7 +97,7 @@ func (l lab) mustBeConsistent() {
 	}
 }
 
-// TestLostShard (F-05) checks a shard that was lost together with all its leases. The next verb must correct the mark.
+// TestLostShard (F-05): a shard and all its leases are lost. The next CNI command must correct the file "mark".
 func TestLostShard(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -112,8 +111,8 @@ func TestLostShard(t *testing.T) {
 	l.mustBeConsistent()
 }
 
-// TestForeignFilesBesideShards (F-44) checks files whose names are similar to the names of shards. Files of this kind must not hide a
-// lease, and must not be removed.
+// TestForeignFilesBesideShards (F-44): other files have names that are similar to the names of shards. The plugin must still find each
+// lease and must not remove the other files.
 func TestForeignFilesBesideShards(t *testing.T) {
 	foreign := []string{"400", "fff", "zzz", "0FF", "+ff"}
 	for i := range 8 {
@@ -152,8 +151,8 @@ func TestForeignFilesBesideShards(t *testing.T) {
 	}
 }
 
-// TestKnownLeasesAreNotRead (L-04) checks that ADD and DEL read only their own leases if the index is current. The test damages all other
-// leases. If a verb read a damaged lease, the verb would move the lease file away.
+// TestKnownLeasesAreNotRead (L-04) checks that ADD and DEL read only their own leases if the index is current. The test damages the lease
+// files of other attachments. If ADD or DEL read a damaged lease file, it would move the file to another folder.
 func TestKnownLeasesAreNotRead(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.0.0/16"`)
 	l.mustGive("a", "10.1.0.2/16")
@@ -170,8 +169,8 @@ func TestKnownLeasesAreNotRead(t *testing.T) {
 	}
 }
 
-// TestAgainstModel checks random ADDs, DELs and changes by other programs. The results must agree with a simple model that stores the owner
-// of each address.
+// TestAgainstModel runs random ADDs, DELs and changes by other programs. After each step, the leases must agree with a simple model that
+// stores the owner of each address.
 func TestAgainstModel(t *testing.T) {
 	l := newLab(t, tiny)
 	if err := os.MkdirAll(l.dir, 0o755); err != nil {
@@ -223,7 +222,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// BenchmarkLeases shows that the time of a verb does not depend on the number of leases.
+// BenchmarkLeases measures CNI commands in folders with different numbers of leases.
 func BenchmarkLeases(b *testing.B) {
 	for _, n := range []int{0, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -265,8 +264,8 @@ func BenchmarkLeases(b *testing.B) {
 	}
 }
 
-// TestTwoHolders (F-07) checks two processes that both hold the lock after the lock file was removed. Neither process may mark the index
-// as correct. The order in which the two processes end does not matter. The next verb must find the leases that either process missed.
+// TestTwoHolders (F-07): an admin removes the lock file, so that two processes hold a lock at the same time. Neither process may declare
+// the index correct, whichever process ends first. The next CNI command must find the leases of both processes.
 func TestTwoHolders(t *testing.T) {
 	for _, order := range [][]int{{0, 1}, {1, 0}, {0}} { // in the last case, one process was killed
 		l := newQuickLab(t, one)

@@ -2,5 +2,6 @@
 
 package hostlocal
 
-// Keys returns an empty struct that mirrors the JSON of the configuration. The function plugin.SchemaOf reads the fields of this struct.
+// Keys returns an empty struct with one field for each key of the configuration. The function plugin.SchemaOf reads the fields of this
+// struct.
 func Keys() any { return rawConfig{} }

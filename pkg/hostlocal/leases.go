@@ -23,13 +23,13 @@ import (
 
 // The lease folder has the format of the reference plugin, because other programs read this folder. Each assigned address has a lease file
 // with the address as its name and "<containerID>\r\n<ifname>" as its content. The file last_reserved_ip.<set> contains the last address
-// that was assigned from the set. The file with the name "lock" is locked with flock(2).
+// that was assigned from the set. Each process that changes the folder locks the file "lock" with flock(2).
 const (
 	lockFile   = "lock"
 	lastPrefix = "last_reserved_ip."
 )
 
-// This struct is the lease folder of a network. The folder is open and locked, and its index is open too.
+// The type leases is the lease folder of a network. The folder is open and locked, and its index is open too.
 type leases struct {
 	dir   *store.Dir
 	lock  *store.Lock
@@ -37,7 +37,7 @@ type leases struct {
 	log   *slog.Logger
 }
 
-// openLeases locks the lease folder. If another program changed the folder, the index is rebuilt.
+// openLeases locks the lease folder. If another program has changed the folder, openLeases rebuilds the index.
 func openLeases(path string, log *slog.Logger) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
 	if err != nil {
@@ -67,9 +67,9 @@ func (l *leases) reindex() error {
 	return err
 }
 
-// withRebuild runs the function f, which uses the index. If f detects a damaged index, the index is rebuilt and f runs again. If the
-// second run detects damage too, another process is changing the index, for example after the lock file was removed. After a second
-// failure, f runs with an index in memory that only this process uses.
+// withRebuild runs the function f, which uses the index. If f detects a damaged index, withRebuild rebuilds the index and runs f again. If
+// f fails again, another process is changing the index, for example after an admin has removed the lock file. In this case, withRebuild
+// runs f with an index in the memory of this process.
 func (l *leases) withRebuild(f func() error) error {
 	err := f()
 	for _, remedy := range []func() error{l.reindex, l.detachIndex} {
@@ -107,15 +107,15 @@ func (l *leases) close() {
 // leaseContent returns the content of a lease file for an owner.
 func leaseContent(a plugin.Attachment) string { return a.ContainerID + "\r\n" + a.IfName }
 
-// maxLease is larger than any lease file, which contains a container ID of 64 characters and an interface name of 15 characters.
+// maxLease is the maximum size of a lease file in bytes. A container ID has 64 characters, and an interface name has at most 15.
 const maxLease = 1024
 
 // parseOwner parses the content of a lease file. Before version 0.7, the reference plugin wrote only the container ID to the file. For
-// invalid content, the result is an owner with an ID that no container has. The address is treated as taken.
+// invalid content, parseOwner returns an ID that no container has, so that the address counts as taken.
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
-	// This condition allows more names than plugin.ValidIfName, because leases of other plugins may contain "default" or "a%b".
+	// This check allows more interface names than plugin.ValidIfName, because leases of other plugins may contain "default" or "a%b".
 	foreignIf := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
 	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || strings.ContainsFunc(ifname, foreignIf) || !utf8.ValidString(ifname) {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}
@@ -127,8 +127,8 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// readAll reads all leases of the folder. A process that is killed between creating and writing a lease leaves an empty file. An empty file
-// is moved away, so that its address can be assigned.
+// readAll reads all leases of the folder. If a process is killed after it creates a lease file and before it writes the content, the file
+// is empty. readAll moves empty files to another folder, so that their addresses can be assigned.
 func (l *leases) readAll() (map[netip.Addr]lease, error) {
 	found, empty, err := readLeases(l.dir, l.log)
 	if err != nil {
@@ -142,13 +142,14 @@ func (l *leases) readAll() (map[netip.Addr]lease, error) {
 	return found, nil
 }
 
-// This struct contains the content of a lease file and the file's modification time.
+// The type lease contains the content and the modification time of a lease file.
 type lease struct {
 	of      plugin.Attachment
 	written int64 // modification time in nanoseconds since 1970
 }
 
-// readLeases reads all leases of a folder. Files that are not leases are ignored. The names of empty lease files are returned separately.
+// readLeases reads all leases of a folder. readLeases ignores files that are not leases, and returns the names of empty lease files in the
+// list "empty".
 func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, empty []string, err error) {
 	names, err := dir.List()
 	if err != nil {
@@ -189,7 +190,7 @@ func (l *leases) quarantine(from *store.Dir, name string) error {
 	return from.Move(name, to)
 }
 
-// createLease creates the lease file of addr. The first result is false if a lease of this address exists.
+// createLease creates the lease file of addr. The result ok is false if addr already has a lease file.
 func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
 	err = l.dir.Create(addr.String(), []byte(leaseContent(a)), 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -225,7 +226,7 @@ func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return owns(parseOwner(data), a), nil
 }
 
-// owner() returns the owner of an address. The second result is true if the owner is in the index.
+// owner() returns the owner of an address. The result "indexed" is true if the owner is in the index.
 func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	data, err := l.dir.Read(addr.String())
 	if err != nil {
@@ -252,7 +253,7 @@ func (l *leases) written(e entry) time.Time {
 	return time.Time{}
 }
 
-// entries() returns the index entries of an attachment. A second entry may exist for leases in the old file format, which contains no
+// entries() returns the index entries of an attachment. An attachment may have a second entry for leases in the old format without an
 // interface name.
 func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	err = l.withRebuild(func() error {
@@ -280,7 +281,7 @@ func (l *leases) allEntries() (out []entry, err error) {
 	return out, err
 }
 
-// endEntry deletes all leases of an entry first, and then the entry itself. An index that cannot be written is not an error, because the
+// endEntry first deletes all leases of an entry, and then the entry in the index. A failed write of the index is not an error, because the
 // leases are already deleted.
 func (l *leases) endEntry(e entry) error {
 	var errs []error
@@ -303,15 +304,16 @@ func (l *leases) endEntry(e entry) error {
 	return nil
 }
 
-// markIndexCurrent calls markCurrent for verbs that succeed even if the index cannot be written. Without a new mark, the next verb would
-// rebuild the index, because deleting leases changed the folder's modification time.
+// markIndexCurrent calls markCurrent, but only logs its error. CNI commands that succeed even without a correct index call
+// markIndexCurrent. Without markCurrent, the next CNI command would rebuild the index, because deleting leases changes the modification
+// time of the folder.
 func (l *leases) markIndexCurrent() {
 	if err := l.index.markCurrent(); err != nil {
 		l.log.Warn("the next verb rebuilds the lease index", "error", err)
 	}
 }
 
-// leasedNames returns all addresses that have a lease file. leasedNames does not read these files.
+// leasedNames returns all addresses that have a lease file. leasedNames reads the names of the lease files, but not their content.
 func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
 	names, err := l.dir.List()
 	if err != nil {
@@ -335,8 +337,8 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-// setLast stores the last assigned address. The next search begins after this address. If this fails, only the preferred order of
-// addresses is lost.
+// setLast stores the last assigned address. The next ADD begins its search after the last assigned address. setLast returns no error:
+// without the stored address, ADD still finds free addresses, but in another order.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	name := fmt.Sprint(lastPrefix, set)
 	err := l.dir.Overwrite(name, []byte(addr.String()), 0o600)

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// A model is a very simple allocator, which consists of sorted lists and a map.
+// A model is a very simple allocator for comparison with the plugin. A model consists of sorted lists and a map.
 type model struct {
 	pools   [][]netip.Addr        // per set, in the order of the ranges, without gateways
 	all     [][]netip.Addr        // with gateways, to find the position of the last address
@@ -32,8 +32,8 @@ type modelLease struct {
 	boot  int
 }
 
-// next() returns the address of the set that is assigned next. The second result is false if no address is free. Recently released
-// addresses come last, except after a collection of dead pods.
+// next() returns the next free address of the set, or false if no address is free. next() returns a recently released address only if no
+// other address is free, except after a collection of dead pods.
 func (m *model) next(set int, collected bool) (netip.Addr, bool) {
 	order := m.all[set]
 	at := slices.Index(order, m.last[set]) + 1 // after the last address, or at the beginning if that is unknown
@@ -72,7 +72,7 @@ func (m *model) add(id string, wanted []netip.Addr) (got []netip.Addr, code uint
 		addr, code := m.take(set, wanted)
 		if code != 0 {
 			m.leases[id] = modelLease{got, m.now}
-			// the model remembers the addresses that a failed ADD releases, in the order in which the ADD took them
+			// a failed ADD releases its addresses in the order in which it took them
 			for _, addr := range got {
 				delete(m.owner, addr)
 				m.resting = append(m.resting, addr)
@@ -112,8 +112,8 @@ func (m *model) take(set int, wanted []netip.Addr) (netip.Addr, uint) {
 	return addr, 0
 }
 
-// collect() finds owners from earlier boots that have at least one address in the set, and releases all addresses of these owners. The
-// owners are sorted by address.
+// collect() searches for owners from earlier boots with an address in the set, and releases all addresses of these owners. It handles the
+// owners in the order of their addresses.
 func (m *model) collect(set int) {
 	var dead []string
 	for id, lease := range m.leases {
@@ -134,8 +134,8 @@ func (m *model) releaseAll(ids []string) {
 	}
 }
 
-// randomSets returns up to three sets with small ranges of both families. The gateways are inside the range, outside the range, or the
-// default. The subnets of the sets do not overlap.
+// randomSets returns up to three sets with small ranges of both families. Each gateway is an address inside the range, an address outside
+// the range, or the default gateway. The subnets of the sets do not overlap.
 func randomSets(random *rand.Rand, m *model) string {
 	var sets []string
 	for set := range 1 + random.IntN(3) {
@@ -189,8 +189,8 @@ func randomRange(random *rand.Rand, six bool, set, r byte) (text string, gateway
 	return text + "}", gateway, addrs
 }
 
-// TestAllocatorAgainstModel compares the allocator with the model for random pools and verbs. The allocator and the model must return the
-// same addresses and errors, and never the same address twice.
+// TestAllocatorAgainstModel compares the plugin's allocator with a simple model for random pools and random CNI commands. The allocator and
+// the model must return the same addresses and errors. An address must never have two owners.
 func TestAllocatorAgainstModel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -263,7 +263,7 @@ func (m *model) gc(l lab, random *rand.Rand) {
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[`+strings.Join(valid, ",")+`]`))
 }
 
-// mustCount checks that an exhausted set is really full, and that the details of the error are correct.
+// mustCount checks the error of an exhausted set: the set must really be full, and the details of the error must be correct.
 func (m *model) mustCount(l lab, a answer) {
 	l.Helper()
 	for _, pool := range m.pools {

@@ -14,35 +14,36 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// These keywords may replace a subnet. The keywords may be written in upper or lower case. Calico has the same keywords. The keyword
-// usePodCidr stands for the node's IPv4 CIDR. In a configuration without usePodCidrIPv6, the keyword usePodCidr stands for the node's IPv6
-// CIDR if the node has no IPv4 CIDR. The keyword usePodCidrIPv6 stands for the node's IPv6 CIDR.
+// A range may contain one of these keywords instead of a subnet, in upper or lower case. Calico has the same keywords. The keyword
+// usePodCidr stands for the node's IPv4 CIDR. If the node has no IPv4 CIDR, usePodCidr stands for the IPv6 CIDR, unless the configuration
+// also contains usePodCidrIPv6. The keyword usePodCidrIPv6 stands for the node's IPv6 CIDR.
 const (
 	usePodCIDR     = "usePodCidr"
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// errNoPodCIDR marks errors that end as soon as the file with the node's CIDRs is written.
+// errNoPodCIDR identifies errors that disappear when the agent writes the file with the node's CIDRs.
 var errNoPodCIDR = errors.New("no podCIDR")
 
-// podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The cause is outside the network's configuration.
+// podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The network's configuration is not the cause of this
+// error.
 func podCIDRError(err error) error {
 	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
 	return plugin.WithHint(&noPodCIDRError{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
 		store.Root, nodefile.Path, nodefile.Path, nodefile.Path)
 }
 
-// NoPodCIDR reports whether an error disappears as soon as the file with the node's CIDRs is written.
+// NoPodCIDR reports whether an error disappears when the agent writes the file with the node's CIDRs.
 func NoPodCIDR(err error) bool { return errors.Is(err, errNoPodCIDR) }
 
-// noPodCIDRError wraps an error so that the result matches errNoPodCIDR (errors.Is). The text of the error stays the same.
+// noPodCIDRError wraps an error so that errors.Is finds errNoPodCIDR, and keeps the text of the error.
 type noPodCIDRError struct{ error }
 
 func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
-// resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. The file with the CIDRs is read only if the ranges contain a
-// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. On such a node, pods get addresses of only one
-// family. In this case, the range with the other keyword is left out, and the second result is true.
+// resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. resolvePodCIDRs reads the file with the CIDRs only if the ranges
+// contain a keyword. If the ranges contain both keywords, but the node has CIDRs of only one address family, pods get addresses of only
+// this family. In this case, resolvePodCIDRs omits the range with the other keyword, and the result "partial" is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	words := podCIDRWords(lists)
 	if len(words.ranges) == 0 {
@@ -69,10 +70,10 @@ func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRan
 	return lists, partial, nil
 }
 
-// absentCIDR replaces a keyword if the node has no CIDR of the keyword's family.
+// absentCIDR replaces a keyword if the node has no CIDR of the matching address family.
 const absentCIDR = "absent"
 
-// withoutAbsent removes the ranges whose subnet is absentCIDR. Sets without any other range are also removed.
+// withoutAbsent removes the ranges whose subnet is absentCIDR. withoutAbsent also removes sets without any other range.
 func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	for _, list := range lists {
 		rest := slices.DeleteFunc(slices.Clone(list), func(r rawRange) bool { return r.Subnet == absentCIDR })
@@ -83,7 +84,7 @@ func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	return left
 }
 
-// podCIDRs contains the ranges whose subnet is a keyword. The two booleans report which keywords occur.
+// podCIDRs contains the ranges whose subnet is a keyword. Two boolean fields say which of the two keywords the ranges contain.
 type podCIDRs struct {
 	ranges []*rawRange
 	v4, v6 bool
@@ -102,7 +103,7 @@ func podCIDRWords(lists [][]rawRange) (words podCIDRs) {
 	return words
 }
 
-// podCIDR returns the node's CIDR that replaces a keyword. If the node has no suitable CIDR, the result is the zero Prefix.
+// podCIDR returns the node's CIDR that replaces a keyword, or the zero Prefix if the node has no suitable CIDR.
 func (w podCIDRs) podCIDR(word string, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
 	if strings.EqualFold(word, usePodCIDRIPv6) {
 		return first(cidrs, false), "IPv6"
@@ -134,7 +135,7 @@ func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error)
 	return file, node.PodCIDRs, nil
 }
 
-// checkCIDRs returns an error if a CIDR cannot be used as a range. The caller adds the file's name to the error.
+// checkCIDRs returns an error if the plugin cannot use a CIDR as a range. The caller adds the name of the file to the error.
 func checkCIDRs(cidrs []netip.Prefix) error {
 	for _, cidr := range cidrs {
 		r, err := parseRange(rawRange{Subnet: cidr.String()})

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// writeNode writes a file below the /run of the sandbox. When the test ends, the file is removed.
+// writeNode writes a file below the folder /run of the sandbox, and removes the file when the test ends.
 func writeNode(t testing.TB, path, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
@@ -105,7 +105,7 @@ func TestPodCIDR(t *testing.T) {
 	}
 }
 
-// TestPodCIDRFromRuntime checks that the keywords also work in ranges from the runtime.
+// TestPodCIDRFromRuntime checks that the keywords usePodCidr and usePodCidrIPv6 also work in ranges from the runtime.
 func TestPodCIDRFromRuntime(t *testing.T) {
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
 	cfg, err := parsed(`{"ipam":{},"runtimeConfig":{"ipRanges":[[{"subnet":"usePodCidr"}]]}}`, nil)
@@ -114,7 +114,8 @@ func TestPodCIDRFromRuntime(t *testing.T) {
 	}
 }
 
-// TestPodCIDRFileIsHardened checks that only a regular file is read, so that reading never blocks.
+// TestPodCIDRFileIsHardened checks that the plugin reads the file with the CIDRs only if it is a regular file. The plugin must not read a
+// pipe, for example, because the read could block.
 func TestPodCIDRFileIsHardened(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
 	writeNode(t, target, `{"podCIDRs":["10.1.2.0/24"]}`)
@@ -136,7 +137,7 @@ func TestPodCIDRFileIsHardened(t *testing.T) {
 	}
 }
 
-// TestVerbsWithoutPodCIDR checks that ADD fails without the file, and that the other verbs succeed.
+// TestVerbsWithoutPodCIDR: without the file with the node's CIDRs, ADD fails, and the other CNI commands succeed.
 func TestVerbsWithoutPodCIDR(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
@@ -165,8 +166,8 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 	}
 }
 
-// TestPodCIDRHintWorksOnFreshNode runs the command in the error's hint on a node that has no folder /run/podlace. The test replaces only
-// kubectl. All other programs in the command are the real programs.
+// TestPodCIDRHintWorksOnFreshNode runs the shell command from the hint of the error on a node without the folder /run/podlace. The test
+// uses a fake kubectl. All other programs in the shell command are real.
 func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 	if err := os.RemoveAll(filepath.Dir(nodefile.Path)); err != nil {
 		t.Fatal(err)
@@ -192,7 +193,7 @@ func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 	}
 }
 
-// TestPodCIDRChanges checks a changed CIDR: new pods get addresses from the new CIDR, and old pods can still be deleted.
+// TestPodCIDRChanges: the node's CIDR changes. New pods get addresses from the new CIDR, and old pods can still be deleted.
 func TestPodCIDRChanges(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)

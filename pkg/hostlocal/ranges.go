@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Range is a part of a subnet from which addresses are assigned. Start and End are both part of the range.
+// Range is a part of a subnet from which the plugin assigns addresses. The addresses Start and End are also part of the range.
 type Range struct {
 	Subnet     netip.Prefix
 	Start, End netip.Addr
@@ -59,7 +59,8 @@ func parseRange(raw rawRange) (Range, error) {
 	return r, nil
 }
 
-// forPods returns an error if pods cannot use the subnet's addresses, or if no host can have the gateway's address.
+// forPods returns an error if pods cannot use the addresses of the subnet. forPods also returns an error if no host can have the address of
+// the gateway.
 func (r Range) forPods() error {
 	if r.Subnet.Bits() == 0 || r.Subnet.Addr().IsLoopback() || r.Subnet.Addr().IsMulticast() {
 		return plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: has no addresses for pods", r.Subnet)
@@ -91,7 +92,7 @@ func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 	return nil
 }
 
-// last() returns the last address of a prefix, which is the broadcast address for IPv4.
+// last() returns the last address of a prefix. The last address of an IPv4 prefix is the broadcast address.
 func last(p netip.Prefix) netip.Addr {
 	bytes := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < len(bytes)*8; bit++ {
@@ -101,8 +102,8 @@ func last(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// pointToPoint reports whether a subnet is too small for a network address, a broadcast address and a gateway. A subnet of this kind has
-// one or two addresses, which pods can use (RFC 3021 for IPv4, RFC 6164 for IPv6).
+// pointToPoint reports whether a subnet has only one or two addresses, and therefore no network address and no broadcast address. Pods can
+// use all addresses of such a small subnet (RFC 3021 for IPv4, RFC 6164 for IPv6).
 func pointToPoint(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() < 2 }
 
 func lastUsable(p netip.Prefix) netip.Addr {
@@ -175,9 +176,9 @@ func checkOverlap(r Range, set RangeSet, same bool, before int) error {
 	return nil
 }
 
-// startingAfter yields each address of the set together with its range. Gateways are left out. The order starts with the address after the
-// given address. After the last address of the set, the order continues with the first address of the set. The order ends with the given
-// address. If the given address is not in the set, the order starts with the first address of the set.
+// startingAfter yields each address of the set together with its range, but no gateways. startingAfter starts with the address after begin.
+// After the last address of the set, startingAfter continues with the first address, and ends with begin. If begin is not in the set,
+// startingAfter starts with the first address of the set.
 func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	return func(yield func(netip.Addr, Range) bool) {
 		at, first, stop := 0, s[0].Start, netip.Addr{}
@@ -204,7 +205,7 @@ func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	}
 }
 
-// size() returns the number of addresses that can be assigned. The second result is false if the number is larger than 2^32.
+// size() returns the number of addresses that the plugin can assign from the set. The result ok is false if the number is larger than 2^32.
 func (s RangeSet) size() (total uint64, ok bool) {
 	for _, r := range s {
 		a, b := r.Start.As16(), r.End.As16()
@@ -223,7 +224,7 @@ func (s RangeSet) size() (total uint64, ok bool) {
 	return total, true
 }
 
-// count() returns the number of addresses that can be assigned, for a set of any size. Numbers above 2^53 are rounded.
+// count() returns the number of addresses that the plugin can assign from a set of any size. count() rounds numbers above 2^53.
 func (s RangeSet) count() (total float64) {
 	for _, r := range s {
 		start, end := r.Start.As16(), r.End.As16()
@@ -247,7 +248,8 @@ func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n uint64) {
 	return n
 }
 
-// usage() returns a text that says how many addresses of the set are taken. The second result is true if all addresses are taken.
+// usage() returns a text that says how many addresses of the set are taken. The result "full" is true if all addresses of the set are
+// taken.
 func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
 	n, size := s.leasedCount(taken), "more than 2^32"
 	if total, ok := s.size(); ok {

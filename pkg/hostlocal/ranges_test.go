@@ -153,7 +153,7 @@ func TestCheckSets(t *testing.T) {
 	}
 }
 
-// walkOrder returns the order in which startingAfter yields addresses. The result contains only the last part of each address.
+// walkOrder returns the last part of each address that startingAfter yields, in the same order.
 func walkOrder(t *testing.T, s RangeSet, begin string) (order []string) {
 	t.Helper()
 	addr, _ := netip.ParseAddr(begin)

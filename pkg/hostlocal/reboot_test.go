@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// setBootID simulates a reboot. In the sandbox's mount namespace, a file with another ID is mounted over the kernel's boot ID.
+// setBootID simulates a reboot. setBootID mounts a file with another ID over the kernel's boot ID, in the mount namespace of the sandbox.
 func (l lab) setBootID(id string) {
 	l.Helper()
 	const path = "/proc/sys/kernel/random/boot_id"
@@ -29,8 +29,8 @@ func (l lab) setBootID(id string) {
 	l.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 }
 
-// TestReboot (F-27) checks that ADD collects the leases of an earlier boot if the pool is exhausted. The order of the leases does not
-// matter. Leases of the current boot must not be collected.
+// TestReboot (F-27) checks that ADD collects the leases of an earlier boot if the pool is exhausted. The result of ADD must not depend on
+// the order of the leases. ADD must not collect leases of the current boot.
 func TestReboot(t *testing.T) {
 	l := newLab(t, tiny)
 	for i := range 4 {
@@ -48,8 +48,8 @@ func TestReboot(t *testing.T) {
 	l.mustFail(l.call("ADD", "new5", ""), plugin.CodeExhausted, "no IP addresses available")
 }
 
-// TestRebootSameContainer checks that a container gets an address when the container restarts after a reboot, although the container's old
-// lease still exists.
+// TestRebootSameContainer: a container restarts after a reboot, and its old lease still exists. The restarted container must get an
+// address.
 func TestRebootSameContainer(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -61,8 +61,8 @@ func TestRebootSameContainer(t *testing.T) {
 	}
 }
 
-// TestUnindexedLeaseIsLive checks that a lease which is not in the index is never collected. The reference plugin creates leases of this
-// kind.
+// TestUnindexedLeaseIsLive checks that ADD never collects a lease that is missing from the index. The reference plugin creates leases
+// without an index entry.
 func TestUnindexedLeaseIsLive(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/30"`) // only .2
 	l.put("10.1.2.2", "foreign\r\neth0")
@@ -72,7 +72,7 @@ func TestUnindexedLeaseIsLive(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// TestDeadNamespace checks an exhausted pool: ADD collects the lease of a pod whose namespace is gone.
+// TestDeadNamespace: if the pool is exhausted, ADD collects the lease of a pod whose namespace is gone.
 func TestDeadNamespace(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/30"`)
 	pod := kerneltest.NewPod(t)
@@ -84,8 +84,8 @@ func TestDeadNamespace(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// renew() replaces a container's lease by an equal lease with the given modification time. The reference plugin replaces a lease in this
-// way for a recreated pod.
+// renew() replaces the lease of a container by an equal lease with the given modification time. The reference plugin does the same when a
+// pod is created again.
 func (l lab) renew(addr, id string, at time.Time) {
 	l.Helper()
 	if err := os.Remove(filepath.Join(l.dir, addr)); err != nil {
@@ -97,8 +97,8 @@ func (l lab) renew(addr, id string, at time.Time) {
 	}
 }
 
-// TestRenewedByOthers (F-44) checks a container that another program attached again, in another namespace or boot. The container keeps its
-// address, although its previous pod is dead. The container must keep its address even if the clock was set back between the two
+// TestRenewedByOthers (F-44): another program attaches a container again, in another namespace or after a reboot. The container must keep
+// its address, although its previous pod is dead. The container must keep its address even if the clock was set back between the two
 // attachments.
 func TestRenewedByOthers(t *testing.T) {
 	for name, age := range map[string]time.Duration{"later": 0, "clock set back": time.Hour} {

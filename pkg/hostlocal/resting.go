@@ -8,15 +8,15 @@ import (
 	"slices"
 )
 
-// restFile is a file in the index folder. The file contains the addresses that were released most recently.
+// restFile is the name of a file in the index folder. The file contains the addresses that were released most recently.
 const restFile = "released"
 
-// maxResting is the maximum number of addresses in this file.
+// maxResting is the maximum number of addresses in the file of released addresses.
 const maxResting = 256
 
-// restingAddresses returns the addresses that were released most recently. The list begins with the address that was released first.
-// Recently released addresses are assigned only if no other address is free. If a released address were assigned again at once, a peer of
-// the deleted pod could reach the new pod by mistake. If the file is lost, only the order of assignment changes.
+// restingAddresses returns the addresses that were released most recently. The list begins with the address that was released first. ADD
+// assigns a recently released address only if no other address is free. If ADD assigned a released address at once, a peer of the deleted
+// pod could reach the new pod by mistake. If the file of released addresses is lost, ADD assigns addresses in another order.
 func (x *index) restingAddresses() (list []netip.Addr) {
 	if x.dir == nil {
 		return nil
@@ -28,7 +28,7 @@ func (x *index) restingAddresses() (list []netip.Addr) {
 	return list
 }
 
-// addResting adds released addresses to the file.
+// addResting adds addresses to the file of released addresses.
 func (x *index) addResting(released []netip.Addr) {
 	if len(released) > 0 {
 		list := append(x.restingAddresses(), released...)
@@ -36,7 +36,7 @@ func (x *index) addResting(released []netip.Addr) {
 	}
 }
 
-// removeResting removes an address from the file, because the address is being assigned.
+// removeResting removes an address from the file of released addresses; ADD calls it before it assigns the address.
 func (x *index) removeResting(addr netip.Addr) {
 	if list := x.restingAddresses(); slices.Contains(list, addr) {
 		x.setResting(slices.DeleteFunc(list, func(a netip.Addr) bool { return a == addr }))

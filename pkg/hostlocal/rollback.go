@@ -12,15 +12,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// IndexPath returns the path of the index for a network and a dataDir. The second result is true if the index exists.
+// IndexPath returns the path of the index for a network and a dataDir. The result ok is true if the index exists.
 func IndexPath(network, dataDir string) (path string, ok bool) {
 	path = indexPath(leaseDir(network, dataDir))
 	_, err := os.Stat(path)
 	return path, err == nil
 }
 
-// RemoveIndex removes the index and all other files that only this plugin needs. RemoveIndex holds the lock of the lease folder. The leases
-// are kept, because the reference plugin uses them too. The next ADD of this plugin builds a new index.
+// RemoveIndex removes the index and all other files that only this plugin needs. RemoveIndex holds the lock of the lease folder.
+// RemoveIndex keeps the leases, because the reference plugin uses them too. The next ADD of this plugin builds a new index.
 func RemoveIndex(network, dataDir string) error {
 	leases := leaseDir(network, dataDir)
 	if dir, err := store.Open(leases); err == nil {
@@ -40,8 +40,8 @@ func RemoveIndex(network, dataDir string) error {
 	return nil
 }
 
-// RemoveFolder removes the index and the lease folder of a network that has no leases. RemoveFolder returns the path of the folder if the
-// folder was removed.
+// RemoveFolder removes the index and the lease folder of a network that has no leases. RemoveFolder returns the path of the removed lease
+// folder, or "" if the folder still exists.
 func RemoveFolder(network, dataDir string) (removed string, err error) {
 	path := leaseDir(network, dataDir)
 	if found, err := Leases(path); err != nil || len(found) > 0 {

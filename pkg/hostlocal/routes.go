@@ -24,8 +24,8 @@ type rawRoute struct {
 	Scope    *int   `json:"scope"`
 }
 
-// parseRoutes returns an error for routes that no kernel accepts. A gateway may be outside all subnets of the pod, because another route
-// can make the gateway reachable.
+// parseRoutes returns the routes, or an error if a route is invalid or occurs twice. A gateway may be outside all subnets of the pod,
+// because another route can make the gateway reachable.
 func parseRoutes(raw []rawRoute) ([]*types.Route, error) {
 	var routes []*types.Route
 	for i, r := range raw {
@@ -70,7 +70,7 @@ func parseRoute(raw rawRoute) (*types.Route, error) {
 }
 
 // checkNumbers returns an error for a number that the kernel would truncate (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in
-// rtnetlink(7)). Scope 255 is also an error, because this scope means that the destination does not exist.
+// rtnetlink(7)). checkNumbers also returns an error for scope 255, which means that the destination does not exist.
 func (r rawRoute) checkNumbers() error {
 	for _, n := range []struct {
 		key   string

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// A lab is a network with a lease folder of its own.
+// A lab is a test network with its own lease folder.
 type lab struct {
 	*testing.T
 	netns string
@@ -44,7 +44,7 @@ func newQuickLab(t *testing.T, ipam string) lab {
 	return lab{t, "/proc/self/ns/net", filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
 }
 
-// An answer is the result or the error of a plugin call.
+// The type answer contains the result or the error of a plugin call.
 type answer struct {
 	IPs []struct {
 		Address, Gateway string
@@ -66,7 +66,7 @@ func (a answer) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// call() runs a verb for the interface eth0 of a container. The third argument contains additional configuration keys.
+// call() runs a CNI command for the interface eth0 of a container. The argument "more" contains additional configuration keys.
 func (l lab) call(verb, id, more string, env ...string) answer {
 	l.Helper()
 	return l.callFor(verb, plugin.Attachment{ContainerID: id, IfName: "eth0"}, more, env...)
@@ -108,7 +108,7 @@ func (l lab) mustGive(id, want string) {
 	}
 }
 
-// mustFail checks that a call returned an error with this code, and that the error's message contains the given text.
+// mustFail checks that a call returned an error with the given code, and that the message of the error contains the given text.
 func (l lab) mustFail(a answer, code uint, says string) {
 	l.Helper()
 	if a.Code != code || !strings.Contains(a.Msg, says) {
@@ -116,7 +116,7 @@ func (l lab) mustFail(a answer, code uint, says string) {
 	}
 }
 
-// ok() fails the test if the call returned an error.
+// ok() fails the test if a plugin call returned an error.
 func (l lab) ok(a answer) {
 	l.Helper()
 	if a.Code != 0 {
@@ -146,7 +146,7 @@ func (l lab) files() map[string]string {
 	return files
 }
 
-// age() sets old times on all leases, both in the files and in the index, so that GC may collect them.
+// age() makes all leases old, both in the files and in the index, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	open, err := openLeases(l.dir, slog.Default())
@@ -168,7 +168,7 @@ func (l lab) age() {
 	open.markIndexCurrent()
 }
 
-// put() writes a file to the lease folder, as another program would do.
+// put() simulates another program that writes a file to the lease folder.
 func (l lab) put(name, content string) {
 	l.Helper()
 	if err := os.MkdirAll(l.dir, 0o755); err != nil {

@@ -18,8 +18,8 @@ import (
 )
 
 // status() returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because addresses become free when
-// pods are deleted. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. STATUS writes a state
-// file only when a pool becomes exhausted or has free addresses again.
+// pods are deleted. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. STATUS writes a file only
+// when a pool becomes exhausted or has free addresses again.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {
@@ -45,8 +45,8 @@ func status(r *plugin.Request) error {
 	return nil
 }
 
-// logExhausted writes one log line when range sets become exhausted, and one line when the sets have free addresses again. A state file
-// for each pool of a network records whether the pool was exhausted at the last call.
+// logExhausted writes one log line when range sets become exhausted, and one log line when they have free addresses again. For each pool of
+// a network, logExhausted stores in a file whether the pool was exhausted at the last call.
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStrictStatus checks that STATUS fails for a full pool only if strictStatus is set. STATUS succeeds while dead pods hold addresses of
-// the pool.
+// TestStrictStatus checks that STATUS fails for an exhausted pool only if strictStatus is true. STATUS succeeds if a dead pod still has an
+// address of the pool, because ADD can collect this address.
 func TestStrictStatus(t *testing.T) {
 	// the only addresses are 10.1.2.2 and both addresses of 10.1.3.0/31
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"},{"subnet":"10.1.3.0/31"}],[{"subnet":"fd00::/64"}]]`)
@@ -43,8 +43,8 @@ func TestStrictStatus(t *testing.T) {
 	strict.ok(strict.call("STATUS", "", ""))
 }
 
-// TestStatusLogsChanges (F-47) checks that repeated calls of STATUS log one line when a pool becomes exhausted, and one line when it has
-// free addresses again.
+// TestStatusLogsChanges (F-47): STATUS logs one line when a pool becomes exhausted, and one line when it has free addresses again. Further
+// calls of STATUS log nothing.
 func TestStatusLogsChanges(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	lines := func(says string) (n int) {
@@ -115,7 +115,7 @@ func (l lab) modified() (times [2]time.Time) {
 	return times
 }
 
-// TestStatusOfBrokenFolders checks that STATUS fails if leases cannot be written to the folder.
+// TestStatusOfBrokenFolders checks that STATUS fails if the plugin cannot write leases to the lease folder.
 func TestStatusOfBrokenFolders(t *testing.T) {
 	for what, place := range map[string]func(dir string) error{
 		"a file for the leases": func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
@@ -155,7 +155,7 @@ func readOnly(path string) error {
 	return errors.Join(unix.Mount(path, path, "", unix.MS_BIND, ""), unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// TestPoolsOfOneNetwork checks a network with two pools in its chain. An exhausted pool is logged only once.
+// TestPoolsOfOneNetwork: two plugins in the chain of a network have pools. STATUS logs only once that a pool is exhausted.
 func TestPoolsOfOneNetwork(t *testing.T) {
 	full := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	room := full

@@ -37,8 +37,7 @@ func TestCheck(t *testing.T) {
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, "lease folder")
 }
 
-// TestDelNeedsLittle (C-45, C-47) checks that DEL creates no files, and that DEL succeeds even if the configuration became invalid after
-// the ADD.
+// TestDelNeedsLittle (C-45, C-47) checks that DEL creates no files. DEL must also succeed if the configuration is invalid.
 func TestDelNeedsLittle(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("DEL", "a", ""))
@@ -79,8 +78,7 @@ func TestGC(t *testing.T) {
 	l.mustFail(l.call("GC", "", ""), plugin.CodeConfig, "valid-attachments is missing")
 }
 
-// TestGCGoesOn (C-83) checks GC with a stale lease that cannot be deleted. GC must return an error, but must still delete all other stale
-// leases.
+// TestGCGoesOn (C-83): GC cannot delete one of several stale leases. GC must return an error, but must still delete all other stale leases.
 func TestGCGoesOn(t *testing.T) {
 	l := newLab(t, one)
 	for i, id := range []string{"a", "b", "c"} {
@@ -122,8 +120,8 @@ func TestUnusualInterfaceNames(t *testing.T) {
 	}
 }
 
-// TestGCKeepsUnusualInterfaces checks that GC keeps another plugin's lease if the attachment of this lease is valid. The lease contains an
-// interface name that the ADD of this plugin might refuse.
+// TestGCKeepsUnusualInterfaces checks that GC keeps a lease of another plugin if its attachment is valid. The lease contains an interface
+// name that the ADD of this plugin might refuse.
 func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	for _, name := range []string{"default", "all", "a%b", "-x", "é", "\ufffd"} {
 		l := newLab(t, one)
@@ -140,7 +138,8 @@ func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	}
 }
 
-// TestForeignOwners checks an owner that the index cannot store. The lease must be treated as belonging to no container.
+// TestForeignOwners: a lease file contains an owner that the index cannot store. The plugin must treat the lease as a lease of no
+// container.
 func TestForeignOwners(t *testing.T) {
 	for _, lease := range []string{"a\r\n\xff", "a\r\n\x01", "a\r\nx y", "a\r\nx/y", "é\r\neth0"} {
 		if of := parseOwner([]byte(lease)); of.ContainerID[0] != '?' {
@@ -177,7 +176,8 @@ func TestStatus(t *testing.T) {
 	l.mustFail(newLab(t, `"ranges":[]`).call("STATUS", "", ""), plugin.CodeConfig, "no IP ranges")
 }
 
-// addConcurrently runs ADD for many containers at the same time. The results are a map from containers to addresses, and the failed calls.
+// addConcurrently runs ADD for many containers at the same time. addConcurrently returns a map from containers to addresses, and the failed
+// calls.
 func (l lab) addConcurrently(pods int) (given map[string]string, failed []answer) {
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -227,7 +227,7 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsOthers checks that a failed ADD releases only its own addresses.
+// TestUndoKeepsOthers checks that a failed ADD does not release addresses of other pods.
 func TestUndoKeepsOthers(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -252,8 +252,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestUnreadableLease checks a lease that cannot be read. The owner of this lease is therefore unknown. The address of the lease is not
-// assigned, and other pods are not affected.
+// TestUnreadableLease: the plugin cannot read a lease, so the owner of the lease is unknown. The plugin must not assign the address of the
+// unreadable lease, and other pods must get addresses as usual.
 func TestUnreadableLease(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")

@@ -13,7 +13,7 @@ func Object(config []byte) json.RawMessage {
 	return keys.IPAM
 }
 
-// Type returns the plugin type in an ipam object. Type returns "" if the type is missing.
+// Type returns the plugin type in an ipam object, or "" if the type is missing.
 func Type(object json.RawMessage) string {
 	var keys struct {
 		Type string `json:"type"`

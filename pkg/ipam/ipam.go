@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipam runs the configured IPAM plugin. A plugin that is linked into the main plugin runs in the same process. Any other plugin
-// runs as a process from CNI_PATH.
+// Package ipam runs the configured IPAM plugin. An IPAM plugin that is linked into the main plugin runs in the same process. Any other IPAM
+// plugin is a program from a folder in CNI_PATH and runs as a child process.
 package ipam
 
 import (
@@ -24,9 +24,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// timeoutOf returns the timeout of an external IPAM plugin. Without a timeout, a plugin that hangs would hold the pod's lock forever. ADD
-// has the longest timeout, because the plugin may have to wait for a server. DEL and STATUS have shorter timeouts. A runtime allows one
-// minute for the DEL of all plugins in the chain. While a runtime calls STATUS, the runtime holds a lock.
+// timeoutOf returns the timeout of an external IPAM plugin. Without a timeout, an IPAM plugin that hangs would hold the pod's lock forever.
+// ADD has the longest timeout, because the IPAM plugin may have to wait for a server. The timeout of DEL is shorter: a container runtime
+// allows one minute for the DEL of all plugins in the chain. The timeout of STATUS is also shorter, because the container runtime holds a
+// lock during STATUS.
 func timeoutOf(verb string) time.Duration {
 	switch verb {
 	case "STATUS":
@@ -37,10 +38,10 @@ func timeoutOf(verb string) time.Duration {
 	return 60 * time.Second
 }
 
-// Runner runs IPAM plugins. The plugins in Builtin run inside this process.
+// Runner runs IPAM plugins. The IPAM plugins in the field Builtin run inside this process.
 type Runner struct{ Builtin []plugin.Plugin }
 
-// InProcess reports whether the plugin with this name runs inside this process.
+// InProcess reports whether the IPAM plugin with the given name runs inside this process.
 func (run Runner) InProcess(name string) bool { _, ok := run.builtin(name); return ok }
 
 func (run Runner) builtin(name string) (plugin.Plugin, bool) {
@@ -52,7 +53,7 @@ func (run Runner) builtin(name string) (plugin.Plugin, bool) {
 	return plugin.Plugin{}, false
 }
 
-// Add calls ADD of the plugin with the given name, which allocates addresses. After a failed ADD, the plugin's DEL is called, because the
+// Add calls ADD of the IPAM plugin with the given name to allocate addresses. If ADD fails, Add calls DEL of the IPAM plugin, because the
 // plugin may have allocated addresses.
 func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) {
 	defer fault.Phase("ipam")()
@@ -94,17 +95,17 @@ func (run Runner) Available(r *plugin.Request, name string) bool {
 	return err == nil
 }
 
-// Del calls DEL of the plugin with the given name, which releases the attachment's addresses.
+// Del calls DEL of the IPAM plugin with the given name to release the attachment's addresses.
 func (run Runner) Del(r *plugin.Request, name string) error {
 	return run.verb(r, name, "DEL", func(p plugin.Plugin) func(*plugin.Request) error { return p.Del })
 }
 
-// Check calls CHECK of the plugin with the given name. The result is an error if the addresses no longer belong to the attachment.
+// Check calls CHECK of the plugin with the given name. Check returns an error if the attachment has lost its addresses.
 func (run Runner) Check(r *plugin.Request, name string) error {
 	return run.verb(r, name, "CHECK", func(p plugin.Plugin) func(*plugin.Request) error { return p.Check })
 }
 
-// GC calls GC of the plugin with the given name, which releases the addresses of stale attachments.
+// GC calls GC of the IPAM plugin with the given name to release the addresses of stale attachments.
 func (run Runner) GC(r *plugin.Request, name string) error {
 	if !run.InProcess(name) {
 		if r.Dead != nil {
@@ -118,7 +119,7 @@ func (run Runner) GC(r *plugin.Request, name string) error {
 	return run.verb(r, name, "GC", func(p plugin.Plugin) func(*plugin.Request) error { return p.GC })
 }
 
-// Status calls STATUS of the plugin with the given name. The result is an error if the plugin cannot allocate addresses.
+// Status calls STATUS of the plugin with the given name. Status returns an error if the IPAM plugin cannot allocate addresses.
 func (run Runner) Status(r *plugin.Request, name string) error {
 	return run.verb(r, name, "STATUS", func(p plugin.Plugin) func(*plugin.Request) error { return p.Status })
 }
@@ -149,7 +150,7 @@ func wrap(name string, err error) error {
 	return fmt.Errorf("ipam %s: %w", name, err)
 }
 
-// ValidType returns an error for a plugin type that would lead to a path outside the folders in CNI_PATH.
+// ValidType returns an error if a program with the name of the plugin type could be outside the folders in CNI_PATH.
 func ValidType(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want the name of a plugin in CNI_PATH", name)
@@ -157,7 +158,8 @@ func ValidType(name string) error {
 	return nil
 }
 
-// delegate() runs an external plugin. The plugin gets the environment and the standard input of this process (SPEC.md section 4).
+// delegate() runs an external plugin. The external plugin gets the environment and the standard input of this process (section 4 of the CNI
+// specification).
 func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	path, err := find(r.Path, name)
 	if err != nil {
@@ -173,7 +175,8 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	case err == nil:
 		return stdout.Bytes(), nil
 	case errors.Is(err, child.ErrTimeout) && verb == "STATUS":
-		// A timeout of STATUS is only logged. The plugin may just be slow, and an error would make the runtime report the node as NotReady.
+		// If STATUS of the IPAM plugin takes too long, Status only logs the timeout. The IPAM plugin may just be slow, and an error would make
+		// the runtime report the node as NotReady.
 		r.Log.Warn("the IPAM plugin does not answer", "ipam", name, "after", timeout)
 		return nil, nil
 	case errors.Is(err, child.ErrTimeout):
@@ -192,9 +195,9 @@ func find(dirs []string, name string) (string, error) {
 	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
 }
 
-// environment() returns the environment for an external plugin. The environment contains the verb and the attachment of the request. If a
-// GC or an ADD deletes another attachment, the environment contains no arguments and no namespace, because another interface of the same
-// container may still use the container's namespace.
+// environment() returns the environment for an external plugin. The environment contains the CNI command and the attachment of the request.
+// If GC or ADD deletes another attachment, the environment contains no arguments and no namespace. The reason is that another interface of
+// the container may still use the namespace.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {

@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// victimEnv is the name of an environment variable. If this variable is set, this program runs an IPAM plugin until the test kills the
-// program. The value of the variable is the folder that contains the plugin.
+// victimEnv is the name of an environment variable. If the variable is set, the test program runs an IPAM plugin until the test kills the
+// program. The value of the variable is the folder that contains the IPAM plugin.
 const victimEnv = "IPAM_TEST_VICTIM"
 
 func TestMain(m *testing.M) {
@@ -40,8 +40,8 @@ func request(path ...string) *plugin.Request {
 		Config: []byte(`{"cniVersion":"1.0.0","name":"net"}`), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
-// externalPlugin creates an IPAM plugin in a new folder. The plugin is a script. The script logs each call and then runs the commands from
-// the last argument of externalPlugin.
+// externalPlugin creates an IPAM plugin in a new folder. The IPAM plugin is a shell script that logs each call and then runs the commands
+// in body.
 func externalPlugin(t *testing.T, body string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -63,8 +63,8 @@ func calls(t *testing.T, dir string) string {
 	return string(data)
 }
 
-// TestForeign checks that an external plugin gets the standard input and the environment of its caller. The verb and the attachment come
-// from the request.
+// TestForeign checks that an external plugin gets the standard input and the environment of its caller. The CNI command and the attachment
+// in the environment come from the request.
 func TestForeign(t *testing.T) {
 	dir := externalPlugin(t, `[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}'; exit 0`)
 	r := request("/nonexistent", dir)
@@ -87,7 +87,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestForeignFails checks that each kind of failure has an error code, and that DEL is called if the plugin may have allocated addresses.
+// TestForeignFails checks that each kind of failure has an error code. If the plugin may have allocated addresses, Add must call DEL.
 func TestForeignFails(t *testing.T) {
 	for body, want := range map[string]string{
 		`exit 0`:                                  "6 ipam fake: its result: ",
@@ -146,7 +146,8 @@ func TestNotExecutable(t *testing.T) {
 	}
 }
 
-// TestBuiltin checks that a linked-in plugin gets a copy of the request. The copy must contain the plugin's own name and the right verb.
+// TestBuiltin checks that a linked-in plugin gets a copy of the request. The copy must contain the name of the linked-in plugin and the
+// right CNI command.
 func TestBuiltin(t *testing.T) {
 	var seen []string
 	note := func(r *plugin.Request) error {
@@ -187,8 +188,8 @@ func TestValidType(t *testing.T) {
 	}
 }
 
-// TestKilledCaller checks that an external IPAM plugin stops when its caller is killed. The plugin must not allocate addresses after its
-// caller was killed.
+// TestKilledCaller checks that an external IPAM plugin ends when its caller is killed. Without its caller, the plugin could allocate
+// addresses that no pod uses.
 func TestKilledCaller(t *testing.T) {
 	dir := externalPlugin(t, `mkfifo "$(dirname "$0")/pipe"; exec sleep 60`)
 	cmd := exec.Command("/proc/self/exe")
@@ -214,7 +215,7 @@ func TestKilledCaller(t *testing.T) {
 	}
 }
 
-// childOf returns the process whose parent process has the given ID.
+// childOf returns the child process of the process with the given ID.
 func childOf(t *testing.T, pid int) string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -229,7 +230,7 @@ func childOf(t *testing.T, pid int) string {
 	return ""
 }
 
-// statFields returns those fields of /proc/PID/stat that follow the program's name: state, parent, and so on (proc_pid_stat(5)).
+// statFields returns the fields of /proc/PID/stat after the program's name: state, parent, and so on (proc_pid_stat(5)).
 func statFields(path string) []string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Plan contains the addresses and routes that an interface should have. The plan is computed from the result of the IPAM plugin. ADD
-// applies the plan, and CHECK compares the plan with the kernel's state.
+// Plan contains the addresses and routes that an interface should have. PlanOf computes the plan from the result of the IPAM plugin. ADD
+// applies the plan, and CHECK compares it with the kernel's state.
 type Plan struct {
 	Addresses []netip.Prefix // with the prefix length of their subnet
 	Routes    []kernel.Route
@@ -40,7 +40,7 @@ func PlanOf(from *types100.Result) (Plan, error) {
 	return plan, nil
 }
 
-// firstGateway returns the first gateway of an address family. The result is the zero Addr if the family has no gateway.
+// firstGateway returns the first gateway of an address family, or the zero Addr if the family has no gateway.
 func (p *Plan) firstGateway(is4 bool) netip.Addr {
 	for _, ip := range p.IPs {
 		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok && gw.Is4() == is4 {
@@ -55,8 +55,8 @@ func (p Plan) Has6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
-// AddDefaults adds a default route for each family that has a gateway. AddDefaults adds no default route if the IPAM plugin returned a
-// default route with a gateway.
+// AddDefaults adds a default route for each address family with a gateway. If the IPAM plugin returned a default route of the family with a
+// gateway, AddDefaults adds none.
 func (p *Plan) AddDefaults() {
 	for _, is4 := range []bool{true, false} {
 		gw := p.firstGateway(is4)
@@ -106,8 +106,8 @@ func (p *Plan) AddRoutes() error {
 	return nil
 }
 
-// reaches() reports whether the pod can reach a gateway. The gateway must be a link-local address, in a subnet of the pod, or in the
-// destination of an earlier route.
+// reaches() reports whether the pod can reach a gateway. A pod can reach a link-local address, each address in its subnets, and each
+// address in the destination of an earlier route.
 func (p *Plan) reaches(gw netip.Addr) bool {
 	if !gw.IsValid() || gw.IsLinkLocalUnicast() {
 		return true

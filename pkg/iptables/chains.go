@@ -16,15 +16,15 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Chains is a map of chains in the nat table. Each key is a parent chain. The value lists the chains to which rules of the parent chain
+// Chains is a map of chains in the nat table. Each key is a parent chain. Each value contains the chains to which rules of the parent chain
 // jump.
 //
-// iptables-nft keeps its chains in nf_tables. Podlace changes these chains directly, without starting a program. An iptables program is
-// started only if legacy xtables have a nat table.
+// iptables-nft keeps its chains in nf_tables. Podlace changes these chains through netlink, without an iptables program. Podlace starts an
+// iptables program only if legacy xtables have a nat table.
 type Chains map[string][]string
 
-// RemoveChain removes a chain for IPv4 and IPv6, together with all rules in the parent chain that jump to this chain. If the chain does
-// not exist, nothing is changed. The chain is removed from nf_tables and from legacy xtables, because the node's iptables variant may have
+// RemoveChain removes a chain for IPv4 and IPv6, and all rules in the parent chain that jump to it. RemoveChain is a no-op if the chain
+// does not exist. RemoveChain removes the chain from nf_tables and from legacy xtables, because the node's iptables variant may have
 // changed since the chain was written.
 func RemoveChain(parent, chain string) error {
 	chains := Chains{parent: {chain}}
@@ -32,7 +32,7 @@ func RemoveChain(parent, chain string) error {
 	return errors.Join(err, chains.RemoveLegacy())
 }
 
-// Jumps converts the chains to jumps of nf_tables, for IPv4 and IPv6.
+// Jumps converts the chains to nf_tables jumps for IPv4 and IPv6.
 func (c Chains) Jumps() (all []nft.Jump) {
 	for _, is4 := range []bool{true, false} {
 		for parent, names := range c {
@@ -52,8 +52,8 @@ func Place(is4 bool, chain string) nft.Place {
 	return nft.Place{Family: unix.NFPROTO_IPV6, Table: "nat", Chain: chain}
 }
 
-// LacksChain reports whether a chain is certainly missing from the nat table. LacksChain returns false in case of doubt. LacksChain starts
-// no program and therefore cannot read the rules of iptables-legacy. While iptables-legacy is in use, the result is false.
+// LacksChain reports whether a chain is certainly missing from the nat table. In case of doubt, LacksChain returns false. LacksChain starts
+// no program and therefore cannot read the rules of iptables-legacy. LacksChain returns false while iptables-legacy is in use.
 func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	if LegacyUsed(is4) {
 		return false
@@ -110,8 +110,8 @@ func IsLegacy(is4 bool) bool {
 	return err == nil && strings.Contains(filepath.Base(path), "legacy")
 }
 
-// legacyProgram returns the name of the program that changes legacy xtables. The result is the program with the suffix "-legacy" if this
-// program is installed. Otherwise, the result is the program without a suffix.
+// legacyProgram returns the name of the program that changes legacy xtables. If the program with the suffix "-legacy" is not installed,
+// legacyProgram returns the program without a suffix.
 func legacyProgram(is4 bool) string {
 	if legacy := name(is4) + "-legacy"; installed(legacy) {
 		return legacy
@@ -119,8 +119,8 @@ func legacyProgram(is4 bool) string {
 	return name(is4)
 }
 
-// RemoveLegacy removes the chains from the nat tables of legacy xtables, for IPv4 and IPv6. RemoveLegacy does nothing if these tables do
-// not exist.
+// RemoveLegacy removes the chains from the nat tables of legacy xtables, for IPv4 and IPv6. RemoveLegacy is a no-op if legacy xtables have
+// no nat table.
 func (c Chains) RemoveLegacy() error {
 	var errs []error
 	for _, is4 := range []bool{true, false} {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package iptables reads and changes the nat tables of iptables and ip6tables. To read and write rules, the package starts the iptables
-// programs of the node. Chains that iptables keeps in nf_tables are removed without starting a program.
+// programs of the node. The package needs no iptables program to remove chains in nf_tables.
 package iptables
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// lockFile is the name of a lock, which each process on the node takes before it changes a nat table.
+// lockFile is the name of a lock file. Each Podlace process locks this file before it changes a nat table.
 const lockFile = ".iptables"
 
 // NAT is the nat table of one address family in the format of iptables-save. A NAT maps each chain to its rules. Each rule ends with a
@@ -38,13 +38,13 @@ func parse(out string) NAT {
 	return t
 }
 
-// HasChain reports whether the table contains a chain with this name.
+// HasChain reports whether the nat table contains a chain with the given name.
 func (t NAT) HasChain(name string) bool {
 	_, ok := t[name]
 	return ok
 }
 
-// Rules returns those rules of a chain that contain all given parts. A rule has the form "-A CHAIN ... ".
+// Rules returns the rules of a chain that contain all given strings. A rule has the form "-A CHAIN ... ".
 func (t NAT) Rules(chain string, parts ...string) []string {
 	var found []string
 next:
@@ -59,7 +59,7 @@ next:
 	return found
 }
 
-// Deletions returns lines in iptables-restore format. The lines delete all rules of the parent chain that jump to the chain.
+// Deletions returns iptables-restore lines that delete all rules of the parent chain which jump to the given chain.
 func (t NAT) Deletions(parent, chain string) []string {
 	var lines []string
 	for _, rule := range t.Rules(parent, "-j "+chain+" ") {
@@ -68,14 +68,15 @@ func (t NAT) Deletions(parent, chain string) []string {
 	return lines
 }
 
-// Comment quotes a text for iptables-restore. A text that exceeds the kernel's limit is shortened (XT_MAX_COMMENT_LEN, 256 with the
-// terminating zero).
+// Comment quotes a text for iptables-restore. Comment shortens a text that exceeds the kernel's limit XT_MAX_COMMENT_LEN (256 bytes with
+// the terminating zero).
 func Comment(text string) string {
 	return `"` + strings.ReplaceAll(text[:min(len(text), 255)], `"`, `\"`) + `"`
 }
 
-// Edit is a change of one family's nat table. Edit holds the node's lock for this table. The result of NAT is valid until Apply changes the
-// table. A killed plugin may have left child processes that hold the lock. Open also waits for these child processes.
+// Edit is a change of the nat table of one address family. From Open to Close, an Edit holds the node's lock for the table. The result of
+// NAT is valid until Apply changes the table. Child processes of a killed plugin may still hold the lock. Open also waits for these child
+// processes.
 type Edit struct {
 	program string
 	wait    []string // arguments with the time that iptables-restore waits for the xtables lock
@@ -84,8 +85,8 @@ type Edit struct {
 	nat     NAT
 }
 
-// Open takes the lock and reads the nat table with one process. If wait is false and a lock is held, Open and Apply return a busy error and
-// do not wait.
+// Open takes the lock and starts one process, which reads the nat table. If "wait" is false and another process holds a lock, Open and
+// Apply return a busy error and do not wait.
 func Open(is4, wait bool) (*Edit, error) { return open(name(is4), wait) }
 
 func open(program string, wait bool) (*Edit, error) {
@@ -108,11 +109,12 @@ func open(program string, wait bool) (*Edit, error) {
 	return e, nil
 }
 
-// NAT returns the content of the table at the time of Open.
+// NAT returns the content of the nat table at the time of Open.
 func (e *Edit) NAT() NAT { return e.nat }
 
-// Apply applies all lines. If one line is invalid, Apply applies none of the lines. The lines are in iptables-restore format. Apply starts
-// one process, unless there are no lines. The line ":CHAIN - [0:0]" creates the chain. If the chain exists, this line empties the chain.
+// Apply applies all lines, or none of them if one line is invalid. The lines have the format of iptables-restore. Apply starts one process,
+// unless there are no lines. The line ":CHAIN - [0:0]" creates the chain. If the chain exists, the line ":CHAIN - [0:0]" deletes all rules
+// of the chain.
 func (e *Edit) Apply(lines []string) error {
 	if len(lines) == 0 {
 		return nil

@@ -72,7 +72,7 @@ func needIPTables(t *testing.T) {
 	}
 }
 
-// apply() changes the nat table. The function in the argument receives the current content of the table and returns the lines to apply.
+// apply() changes the nat table. The function lines() gets the current content of the table and returns the lines to apply.
 func apply(is4 bool, lines func(NAT) []string) error {
 	e, err := Open(is4, true)
 	if err != nil {
@@ -111,8 +111,8 @@ func TestEdit(t *testing.T) {
 	}
 }
 
-// TestEditParallel runs several processes that change the table. The test checks that no other process changes the table between the
-// reading and the writing of one process. No process may lose its own chain.
+// TestEditParallel runs several processes that change the table at the same time. Between the read and the write of one process, no other
+// process may change the table. No process may lose its own chain.
 func TestEditParallel(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// List reads the given chains of the nat table. Chains that do not exist are left out. List starts one process for each chain and one more
-// process. Starting so many processes is slow, so only CHECK calls List.
+// List reads the given chains of the nat table. List omits chains that do not exist. List starts one process for each chain and one more
+// process. Only CHECK calls List, because starting so many processes is slow.
 func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
 
 // ListLegacy does the same as List for the chains of legacy xtables.
@@ -29,8 +29,8 @@ func listBy(program string, chains []string) (NAT, error) {
 	return listWithin(timeout, path, chains)
 }
 
-// listWithin limits the total time of all processes. The library limits only the wait for the xtables lock. A process that hangs is not
-// killed by the timeout. A running process does no harm, because the process holds no lock of Podlace and changes nothing.
+// listWithin limits the total time of all processes. The iptables library limits only the wait for the xtables lock. After the timeout, a
+// process that hangs continues to run. A process that hangs does no harm: it holds no lock of Podlace and changes nothing.
 func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
 	done := make(chan struct{})
 	var nat NAT

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestList checks that each chain in the result of List has the same rules as in the whole table. List must change nothing.
+// TestList checks that List and Read return the same rules for each chain. List must change nothing.
 func TestList(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)
@@ -49,7 +49,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestListBusy checks that List returns a busy error if a program hangs or waits for a lock. The caller can then retry.
+// TestListBusy checks that List returns a busy error if a program hangs or waits for a lock. A caller can retry after a busy error.
 func TestListBusy(t *testing.T) {
 	for what, script := range map[string]string{
 		"hangs":                "exec sleep 2",

@@ -13,18 +13,20 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// This constant is the time limit of a process. The wait for the xtables lock is a part of this time and is limited to xtablesWait
-// seconds.
+// The constant timeout is the time limit of an iptables process. The time limit includes the wait for the xtables lock, which takes at most
+// xtablesWait seconds.
 const (
 	timeout     = 20 * time.Second
 	xtablesWait = 10
 )
 
-// These are the folders in which the programs are searched. PATH is not used, because a runtime's PATH may be empty or hostile.
+// The variable folders contains the folders in which Podlace searches for the iptables programs. Podlace does not use PATH, because a
+// runtime's PATH may be empty or hostile.
 var folders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
-// These are exit statuses of iptables(8). The status exitBusy means a resource problem, such as a held xtables lock. The status exitNoChain
-// means that the chain does not exist. The message for a missing chain depends on the version of iptables-nft.
+// These constants are exit statuses of iptables(8). The status exitBusy means a resource problem, for example that another process holds
+// the xtables lock. The status exitNoChain means that the chain does not exist. The message for a missing chain depends on the version of
+// iptables-nft.
 const (
 	exitNoChain = 1
 	exitBusy    = 4
@@ -38,15 +40,15 @@ func (e *MissingProgram) Error() string { return e.Name + " is not installed" }
 // MissingFeature returns the name of the missing program.
 func (e *MissingProgram) MissingFeature() string { return e.Name }
 
-// busyError means that a program had to wait for a lock, or did not end in time.
+// busyError means that an iptables program waited too long for a lock, or did not end in time.
 type busyError struct{ error }
 
 func (e busyError) Unwrap() error { return e.error }
 
-// Busy returns true, which means that a retry may succeed.
+// Busy returns true, because a retry may succeed after a busyError.
 func (busyError) Busy() bool { return true }
 
-// isBusy reports whether err means that another process held a lock for too long.
+// isBusy reports whether err means that iptables could not get a lock, because another process held the lock for too long.
 func isBusy(err error) bool {
 	var busy interface{ Busy() bool }
 	return errors.As(err, &busy) && busy.Busy()

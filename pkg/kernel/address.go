@@ -21,7 +21,7 @@ func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Prefix converts an IPNet to a prefix. Prefix() returns false if the IPNet has an invalid address or mask.
+// Prefix converts an IPNet to a prefix. Prefix returns false if the IPNet has an invalid address or mask.
 func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false
@@ -38,8 +38,8 @@ func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	return p, p.IsValid()
 }
 
-// AddHostAddress adds an address with prefix length 32 or 128. For IPv6 the kernel adds only the local route, and no prefix route
-// (IFA_F_NOPREFIXROUTE). The error unix.EEXIST means that the link already has the address.
+// AddHostAddress adds an address with prefix length 32 or 128. For an IPv6 address, the kernel adds only the local route, and no prefix
+// route (IFA_F_NOPREFIXROUTE). The error unix.EEXIST means that the link already has the address.
 func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	p := netip.PrefixFrom(a, a.BitLen())
 	addr := &netlink.Addr{IPNet: IPNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
@@ -50,8 +50,8 @@ func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	return fault.Change(op, func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
-// AddAddress adds an address with its prefix length. Duplicate address detection of an IPv6 address is enabled only if dad is true. If dad
-// is false, the address is usable at once (IFA_F_NODAD). The error unix.EEXIST means that the link already has the address.
+// AddAddress adds an address with its prefix length. Duplicate address detection of an IPv6 address is enabled only if "dad" is true. If
+// "dad" is false, the address is usable at once (IFA_F_NODAD). The error unix.EEXIST means that the link already has the address.
 func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	addr := &netlink.Addr{IPNet: IPNet(p)}
 	if p.Addr().Is6() && !dad {
@@ -86,8 +86,8 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument is the longest
-// time to wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time runs out.
+// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The argument "most" is the longest
+// time to wait. WaitForDAD returns an error if another node uses one of the addresses, or if the time is over.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
 		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)
@@ -110,10 +110,10 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	}
 }
 
-// AwaitAddress waits until the namespace answers neighbour solicitations for an address. AwaitAddress returns an error at the deadline.
-// The kernel acknowledges a new IPv6 address too early: a work queue joins the solicited-node group and adds the local route later
-// (addrconf_dad_work in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before the work queue has
-// run. The neighbour repeats the solicitation only after a second.
+// AwaitAddress waits until the namespace answers neighbour solicitations for an address. AwaitAddress returns an error at the deadline. The
+// kernel confirms a new IPv6 address before the address is usable. A kernel work queue joins the solicited-node group and adds the local
+// route later (addrconf_dad_work in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before the work
+// queue has run. A neighbour repeats an unanswered solicitation only after a second.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // IPv4: the route exists at once, and ARP requests are broadcast
@@ -129,7 +129,7 @@ func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	}
 }
 
-// Route is a route through one link.
+// Route is a route whose packets leave through one link.
 type Route struct {
 	Dst      netip.Prefix `json:"dst"`
 	Gateway  netip.Addr   `json:"gateway,omitzero"` // zero for an on-link destination
@@ -165,7 +165,7 @@ func (n *NS) AddRoute(link Link, r Route) error {
 	return fault.Change(op, func() error { return n.h.RouteAddEcmp(r.netlink(link.Index)) })
 }
 
-// HasRoute reports whether the link has a route with this destination, gateway, table and priority.
+// HasRoute reports whether the link has a route with the destination, gateway, table and priority of r.
 func (n *NS) HasRoute(link Link, r Route) (bool, error) {
 	family := netlink.FAMILY_V4
 	if r.Dst.Addr().Is6() {
@@ -212,8 +212,8 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 	return false
 }
 
-// RouteTo returns the ifindex of the link through which the route to an address leads. If there is no route, RouteTo returns an error that
-// NoRoute recognises.
+// RouteTo returns the ifindex of the link through which packets to an address leave. If there is no route, RouteTo returns an error for
+// which NoRoute returns true.
 func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	route, err := n.routeGet(addr)
 	return route.LinkIndex, err
@@ -246,23 +246,24 @@ func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
 	return routes[0], nil
 }
 
-// IsOwn returns two results. The first result reports whether an address is assigned in the namespace. The second result reports whether
-// the address is the broadcast address of a connected subnet.
+// IsOwn checks an address. The result "own" is true if the address is assigned in the namespace. The result "broadcast" is true if the
+// address is the broadcast address of a connected subnet.
 func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
 	route, err := n.routeGet(addr)
 	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST
 }
 
-// documentationV4 is a documentation address (RFC 5737). Normally only the default route matches this address.
+// documentationV4 is a documentation address (RFC 5737). Normally, only the default route matches a documentation address.
 const documentationV4 = "198.51.100.1"
 
-// IsUplink reports whether the default route leads through the link.
+// IsUplink reports whether the default route uses the link.
 func (n *NS) IsUplink(link Link) bool {
 	index, err := n.RouteTo(netip.MustParseAddr(documentationV4))
 	return err == nil && index == link.Index
 }
 
-// HasDefault reports whether the namespace has a default route. The argument selects the family: true for IPv6, false for IPv4.
+// HasDefault reports whether the namespace has a default route of an address family. The argument v6 selects the address family: true for
+// IPv6, false for IPv4.
 func (n *NS) HasDefault(v6 bool) (bool, error) {
 	r, err := n.defaultRoute(map[bool]int{true: netlink.FAMILY_V6, false: netlink.FAMILY_V4}[v6])
 	return r.LinkIndex != 0 || len(r.MultiPath) > 0, err
@@ -297,9 +298,9 @@ func (n *NS) UplinkMTU() (int, error) {
 	return smallest, nil
 }
 
-// defaultRoute returns the default route of a family, or the zero value if there is no default route. defaultRoute first looks up the
-// route to a documentation address (RFC 5737, RFC 3849). Usually only the default route matches such an address. If another route matches
-// that address, defaultRoute reads all routes.
+// defaultRoute returns the default route of a family, or the zero value if there is no default route. defaultRoute first asks the kernel
+// for the route to a documentation address (RFC 5737, RFC 3849). Usually only the default route matches a documentation address. If another
+// route matches the documentation address, defaultRoute reads all routes.
 func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: documentationV4, netlink.FAMILY_V6: "2001:db8::1"}[family])
 	is := func(r netlink.Route) bool {
@@ -326,9 +327,9 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	return best, nil
 }
 
-// KeepRouterAdvertisements sets accept_ra to 2 on the links that have a default route from a router advertisement. With accept_ra 1 the
-// kernel deletes the default route from the advertisement and ignores further advertisements as soon as IPv6 forwarding is enabled
-// (Documentation/networking/ip-sysctl.rst). The function is a no-op if IPv6 forwarding is already enabled.
+// KeepRouterAdvertisements sets accept_ra to 2 on the links that have a default route from a router advertisement. If accept_ra is 1, the
+// kernel deletes this default route and ignores further advertisements as soon as IPv6 forwarding is enabled
+// (Documentation/networking/ip-sysctl.rst). KeepRouterAdvertisements is a no-op if IPv6 forwarding is already enabled.
 func (n *NS) KeepRouterAdvertisements() error {
 	if on, err := n.Forwards(false); on || IsNoFamily(err) {
 		return nil // too late, or the kernel has no IPv6

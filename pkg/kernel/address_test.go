@@ -83,8 +83,8 @@ func TestHasAddress(t *testing.T) {
 	}
 }
 
-// TestDAD checks that an address without duplicate address detection is usable at once. The test also checks that an address with
-// duplicate address detection is usable only after WaitForDAD has returned.
+// TestDAD checks that an address without duplicate address detection is usable at once. An address with duplicate address detection must be
+// usable only after WaitForDAD has returned.
 func TestDAD(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second)) // the link-local address
@@ -139,7 +139,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// mustNotHave checks that HasRoute returns false for routes that differ from an existing route in one attribute.
+// mustNotHave checks that HasRoute returns false for a route that differs from an existing route in only one attribute.
 func (w wire) mustNotHave(t *testing.T, route Route) {
 	t.Helper()
 	for what, change := range map[string]func(*Route){

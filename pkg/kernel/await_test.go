@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestAwaitAddress fills the kernel's work queue for new IPv6 addresses. The test checks that, when AwaitAddress returns, the namespace
-// has joined the solicited-node group and has the local route of the address.
+// TestAwaitAddress fills the kernel's work queue for new IPv6 addresses, and then adds an address and calls AwaitAddress. After
+// AwaitAddress, the namespace must have joined the solicited-node group and must have the local route of the address.
 func TestAwaitAddress(t *testing.T) {
 	w := newWire(t)
 	fill := kerneltest.DelayAddresses(t)

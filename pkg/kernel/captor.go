@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Side is the direction of traffic that a filter of a link handles: received frames or sent frames.
+// Side says which frames of a link a filter handles: received frames or sent frames.
 type Side uint32
 
-// The value Receiving selects filters for frames that the link receives. The value Sending selects filters for frames that the node sends
-// through the link.
+// With the value Receiving, Captor considers filters for frames that the link receives. With the value Sending, Captor considers filters
+// for frames that the node sends through the link.
 const (
 	Receiving Side = netlink.HANDLE_MIN_INGRESS
 	Sending   Side = netlink.HANDLE_MIN_EGRESS
 )
 
-// String returns the name of the side in tc(8).
+// String returns the name that tc(8) uses for the side.
 func (s Side) String() string {
 	if s == Receiving {
 		return "ingress"
@@ -28,16 +28,16 @@ func (s Side) String() string {
 	return "egress"
 }
 
-// Captor is a filter that matches every frame, every IPv4 frame, or every IPv6 frame. Filters after a captor never see the frames that the
-// captor matches.
+// Captor is a filter that matches every frame, every IPv4 frame, or every IPv6 frame. A frame that matches a captor never reaches the
+// filters after the captor.
 type Captor struct {
 	Filter string // as tc(8) shows it
 	Drops  bool   // the filter drops the frames
 	To     int    // ifindex of the link to which it redirects the frames, 0 for none
 }
 
-// Captor returns the first filter that captures all frames on one side of a link. Captor skips eBPF filters, because their verdicts cannot
-// be read.
+// Captor returns the first filter that matches every received frame, or every sent frame, of a link. Captor skips eBPF filters, because
+// Podlace cannot know what an eBPF filter does with a frame.
 func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 	if side == Sending { // an ingress qdisc has no sending side, and answers for the receiving side
 		if q, ok, err := n.qdiscAt(link, netlink.HANDLE_INGRESS); err != nil || !ok || q.kind != "clsact" {
@@ -52,7 +52,7 @@ func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 // actTrap is TC_ACT_TRAP in include/uapi/linux/pkt_cls.h. Package netlink lacks this constant.
 const actTrap netlink.TcAct = 8
 
-// maxGoto is the maximum number of goto actions that firstCaptor follows, since chains can form a loop.
+// maxGoto is the maximum number of goto actions that firstCaptor follows, because chains can form a loop.
 const maxGoto = 8
 
 func firstCaptor(list []netlink.Filter, chain uint32, depth int) (Captor, bool) {

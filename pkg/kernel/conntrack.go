@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Attributes of ctnetlink that the imported packages lack (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
+// These constants are attributes of ctnetlink that the imported packages lack (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
 // net/netfilter/nf_internals.h).
 const (
 	ctaFilter          = 25
@@ -30,22 +30,23 @@ const (
 	ctaGlobalEntries   = 1
 )
 
-// conntrackTimeout is the timeout for one reply of the kernel. Walking a large table takes milliseconds.
+// conntrackTimeout is the timeout for one reply of the kernel. The kernel needs only milliseconds to read even a large connection tracking
+// table.
 const conntrackTimeout = 10 * time.Second
 
-// If the table has at least manyFlows entries, walkUDP uses two filtered dumps. Transferring 3,500 entries (3 µs each) takes as long as a
-// second walk of the table (11 ms).
+// If the connection tracking table has at least manyFlows entries, walkUDP requests two filtered dumps instead of one full dump. The
+// transfer of 3,500 entries (3 µs each) takes as long as a second dump of the table (11 ms).
 const manyFlows = 3500
 
-// UDPFlow is a UDP entry of the connection tracking table.
+// UDPFlow is an entry for UDP in the connection tracking table.
 type UDPFlow struct {
 	To, Answer netip.AddrPort // destination of the first packet, and source of the replies
 	tuple      []byte         // addresses and ports of the first packet, in the kernel's encoding
 	message    []byte         // the kernel's message about the entry
 }
 
-// UDPFlows returns the UDP entries whose first packet went to one of the ports, for IPv4, IPv6 or both. All namespaces share the table.
-// UDPFlows walks the table once for any number of ports (see walkUDP).
+// UDPFlows returns the UDP entries whose first packet went to one of the ports, for IPv4, IPv6 or both. All namespaces share the kernel's
+// connection tracking table. UDPFlows reads the table once for any number of ports (see walkUDP).
 func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, err error) {
 	wanted := map[uint16]bool{}
 	for _, port := range ports {
@@ -59,11 +60,12 @@ func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, e
 	return flows, err
 }
 
-// maxAnswers is the maximum number of rounds in which DelUDP deletes entries that late replies created.
+// maxAnswers limits how often DelUDP searches for entries that late replies have created during the deletion. DelUDP deletes such entries
+// too.
 const maxAnswers = 5
 
-// DelUDP deletes entries. DelUDP also deletes the entries that replies in flight create during the deletion. DelUDP is a no-op if the list
-// is empty.
+// DelUDP deletes entries of the connection tracking table. DelUDP also deletes entries that replies in flight create during the deletion.
+// DelUDP is a no-op for an empty list.
 func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	if len(stale) == 0 {
 		return nil
@@ -82,8 +84,9 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	})
 }
 
-// reversedEntries returns the reversed entries that replaced deleted entries. A reply of the server that is in flight during the deletion
-// creates an entry with reversed directions. With this entry, the kernel would treat the client's next packet as a reply.
+// reversedEntries returns the reversed entries that exist instead of deleted entries. If a server's reply is in flight during the deletion
+// of an entry, the kernel creates an entry with reversed directions. Because of a reversed entry, the kernel would treat the client's next
+// packet as a reply.
 func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.matchingEntry(f)
@@ -94,7 +97,7 @@ func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 	return found
 }
 
-// LocalAddresses returns the addresses of the namespace.
+// LocalAddresses returns all addresses that are assigned in the namespace.
 func (n *NS) LocalAddresses() (map[netip.Addr]bool, error) {
 	var list []netlink.Addr
 	err := retryInterrupted(func() (err error) {
@@ -121,7 +124,7 @@ func entryOf(message []byte) []byte {
 	return message[nl.SizeofNfgenmsg:]
 }
 
-// parseFlow parses a ctnetlink message. The second result is false if the message is not about a UDP entry.
+// parseFlow parses a ctnetlink message. The result ok is false if the message is not about a UDP entry.
 func parseFlow(message []byte) (f UDPFlow, ok bool) {
 	attributes := entryOf(message)
 	if attributes == nil {
@@ -149,7 +152,7 @@ func parseFlow(message []byte) (f UDPFlow, ok bool) {
 // Conntrack is a netlink socket for the connection tracking table.
 type Conntrack struct{ *nl.SocketHandle }
 
-// OpenConntrack opens the table. The caller closes the socket.
+// OpenConntrack opens a netlink socket for the connection tracking table. The caller closes the socket.
 func OpenConntrack() (Conntrack, error) {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -167,9 +170,9 @@ func (t Conntrack) request(operation, flags int, family uint8) *nl.NetlinkReques
 	return req
 }
 
-// walkUDP calls f for each UDP entry. The kernel can filter a dump by protocol only if the dump is for one family. A small table is read in
-// one unfiltered dump of both families. For a large table, one filtered dump per family is faster: 65 ms for 100,000 entries, compared with
-// 350 ms for an unfiltered dump.
+// walkUDP calls f for each UDP entry of the connection tracking table. The kernel can filter a dump by protocol only if the dump is for one
+// address family. walkUDP reads a small table in one unfiltered dump of both families. For a large table, one filtered dump per family is
+// faster: 65 ms for 100,000 entries, compared with 350 ms for an unfiltered dump.
 func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow)) error {
 	if len(families) > 1 && t.countConnections() < manyFlows {
 		return t.dump(unix.AF_UNSPEC, nil, f)
@@ -202,8 +205,8 @@ func (t Conntrack) countConnections() uint32 {
 	return 0
 }
 
-// udpFilter returns attributes that limit a dump to UDP entries. For a list with a single port, the attributes also limit the dump to
-// entries with this destination port. Kernels before 5.8 ignore these attributes.
+// udpFilter returns netlink attributes that limit a dump to UDP entries. If ports contains only one port, the attributes also limit the
+// dump to entries with this destination port. Kernels before 5.8 ignore the attributes.
 func udpFilter(ports []uint16) []*nl.RtAttr {
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
 	protocol := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)
@@ -244,7 +247,7 @@ func (t Conntrack) deleteEntry(f UDPFlow) error {
 	return fault.Ignore(err, unix.ENOENT)
 }
 
-// matchingEntry returns the entry that now matches packets of f in either direction, or nil if no entry matches.
+// matchingEntry returns the current entry for packets of f in either direction, or nil if no entry exists.
 func (t Conntrack) matchingEntry(f UDPFlow) []byte {
 	req := t.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, f.message[0])
 	req.AddData(nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, f.tuple))

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDelFlowsAnswered (F-38) checks that DelUDP deletes the reversed entry that a reply in flight created during the deletion. DelUDP
-// keeps an entry that a new datagram of the client created.
+// TestDelFlowsAnswered (F-38): during the deletion of an entry, a reply in flight creates a reversed entry. DelUDP must delete the reversed
+// entry. If a new datagram of the client creates an entry, DelUDP must keep this entry.
 func TestDelFlowsAnswered(t *testing.T) {
 	newWire(t)
 	const udp = "17"
@@ -37,7 +37,8 @@ func TestDelFlowsAnswered(t *testing.T) {
 	}
 }
 
-// TestFlowFilter checks that the kernel applies udpFilter, so that a walk does not transfer all connections of a busy node.
+// TestFlowFilter checks that the kernel applies the attributes of udpFilter. Otherwise, walkUDP would receive all connections of a busy
+// node.
 func TestFlowFilter(t *testing.T) {
 	newWire(t)
 	var flows []kerneltest.Flow

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MissingFeature is the error for a feature that the kernel lacks.
+// MissingFeature is the error for a missing feature of the kernel.
 type MissingFeature struct {
 	What string // with the kernel configuration options
 	Err  error  // the kernel's reply
@@ -25,7 +25,7 @@ func (e *MissingFeature) Unwrap() error { return e.Err }
 // MissingFeature returns the name of the missing feature.
 func (e *MissingFeature) MissingFeature() string { return e.What }
 
-// missingFeature turns ENOENT, the kernel's error for an unknown kind of object, into a *MissingFeature.
+// missingFeature converts ENOENT to a *MissingFeature. ENOENT is the kernel's error for an unknown kind of object.
 func missingFeature(err error, what string) error {
 	if errors.Is(err, unix.ENOENT) {
 		return &MissingFeature{what, err}

@@ -18,25 +18,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event reports that a link or a device was added, removed or changed.
+// Event reports that a network interface (link) or a hardware device was added, removed or changed.
 type Event struct {
 	Lost bool // the socket overflowed and some events were lost: anything may have changed
 
-	// For a link.
+	// The fields Link and Kind are set in an event about a link.
 	Link string // its name
 	Kind string // as in Link; hardware has none
 
 	Device string // for a device: its folder below /sys, such as /devices/pci0000:3a/...
 }
 
-// kernelUevents is the multicast group on which the kernel sends uevents. udev sends on group 2.
+// kernelUevents is the multicast group on which the kernel sends uevents. The program udev sends its own events on group 2.
 const kernelUevents = 1
 
-// largestEvent is the size of the receive buffer in bytes. Every datagram of the kernel is smaller than this buffer.
+// largestEvent is the size of the receive buffer in bytes. Every datagram of the kernel is smaller than largestEvent.
 const largestEvent = 64 << 10
 
-// Events returns a channel of events about links in the caller's namespace and about devices. In a user namespace some device events may be
-// missing. A receiver that is too slow gets an event whose field Lost is true. The channel and the sockets are closed when ctx ends.
+// Events returns a channel of events about the devices of the node, and about links in the caller's namespace. In a user namespace, some
+// device events may be missing. If the receiver is too slow, it gets an event whose field Lost is true. Events closes the channel and the
+// sockets when ctx ends.
 func Events(ctx context.Context) (<-chan Event, error) {
 	links, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -61,8 +62,8 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// subscribe() opens a socket that receives the messages of multicast groups. The socket filter can drop some of these messages. A nil
-// filter drops no messages. One goroutine can close the socket while another goroutine reads from the socket.
+// subscribe() opens a socket that receives the messages of multicast groups. The socket drops the messages that do not match the filter.
+// With a nil filter, the socket drops no messages. One goroutine can close the socket while another goroutine reads from it.
 func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -87,7 +88,7 @@ func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File,
 }
 
 // sendEvents sends the events of each datagram until the socket is closed or ctx ends. If the buffer of the socket overflows, sendEvents
-// sends the event that its caller provides for lost messages.
+// sends the event in the argument "lost".
 func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
 	buffer := make([]byte, largestEvent)
 	for {
@@ -109,8 +110,8 @@ func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) 
 	}
 }
 
-// receive() waits for a datagram and returns its events. If the buffer of the socket overflowed or the socket cannot be read, receive()
-// returns the event that its caller provides for lost messages.
+// receive() waits for a datagram and returns its events. If the buffer of the socket has overflowed, or if the socket is unreadable,
+// receive() returns the event in the argument "lost".
 func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
 	n, err := socket.Read(buffer)
 	switch {
@@ -124,7 +125,7 @@ func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost
 	return []E{lost}, err
 }
 
-// linkEvents parses a datagram of rtnetlink(7) messages.
+// linkEvents returns the events in a datagram of rtnetlink(7) messages.
 func linkEvents(datagram []byte) []Event {
 	return eachMessage(datagram, Event{Lost: true}, func(kind, _ uint16, body []byte) []Event {
 		if kind == unix.RTM_NEWLINK || kind == unix.RTM_DELLINK {
@@ -134,8 +135,8 @@ func linkEvents(datagram []byte) []Event {
 	})
 }
 
-// eachMessage calls parse with the type, flags and body of each message in a datagram, and returns all results. After a malformed message,
-// eachMessage stops, and adds the event that its caller provides for lost messages.
+// eachMessage calls parse with the type, flags and body of each message in a datagram, and returns all results. At the first malformed
+// message, eachMessage stops, and adds the event in the argument "lost" to the results.
 func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, body []byte) []E) (events []E) {
 	for len(datagram) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(datagram))
@@ -149,8 +150,8 @@ func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, 
 	return events
 }
 
-// linkEvent parses the body of a link message. linkEvent ignores messages of family AF_BRIDGE about bridge ports, because these messages
-// do not contain the kind of the link.
+// linkEvent returns the event in the body of a netlink message about a link. linkEvent ignores messages of family AF_BRIDGE about bridge
+// ports, because they do not contain the kind of the link.
 func linkEvent(message []byte) []Event {
 	if len(message) < unix.SizeofIfInfomsg {
 		return []Event{{Lost: true}}
@@ -165,8 +166,8 @@ func linkEvent(message []byte) []Event {
 	return []Event{{Link: text(unix.IFLA_IFNAME), Kind: text(unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)}}
 }
 
-// deviceEvents parses a uevent. A uevent is a list of strings that each end with a zero byte. The first string has the format
-// action@folder, and each other string is a variable.
+// deviceEvents returns the event in a uevent message of the kernel. A uevent is a list of strings, and each string ends with a zero byte.
+// The first string has the format action@folder. Each other string has the format variable=value.
 func deviceEvents(datagram []byte) []Event {
 	head, _, _ := bytes.Cut(datagram, []byte{0})
 	_, device, ok := strings.Cut(string(head), "@")

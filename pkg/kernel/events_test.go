@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// eventLog collects events.
+// The type eventLog collects the events that a test receives.
 type eventLog struct {
 	mu     sync.Mutex
 	events []Event
@@ -48,8 +48,8 @@ func (h *eventLog) awaitEvent(t *testing.T, what string, is func(Event) bool) {
 	}
 }
 
-// TestEvents checks that adding, renaming, changing and removing a link sends events with the kind of the link. The channel is closed when
-// the context ends.
+// TestEvents adds, renames, changes and removes a link. Each of these changes must send an event with the kind of the link. The channel
+// must be closed when the context ends.
 func TestEvents(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -74,8 +74,8 @@ func TestEvents(t *testing.T) {
 	<-ended
 }
 
-// TestEventsUntaken checks that a late receiver gets the events in order. When the context ends, the channel is closed although some events
-// were not received.
+// TestEventsUntaken checks that a late receiver gets the events in order. When the context ends, the channel must be closed even if the
+// receiver has not read all events.
 func TestEventsUntaken(t *testing.T) {
 	h := host(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -95,7 +95,8 @@ func TestEventsUntaken(t *testing.T) {
 	}
 }
 
-// TestEventsOverflow checks that an overflow of the socket sends an event whose field Lost is true. Later events still arrive.
+// TestEventsOverflow checks that an overflow of the socket sends an event whose field Lost is true. Events after the overflow must still
+// arrive.
 func TestEventsOverflow(t *testing.T) {
 	h := host(t)
 	socket, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
@@ -128,8 +129,7 @@ func TestEventsOverflow(t *testing.T) {
 	<-ended
 }
 
-// TestEventsEnd checks sendEvents with a socket that cannot be read. sendEvents must send an event whose field Lost is true, and must then
-// return.
+// TestEventsEnd calls sendEvents with an unreadable socket. sendEvents must send an event whose field Lost is true, and must then return.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	kerneltest.Must(t, err)
@@ -184,7 +184,7 @@ func TestDeviceEvents(t *testing.T) {
 	}
 }
 
-// FuzzEvents checks that no input causes a panic.
+// FuzzEvents checks that no datagram makes the event parsers panic.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("\x10\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
 	f.Add([]byte("add@/devices/virtual/net/veth0\x00ACTION=add\x00"))

@@ -22,10 +22,11 @@ type Match struct {
 	links     []int
 }
 
-// Through reports whether the route, or one of its next hops, leads through a link.
+// Through reports whether the route, or one of its next hops, uses the link for output.
 func (m Match) Through(link Link) bool { return slices.Contains(m.links, link.Index) }
 
-// FirstLink returns the ifindex of the route's link, or of the first link of a multipath route.
+// FirstLink returns the ifindex of the output link of the route. For a multipath route, FirstLink returns the ifindex of the first next
+// hop.
 func (m Match) FirstLink() int {
 	if len(m.links) == 0 {
 		return 0
@@ -34,7 +35,7 @@ func (m Match) FirstLink() int {
 }
 
 // MatchRoute returns the route that the kernel selects for an address. MatchRoute sends only one request, even if many routes exist. If no
-// route matches, or if the matching route refuses packets, MatchRoute returns an error that NoRoute recognises.
+// usable route matches, MatchRoute returns an error for which NoRoute returns true.
 func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	var routes []netlink.Route
 	err = retryInterrupted(func() (err error) {
@@ -62,9 +63,9 @@ func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	return m, nil
 }
 
-// HasAddress reports whether the link has the address. HasAddress looks up the local route of the address. This lookup needs only one
-// request, even if many addresses exist. If several links have the same address, HasAddress may return false for all of them except the
-// first.
+// HasAddress reports whether the link has the address. HasAddress asks the kernel for the local route of the address. HasAddress needs only
+// one request, even if many addresses exist. If several links have the same address, HasAddress may return true only for the first of these
+// links.
 func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	m, err := n.MatchRoute(addr)
 	if NoRoute(err) {
@@ -73,7 +74,7 @@ func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	return err == nil && m.Local && m.Through(link), err
 }
 
-// AddConnected adds the connected route of a link's address. The kernel itself adds this route when a program adds the address.
+// AddConnected adds the connected route for an address of the link. Normally, the kernel itself adds the connected route of a new address.
 // AddConnected is a no-op if the route exists.
 func (n *NS) AddConnected(link Link, address netip.Prefix) error {
 	route := &netlink.Route{LinkIndex: link.Index, Dst: IPNet(address.Masked()), Protocol: unix.RTPROT_KERNEL}

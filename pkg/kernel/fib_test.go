@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestMatchRoute checks the route that MatchRoute returns for local, connected, unreachable and multipath destinations. AddConnected
-// restores a deleted connected route.
+// TestMatchRoute checks the route that MatchRoute returns for local, connected, unreachable and multipath destinations. AddConnected must
+// restore a deleted connected route.
 func TestMatchRoute(t *testing.T) {
 	w := newWire(t)
 	own := prefixes("10.1.0.2/24", "fd00::2/64")
@@ -66,7 +66,7 @@ func TestMatchRoute(t *testing.T) {
 	}
 }
 
-// TestLinkForwards checks that Forwards4 and Forwards6 of a link match the sysctl files.
+// TestLinkForwards checks that Forwards4 and Forwards6 return the forwarding settings in the sysctl files of the link.
 func TestLinkForwards(t *testing.T) {
 	w := newWire(t)
 	for path, forwards := range map[string]func(Link) bool{

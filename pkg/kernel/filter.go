@@ -4,15 +4,15 @@ package kernel
 
 import "golang.org/x/sys/unix"
 
-// filterProgram builds a socket filter in classic BPF (Documentation/networking/filter.rst) with forward jumps to labels.
+// filterProgram is the source of a socket filter in classic BPF (Documentation/networking/filter.rst). Its jumps lead forward to labels.
 type filterProgram struct {
 	list   []unix.SockFilter
 	labels map[string]int
 	jumps  map[int]string // target label of each jump
 }
 
-// netlinkAttribute is SKF_AD_OFF + SKF_AD_NLATTR of include/uapi/linux/filter.h. A load instruction with this offset searches the message
-// for a netlink attribute.
+// netlinkAttribute is SKF_AD_OFF + SKF_AD_NLATTR of include/uapi/linux/filter.h. A BPF load instruction with this offset searches the
+// message for a netlink attribute.
 const netlinkAttribute = 0xffff_f000 + 12
 
 func newProgram() *filterProgram {
@@ -30,14 +30,14 @@ func (p *filterProgram) jump(label string) {
 	p.add(unix.BPF_JMP|unix.BPF_JA, 0)
 }
 
-// jumpIf adds a conditional jump to a label. The condition compares the loaded number with the second argument. The first argument selects
-// the comparison: BPF_JEQ, BPF_JGT, BPF_JGE or BPF_JSET.
+// jumpIf adds a conditional jump to a label of the socket filter. The jump compares the loaded number with value. The argument "test"
+// selects the comparison: BPF_JEQ, BPF_JGT, BPF_JGE or BPF_JSET.
 func (p *filterProgram) jumpIf(test uint16, value uint32, label string) {
 	p.jumps[len(p.list)] = label
 	p.add(unix.BPF_JMP|unix.BPF_K|test, value)
 }
 
-// loadBytes adds an instruction that loads 1 or 2 bytes of the message.
+// loadBytes adds an instruction that loads one or two bytes of the message.
 func (p *filterProgram) loadBytes(at uint32, size int) {
 	p.add(map[int]uint16{1: unix.BPF_B, 2: unix.BPF_H}[size]|unix.BPF_LD|unix.BPF_ABS, at)
 }
@@ -50,8 +50,8 @@ func (p *filterProgram) loadAttribute(kind, from uint32) {
 	p.add(unix.BPF_LD|unix.BPF_B|unix.BPF_ABS, netlinkAttribute)
 }
 
-// returnBytes adds an instruction that ends the filter. The argument is the number of bytes of the message that the socket receives. The
-// value 0 drops the message.
+// returnBytes adds an instruction that ends the filter. The argument "passes" is the number of bytes that the socket receives from the
+// message. If "passes" is 0, the socket drops the message.
 func (p *filterProgram) returnBytes(passes uint32) { p.add(unix.BPF_RET|unix.BPF_K, passes) }
 
 func (p *filterProgram) assemble() []unix.SockFilter {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft reads
-// and changes nf_tables. Method names follow ip(8). A method whose name is a noun makes no change. A method whose name is a verb makes a
-// change. Methods with the prefix Ensure are idempotent. Every change passes fault.Change.
+// and changes nf_tables. Method names follow ip(8). A method whose name is a noun changes nothing. A method whose name is a verb makes a
+// change. Methods with the prefix Ensure are idempotent. Each method makes its changes through fault.Change.
 package kernel
 
 import (
@@ -27,7 +27,7 @@ const requestTimeout = 30 * time.Second
 // NS is a handle to a network namespace. Host opens the namespace of the process. Open opens the namespace of a pod.
 type NS struct {
 	h *netlink.Handle
-	// The sockets are used for requests that netlink.Handle does not support.
+	// These sockets are for netlink requests that netlink.Handle does not support.
 	sockets map[int]*nl.SocketHandle
 	strict  map[int]*nl.SocketHandle // for dump, opened on first use
 	work    chan func()              // runs functions on a thread inside the namespace; nil for the own namespace
@@ -35,7 +35,7 @@ type NS struct {
 	sysctls map[string]*os.File // folders below /proc/sys/net, opened on first use
 }
 
-// Node is a handle to the namespace of the process, with operations that only this namespace supports.
+// Node is a handle to the namespace of the process. Some operations of Node are possible only in this namespace.
 type Node struct {
 	NS
 	NFT nft.Conn // closed with the Node
@@ -51,8 +51,8 @@ func Host() (*Node, error) {
 }
 
 func (n *NS) connect() (err error) {
-	// The handle must have exactly the family NETLINK_ROUTE. A netlink.Handle without a family silently works in the caller's namespace. A
-	// netlink.Handle with all families cannot be opened on kernels without XFRM.
+	// The handle must have exactly the family NETLINK_ROUTE. A netlink.Handle without a family would silently work in the caller's namespace.
+	// On a kernel without XFRM, NewHandle with all families fails.
 	if n.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (n *NS) connect() (err error) {
 		n.h.Close()
 		return err
 	}
-	// The kernel may drop a reply when memory is short, so a request without a timeout might never return.
+	// If the kernel has too little memory, it may drop a reply. Without a timeout, a request whose reply is lost would never return.
 	limit := unix.NsecToTimeval(requestTimeout.Nanoseconds())
 	_ = errors.Join(n.h.SetSocketTimeout(requestTimeout), s.SetSendTimeout(&limit), s.SetReceiveTimeout(&limit))
 	n.sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
@@ -101,9 +101,8 @@ func Open(netns Namespace) (*NS, error) {
 
 // serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. serveThread
 // never calls UnlockOSThread. The thread therefore ends with the goroutine, and no other goroutine runs in the wrong namespace. The main
-// thread must not enter the namespace. If the main thread entered the namespace, this thread would keep the namespace alive until the
-// process ends. If serveThread runs on the main thread, serveThread starts another goroutine. This goroutine gets another thread, because
-// the main thread is locked.
+// thread must not enter the namespace, because it would then keep the namespace alive until the process ends. If serveThread runs on the
+// main thread, it starts another goroutine. The other goroutine gets another thread, because the main thread is locked.
 func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
@@ -144,14 +143,14 @@ func (n *NS) Close() {
 	}
 }
 
-// Close releases the namespace. After an nf_tables deletion, Close waits some milliseconds, because the kernel waits for an RCU grace
-// period before it closes the socket.
+// Close releases the namespace. After a deletion in nf_tables, Close takes some milliseconds: the kernel waits for an RCU grace period
+// before it closes the socket.
 func (n *Node) Close() {
 	n.NFT.Close()
 	n.NS.Close()
 }
 
-// inNamespace runs f on a thread inside the namespace, where /proc/sys/net holds the settings of the namespace.
+// inNamespace runs f() on a thread inside the namespace. On such a thread, /proc/sys/net contains the settings of the namespace.
 func (n *NS) inNamespace(f func() error) error {
 	if n.work == nil {
 		return f()
@@ -161,6 +160,6 @@ func (n *NS) inNamespace(f func() error) error {
 	return <-done
 }
 
-// retryInterrupted repeats a request until the kernel no longer interrupts it. For example, the kernel interrupts a dump if the table
-// changes during the dump.
+// retryInterrupted repeats a request that the kernel has interrupted. For example, the kernel interrupts a dump if the table changes during
+// the dump.
 func retryInterrupted(f func() error) error { return fault.Retry(f, netlink.ErrDumpInterrupted) }

@@ -13,19 +13,20 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MaxLearned is the maximum number of MACs that a bridge learns if AddBridge created the bridge (fdb_max_learned, since Linux 6.7). This
-// limit allows four MACs for each of the 1,024 possible ports. 4,096 entries need half a MiB of kernel memory. Without the limit a pod
-// could fill the memory with forged MACs. At this limit, the bridge learns no further MACs, and floods frames to unknown MACs.
+// MaxLearned is the maximum number of MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7). The limit of 4,096 MACs
+// allows four MACs for each of the 1,024 possible ports. 4,096 entries need half a MiB of kernel memory. Without MaxLearned, a pod could
+// fill the memory with forged MACs. When the bridge has learned 4,096 MACs, it learns no others, and it floods frames to unknown MACs.
 const MaxLearned = 4096
 
 // brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h.
 const brFDBMaxLearned = 49
 
-// AddBridge creates a bridge that learns at most MaxLearned MACs. One request creates the bridge with all settings, so that a kill leaves
-// no partial bridge. This request also sets the MAC. Without a fixed MAC, a bridge takes the lowest MAC of its ports, and udev could change
-// the MAC. If filtered is true, the bridge gets nf_call_iptables and nf_call_ip6tables (ip-link(8)). With these settings, IP rules of
-// iptables and nftables see bridged packets if br_netfilter is loaded, regardless of the sysctl net.bridge.bridge-nf-call-iptables. The
-// error unix.EEXIST means that another interface already has this name.
+// AddBridge creates a bridge that learns at most MaxLearned MACs. One request creates the bridge with all settings, so that a killed
+// process never leaves a partial bridge. The request also sets the MAC. Without a fixed MAC, a bridge takes the lowest MAC of its ports,
+// and udev could change the MAC. If "filtered" is true, AddBridge sets the options nf_call_iptables and nf_call_ip6tables of the bridge
+// (ip-link(8)). If the module br_netfilter is also loaded, IP rules of iptables and nftables see bridged packets. The sysctl
+// net.bridge.bridge-nf-call-iptables then has no effect on this bridge. The error unix.EEXIST means that another interface already has this
+// name.
 func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
 	return n.addBridge("link add "+name+" type bridge", name, mac, mtu, filtered)
 }
@@ -56,7 +57,7 @@ func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered 
 	})
 }
 
-// switchedOn returns the given bridge attributes, each with value 1.
+// switchedOn returns a netlink attribute that sets the given bridge attributes to 1.
 func switchedOn(attributes ...int) *nl.RtAttr {
 	data := nl.NewRtAttr(nl.IFLA_INFO_DATA, nil)
 	for _, a := range attributes {
@@ -74,9 +75,9 @@ type Veth struct {
 	Master          int       // ifindex of the bridge for the host side
 }
 
-// AddVeth creates a veth pair with both ends down and returns the ifindex of the host side. One request sets names, MACs, MTU, namespace
-// and master (rtnetlink(7), RTM_NEWLINK with VETH_INFO_PEER), so that no partial pair is ever visible. The error unix.EEXIST means that one
-// of the names is taken.
+// AddVeth creates a veth pair with both ends down and returns the ifindex of the host side. One request creates the pair with names, MACs,
+// MTU, namespace and master (rtnetlink(7), RTM_NEWLINK with VETH_INFO_PEER), so that other programs never see a partial pair. The error
+// unix.EEXIST means that a link with one of the two names exists.
 func (n *Node) AddVeth(v Veth) (int, error) {
 	var index int
 	err := fault.Change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
@@ -135,7 +136,7 @@ func linkHeader(index int) *nl.IfInfomsg {
 	return msg
 }
 
-// Ports returns the names of a bridge's ports. Ports() reads all links of the namespace.
+// Ports returns the names of a bridge's ports. Ports reads all links of the namespace, so it is slow on a node with many links.
 func (n *NS) Ports(bridge Link) (names []string, err error) {
 	var links []netlink.Link
 	err = retryInterrupted(func() (err error) {
@@ -165,8 +166,8 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 	})
 }
 
-// SetARPNotify makes the kernel announce the IPv4 addresses of a link when the link comes up (arp_notify in
-// Documentation/networking/ip-sysctl.rst). The reference bridge plugin also sets arp_notify. The kernel does not announce addresses when a
+// SetARPNotify sets the sysctl arp_notify of a link: the kernel then announces the IPv4 addresses of the link when the link comes up
+// (Documentation/networking/ip-sysctl.rst). The reference bridge plugin also sets arp_notify. The kernel does not announce addresses when a
 // new veth comes up for the first time.
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
@@ -187,9 +188,9 @@ func (n *NS) SetDown(link Link) error {
 	return fault.Change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
-// PinMTU gives a bridge a fixed MTU. Without a fixed MTU, the kernel gives the bridge the smallest MTU of its ports. A bridge with an MTU
-// below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU. If the wanted MTU is the current MTU, PinMTU
-// therefore first sets another MTU (MTUBeside). The first argument must contain the current MTU.
+// PinMTU sets a fixed MTU of a bridge. Without a fixed MTU, a bridge gets the smallest MTU of its ports from the kernel. A bridge with an
+// MTU below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU. Therefore, if the wanted MTU is the current
+// MTU, PinMTU first sets another MTU (MTUBeside). The field MTU of bridge must be the current MTU.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
 	if bridge.MTU == mtu {
 		if err := n.SetMTU(bridge, MTUBeside(mtu)); err != nil {
@@ -199,7 +200,7 @@ func (n *Node) PinMTU(bridge Link, mtu int) error {
 	return n.SetMTU(bridge, mtu)
 }
 
-// MTUBeside returns the temporary MTU that PinMTU sets first: one more or one less than mtu.
+// MTUBeside returns the temporary MTU that PinMTU sets first: mtu plus 1, or mtu minus 1 if mtu is the maximum.
 func MTUBeside(mtu int) int {
 	const most = 65535 // ETH_MAX_MTU in include/uapi/linux/if_ether.h
 	if mtu >= most {
@@ -218,8 +219,8 @@ func (n *NS) SetPromisc(link Link, on bool) error {
 	return n.setFlag(link, "promisc", unix.IFF_PROMISC, on)
 }
 
-// SetAllMulti makes a link receive all multicast frames. If the last argument is false, the link receives only multicast frames to joined
-// groups.
+// SetAllMulti makes a link receive all multicast frames if "on" is true. If "on" is false, the link receives only multicast frames to
+// groups that the namespace has joined.
 func (n *NS) SetAllMulti(link Link, on bool) error {
 	return n.setFlag(link, "allmulticast", unix.IFF_ALLMULTI, on)
 }
@@ -258,9 +259,9 @@ func (n *NS) DelLink(name string) error {
 	})
 }
 
-// SetUpLeader sets a link up, sets its alias, and makes the link the leader of a new device group, in one request. EnsureIFB adds the
-// devices that serve only this link to the group. DelGroup can delete the whole group in one request. Deleting the devices one by one would
-// take about 15 ms for each device (synchronize_net).
+// SetUpLeader sets a link up, sets its alias, and makes the link the leader of a new device group, in one request. EnsureIFB adds the IFB
+// devices of the link to its group. DelGroup can delete the whole group in one request. Without a group, the deletion would take about 15
+// ms for each device (synchronize_net).
 func (n *Node) SetUpLeader(link Link, alias string) error {
 	return fault.Change("link set "+link.Name+" up alias "+alias, func() error {
 		req := n.newRequest(unix.RTM_NEWLINK, 0)
@@ -275,8 +276,8 @@ func (n *Node) SetUpLeader(link Link, alias string) error {
 }
 
 // DelGroup deletes an interface and the device group that the interface leads. If the interface is already deleted, DelGroup deletes the
-// rest of its group. DelGroup uses only the fields Name and Index of its argument. DelGroup is a no-op if Index is 0 or the objects are
-// missing.
+// rest of its group. DelGroup uses only the fields Name and Index of the link. DelGroup is a no-op if Index is 0, or if the interface and
+// its group are missing.
 func (n *Node) DelGroup(link Link) error {
 	return fault.Change("link del "+link.Name+" and its group", func() error {
 		if link.Index == 0 {

@@ -14,10 +14,10 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MoveLink moves a link into another namespace and renames the link, in one request. The link arrives down, without addresses, with its
-// alternative names, and often with another ifindex. The error unix.EEXIST means that the target already has a link with the new name or
-// with an alternative name of this link. After this error the link is in its old namespace, and may be down because MoveLink had to move
-// the link back. The error unix.EINVAL means that links of this kind cannot be moved.
+// MoveLink moves a link into another namespace and renames the link, in one request. In the new namespace, the link is down, has no
+// addresses, keeps its alternative names, and often has another ifindex. The error unix.EEXIST means that the target namespace already has
+// a link with the new name or with an alternative name of this link. After unix.EEXIST, the link is in its old namespace, but it may be
+// down, because MoveLink may have moved it back. The error unix.EINVAL means that the kernel cannot move links of this kind.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
@@ -28,8 +28,8 @@ func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	})
 }
 
-// File opens the file of the namespace, for example as the target of MoveLink. File() reads /proc/thread-self, because /proc/self/ns/net
-// is the namespace of the main thread.
+// File opens the file of the namespace, for example as the target of MoveLink. File opens /proc/thread-self/ns/net, because
+// /proc/self/ns/net is the namespace of the main thread.
 func (n *NS) File() (f *os.File, err error) {
 	err = n.inNamespace(func() (err error) {
 		f, err = os.Open("/proc/thread-self/ns/net")
@@ -48,8 +48,8 @@ func (n *NS) move(link Link, to Namespace, name string) error {
 }
 
 // moveBack moves a link back from the target namespace after a failed move. The kernel first moves the link under its old name and then
-// renames it (do_setlink in net/core/rtnetlink.c). If the new name is taken there, the rename fails, and the link stays in the target
-// namespace under its old name.
+// renames it (do_setlink in net/core/rtnetlink.c). If another link in the target namespace has the new name, the rename fails, and the
+// moved link keeps its old name there.
 func (n *NS) moveBack(link Link, from Namespace) error {
 	if now, ok, err := n.LinkByIndex(link.Index); err != nil || ok && now.Name == link.Name {
 		return err
@@ -74,26 +74,27 @@ func (n *NS) moveBack(link Link, from Namespace) error {
 	return nil
 }
 
-// Rename changes a link's name. Before Linux 6.2 the link must be down. The error unix.EEXIST means that another link has the name.
+// Rename changes a link's name. Before Linux 6.2, the link must be down for a rename. The error unix.EEXIST means that another link has the
+// name.
 func (n *NS) Rename(link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error {
 		return n.h.LinkSetName(byIndex(link.Index), name)
 	})
 }
 
-// SetAlias sets the alias of a link. The command ip(8) prints the alias. An empty text removes the alias.
+// SetAlias sets the alias of a link. The command "ip link" prints the alias. An empty text removes the alias.
 func (n *NS) SetAlias(link Link, text string) error {
 	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
 		return n.h.LinkSetAlias(byIndex(link.Index), text)
 	})
 }
 
-// AddAltName adds an alternative name to a link. The error unix.EEXIST means that a link has this name or alternative name.
+// AddAltName adds an alternative name to a link. The error unix.EEXIST means that a link already has the same name or alternative name.
 func (n *NS) AddAltName(link Link, name string) error {
 	return n.altName(unix.RTM_NEWLINKPROP, "add", link, name)
 }
 
-// DelAltName removes an alternative name. DelAltName is a no-op if the link does not have this name.
+// DelAltName removes an alternative name of a link. DelAltName is a no-op if the link does not have the name.
 func (n *NS) DelAltName(link Link, name string) error {
 	return fault.Ignore(n.altName(unix.RTM_DELLINKPROP, "del", link, name), unix.ENOENT)
 }
@@ -117,11 +118,11 @@ func (n *NS) SetTxQueue(link Link, packets int) error {
 	})
 }
 
-// DelXDP detaches all XDP programs, which see received frames before the kernel's network stack. DelXDP returns unix.EBUSY if a program is
-// attached by a bpf link. The kernel detaches this program only when its owner closes the file descriptor.
+// DelXDP detaches all XDP programs of a link. XDP programs see received frames before the kernel's network stack. DelXDP returns unix.EBUSY
+// if a program is attached by a bpf link. The kernel detaches such a program only when its owner closes the bpf link.
 func (n *NS) DelXDP(link Link) error {
-	// The flags are XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE and XDP_FLAGS_HW_MODE. A link with XDP_ATTACHED_MULTI (4) has programs in several
-	// modes.
+	// The three modes of XDP programs are XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE and XDP_FLAGS_HW_MODE. A link with XDP_ATTACHED_MULTI (4) has
+	// programs in several modes.
 	modes := []uint32{1 << 2, 1 << 1, 1 << 3}
 	if mode := int(link.XDP); mode < 4 {
 		modes = modes[mode-1 : mode]
@@ -134,7 +135,7 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches a loaded XDP program. If fd is -1, setXDP detaches the program.
+// setXDP attaches the loaded XDP program fd. If fd is -1, setXDP detaches the current program.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		req := n.newRequest(unix.RTM_SETLINK, 0)
@@ -148,7 +149,7 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	})
 }
 
-// SetTraits changes the traits of a link to the wanted traits. SetTraits sends only the traits that differ.
+// SetTraits changes the settings of a link to the values in "want". SetTraits sends only the settings that differ.
 func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
 	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {
@@ -187,7 +188,7 @@ func (n *NS) SetTraits(link Link, want Traits) error {
 	})
 }
 
-// Attributes of rtnetlink(7) since Linux 6.3 (include/uapi/linux/if_link.h).
+// These constants are attributes of rtnetlink(7) since Linux 6.3 (include/uapi/linux/if_link.h).
 const (
 	iflaGSOIPv4MaxSize = 63
 	iflaGROIPv4MaxSize = 64

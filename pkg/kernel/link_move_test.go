@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestAltNames checks that alternative names can be added and removed one by one. The test also checks that a repeated removal is no
-// error.
+// TestAltNames adds and removes alternative names one by one. A second removal of the same name must not return an error.
 func TestAltNames(t *testing.T) {
 	w := newWire(t)
 	names := func() []string { return mustLink(t, w.host, "kth0").AltNames }
@@ -42,8 +41,8 @@ func TestAltNames(t *testing.T) {
 	}
 }
 
-// TestReceiveModes checks that Link returns the settings of SetPromisc, SetAllMulti, SetMTU and Rename, and that these settings can be
-// reset.
+// TestReceiveModes checks that Link returns the settings that SetPromisc, SetAllMulti, SetMTU and Rename have made. The test also resets
+// the settings.
 func TestReceiveModes(t *testing.T) {
 	w := newWire(t)
 	for _, on := range []bool{true, false} {
@@ -61,7 +60,7 @@ func TestReceiveModes(t *testing.T) {
 	}
 }
 
-// TestLinkOf checks that LinkOf finds no link for an unknown device, and that a veth has no device.
+// TestLinkOf checks that LinkOf finds no link for an unknown device, and that the field Device of a veth is empty.
 func TestLinkOf(t *testing.T) {
 	w := newWire(t)
 	if link, ok, err := w.pod.LinkOf("0000:3b:11.0"); ok || err != nil || link.Name != "" {
@@ -86,8 +85,8 @@ func TestMoveLinkBadNamespace(t *testing.T) {
 	}
 }
 
-// TestMoveLinkTaken checks that a link stays in its namespace under its old name if the new name is taken in the target namespace. The
-// kernel detects the conflict before or after the move.
+// TestMoveLinkTaken: another link in the target namespace has the new name. The moved link must stay in its namespace and keep its old
+// name. The kernel may detect the conflict before or after the move.
 func TestMoveLinkTaken(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -120,7 +119,7 @@ func TestMoveLinkTaken(t *testing.T) {
 			kerneltest.Must(t, h.DelAltName(link, c.alias))
 		}
 	}
-	// The old and the new name are taken in the pod, so the kernel detects the conflict before the move.
+	// The pod has a link with the old name and a link with the new name, so the kernel detects the conflict before the move.
 	addBridge(t, pod, "kth1")
 	link := mustLink(t, h, "kth1")
 	kerneltest.Must(t, h.SetUp(link))
@@ -130,7 +129,7 @@ func TestMoveLinkTaken(t *testing.T) {
 	if got := mustLink(t, h, "kth1"); got.Index != link.Index || !got.Up {
 		t.Errorf("it was %+v, and is %+v", link, got)
 	}
-	// The old name is taken in the pod, but the new name is free. Both moves succeed: the move to the pod and the move back.
+	// The pod has a link with the old name, but no link with the new name. Both moves must succeed: the move to the pod and the move back.
 	kerneltest.Must(t, h.MoveLink(link, netns, "net1"))
 	moved := mustLink(t, pod, "net1")
 	kerneltest.Must(t, pod.MoveLink(moved, own, "kth1"))

@@ -33,7 +33,7 @@ type Link struct {
 	Port      BridgePort
 	PortState PortState
 	Reserved  bool // the port is set as by SetReserved, or the kernel does not report that (before 4.15)
-	// The field AllMulti is true only if an admin enabled this mode. The field Promis is also true for every bridge port.
+	// The field AllMulti is true only if a program enabled this mode of the link. The field Promis is also true for every bridge port.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
 	Alias    string   // free text
@@ -43,15 +43,15 @@ type Link struct {
 	PermMAC  net.HardwareAddr // permanent MAC of the device; nil if it has none, and for VFs with some drivers
 	Device   string           // its device, such as a PCI address (since Linux 5.14); a veth has none
 	conf6    []byte           // IPv6 settings, 4 bytes each
-	// Forwards4 and Forwards6 report whether the link forwards received packets. For IPv4, each link has the setting "forwarding". For IPv6,
-	// one setting applies to all links (NS.Forwards). Since Linux 6.17, each link also has the IPv6 setting force_forwarding. Forwards6
-	// contains only force_forwarding.
+	// Forwards4 and Forwards6 report whether the link forwards received packets. Forwards4 is the IPv4 setting "forwarding" of the link.
+	// Forwards6 is the IPv6 setting force_forwarding of the link, which exists since Linux 6.17. The method NS.Forwards returns the IPv6
+	// setting that applies to all links.
 	Forwards4, Forwards6 bool
 
 	// Filtered is the bridge setting nf_call_iptables (ip-link(8)). If Filtered is true and br_netfilter is loaded, iptables and nftables see
 	// bridged packets.
 	Filtered bool
-	// For a bridge.
+	// The following fields are set only for a bridge.
 	FiltersVLANs bool
 	DefaultVLAN  uint16 // VLAN of a new port, or 0
 	STP          bool   // the bridge runs the spanning tree protocol, which sets the state of its ports
@@ -65,7 +65,7 @@ type Traits struct {
 	Broadcast   string `json:"broadcast,omitempty"` // broadcast MAC, formatted as net.HardwareAddr
 	Mode        uint8  `json:"mode,omitempty"`      // 0, or 1 for dormant
 	Group       uint32 `json:"group,omitempty"`
-	// The fields …MaxSize are in bytes. GSOMaxSegs is a number of segments.
+	// The fields with the suffix MaxSize are in bytes. The field GSOMaxSegs is a number of segments.
 	GSOMaxSize     uint32 `json:"gsoMaxSize,omitempty"`
 	GSOMaxSegs     uint32 `json:"gsoMaxSegs,omitempty"`
 	GROMaxSize     uint32 `json:"groMaxSize,omitempty"`
@@ -73,7 +73,7 @@ type Traits struct {
 	GROIPv4MaxSize uint32 `json:"groIPv4MaxSize,omitempty"`
 }
 
-// Attributes of rtnetlink(7) that the imported packages lack (include/uapi/linux/if_link.h, ip.h).
+// These constants are attributes of rtnetlink(7) that the imported packages lack (include/uapi/linux/if_link.h, ip.h).
 const (
 	iflaInetConf    = 1
 	iflaInet6Conf   = 2
@@ -81,21 +81,22 @@ const (
 	confARPNotify   = 22 // IPV4_DEVCONF_ARP_NOTIFY
 )
 
-// conf6 maps an IPv6 setting of a link to its index (DEVCONF_* in include/uapi/linux/ipv6.h).
+// The map conf6 contains the index of each IPv6 setting of a link (DEVCONF_* in include/uapi/linux/ipv6.h).
 var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6": 26, "accept_dad": 27, "keep_addr_on_down": 42,
 	"enhanced_dad": 46, "force_forwarding": 59}
 
-// groupBase is the first number of the device groups that SetUpLeader uses. Admins use small numbers.
+// groupBase is the first number of the device groups that SetUpLeader uses. The number is large, because admins usually use small numbers
+// for their device groups.
 const groupBase = 0x4000_0000
 
-// groupOf returns the number of the device group that the link with this ifindex can lead.
+// groupOf returns the number of the device group whose leader is the link with the given ifindex.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
 // LeadsGroup reports whether the link leads a device group. DelGroup deletes the link together with its device group.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
-// Lacks compares the given settings with the values at the time at which the Link was read. Lacks() returns the settings whose value was
-// different or unknown. The paths of the settings begin with ipv6/conf/<name of the link>/.
+// Lacks compares the given settings with the values that the link had when it was read. Lacks returns each setting whose value was
+// different or unknown. The path of each setting begins with ipv6/conf/<name of the link>/.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {
 		if value, known := l.Conf6(strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")); !known || fmt.Sprint(value) != s.Value {
@@ -105,8 +106,8 @@ func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	return lacks
 }
 
-// Conf6 returns the value of a setting below ipv6/conf/<name of the link>/ at the time at which the Link was read. The second result is
-// false if the kernel does not report the setting.
+// Conf6 returns the value that a setting below ipv6/conf/<name of the link>/ had when the link was read. The result "known" is false if the
+// kernel does not report the setting.
 func (l Link) Conf6(setting string) (value int32, known bool) {
 	at, known := conf6[setting]
 	if known = known && len(l.conf6) >= 4*(at+1); known {
@@ -115,12 +116,12 @@ func (l Link) Conf6(setting string) (value int32, known bool) {
 	return value, known
 }
 
-// Link returns an interface by name. The second result reports whether an interface with this name exists.
+// Link returns an interface by name. The result ok reports whether an interface with the given name exists.
 func (n *NS) Link(name string) (link Link, ok bool, err error) {
 	return n.link(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
-// LinkByIndex returns an interface by ifindex. The second result reports whether an interface with this ifindex exists.
+// LinkByIndex returns an interface by ifindex. The result ok reports whether an interface with the given ifindex exists.
 func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	if index == 0 {
 		return Link{}, false, nil
@@ -131,9 +132,9 @@ func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 // pollPause is the polling interval for state that the kernel changes without a notification.
 const pollPause = 200 * time.Microsecond
 
-// AwaitCarrier waits until the link has a carrier (Link.Runs) or is deleted, or until the deadline. A work item of the kernel activates the
-// link's queue and the bridge port, up to a second after the link came up (net/core/link_watch.c). Before the work item has run, the kernel
-// drops frames. Since Linux 6.7, reading the link runs the work item at once.
+// AwaitCarrier waits until the link has a carrier (Link.Runs) or is deleted, or until the deadline. After a link comes up, a kernel work
+// item activates its queue and its bridge port, up to a second later (net/core/link_watch.c). Until the work item has run, the link drops
+// frames. Since Linux 6.7, the kernel runs the work item at once when a program reads the link.
 func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	for {
 		now, ok, err := n.LinkByIndex(link.Index)
@@ -144,8 +145,8 @@ func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	}
 }
 
-// LinkOf returns the interface of a device, such as the PCI address of a VF. The second result is false if the namespace has no interface
-// of the device. LinkOf reads all links of the namespace.
+// LinkOf returns the network interface of a device. The argument device is, for example, the PCI address of a VF. The result ok is false if
+// the namespace has no interface of the device. LinkOf reads all links of the namespace, so it is slow on a node with many links.
 func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
 	var replies [][]byte
 	err = retryInterrupted(func() (err error) {
@@ -180,7 +181,7 @@ func (n *NS) link(which ...nl.NetlinkRequestData) (link Link, ok bool, err error
 	return link, true, nil
 }
 
-// readLink requests one link and returns the kernel's reply.
+// readLink requests the data of one link and returns the kernel's reply.
 func (n *NS) readLink(which ...nl.NetlinkRequestData) (message []byte, ok bool, err error) {
 	req := n.newRequest(unix.RTM_GETLINK, 0)
 	for _, data := range which {
@@ -208,7 +209,7 @@ func parseLink(message []byte) (Link, error) {
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
-	// If a bridge came up before the bridge got a port, the bridge has a carrier, but the kernel reports the operational state as unknown.
+	// If a bridge was set up before its first port was added, it has a carrier, but the kernel reports its operational state as unknown.
 	link.Runs = link.Runs || link.Kind == "bridge" && a.OperState == netlink.OperUnknown && a.RawFlags&unix.IFF_LOWER_UP != 0
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0,
@@ -242,7 +243,8 @@ func parseLink(message []byte) (Link, error) {
 	return link, nil
 }
 
-// attributeAt returns the value at a path of nested attribute types, or nil if an attribute is missing.
+// attributeAt returns the value of a nested netlink attribute, or nil if it is missing. The path contains the types of the attributes from
+// the outermost to the innermost.
 func attributeAt(attributes []byte, path ...uint16) []byte {
 	for _, kind := range path {
 		attributes = attributeOf(attributes, kind)
@@ -250,7 +252,7 @@ func attributeAt(attributes []byte, path ...uint16) []byte {
 	return attributes
 }
 
-// attributeOf returns the value of the first attribute of a type, or nil if there is no such attribute.
+// attributeOf returns the value of the first netlink attribute of the given type, or nil if the attribute is missing.
 func attributeOf(attributes []byte, kind uint16) []byte {
 	for k, value := range attributesIn(attributes) {
 		if k == kind {
@@ -260,7 +262,7 @@ func attributeOf(attributes []byte, kind uint16) []byte {
 	return nil
 }
 
-// attributesIn returns the type and value of each complete attribute.
+// attributesIn returns the type and the value of each complete netlink attribute.
 func attributesIn(attributes []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(attributes) >= unix.SizeofRtAttr {

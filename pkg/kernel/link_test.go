@@ -66,7 +66,7 @@ func TestAddVethDefaults(t *testing.T) {
 	}
 }
 
-// TestAddVethExists checks that AddVeth returns EEXIST and changes nothing if one of the names is taken.
+// TestAddVethExists checks that AddVeth returns EEXIST and changes nothing if another link has one of the names.
 func TestAddVethExists(t *testing.T) {
 	h := host(t)
 	pod, netns := podNS(t)
@@ -116,7 +116,7 @@ func TestBridge(t *testing.T) {
 	}
 	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
 	kerneltest.Must(t, h.SetUp(link), h.SetPromisc(link, true))
-	// Without a fixed MAC, the bridge would now have the MAC of its port, which is lower.
+	// Without a fixed MAC, the bridge would have the MAC of its port, because the MAC of the port is lower.
 	if got := mustLink(t, h, "kt0"); got.MAC.String() != address.String() || !got.Up || !got.Promis || got.Kind != "bridge" {
 		t.Errorf("got %+v", got)
 	}
@@ -126,7 +126,7 @@ func TestBridge(t *testing.T) {
 	}
 }
 
-// TestLacks checks that the IPv6 settings in Link match the sysctl files.
+// TestLacks checks that the IPv6 settings in Link are equal to the values in the sysctl files.
 func TestLacks(t *testing.T) {
 	w := newWire(t)
 	for name := range conf6 {
@@ -183,7 +183,7 @@ func TestMissingLinks(t *testing.T) {
 	}
 }
 
-// TestDelGroup checks that DelGroup deletes a link and the devices of its group, and no other link.
+// TestDelGroup checks that DelGroup deletes a link and the devices of its group, but no other link.
 func TestDelGroup(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.host.SetUpLeader(w.hostSide, "shop/web-0"))
@@ -207,8 +207,8 @@ func TestDelGroup(t *testing.T) {
 	}
 }
 
-// TestDelGroupAlone checks DelGroup for a link that leads no group. If another program deletes the link, the other devices of its group
-// stay until DelGroup deletes them.
+// TestDelGroupAlone checks that DelGroup deletes a link that leads no group. If another program has deleted the leader of a group, DelGroup
+// must delete the other devices of the group.
 func TestDelGroupAlone(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.host.DelGroup(mustLink(t, w.host, "kth0")))

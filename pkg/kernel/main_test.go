@@ -38,7 +38,7 @@ func podNS(t testing.TB) (*NS, *os.File) {
 	return n, f
 }
 
-// Both *NS (a pod) and *Node (the host) implement the interface namespace.
+// The types *NS (for a pod) and *Node (for the host) implement the interface namespace.
 type namespace interface {
 	Link(name string) (Link, bool, error)
 	AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error
@@ -46,7 +46,7 @@ type namespace interface {
 	DelLink(name string) error
 }
 
-// A wire is a test network: a bridge on the host and a pod that is connected to the bridge by a veth pair. All links are up and have no
+// A wire is a test network: a bridge on the host, a pod, and a veth pair that connects the pod to the bridge. All links are up and have no
 // addresses.
 type wire struct {
 	host                      *Node
@@ -97,7 +97,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// This helper returns the lines of the host's snapshot that contain all the given texts.
+// records() takes a snapshot of the host and returns the lines that contain all the given texts.
 func records(t testing.TB, parts ...string) []string {
 	t.Helper()
 	return kerneltest.Records(t, parts...)

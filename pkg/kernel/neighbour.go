@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Neighbour returns the MAC of the neighbour entry for an address behind a link. Neighbour() returns nil if there is no entry, or if the
-// kernel must still verify the entry.
+// Neighbour returns the MAC in the neighbour entry of an address on a link. Neighbour returns nil if the entry is missing, or if the kernel
+// must still verify it.
 func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	known, err := n.neighbourOf(link, addr)
 	if err != nil || known == nil || len(known.HardwareAddr) == 0 ||
@@ -26,8 +26,8 @@ func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	return known.HardwareAddr, nil
 }
 
-// neighbourOf returns the neighbour entry of an address, or nil if there is none. Linux before 5.0 cannot look up a single entry. On these
-// kernels, neighbourOf returns nil.
+// neighbourOf returns the neighbour entry of an address, or nil if the entry is missing. On Linux before 5.0, neighbourOf always returns
+// nil, because older kernels cannot look up a single entry.
 func (n *NS) neighbourOf(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	req := n.newRequest(unix.RTM_GETNEIGH, 0)
 	req.AddData(&netlink.Ndmsg{Family: uint8(nl.GetIPFamily(addr.AsSlice())), Index: uint32(link.Index)})
@@ -42,9 +42,9 @@ func (n *NS) neighbourOf(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	return netlink.NeighDeserialize(replies[0])
 }
 
-// ForgetNeighbour removes the neighbour entry of an address behind a link if the entry contains a MAC that differs from the argument mac.
-// With a stale entry the kernel would send to an unused MAC for up to a minute (neigh/*/base_reachable_time_ms, delay_first_probe_time and
-// ucast_solicit). An admin's entry (NUD_PERMANENT) stays.
+// ForgetNeighbour removes the neighbour entry of an address on a link if the MAC in the entry differs from mac. With a stale entry, the
+// kernel would send to an unused MAC for up to a minute (neigh/*/base_reachable_time_ms, delay_first_probe_time and ucast_solicit).
+// ForgetNeighbour keeps an entry that an admin added (NUD_PERMANENT).
 func (n *NS) ForgetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr) error {
 	known, err := n.neighbourOf(link, addr)
 	if err != nil || known == nil || known.State&netlink.NUD_PERMANENT != 0 || bytes.Equal(known.HardwareAddr, mac) {

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Nexthop is a nexthop object (ip-nexthop(8)). Routes refer to a nexthop object by its ID. One request can therefore change the gateway of
-// many routes.
+// Nexthop is a nexthop object (ip-nexthop(8)). Routes refer to a nexthop object by its ID. Therefore, one change of a nexthop object
+// changes the gateway of many routes.
 type Nexthop struct {
 	ID      uint32
 	Gateway netip.Addr // may have another family than the route
@@ -38,8 +38,8 @@ type FoundNexthop struct {
 	Protocol int // of the program that added it
 }
 
-// Nexthops returns the nexthop objects of all programs, because the kernel cannot filter nexthop objects by protocol. The list is empty on
-// kernels before 5.3, which have no nexthop objects.
+// Nexthops returns the nexthop objects of all programs, because the kernel cannot filter nexthop objects by protocol. On kernels before
+// 5.3, Nexthops returns an empty list, because older kernels have no nexthop objects.
 func (n *NS) Nexthops() (list []FoundNexthop, err error) {
 	replies, err := n.listObjects(unix.RTM_GETNEXTHOP, unix.RTM_NEWNEXTHOP, &nhmsg{})
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil {
@@ -66,13 +66,13 @@ func parseNexthop(message []byte) (h FoundNexthop, ok bool) {
 	return h, h.ID != 0
 }
 
-// AddNexthop adds a nexthop object. The error unix.EEXIST means that the ID is taken.
+// AddNexthop adds a nexthop object. The error unix.EEXIST means that another nexthop object has the ID.
 func (n *NS) AddNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop add ", h, protocol, unix.NLM_F_EXCL)
 }
 
 // ReplaceNexthop changes the nexthop object with the given ID. If the ID is unused, ReplaceNexthop adds the object. All routes that refer
-// to the object change at once.
+// to the nexthop object change at once.
 func (n *NS) ReplaceNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop replace ", h, protocol, unix.NLM_F_REPLACE)
 }
@@ -108,7 +108,7 @@ func lacksNexthops(err error) error {
 	return err
 }
 
-// nhmsg is the header of messages about nexthop objects (struct nhmsg in include/uapi/linux/nexthop.h).
+// The type nhmsg is the header of netlink messages about nexthop objects (struct nhmsg in include/uapi/linux/nexthop.h).
 type nhmsg struct {
 	family, scope, protocol byte
 	flags                   uint32
@@ -116,7 +116,7 @@ type nhmsg struct {
 
 const sizeofNhmsg = 8
 
-// Len returns the length of the header.
+// Len returns the length of the header in bytes.
 func (*nhmsg) Len() int { return sizeofNhmsg }
 
 // Serialize returns the bytes of the header.

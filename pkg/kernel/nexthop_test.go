@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestNexthops checks that Nexthops lists an added object with its protocol. Adding an existing object fails. Replacing an object and
-// deleting a missing object succeed.
+// TestNexthops checks that Nexthops returns an added object with its protocol. A second AddNexthop of the same object must fail.
+// ReplaceNexthop of an existing object and DelNexthop of a missing object must succeed.
 func TestNexthops(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -47,8 +47,8 @@ func TestNexthops(t *testing.T) {
 	check()
 }
 
-// TestProtocolRoutes checks that ProtocolRoutes lists only routes of the main table, and only routes with the given protocol.
-// DelProtocolRoute keeps other programs' routes to the same prefix.
+// TestProtocolRoutes checks that ProtocolRoutes returns only routes of the main table that have the given protocol. DelProtocolRoute must
+// keep the routes of other programs to the same prefix.
 func TestProtocolRoutes(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -103,8 +103,8 @@ func TestProtocolRoutes(t *testing.T) {
 	}
 }
 
-// TestVXLAN checks that EnsureVXLAN creates a device with the requested properties, and recreates the device only for changes that the
-// kernel cannot make to an existing device. Another program's device stays.
+// TestVXLAN checks that EnsureVXLAN creates a device with the requested properties. EnsureVXLAN must delete and create the device again
+// only if the kernel cannot change the existing device. EnsureVXLAN must keep the device of another program.
 func TestVXLAN(t *testing.T) {
 	n, _ := podNS(t)
 	const group = 142
@@ -148,8 +148,8 @@ func TestVXLAN(t *testing.T) {
 	ensure(0)
 }
 
-// TestTunnelEntries checks that forwarding entries and permanent neighbours can be added, replaced, listed and deleted. Deleting a missing
-// entry is no error.
+// TestTunnelEntries adds, replaces, reads and deletes forwarding entries and permanent neighbours. The deletion of a missing entry must not
+// return an error.
 func TestTunnelEntries(t *testing.T) {
 	n, _ := podNS(t)
 	link, _, err := n.EnsureVXLAN(VXLAN{Name: "vx0", VNI: 42, Port: 8472, Local: netip.MustParseAddr("192.0.2.1")}, 142)

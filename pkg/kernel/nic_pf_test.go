@@ -22,7 +22,7 @@ func trialsWithPF() []trial {
 		{"VF to PF", vfToPF}, {"VLAN", vfVLAN}, {"MAC", vfMAC}, {"rates, link state and 802.1ad", vfUntested}}
 }
 
-// testedPF returns the PF and its current settings for VF 0. testedPF restores these settings when the test ends.
+// testedPF returns the PF and its current settings for VF 0, and restores the settings of VF 0 when the test ends.
 func (c card) testedPF(t *testing.T) (Link, VF) {
 	t.Helper()
 	pf := mustLink(t, c.host, c.PF)
@@ -40,8 +40,8 @@ func mustVF(t *testing.T, n *Node, pf Link, index int) VF {
 	return vf
 }
 
-// vfSettings checks that SetVF can change each setting separately. vfSettings also checks that the other VF keeps its settings. One call
-// restores all.
+// vfSettings checks that SetVF can change each setting of a VF separately, and that the other VF keeps its settings. One further call of
+// SetVF must restore all settings.
 func vfSettings(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	other := mustVF(t, c.host, pf, 1)
@@ -76,8 +76,8 @@ func vfSettings(t *testing.T, c card) {
 	}
 }
 
-// vfRefused checks that the error of SetVF contains the refused setting. The function Unsupported must return true only if the driver does
-// not know the refused setting.
+// vfRefused checks that the error of SetVF contains the setting that the driver refused. The function Unsupported must return true only if
+// the driver does not know this setting.
 func vfRefused(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	for _, s := range []struct {
@@ -110,8 +110,8 @@ func vfUntested(t *testing.T, _ card) {
 	t.Skip("igb refuses minimum rates, link states and 802.1ad, and Debian's kernels have no netdevsim, which takes them")
 }
 
-// vfJoined checks that SetVF applies the other settings if the driver refuses one of them. A later call that restores the settings does not
-// send the refused settings.
+// vfJoined checks that, if the driver refuses some settings, SetVF applies the other settings. When SetVF later restores the settings, it
+// must not send the refused settings.
 func vfJoined(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	want, on := before, true
@@ -128,8 +128,7 @@ func vfJoined(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
-// vfDevice checks that the field Device of a link contains the link's PCI address. vfDevice also checks that LinkOf finds the link by this
-// address.
+// vfDevice checks that the field Device of a link contains the PCI address of the link, and that LinkOf finds the link by its PCI address.
 func vfDevice(t *testing.T, c card) {
 	pod := newInside(t)
 	for _, f := range c.VFs {
@@ -147,8 +146,8 @@ func vfDevice(t *testing.T, c card) {
 	}
 }
 
-// vfReturns checks that the VF of a deleted namespace returns to the host and keeps the name that the VF had in the namespace. The PF's
-// settings for the VF stay.
+// vfReturns deletes a namespace with a VF. The VF must return to the host with the name that it had in the namespace. The PF must keep its
+// settings for the VF.
 func vfReturns(t *testing.T, c card) {
 	pod := newInside(t)
 	pf, before := c.testedPF(t)
@@ -178,7 +177,7 @@ func vfReturns(t *testing.T, c card) {
 		c.host.SetPromisc(vf, false))
 }
 
-// vfVLAN checks that two VFs in the same VLAN reach each other. A VF in a VLAN and a VF without VLAN must not reach each other.
+// vfVLAN checks that two VFs in the same VLAN can reach each other. A VF in a VLAN and a VF without VLAN must not reach each other.
 func vfVLAN(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	tagged := before
@@ -201,8 +200,8 @@ func vfVLAN(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
-// vfMAC sets a MAC on the PF, and checks that this MAC takes effect when the VF's driver binds again. From then on, the pod cannot change
-// the MAC of the VF until the PF resets this MAC.
+// vfMAC sets the MAC of a VF through the PF, and checks that the VF has this MAC after its driver is bound again. After this bind, the pod
+// must not be able to change the MAC of the VF until the PF resets it.
 func vfMAC(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	admin, device := before, c.VFs[0].Device
@@ -221,7 +220,7 @@ func vfMAC(t *testing.T, c card) {
 	if err := c.host.SetMAC(vf, mac("02:00:00:00:00:11")); !errors.Is(err, unix.EADDRNOTAVAIL) || err.Error() != "link set "+vf.Name+words {
 		t.Error(err)
 	}
-	// A zero MAC resets the MAC on the PF. Restoring the previous MAC would set a MAC that the VF cannot change.
+	// A zero MAC makes the PF reset the MAC of the VF. Restoring the previous MAC would set a MAC that the pod cannot change.
 	none := before
 	none.MAC = make(net.HardwareAddr, 6)
 	kerneltest.Must(t, c.host.SetVF(pf, 0, admin, none), c.host.SetMAC(vf, mac("02:00:00:00:00:11")))
@@ -230,7 +229,7 @@ func vfMAC(t *testing.T, c card) {
 	}
 }
 
-// vfToPF checks that a pod with a VF and the host with the PF reach each other.
+// vfToPF checks that a pod with a VF and the host with the PF can reach each other.
 func vfToPF(t *testing.T, c card) {
 	pf := mustLink(t, c.host, c.PF)
 	address := netip.MustParsePrefix("10.9.0.9/24")

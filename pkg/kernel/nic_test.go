@@ -19,14 +19,14 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A card is the network card under test and the namespace of the host.
+// A card contains the network card for a test and the namespace of the host.
 type card struct {
 	kerneltest.NIC
 	host  *Node
 	netns *os.File
 }
 
-// A trial is a named test of the links of a card.
+// The type trial contains the name and the function of a test that uses a network card.
 type trial struct {
 	name string
 	run  func(*testing.T, card)
@@ -37,14 +37,15 @@ func trials() []trial {
 		{"VF to VF", vfToVF}}
 }
 
-// TestNICVeths runs the trials with veths in place of VFs. Veths have no PF and are deleted with their namespace.
+// TestNICVeths runs the tests for network cards with veths instead of VFs. Veths have no PF, and the kernel deletes them together with
+// their namespace.
 func TestNICVeths(t *testing.T) {
 	for _, trial := range trials() {
 		t.Run(trial.name, func(t *testing.T) { trial.run(t, newCard(t, kerneltest.FakeNIC)) })
 	}
 }
 
-// TestNICReal runs the trials with the VFs of a real card, and further trials that need a PF.
+// TestNICReal runs the tests for network cards with the VFs of a real card. TestNICReal also runs further tests that need a PF.
 func TestNICReal(t *testing.T) {
 	pf := kerneltest.RealPF(t)
 	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
@@ -63,7 +64,7 @@ func newCard(t *testing.T, nic func(testing.TB, int) kerneltest.NIC) card {
 	return c
 }
 
-// An openPod is the open namespace of a pod.
+// The type openPod is a pod whose namespace is open.
 type openPod struct {
 	*NS
 	pod   *sandbox.Pod
@@ -84,7 +85,7 @@ func newInside(t *testing.T) openPod {
 	return p
 }
 
-// moveVF checks that a VF can move into a pod under a new name and back. The VF keeps its MAC, MTU and alternative names.
+// moveVF moves a VF into a pod under a new name, and back to the host. The VF must keep its MAC, its MTU and its alternative names.
 func moveVF(t *testing.T, c card) {
 	pod := newInside(t)
 	vf := mustLink(t, c.host, c.VFs[0].Name)
@@ -109,8 +110,8 @@ func moveVF(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500))
 }
 
-// moveVFTaken checks that a VF stays on the host if its new name or an alternative name is taken in the pod. A later move to a free name
-// succeeds.
+// moveVFTaken: a link in the pod already has the new name or an alternative name of a VF. The VF must then stay on the host. A later move
+// with an unused name must succeed.
 func moveVFTaken(t *testing.T, c card) {
 	pod := newInside(t)
 	addBridge(t, pod, "net1")
@@ -135,7 +136,7 @@ func moveVFTaken(t *testing.T, c card) {
 	mustLink(t, c.host, name)
 }
 
-// moveVFBack checks that a VF stays in the pod if, in the meantime, another link has taken the VF's name on the host.
+// moveVFBack checks that a VF stays in the pod if another link on the host already has its name.
 func moveVFBack(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
@@ -150,7 +151,7 @@ func moveVFBack(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelLink(name), pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name))
 }
 
-// setInPod checks that a VF keeps the settings that a pod changed. setInPod also checks that all these settings can be reset for the next
+// setInPod checks that a VF keeps the settings that a pod has changed. The host must be able to reset all of these settings for the next
 // pod.
 func setInPod(t *testing.T, c card) {
 	pod := newInside(t)
@@ -164,7 +165,7 @@ func setInPod(t *testing.T, c card) {
 	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || !vf.Up {
 		t.Errorf("%+v", vf)
 	}
-	// The VF keeps these settings when it returns to the host.
+	// the VF keeps the changed settings when it returns to the host
 	kerneltest.Must(t, pod.MoveLink(vf, c.netns, name))
 	vf = mustLink(t, c.host, name)
 	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || vf.Up {
@@ -181,7 +182,7 @@ func setInPod(t *testing.T, c card) {
 	}
 }
 
-// An end is the source or destination of a packet: a pod or the host.
+// The type end is a pod or the host, as the source or the destination of a packet.
 type end struct {
 	do func(func() error) error
 	ip netip.Addr
@@ -200,7 +201,7 @@ func (c card) giveVF(t *testing.T, vf int, ip string) end {
 	return end{pod.pod.Do, netip.MustParseAddr(ip)}
 }
 
-// canReach sends packets until one of them arrives. canReach reports false if no packet arrives in the given time.
+// canReach sends packets until one of them arrives at the end "to". canReach returns false if no packet arrives in the given time.
 func (e end) canReach(t *testing.T, to end, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn
@@ -225,7 +226,7 @@ func (e end) canReach(t *testing.T, to end, within time.Duration) bool {
 	return false
 }
 
-// vfToVF checks that two pods with VFs of the same card reach each other.
+// vfToVF checks that two pods with VFs of the same card can reach each other.
 func vfToVF(t *testing.T, c card) {
 	a, b := c.giveVF(t, 0, "10.9.0.1"), c.giveVF(t, 1, "10.9.0.2")
 	if !a.canReach(t, b, 20*time.Second) || !b.canReach(t, a, 20*time.Second) {

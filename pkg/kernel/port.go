@@ -12,13 +12,13 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// BridgePort holds the flags of a bridge port. The zero value is the kernel's default for a new port.
+// BridgePort contains the flags of a bridge port. The zero value contains the kernel's default flags for a new port.
 type BridgePort struct {
 	Hairpin  bool // a frame may leave by the port on which it arrived
 	Isolated bool // no frames pass between isolated ports
 	Locked   bool // accepts only frames from a MAC that the bridge knows
-	// If one of these flags is set, the bridge does not send certain frames through the port. NoFlood applies to frames for unknown MACs,
-	// NoMulticastFlood applies to multicast frames, and NoBroadcastFlood applies to broadcast frames.
+	// With NoFlood, the bridge does not send frames for unknown MACs through the port. With NoMulticastFlood, the bridge does not send
+	// multicast frames through the port. With NoBroadcastFlood, the bridge does not send broadcast frames through the port.
 	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
 }
 
@@ -28,7 +28,7 @@ type PortState uint8
 // PortForwarding is the only state in which a port forwards frames.
 const PortForwarding PortState = 3
 
-// String returns the name of the state in bridge-link(8).
+// String returns the name that bridge-link(8) uses for the state.
 func (s PortState) String() string {
 	if names := []string{"disabled", "listening", "learning", "forwarding", "blocking"}; int(s) < len(names) {
 		return names[s]
@@ -49,8 +49,8 @@ func (p BridgePort) flags() []portFlag {
 		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
 }
 
-// Unlike compares the flags of two ports. Unlike() lists the flags that differ, with the values of the first port, such as "hairpin true".
-// Unlike() returns "" if no flag differs.
+// Unlike compares the flags of two ports. Unlike returns a text with the flags that differ and their values in p, for example "hairpin
+// true". Unlike returns "" if the flags are equal.
 func (p BridgePort) Unlike(other BridgePort) string {
 	var words []string
 	for i, flag := range p.flags() {
@@ -61,7 +61,8 @@ func (p BridgePort) Unlike(other BridgePort) string {
 	return strings.Join(words, ", ")
 }
 
-// parsePort parses the attributes of a bridge port. A flag that the kernel does not report has its default value.
+// parsePort parses the netlink attributes of a bridge port. If the kernel does not report a flag, parsePort uses the default value of the
+// flag.
 func parsePort(attributes []byte) (p BridgePort, state PortState) {
 	is := func(attribute, value byte) bool {
 		got := attributeAt(attributes, uint16(attribute))
@@ -75,7 +76,7 @@ func parsePort(attributes []byte) (p BridgePort, state PortState) {
 		NoBroadcastFlood: is(nl.IFLA_BRPORT_BCAST_FLOOD, 0)}, state
 }
 
-// SetPort changes the flags of a bridge port to the wanted flags, in one request. SetPort is a no-op if no flag differs.
+// SetPort changes the flags of a bridge port to the values in "want", in one request. SetPort is a no-op if the flags are already equal.
 func (n *NS) SetPort(port Link, want BridgePort) error {
 	change := want.Unlike(port.Port)
 	if change == "" {
@@ -106,15 +107,15 @@ func switched(on bool) []byte {
 }
 
 // reservedMask has one bit for each address from 01:80:c2:00:00:00 to 01:80:c2:00:00:0f. The bit for pause frames is not set, because a
-// bridge always drops these frames.
+// bridge always drops pause frames.
 const reservedMask = 0xfffd
 
-// SetReserved makes a bridge port treat LLDP frames and other frames to reserved group addresses like ordinary frames (group_fwd_mask in
-// ip-link(8)). By default, the port device receives frames to reserved addresses, and the bridge learns their source MAC. Bridge rules do
-// not see these frames. Kernels before 4.15 ignore the setting.
+// SetReserved makes a bridge port treat frames to reserved group addresses, such as LLDP frames, like ordinary frames (group_fwd_mask in
+// ip-link(8)). By default, the port device itself receives frames to reserved addresses: the bridge learns their source MAC, but bridge
+// rules do not see them. Kernels before 4.15 ignore group_fwd_mask.
 func (n *NS) SetReserved(link Link) error { return n.setGroupForward(link, reservedMask) }
 
-// ResetReserved undoes SetReserved.
+// ResetReserved restores the default group_fwd_mask of a bridge port after SetReserved.
 func (n *NS) ResetReserved(link Link) error { return n.setGroupForward(link, 0) }
 
 func (n *NS) setGroupForward(link Link, mask uint16) error {

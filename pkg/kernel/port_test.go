@@ -8,7 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestBridgePort checks that SetPort changes only flags that differ. The test also checks that Link returns the changed flags.
+// TestBridgePort checks that SetPort changes only the flags that differ, and that Link returns the changed flags.
 func TestBridgePort(t *testing.T) {
 	w := newWire(t)
 	all := BridgePort{true, true, true, true, true, true}

@@ -25,7 +25,7 @@ const rtaNHID = 30 // RTA_NH_ID of include/uapi/linux/rtnetlink.h
 // defaultMetric6 is the kernel's IP6_RT_PRIO_USER (include/net/ip6_route.h).
 const defaultMetric6 = 1024
 
-// Explicit returns a copy of the route. The copy of an IPv6 route without metric contains the kernel's default metric.
+// Explicit returns a copy of the route with an explicit metric. If an IPv6 route has no metric, Explicit sets the kernel's default metric.
 func (r ProtocolRoute) Explicit() ProtocolRoute {
 	if r.Metric == 0 && r.Dst.Addr().Is6() {
 		r.Metric = defaultMetric6
@@ -47,7 +47,7 @@ func (r ProtocolRoute) String() string {
 	return text
 }
 
-// FoundRoute is an existing route of the main table. FoundRoute always contains the metric, even if this metric is the kernel's default.
+// FoundRoute is an existing route of the main table. FoundRoute always contains the metric, even if it is the kernel's default.
 type FoundRoute struct {
 	ProtocolRoute
 	Protocol int  // of the program that added it
@@ -55,8 +55,8 @@ type FoundRoute struct {
 	message  []byte
 }
 
-// ProtocolRoutes returns the routes of the main table with a protocol, or with any protocol if protocol is 0. The kernel filters the
-// routes, so that ProtocolRoutes is fast even if other programs have many routes.
+// ProtocolRoutes returns the routes of the main table with the given protocol, or all routes of the main table if protocol is 0. The kernel
+// filters the routes, so ProtocolRoutes is fast even if other programs have many routes.
 func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewRtMsg()
@@ -66,7 +66,7 @@ func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 			return nil, fmt.Errorf("route show: %w", err)
 		}
 		for _, message := range replies {
-			// A kernel without IPv6 answers a request for IPv6 routes with the routes of other families.
+			// Without IPv6, the kernel returns routes of other address families for an IPv6 request.
 			if r, ok := parseRoute(message); ok && message[0] == family {
 				list = append(list, r)
 			}
@@ -95,14 +95,14 @@ func parseRoute(message []byte) (r FoundRoute, ok bool) {
 	return r, r.Dst.IsValid()
 }
 
-// AddProtocolRoute adds a route. The error unix.EEXIST means that this or another program already has a route to the same prefix with the
-// same metric.
+// AddProtocolRoute adds a route. The error unix.EEXIST means that the table already contains a route of any program with the same prefix
+// and metric.
 func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
-// ReplaceProtocolRoute replaces the first route to the same prefix with the same metric, even if another program added that route. If no
-// such route exists, ReplaceProtocolRoute adds the route. No packet is lost during the change.
+// ReplaceProtocolRoute replaces the first route with the same prefix and metric, even if another program added it. If no such route exists,
+// ReplaceProtocolRoute adds the new route. The kernel loses no packet during the replacement.
 func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route replace ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }
@@ -186,7 +186,7 @@ func routeTypes() map[uint8]string {
 		unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw"}
 }
 
-// protocolName returns the name of a route protocol in iproute2's rt_protos, or its number.
+// protocolName returns the name of a route protocol from the file rt_protos of iproute2, or its number.
 func protocolName(protocol int) string {
 	names := map[int]string{unix.RTPROT_REDIRECT: "redirect", unix.RTPROT_KERNEL: "kernel", unix.RTPROT_BOOT: "boot",
 		unix.RTPROT_STATIC: "static", unix.RTPROT_RA: "ra", unix.RTPROT_ZEBRA: "zebra", unix.RTPROT_BIRD: "bird", unix.RTPROT_DHCP: "dhcp",

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// qdisc is a queueing discipline of a link (tc(8)).
+// The type qdisc is a queueing discipline of a link (tc(8)).
 type qdisc struct {
 	link           int
 	handle, parent uint32
@@ -22,7 +22,7 @@ type qdisc struct {
 	Counters
 }
 
-// newRequest returns a netlink request about the qdisc at a link and parent.
+// newRequest returns a netlink request about the qdisc q.
 func (q qdisc) newRequest(n *NS, verb, flags int) *nl.NetlinkRequest {
 	req := n.newRequest(verb, flags)
 	req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(q.link), Handle: q.handle, Parent: q.parent})
@@ -32,8 +32,8 @@ func (q qdisc) newRequest(n *NS, verb, flags int) *nl.NetlinkRequest {
 	return req
 }
 
-// qdiscAt returns the qdisc of a link at a parent. The second result is false if there is no qdisc. The request needs the flag NLM_F_ECHO.
-// Without this flag, the kernel sends the reply only to subscribers of the multicast group.
+// qdiscAt returns the qdisc of a link below the given parent handle. The result ok is false if no qdisc exists there. The request needs the
+// flag NLM_F_ECHO. Without NLM_F_ECHO, the kernel sends the reply only to subscribers of the multicast group.
 func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 	var replies [][]byte
 	err = retryInterrupted(func() (err error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// sendAdvertisements sends router advertisements (RFC 4861 section 4.2) from a link until the test ends.
+// sendAdvertisements sends router advertisements (RFC 4861 section 4.2) through a link until the test ends.
 func sendAdvertisements(t *testing.T, n *NS, link Link) {
 	t.Helper()
 	var fd int
@@ -31,7 +31,7 @@ func sendAdvertisements(t *testing.T, n *NS, link Link) {
 	go func() {
 		defer unix.Close(fd)
 		for {
-			// Type 134, hop limit 64, lifetime 1800 s; the kernel adds the checksum.
+			// the message has type 134, hop limit 64 and lifetime 1800 s; the kernel adds the checksum
 			_ = unix.Sendto(fd, []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0}, 0, &allNodes)
 			select {
 			case <-done:
@@ -51,7 +51,7 @@ func advertised(t *testing.T, h *Node, link Link) bool {
 	return len(routes) > 0
 }
 
-// TestKeepRouterAdvertisements checks that, after KeepRouterAdvertisements, enabling IPv6 forwarding does not delete the default route from
+// TestKeepRouterAdvertisements calls KeepRouterAdvertisements and then enables IPv6 forwarding. The kernel must keep the default route from
 // a router advertisement.
 func TestKeepRouterAdvertisements(t *testing.T) {
 	h := host(t)
@@ -82,8 +82,8 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 	}
 }
 
-// TestKeepRouterAdvertisementsFails checks that KeepRouterAdvertisements returns an error if it cannot read the forwarding setting. The
-// only exception is the error of a kernel without IPv6.
+// TestKeepRouterAdvertisementsFails checks that KeepRouterAdvertisements returns an error if it cannot read the forwarding setting. On a
+// kernel without IPv6, KeepRouterAdvertisements must return no error.
 func TestKeepRouterAdvertisementsFails(t *testing.T) {
 	h, err := Host()
 	kerneltest.Must(t, err)

@@ -17,16 +17,17 @@ import (
 
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
-// redirectPriority is the highest possible priority number. The kernel runs filters with lower numbers first, so other programs' filters
-// run before the redirect. The kernel assigns priorities up to 49152 to filters without a priority.
+// redirectPriority is the priority of the redirect filter: the highest possible number. The kernel runs filters with lower numbers first,
+// so filters of other programs run before the redirect. If a program adds a filter without a priority, the kernel assigns a priority of at
+// most 49152.
 const redirectPriority = 65535
 
 // referencePriority is the priority of the filter of the reference bandwidth plugin.
 const referencePriority = 1
 
-// EnsureIFB returns the intermediate functional block device (ifb) with this name, and creates a missing device with the MTU of the link.
-// The device is up and belongs to the device group that the link leads. A frame that is redirected to an ifb passes through the qdisc of
-// the ifb. Then the kernel processes the frame as usual (tc-mirred(8)).
+// EnsureIFB returns the intermediate functional block device (ifb) with the given name. If the ifb is missing, EnsureIFB creates it with
+// the MTU of the link. The ifb is up and belongs to the device group that the link leads. After a redirect to an ifb, a frame passes
+// through the qdisc of the ifb. Then the kernel processes the frame as usual (tc-mirred(8)).
 func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	err := fault.Change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -44,7 +45,7 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	if err == nil && (!ok || link.Kind != "ifb") {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
-	// A stale device outside the group would remain after the deletion of the group.
+	// DelGroup would not delete a stale ifb outside the group of the link.
 	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group {
 		err = fault.Change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
 	}
@@ -54,10 +55,10 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	return link, err
 }
 
-// Redirect sends all frames that a link receives through another link. Redirect() uses an existing ingress or clsact qdisc, or adds a
-// clsact qdisc. Redirect() does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact
-// qdisc. Redirect() adds the new filter before it deletes an old RedirectsLong filter, so that the rate limit of a running pod stays in
-// effect. Redirect is a no-op if all frames are already redirected.
+// Redirect redirects all received frames of one link to another link with a filter. Redirect uses an existing ingress or clsact qdisc, or
+// adds a clsact qdisc. Redirect never adds an ingress qdisc, because it would keep other programs from adding a clsact qdisc. Redirect adds
+// the new filter before it deletes an old RedirectsLong filter, so that the rate limit of a running pod stays in effect. Redirect is a
+// no-op if a filter already redirects all frames to the same link.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -89,7 +90,7 @@ func (n *NS) Redirect(from, to Link) error {
 }
 
 // addRedirect adds the redirect filter. The selector of the filter has no key, because a u32 key reads 4 bytes after the Ethernet header. A
-// shorter frame would not match any key, not even a key with mask 0.
+// frame with fewer bytes matches no key, not even a key with mask 0.
 func (n *NS) addRedirect(from, to Link) error {
 	return fault.Change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
 		return missingFeature(n.h.FilterAdd(&netlink.U32{
@@ -111,24 +112,25 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 	return netlink.FilterAttrs{LinkIndex: link.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: unix.ETH_P_ALL}
 }
 
-// Redirection is the set of received frames that a link sends through another link.
+// Redirection says which of the received frames a link redirects to another link.
 type Redirection int
 
-// Values of Redirection in increasing order. The filter of the reference bandwidth plugin has the value RedirectsLong.
+// These constants are the values of Redirection, from no frames to all frames. The filter of the reference bandwidth plugin has the value
+// RedirectsLong.
 const (
 	RedirectsNone Redirection = iota // no frames, or only some protocols or contents
 	RedirectsLong                    // frames with at least 4 bytes after the Ethernet header and VLAN tag
 	RedirectsAll
 )
 
-// Redirected reports which frames are redirected from one link to another link by u32 filters. Redirected() considers filters of any
-// priority, because the filter of the reference bandwidth plugin does not have the priority redirectPriority.
+// Redirected reports which frames the u32 filters of one link redirect to another link. Redirected considers filters of any priority,
+// because the filter of the reference bandwidth plugin does not have the priority redirectPriority.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
 	return redirectSource{from, list}.redirectionTo(to.Index), err
 }
 
-// redirectionOf returns the set of frames that a redirect filter matches.
+// redirectionOf returns which frames a redirect filter matches.
 func redirectionOf(f netlink.Filter) Redirection {
 	u32, ok := f.(*netlink.U32)
 	switch {
@@ -141,7 +143,8 @@ func redirectionOf(f netlink.Filter) Redirection {
 	return RedirectsAll
 }
 
-// listFilters returns the filters of one side of a link. The list is empty if the link was deleted or has no qdisc for filters.
+// listFilters returns the filters for the received or for the sent frames of a link. The list is empty if the link was deleted or has no
+// qdisc for filters.
 func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err error) {
 	err = retryInterrupted(func() (err error) {
 		list, err = n.h.FilterList(byIndex(link.Index), parent)
@@ -150,8 +153,8 @@ func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err e
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets. The result is 0 if the target link was deleted. The
-// result is -1 if the filter does not redirect.
+// redirectsTo returns the ifindex of the link to which a filter redirects packets. redirectsTo returns 0 if the target link was deleted,
+// and -1 if the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
 	if !ok {
@@ -165,8 +168,8 @@ func redirectsTo(f netlink.Filter) int {
 	return -1
 }
 
-// RedirectedFrom returns a link whose received frames are redirected to the given link. The second result reports whether such a link
-// exists. RedirectedFrom reads every link with an ingress or clsact qdisc.
+// RedirectedFrom returns a link that redirects its received frames to the given link. The result ok is false if no link redirects to the
+// given link. RedirectedFrom reads every link with an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	list, err := n.redirectSources()
 	for _, r := range list {
@@ -177,10 +180,10 @@ func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	return Link{}, false, err
 }
 
-// RedirectPair is a link (From) and the link to which the received frames of From are redirected (To).
+// RedirectPair contains two links: From redirects its received frames to To.
 type RedirectPair struct{ From, To Link }
 
-// RedirectedLong returns the links whose redirect does not match short frames (RedirectsLong).
+// RedirectedLong returns the pairs of links whose redirect filter does not match short frames (RedirectsLong).
 func (n *NS) RedirectedLong() (pairs []RedirectPair, err error) {
 	list, err := n.redirectSources()
 	for _, r := range list {
@@ -198,13 +201,13 @@ func (n *NS) RedirectedLong() (pairs []RedirectPair, err error) {
 	return pairs, err
 }
 
-// redirectSource is a link with the filters for frames that the link receives.
+// redirectSource contains a link and its filters for received frames.
 type redirectSource struct {
 	link    Link
 	filters []netlink.Filter
 }
 
-// redirectionTo returns the frames that the filters redirect to the link with this ifindex.
+// redirectionTo returns which frames the filters redirect to the link with the given ifindex.
 func (r redirectSource) redirectionTo(index int) Redirection {
 	most := RedirectsNone
 	for _, f := range r.filters {
@@ -215,8 +218,8 @@ func (r redirectSource) redirectionTo(index int) Redirection {
 	return most
 }
 
-// redirectSources returns each link that has an ingress or clsact qdisc, together with the filters of this link. If some links cannot be
-// read, redirectSources returns the other links and an error.
+// redirectSources returns each link with an ingress or clsact qdisc, together with the filters of the link. If some links are unreadable,
+// redirectSources returns the other links and an error.
 func (n *NS) redirectSources() (found []redirectSource, err error) {
 	list, err := n.qdiscs()
 	for _, q := range list {
@@ -236,8 +239,8 @@ func (n *NS) redirectSources() (found []redirectSource, err error) {
 }
 
 // DelRedirect removes the redirect from one link to another link, including a redirect that the reference bandwidth plugin added.
-// DelRedirect also removes the ingress qdisc, unless other programs have filters there. DelRedirect removes a clsact qdisc only if the
-// argument owned is true, because another program may have added the qdisc for later filters. A missing redirect is no error.
+// DelRedirect also removes an ingress qdisc without other filters. DelRedirect removes a clsact qdisc only if "owned" is true, because
+// another program may have added the qdisc for its own filters. DelRedirect is a no-op if the redirect is missing.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if err := n.delRedirects(from, to, false); err != nil {
 		return err
@@ -256,8 +259,9 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	})
 }
 
-// delRedirects deletes our filter, filters that redirect to the target link, and the filter of the reference bandwidth plugin if its target
-// was deleted. If spareAll is true, filters that redirect all frames to the target link stay.
+// delRedirects deletes the filter of Redirect and each other filter that redirects to the target link. If the target link of the reference
+// bandwidth plugin's filter was deleted, delRedirects also deletes this filter. If spareAll is true, delRedirects keeps filters that
+// redirect all frames to the target link.
 func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
 		list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
@@ -291,8 +295,8 @@ func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 	return priority == redirectPriority || to.Index != 0 && target == to.Index || priority == referencePriority && target == 0
 }
 
-// hasFilters reports whether a link has filters on either side of its clsact or ingress qdisc. For an ingress qdisc the kernel returns the
-// same filters twice.
+// hasFilters reports whether the clsact or ingress qdisc of a link has filters for received or for sent frames. For an ingress qdisc, the
+// kernel returns the same filters for both.
 func (n *NS) hasFilters(link Link) (bool, error) {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		if filters, err := n.listFilters(link, parent); err != nil || len(filters) > 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// redirectAsReference adds the same redirect filter as the reference bandwidth plugin.
+// redirectAsReference adds a redirect filter that is equal to the filter of the reference bandwidth plugin.
 func redirectAsReference(t *testing.T, w wire, to Link) {
 	t.Helper()
 	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_INGRESS}}
@@ -28,7 +28,7 @@ func redirectAsReference(t *testing.T, w wire, to Link) {
 }
 
 // TestDelRedirectOfReference checks that DelRedirect removes the filter of the reference bandwidth plugin, even if the ifb is already
-// deleted. Other programs' filters of the same priority stay.
+// deleted. DelRedirect must keep filters of other programs with the same priority.
 func TestDelRedirectOfReference(t *testing.T) {
 	for _, c := range []struct{ others, gone bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
 		w := newWire(t)
@@ -52,8 +52,8 @@ func TestDelRedirectOfReference(t *testing.T) {
 	}
 }
 
-// TestRedirectAfterReference checks that Redirect replaces a filter of the reference bandwidth plugin if the ifb of the filter was
-// deleted. Such a filter drops all frames.
+// TestRedirectAfterReference checks that Redirect replaces a filter of the reference bandwidth plugin if the ifb of the filter was deleted.
+// Without its ifb, the filter drops all frames.
 func TestRedirectAfterReference(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -66,8 +66,7 @@ func TestRedirectAfterReference(t *testing.T) {
 	}
 }
 
-// TestRedirectedMirror checks that a filter with a mirror action does not count as a redirect. The test also checks that DelRedirect keeps
-// a filter with a mirror action.
+// TestRedirectedMirror checks that a filter with a mirror action does not count as a redirect. DelRedirect must keep the filter.
 func TestRedirectedMirror(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -118,7 +117,7 @@ func TestRedirectedSome(t *testing.T) {
 	}
 }
 
-// TestEnsureIFBJoins checks that EnsureIFB adds a stale ifb to the link's group, so that DelGroup deletes the ifb.
+// TestEnsureIFBJoins checks that EnsureIFB adds a stale ifb to the device group of the link, so that DelGroup deletes the ifb.
 func TestEnsureIFBJoins(t *testing.T) {
 	w := newWire(t)
 	newIFB(t, w)
@@ -149,7 +148,7 @@ func TestBucketsOfOthers(t *testing.T) {
 	}
 }
 
-// TestNamesWhatIsMissing checks that missingFeature returns a *MissingFeature only for ENOENT, which the kernel returns for an unknown
+// TestNamesWhatIsMissing checks that missingFeature returns a *MissingFeature only for ENOENT. The kernel returns ENOENT for an unknown
 // kind of qdisc.
 func TestNamesWhatIsMissing(t *testing.T) {
 	w := newWire(t)

@@ -20,8 +20,8 @@ func (n *NS) sendChange(kind, flags int, header nl.NetlinkRequestData, attribute
 	return err
 }
 
-// listObjects lists the objects that a header and attributes select. listObjects uses a socket with NETLINK_GET_STRICT_CHK, because
-// without this option the kernel ignores the selection and returns all objects.
+// listObjects returns the kernel objects that match the header and the attributes. listObjects uses a socket with the option
+// NETLINK_GET_STRICT_CHK. Without this option, the kernel ignores the attributes and returns all objects.
 func (n *NS) listObjects(kind int, reply uint16, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) (replies [][]byte, err error) {
 	if n.strict == nil {
 		if n.strict, err = n.strictSocket(); err != nil {
@@ -60,7 +60,7 @@ func (n *NS) strictSocket() (sockets map[int]*nl.SocketHandle, err error) {
 	return sockets, err
 }
 
-// number32 parses an attribute of 4 bytes. number32 returns 0 if the attribute has another length.
+// number32 returns the number in a netlink attribute of 4 bytes, or 0 if the attribute has another length.
 func number32(value []byte) uint32 {
 	if len(value) != 4 {
 		return 0

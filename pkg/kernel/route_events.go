@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RouteEvent reports that paths to other nodes, or the routes of a protocol, may have changed since the previous event.
+// RouteEvent reports that something may have changed since the previous event: the paths to other nodes, or the routes of a protocol.
 type RouteEvent struct {
 	Lost    bool   // the socket overflowed and some events were lost: anything may have changed
 	Removed bool   // a route or a nexthop object of the protocol was deleted
@@ -23,13 +23,13 @@ type RouteEvent struct {
 }
 
 // RouteEvents returns a channel of events about changes in the caller's namespace that can affect the routes of a protocol. RouteEvents
-// reports deleted routes and nexthop objects of the protocol. RouteEvents reports links whose MTU or state (up or down) changed, except
-// bridge ports, bond ports and ifbs. RouteEvents reports added and removed global IPv6 addresses. For other programs' routes in the main
-// table, RouteEvents reports changes of default routes and of routes without a gateway. RouteEvents also reports replaced routes.
+// reports deleted routes and nexthop objects of the protocol. RouteEvents reports changes of the MTU or the state (up or down) of links,
+// except bridge ports, bond ports and ifbs. RouteEvents reports added and removed global IPv6 addresses. RouteEvents reports changed routes
+// of other programs in the main table, but only default routes, routes without a gateway, and replaced routes.
 //
-// A socket filter drops all other messages about routes. If the receiver is slow, several changes are merged into one event. The channel
-// is closed when ctx ends. When a link goes down, the kernel deletes its routes and nexthop objects without sending messages, so that only
-// the event about the link reports the loss.
+// A socket filter drops all other messages about routes. If the receiver is slow, RouteEvents merges several changes into one event.
+// RouteEvents closes the channel when ctx ends. When a link goes down, the kernel deletes the routes and nexthop objects of the link
+// without messages. RouteEvents then reports only the change of the link.
 func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	socket, err := subscribeRoutes(protocol)
 	if err != nil {
@@ -53,7 +53,8 @@ func subscribeRoutes(protocol int) (*os.File, error) {
 		unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV6_IFADDR)
 }
 
-// mergeNotices sends an event for each relevant notice. While the receiver is busy, mergeNotices merges the notices into one event.
+// mergeNotices sends a RouteEvent for each notice that can affect routes. While the receiver is busy, mergeNotices merges the notices into
+// one RouteEvent.
 func mergeNotices(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 	known := routeLinks{}
 	var pending RouteEvent
@@ -74,7 +75,7 @@ func mergeNotices(ctx context.Context, from <-chan notice, to chan<- RouteEvent)
 	}
 }
 
-// A notice is one parsed message of the kernel.
+// A notice contains the data of one kernel message about a route, a nexthop object, a link or an address.
 type notice struct {
 	RouteEvent
 	link  int // ifindex, for a message about a link
@@ -85,8 +86,8 @@ type notice struct {
 
 func lostNotice() notice { return notice{RouteEvent: RouteEvent{Lost: true, What: "lost events"}} }
 
-// linkState is the part of a link's state that affects routes. For a link that is down, and for a link that routes cannot use, the
-// linkState is the zero value.
+// linkState is the part of a link's state that affects routes. The zero value of linkState means that routes cannot use the link, for
+// example because it is down.
 type linkState struct {
 	flags uint32
 	mtu   uint32
@@ -95,7 +96,8 @@ type linkState struct {
 type routeLinks map[int]linkState
 
 // isRelevant reports whether a notice can affect routes. A notice about a link is relevant only if the state of the link changed.
-// isRelevant stores the state of each link. If n.Lost is true, notices were lost, and isRelevant forgets all states.
+// isRelevant stores the state of each link for the next notice. If the socket has lost messages (n.Lost), isRelevant deletes all stored
+// states.
 func (known routeLinks) isRelevant(n notice) bool {
 	if n.Lost {
 		clear(known)
@@ -114,7 +116,7 @@ func (known routeLinks) isRelevant(n notice) bool {
 	return was != n.state
 }
 
-// routeNotices parses a datagram of rtnetlink(7) messages.
+// routeNotices returns the notices in a datagram of rtnetlink(7) messages.
 func routeNotices(datagram []byte, protocol int) []notice {
 	return eachMessage(datagram, lostNotice(), func(kind, flags uint16, body []byte) []notice {
 		var n notice
@@ -161,11 +163,11 @@ func routeNotice(body []byte, gone bool, protocol int) (n notice, ok bool) {
 		n.Removed = true
 		return n, ok && gone
 	}
-	// Link-local routes are irrelevant, because the kernel adds one for each link.
+	// Link-local routes do not matter, because the kernel adds one for each link.
 	return n, ok && !r.Dst.Addr().IsLinkLocalUnicast() && !r.Dst.Addr().IsMulticast()
 }
 
-// Offsets of the message fields that routeFilter reads.
+// These constants are the offsets of the message fields that routeFilter reads, in bytes.
 const (
 	atType       = 4
 	atFlags      = 6
@@ -177,9 +179,9 @@ const (
 	atAttributes = unix.SizeofNlMsghdr + unix.SizeofRtMsg
 )
 
-// routeFilter returns a socket filter that the kernel runs for each datagram. The filter drops messages about irrelevant routes of other
-// programs before these messages reach this process. routeFilter reads only the first message of a datagram. The first message is enough,
-// because the kernel sends one message per datagram.
+// routeFilter returns a socket filter that the kernel runs for each datagram. The socket filter drops messages about irrelevant routes of
+// other programs, so that this process does not have to read them. routeFilter reads only the first message of a datagram. The first
+// message is enough, because the kernel sends only one message per datagram.
 func routeFilter(protocol int) []unix.SockFilter {
 	p := newProgram()
 	p.loadBytes(atType, 2)

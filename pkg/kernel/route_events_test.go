@@ -22,15 +22,15 @@ import (
 
 const ours = 142
 
-// routeSocket subscribes to route messages in a namespace.
+// routeSocket opens a socket that receives the route messages of a namespace.
 func routeSocket(t testing.TB, n *NS) (socket *os.File) {
 	t.Helper()
 	kerneltest.Must(t, n.inNamespace(func() (err error) { socket, err = subscribeRoutes(ours); return err }))
 	return socket
 }
 
-// collectNotices subscribes to the notices of a namespace. Each call of the returned function returns the relevant notices since the
-// previous call.
+// collectNotices opens a socket for route messages of a namespace and returns a function. Each call of this function returns the relevant
+// notices since the previous call.
 func collectNotices(t *testing.T, n *NS) (since func() []string) {
 	t.Helper()
 	socket := routeSocket(t, n)
@@ -80,7 +80,7 @@ func addUplink(t *testing.T, n *NS) {
 		n.AwaitAddress(netip.MustParseAddr("fd00:2::1"), until))
 }
 
-// TestRouteEvents checks that only changes that can affect the routes of a protocol send events.
+// TestRouteEvents checks that RouteEvents sends events only for changes that can affect the routes of a protocol.
 func TestRouteEvents(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -154,8 +154,8 @@ func TestRouteEvents(t *testing.T) {
 	}
 }
 
-// TestRouteEventsOfPods checks that adding and removing pods sends no events. One event is allowed: the first notice about the bridge,
-// which may arrive late.
+// TestRouteEventsOfPods checks that RouteEvents sends no events when pods are added and removed. The only allowed event is the first event
+// about the bridge, because it may arrive late.
 func TestRouteEventsOfPods(t *testing.T) {
 	w := newWire(t) // the bridge is up before it has a port
 	since := collectNotices(t, &w.host.NS)
@@ -173,7 +173,7 @@ func TestRouteEventsOfPods(t *testing.T) {
 	}
 }
 
-// TestForeignRoutes checks that thousands of routes of another program send no notices and do not overflow the socket.
+// TestForeignRoutes checks that thousands of new routes of another program cause no notices and do not overflow the socket.
 func TestForeignRoutes(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -185,7 +185,7 @@ func TestForeignRoutes(t *testing.T) {
 	}
 }
 
-// foreignRoutes adds routes with a gateway and with the protocol of another program.
+// foreignRoutes simulates another program that adds routes with a gateway.
 func foreignRoutes(n *NS, count int) error {
 	link, _, err := n.Link("eth0")
 	for i := range count {
@@ -196,8 +196,8 @@ func foreignRoutes(n *NS, count int) error {
 	return err
 }
 
-// TestRouteEventsMerge checks that a late receiver gets one merged event for earlier changes, and separate events for later changes. The
-// channel is closed when the context ends.
+// TestRouteEventsMerge checks that a late receiver gets one merged event for all earlier changes, and one event for each later change. The
+// channel must be closed when the context ends.
 func TestRouteEventsMerge(t *testing.T) {
 	h := host(t)
 	kerneltest.Clean(t)
@@ -224,8 +224,8 @@ func TestRouteEventsMerge(t *testing.T) {
 	}
 }
 
-// TestRouteEventsLost checks that an overflow of the socket sends an event whose field Lost is true. The test also checks that isRelevant
-// clears the stored link states after this event.
+// TestRouteEventsLost checks that an overflow of the socket sends an event whose field Lost is true. isRelevant must then delete the stored
+// link states.
 func TestRouteEventsLost(t *testing.T) {
 	known := routeLinks{}
 	up := notice{link: 3, state: linkState{unix.IFF_UP, 1500}}
@@ -264,7 +264,7 @@ func TestRouteEventsLost(t *testing.T) {
 	}
 }
 
-// BenchmarkForeignRoutes measures the time to add 100,000 routes of another program, with and without a subscriber.
+// BenchmarkForeignRoutes measures how long another program needs to add 100,000 routes, with and without a receiver of RouteEvents.
 func BenchmarkForeignRoutes(b *testing.B) {
 	for _, listens := range []bool{false, true} {
 		b.Run(fmt.Sprint("listens=", listens), func(b *testing.B) {
@@ -285,7 +285,7 @@ func BenchmarkForeignRoutes(b *testing.B) {
 	}
 }
 
-// FuzzRouteNotices checks that no input causes a panic.
+// FuzzRouteNotices checks that routeNotices does not panic for any datagram.
 func FuzzRouteNotices(f *testing.F) {
 	for _, kind := range []byte{unix.RTM_NEWLINK, unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWADDR, unix.RTM_DELNEXTHOP} {
 		f.Add(append([]byte{44, 0, 0, 0, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 24, 0, 0, 254, 142}, make([]byte, 22)...))

@@ -26,15 +26,15 @@ type Bucket struct {
 	Counters `json:"-"`
 }
 
-// Counters are the kernel's counters since the qdisc was added.
+// Counters contains the kernel's counters of a qdisc since the qdisc was added.
 type Counters struct {
 	Sent    uint64 // bytes
 	Dropped uint32 // packets
 	Waiting uint32 // bytes
 }
 
-// FairQueue is a fair queue (tc-fq_codel(8)), in which flows do not delay one another. The queue drops packets if all packets of an
-// Interval waited longer than Target. The zero value means no fair queue.
+// FairQueue is a fair queue (tc-fq_codel(8)), in which flows do not delay one another. The fair queue drops packets if all packets of an
+// Interval waited longer than Target. The zero value of FairQueue means no fair queue.
 type FairQueue struct {
 	Target   time.Duration `json:"target"`   // in microseconds of precision
 	Interval time.Duration `json:"interval"` // in microseconds of precision
@@ -57,7 +57,8 @@ const (
 	fairQueue   = "fq_codel"
 )
 
-// Shape limits the rate at which a link sends. If the link already has a token bucket, Shape() changes this bucket and does not remove it.
+// Shape limits the rate at which a link sends. If the link already has a token bucket, Shape changes the existing bucket without removing
+// it.
 func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
 		_, err := b.tbfRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
@@ -82,9 +83,10 @@ func (n *NS) hasOtherRoot(link Link) bool {
 	return err == nil && ok && q.kind != "tbf"
 }
 
-// tbfRequest returns the request that installs a token bucket. The request contains the burst both as a time and in bytes (TCA_TBF_BURST).
-// Without the burst in bytes, the kernel computes the burst from the time, and drops every packet whose transmission takes longer than
-// 2^32 ns (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s, the transmission of every full frame takes longer than this.
+// tbfRequest returns the request that installs a token bucket. The request contains the burst twice: as a time, and in bytes
+// (TCA_TBF_BURST). Without the burst in bytes, the kernel computes the burst from the time (tbf_change in net/sched/sch_tbf.c). In this
+// case, the kernel drops every packet whose transmission takes longer than 2^32 ns. At rates below 2.8 kbit/s, it would drop every frame of
+// full size.
 func (b Bucket) tbfRequest(n *NS, link Link) *nl.NetlinkRequest {
 	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
@@ -112,13 +114,13 @@ func (f FairQueue) fqCodelRequest(n *NS, link Link) *nl.NetlinkRequest {
 	return req
 }
 
-// burstTicks returns the time in ticks that a burst takes at a rate in bytes per second. The result is limited to 32 bits, which is the
-// size of the kernel's field.
+// burstTicks returns how long the transmission of a burst takes, in ticks. The burst is in bytes, and the rate is in bytes per second.
+// burstTicks returns at most 2^32-1, because the kernel's field has 32 bits.
 func burstTicks(burst uint32, rate uint64) uint32 {
 	return uint32(min(math.Ceil(netlink.TickInUsec()*1e6*float64(burst)/float64(rate)), math.MaxUint32))
 }
 
-// asBucket converts a qdisc to a token bucket. The second result is false if the qdisc has another kind or is not a root qdisc.
+// asBucket converts a qdisc to a token bucket. The result ok is false if the qdisc has another kind or is not a root qdisc.
 func (q qdisc) asBucket() (b Bucket, ok bool) {
 	if q.kind != "tbf" || q.parent != netlink.HANDLE_ROOT {
 		return Bucket{}, false
@@ -139,8 +141,7 @@ func (q qdisc) asBucket() (b Bucket, ok bool) {
 	return Bucket{Rate: rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: params.Limit, Counters: q.Counters}, err == nil
 }
 
-// asFairQueue converts a qdisc to a fair queue. The second result is false if the qdisc has another kind or is not the child of a token
-// bucket.
+// asFairQueue converts a qdisc to a fair queue. The result ok is false if the qdisc has another kind or is not the child of a token bucket.
 func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 	if q.kind != fairQueue || q.parent != childParent {
 		return FairQueue{}, false
@@ -162,8 +163,8 @@ func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 	return f, err == nil
 }
 
-// Shaped returns the token bucket of a link. The second result is false if the root qdisc of the link has another kind. The kernel rounds
-// the burst to ticks. Shaped() rounds the times of a fair queue to 1.024 µs.
+// Shaped returns the token bucket of a link. The result ok is false if the root qdisc of the link has another kind. In the result, the
+// burst is rounded to ticks, because the kernel stores it in ticks. Shaped rounds the times of a fair queue to 1.024 µs.
 func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {
@@ -177,7 +178,7 @@ func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	return b, ok && err == nil, err
 }
 
-// Buckets returns the token buckets of all links, by ifindex, in one request.
+// Buckets returns the token buckets of all links, as a map with the ifindex as key. Buckets sends only one request.
 func (n *NS) Buckets() (map[int]Bucket, error) {
 	list, err := n.qdiscs()
 	return bucketsIn(list), err
@@ -200,7 +201,7 @@ func bucketsIn(list []qdisc) map[int]Bucket {
 	return found
 }
 
-// Unshape removes the token bucket of a link. Unshape() is a no-op if the link has no token bucket.
+// Unshape removes the token bucket of a link. Unshape is a no-op if the link has no token bucket.
 func (n *NS) Unshape(link Link) error {
 	return fault.Change("qdisc del dev "+link.Name+" root tbf", func() error {
 		req := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_DELQDISC, 0)
@@ -209,11 +210,11 @@ func (n *NS) Unshape(link Link) error {
 	})
 }
 
-// loopbackIndex is the loopback device's ifindex in every namespace (the kernel's LOOPBACK_IFINDEX).
+// loopbackIndex is the ifindex of the loopback device in every namespace (LOOPBACK_IFINDEX in the kernel).
 const loopbackIndex = 1
 
-// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. HasFairQueue sends a request that always fails. The
-// error shows whether the kernel knows fq_codel.
+// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. HasFairQueue sends a request that always fails, and
+// learns from the kernel's error whether the kernel knows fq_codel.
 func (n *NS) HasFairQueue() (bool, error) {
 	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)

@@ -23,7 +23,7 @@ func testedRates() []uint64 {
 		34_359_738_360, 34_359_738_368, 34_359_738_376, 100_000_000_000}
 }
 
-// TestShape checks that Shaped returns the values that Shape set. The burst may differ a little, because the kernel rounds the burst to
+// TestShape checks that Shaped returns the values that Shape set. Only the burst may differ a little, because the kernel rounds it to
 // ticks.
 func TestShape(t *testing.T) {
 	w := newWire(t)
@@ -54,7 +54,7 @@ func withinTicks(got, want uint32, rate uint64) bool {
 	return float64(difference) <= float64(rate)/8*128e-9+1
 }
 
-// TestTicks checks that burstTicks is correct within two ticks and does not overflow.
+// TestTicks checks that the error of burstTicks is at most two ticks, and that burstTicks does not overflow.
 func TestTicks(t *testing.T) {
 	ticksPerSecond := big.NewInt(int64(netlink.TickInUsec() * 1e6))
 	for _, rate := range testedRates() {
@@ -73,8 +73,7 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestShapeOther checks that Shaped does not report a root qdisc of another kind as a token bucket. The test also checks that Shape
-// replaces the other root qdisc.
+// TestShapeOther checks that Shaped returns no token bucket for a root qdisc of another kind, and that Shape replaces this qdisc.
 func TestShapeOther(t *testing.T) {
 	for _, major := range []uint16{7, 1} {
 		w := newWire(t)
@@ -92,7 +91,7 @@ func TestShapeOther(t *testing.T) {
 	}
 }
 
-// TestBuckets checks that Buckets returns the token buckets of all links and no other qdiscs.
+// TestBuckets checks that Buckets returns the token buckets of all links, but no qdiscs of other kinds.
 func TestBuckets(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -119,8 +118,8 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestFairQueue checks that Shape sets and changes a fair queue. The test also checks the settings that Shaped returns, and the drops that
-// Buckets counts. HasFairQueue changes no qdisc.
+// TestFairQueue checks that Shape sets and changes a fair queue, that Shaped returns its settings, and that Buckets returns its dropped
+// packets. HasFairQueue must change no qdisc.
 func TestFairQueue(t *testing.T) {
 	w := newWire(t)
 	before, err := w.host.qdiscs()
@@ -159,7 +158,8 @@ func TestFairQueue(t *testing.T) {
 	}
 }
 
-// TestRedirectedFrom checks that RedirectedFrom finds the only link that redirects to an ifb. This link has an ingress or a clsact qdisc.
+// TestRedirectedFrom checks that RedirectedFrom finds the only link that redirects to an ifb. The link has either an ingress or a clsact
+// qdisc.
 func TestRedirectedFrom(t *testing.T) {
 	for _, kind := range []string{"ingress", "clsact"} {
 		w := newWire(t)
@@ -257,7 +257,7 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// filtersOfOthers adds filters like other programs: one filter with a priority, and two filters whose priority the kernel chooses.
+// filtersOfOthers simulates filters of other programs: one filter with a fixed priority, and two filters whose priority the kernel chooses.
 func filtersOfOthers(t *testing.T, w wire) {
 	t.Helper()
 	for _, priority := range []uint16{1, 0, 0} {
@@ -281,8 +281,8 @@ func filterPriorities(t *testing.T, w wire) (list []uint16) {
 	return list
 }
 
-// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc. The test also checks that DelRedirect keeps the
-// existing qdisc and other programs' filters.
+// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc. DelRedirect must keep the existing qdisc and the
+// filters of other programs.
 func TestRedirectBesideOthers(t *testing.T) {
 	for _, kind := range []string{"clsact", "ingress"} {
 		t.Run(kind, func(t *testing.T) {
@@ -311,7 +311,7 @@ func TestRedirectBesideOthers(t *testing.T) {
 	}
 }
 
-// TestDelRedirectKeepsEmptyClsact checks that DelRedirect keeps a clsact qdisc of another program even if this qdisc has no filters. The
+// TestDelRedirectKeepsEmptyClsact checks that DelRedirect keeps a clsact qdisc of another program even if the qdisc has no filters. The
 // other program may add filters later.
 func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	w := newWire(t)
@@ -324,7 +324,7 @@ func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	}
 }
 
-// TestRedirectTwice checks that repeated calls for the same device leave one filter.
+// TestRedirectTwice checks that a link has only one redirect filter after two calls of Redirect.
 func TestRedirectTwice(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)

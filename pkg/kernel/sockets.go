@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsBound reports whether any socket uses the port, either on this address or on all addresses. IsBound tries to bind a socket to the
-// address for a moment, without listening. A port counts as free if the node does not have the address or the kernel lacks the address
-// family.
+// IsBound reports whether any socket uses the port, either on the given address or on all addresses. To check a port, IsBound binds a
+// socket to the address and port for a moment. IsBound returns false if the node does not have the address, or if the kernel lacks the
+// address family.
 func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	err := bindSocket(protocol, at)
 	switch {
@@ -25,8 +25,8 @@ func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	return false, err
 }
 
-// bindSocket binds a socket and closes the socket. bindSocket returns unix.EADDRINUSE if another socket uses the port. SO_REUSEADDR makes
-// TCP ignore connections in state TIME_WAIT.
+// bindSocket binds a socket and then closes it. bindSocket returns unix.EADDRINUSE if another socket uses the port. SO_REUSEADDR makes TCP
+// ignore connections in state TIME_WAIT.
 func bindSocket(protocol byte, at netip.AddrPort) error {
 	kind := unix.SOCK_STREAM
 	if protocol == unix.IPPROTO_UDP {
@@ -52,31 +52,34 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
 	}
 	if !at.Addr().IsUnspecified() {
-		// Free binding (IP_FREEBIND) also checks an address that the node does not have yet. If the node gets the address later, a process that
-		// listens on all addresses also uses the port of this address.
+		// IP_FREEBIND allows the bind for an address that the node does not have yet. If a process listens on all addresses, it will also use the
+		// port of this address as soon as the node has the address.
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
 	}
 	return errors.Join(err, unix.Bind(fd, local))
 }
 
-// Sockets holds the ports on which sockets of one protocol (TCP or UDP) listen.
+// Sockets contains the ports on which sockets of one protocol (TCP or UDP) listen.
 type Sockets map[uint16]bool
 
-// tableUnreadable is a marker in Sockets for a kernel without inet_diag. On such a kernel, any port may be in use.
+// tableUnreadable is a key in Sockets. The key means that the kernel lacks inet_diag. On a kernel without inet_diag, each port may be in
+// use.
 const tableUnreadable = 0
 
-// Listen reports whether a socket listens on a port of any address.
+// Listen reports whether a socket listens on a port, on any address.
 func (s Sockets) Listen(port uint16) bool { return s[port] || s[tableUnreadable] }
 
-// States of sockets (include/net/tcp_states.h), and the size of struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h).
+// These constants are states of sockets (include/net/tcp_states.h), and the size of struct inet_diag_req_v2
+// (include/uapi/linux/inet_diag.h).
 const (
 	stateClosed = 7 // UDP: not connected
 	stateListen = 10
 	diagRequest = 56
 )
 
-// ReadSockets returns the ports on which sockets of a protocol listen. ReadSockets queries both families, since an IPv6 socket may also
-// use the IPv4 port. ReadSockets does not read /proc/net/tcp, because the kernel would walk the table of all connections of the node.
+// ReadSockets returns the ports on which sockets of a protocol listen. ReadSockets asks for sockets of both address families, because an
+// IPv6 socket may also use the IPv4 port. ReadSockets does not read /proc/net/tcp, because the kernel would then walk the table of all
+// connections of the node.
 func ReadSockets(protocol byte) Sockets {
 	s := Sockets{}
 	state := stateListen
@@ -88,7 +91,7 @@ func ReadSockets(protocol byte) Sockets {
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		req.AddRawData(append(body, make([]byte, diagRequest-len(body))...))
 		err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, 0, func(message []byte) bool {
-			// A message begins with struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
+			// Each message begins with struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
 			if len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) != tableUnreadable {
 				s[binary.BigEndian.Uint16(message[4:])] = true
 			}

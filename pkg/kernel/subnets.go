@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Subnet is a range of addresses behind a link of the namespace.
+// Subnet is a range of addresses that the namespace reaches through one link.
 type Subnet struct {
 	Prefix netip.Prefix
 	Link   string
 	Via    netip.Addr // router; zero for an on-link subnet
 }
 
-// String formats the subnet like ip(8).
+// String formats the subnet like a route in ip-route(8).
 func (s Subnet) String() string {
 	if s.Via.IsValid() {
 		return fmt.Sprintf("%s via %s dev %s", s.Prefix, s.Via, s.Link)
@@ -27,8 +27,8 @@ func (s Subnet) String() string {
 	return fmt.Sprintf("%s dev %s", s.Prefix, s.Link)
 }
 
-// Subnets returns the subnets of the namespace's addresses and the destinations of the unicast routes in the main table. Subnets leaves
-// out default routes, loopback subnets, link-local subnets and multicast subnets. Subnets() reads all links, addresses and routes.
+// Subnets returns the subnets of all addresses in the namespace, and the destinations of all unicast routes in the main table. Subnets
+// omits default routes, loopback subnets, link-local subnets and multicast subnets. Subnets reads all links, addresses and routes.
 func (n *NS) Subnets() (list []Subnet, err error) {
 	var links []netlink.Link
 	var addresses []netlink.Addr
@@ -74,8 +74,8 @@ func (n *NS) Subnets() (list []Subnet, err error) {
 	}), nil
 }
 
-// AddressSubnets returns the subnets of the addresses of all links, except loopback and link-local subnets. AddressSubnets sends one
-// request.
+// AddressSubnets returns the subnets of the addresses of all links, except loopback and link-local subnets. AddressSubnets sends only one
+// netlink request.
 func (n *NS) AddressSubnets() (list []netip.Prefix, err error) {
 	var addresses []netlink.Addr
 	err = retryInterrupted(func() (err error) {
@@ -101,7 +101,7 @@ func (n *NS) allLinks() ([]netlink.Link, error) {
 	return links, nil
 }
 
-// mainRoutes lists the routes of the main table of both families.
+// mainRoutes returns the IPv4 and IPv6 routes of the main table.
 func (n *NS) mainRoutes() (routes []netlink.Route, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		more, err := n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)

@@ -26,8 +26,8 @@ type Sysctl struct {
 
 const sysctlRoot = "/proc/sys/net"
 
-// Set writes each setting whose value differs. Set() skips settings that the kernel does not have, such as IPv6 settings on a kernel
-// without IPv6.
+// Set writes each setting whose value differs from the current value. Set skips settings that the kernel does not have, such as IPv6
+// settings on a kernel without IPv6.
 func (n *NS) Set(settings ...Sysctl) error {
 	return n.inNamespace(func() error {
 		for _, s := range settings {
@@ -39,7 +39,7 @@ func (n *NS) Set(settings ...Sysctl) error {
 	})
 }
 
-// Get returns the value of a setting. Get() returns fs.ErrNotExist if the kernel does not have the setting.
+// Get returns the value of a setting, or fs.ErrNotExist if the kernel does not have the setting.
 func (n *NS) Get(path string) (value string, err error) {
 	err = n.inNamespace(func() error {
 		f, err := n.openSysctl(path, os.O_RDONLY)
@@ -53,7 +53,7 @@ func (n *NS) Get(path string) (value string, err error) {
 	return value, err
 }
 
-// List returns the names in a folder of settings. The list is empty if the folder does not exist.
+// List returns the names of the files in a folder below /proc/sys/net. The list is empty if the folder does not exist.
 func (n *NS) List(path string) (names []string, err error) {
 	err = n.inNamespace(func() error {
 		folder, err := n.openSysctl(path, os.O_RDONLY)
@@ -68,7 +68,7 @@ func (n *NS) List(path string) (names []string, err error) {
 }
 
 // openSysctl opens a setting relative to the folder of its family (ipv4 or ipv6), and keeps that folder open. Opening the full path is slow
-// on a node with many pods, because the kernel walks the folders with this name in all network namespaces.
+// on a node with many pods: the kernel walks the folders with the same name in all network namespaces.
 func (n *NS) openSysctl(path string, flags int) (*os.File, error) {
 	family, rest, _ := strings.Cut(path, "/")
 	folder := n.sysctls[family]
@@ -116,7 +116,7 @@ func (n *NS) set(s Sysctl) error {
 	})
 }
 
-// Attributes of netconf messages in rtnetlink(7) (include/uapi/linux/netconf.h).
+// These constants are attributes of netconf messages in rtnetlink(7) (include/uapi/linux/netconf.h).
 const (
 	netconfIfindex    = 1
 	netconfForwarding = 2
@@ -129,14 +129,14 @@ func IsNoFamily(err error) bool {
 }
 
 // Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding). If the kernel lacks
-// the address family, Forwards returns an error that IsNoFamily recognises.
+// the address family, Forwards returns an error for which IsNoFamily returns true.
 func (n *NS) Forwards(is4 bool) (bool, error) {
 	family := byte(unix.AF_INET)
 	if !is4 {
 		family = unix.AF_INET6
 	}
 	req := n.newRequest(unix.RTM_GETNETCONF, 0)
-	// The message begins with struct netconfmsg: the family, padded to four bytes.
+	// The message begins with struct netconfmsg: the address family, padded to four bytes.
 	all := int32(allLinks)
 	req.AddRawData(append([]byte{family, 0, 0, 0}, nl.NewRtAttr(netconfIfindex, nl.Uint32Attr(uint32(all))).Serialize()...))
 	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)

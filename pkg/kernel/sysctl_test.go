@@ -23,7 +23,7 @@ func TestSysctl(t *testing.T) {
 	}
 }
 
-// TestSysctlMissing checks that Set ignores a missing setting. The test also checks that Get returns fs.ErrNotExist for a missing setting.
+// TestSysctlMissing uses a setting that the kernel does not have. Set must return no error, and Get must return fs.ErrNotExist.
 func TestSysctlMissing(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -45,7 +45,7 @@ func TestSysctlRefused(t *testing.T) {
 	}
 }
 
-// TestForwards checks that Forwards, which uses netlink, matches the sysctl files.
+// TestForwards checks that Forwards, which uses netlink, returns the values in the sysctl files.
 func TestForwards(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

@@ -15,8 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// TunnelPeer is another node behind a VXLAN device. The field MAC contains the MAC of the VXLAN device on the other node. This node's
-// VXLAN device sends frames for this MAC to the address in Remote. The neighbour entries of the gateways in Hops contain this MAC.
+// TunnelPeer is another node that this node reaches through a VXLAN device. The field MAC is the MAC of the VXLAN device on the other node.
+// The VXLAN device of this node sends frames for the MAC to the address in Remote. Hops contains the gateways whose neighbour entries
+// contain the MAC.
 type TunnelPeer struct {
 	MAC    net.HardwareAddr
 	Remote netip.Addr
@@ -42,7 +43,7 @@ func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]s
 	return macs, nil
 }
 
-// SetNeighbour adds a permanent neighbour entry with a protocol. SetNeighbour replaces an existing entry of the address.
+// SetNeighbour adds a permanent neighbour entry with the given protocol, or replaces the existing entry of the address.
 func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, protocol int) error {
 	return fault.Change(fmt.Sprintf("neigh replace %s lladdr %s dev %s", addr, mac, link.Name), func() error {
 		return n.sendChange(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE,
@@ -77,7 +78,7 @@ func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) 
 	return remotes, nil
 }
 
-// SetForwarding makes a VXLAN device send frames for a MAC to one remote address. SetForwarding replaces existing forwarding entries of
+// SetForwarding makes a VXLAN device send frames for a MAC to one remote address. SetForwarding replaces all existing forwarding entries of
 // the MAC.
 func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) error {
 	return fault.Change(fmt.Sprintf("fdb replace %s dst %s dev %s", mac, remote, link.Name), func() error {
@@ -99,7 +100,7 @@ func forwardingHeader(link Link) *netlink.Ndmsg {
 	return &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index), State: unix.NUD_PERMANENT | unix.NUD_NOARP, Flags: unix.NTF_SELF}
 }
 
-// neighbourEntry is a neighbour entry or a forwarding entry.
+// neighbourEntry contains the data of a neighbour entry or a forwarding entry.
 type neighbourEntry struct {
 	family    byte
 	link      int

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uplinks returns the names of all links with a default route of either family, including backup routes. Uplinks also returns the links
-// below these links: the ports of a bond or bridge, and the parent of a VLAN. Uplinks reads all links and the routes of the main table.
+// Uplinks returns the names of all links with a default route of either family, including backup routes. Uplinks also returns all links
+// below these links: the ports of each bond or bridge, and the parent of each VLAN. Uplinks reads all links and the routes of the main
+// table.
 func (n *NS) Uplinks() (names []string, err error) {
 	var links []netlink.Link
 	var routes []netlink.Route
@@ -51,9 +52,9 @@ func (n *NS) Uplinks() (names []string, err error) {
 	return names, nil
 }
 
-// isBelow reports whether a link is directly below one of the links in the argument up. A link is below an upper link if the link is
-// either a port or the parent of the upper link. The kernel reports the peer of a veth like a parent, but isBelow ignores such peers.
-// isBelow also ignores parents in another namespace, because such a parent may have the same ifindex as a link in this namespace.
+// isBelow reports whether a link is directly below one of the links in the argument "up". A link is below another link if it is a port of
+// the other link or its parent. The kernel reports the peer of a veth like a parent, but isBelow ignores peers of veths. isBelow also
+// ignores a parent in another namespace, because its ifindex may be equal to the ifindex of a link in this namespace.
 func isBelow(l netlink.Link, links []netlink.Link, up map[int]bool) bool {
 	return up[l.Attrs().MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
 		a := upper.Attrs()

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VF holds the settings that a PF has for one VF. The names of the fields and values are the same as in ip-link(8).
+// VF contains the settings that a PF has for one VF. The fields and values have the same names as in ip-link(8).
 type VF struct {
 	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
@@ -32,14 +32,15 @@ type VF struct {
 	MaxRate    int   `json:"maxRate,omitempty"`
 }
 
-// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). The counters start at zero when the VF is created.
+// VFStats contains the counters that a PF reports for a VF (IFLA_VF_STATS). When the VF is created, its counters are zero.
 type VFStats struct {
 	RxBytes, TxBytes     uint64
 	RxPackets, TxPackets uint64
 	RxDropped, TxDropped uint64
 }
 
-// Flags of IFLA_EXT_MASK, which select extra data in a reply about a link (RTEXT_FILTER_* in include/uapi/linux/rtnetlink.h).
+// These constants are flags of IFLA_EXT_MASK (RTEXT_FILTER_* in include/uapi/linux/rtnetlink.h). The flags select extra data in a reply
+// about a link.
 const (
 	withVFs      = 1 << 0
 	withoutStats = 1 << 3
@@ -51,10 +52,12 @@ var (
 		unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
 )
 
-// VF returns a PF's settings for the VF with the given index. The VF may be in any namespace and have any driver. The second result is
-// false if the PF has no VF with this index. The kernel queries the driver about all VFs. With some drivers this query takes milliseconds.
+// VF returns a PF's settings for the VF with the given index. The VF may be in any namespace, and may be bound to any driver. The result ok
+// is false if the PF has no VF with the given index. For each call, the kernel asks the driver about all VFs, which takes milliseconds with
+// some drivers.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
-	// The request excludes the counters. The counters are half of the reply, and the list of all VFs must fit into 64 KiB.
+	// The request excludes the counters of the VFs, because the list of all VFs must fit into 64 KiB. With the counters, the list of all VFs
+	// would be twice as long.
 	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
 	if err != nil || !ok {
 		return VF{}, false, err
@@ -68,8 +71,8 @@ func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	return VF{}, false, nil
 }
 
-// VFStatsOf returns the counters of all VFs of a PF, by VF index. The PF must be in the caller's namespace. The VFs may be in any namespace
-// and have any driver.
+// VFStatsOf returns the counters of all VFs of a PF, as a map with the VF index as key. The PF must be in the caller's namespace. The VFs
+// may be in any namespace, and may be bound to any driver.
 func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	n, err := Host()
 	if err != nil {
@@ -91,8 +94,7 @@ func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	return stats, nil
 }
 
-// vfsIn iterates over the VFs in a message about a PF and yields the index and the attributes of each VF. vfsIn skips VFs about which the
-// driver reports nothing.
+// vfsIn yields the index and the attributes of each VF in a message about a PF. vfsIn skips a VF if the driver reports nothing about it.
 func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	return func(yield func(int, []byte) bool) {
 		for kind, vf := range attributesIn(attributeOf(message[unix.SizeofIfInfomsg:], unix.IFLA_VFINFO_LIST)) {
@@ -125,8 +127,8 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	return vf, nil
 }
 
-// optionalSetting returns a setting, or nil if the driver does not report this setting. For an unreported setting, the kernel sends no
-// value or -1.
+// optionalSetting returns the value of a setting, or nil if the driver does not report the setting. For an unreported setting, the kernel
+// sends no value or -1.
 func optionalSetting(value []byte) *bool {
 	words := uint32s(value)
 	if len(words) < 2 || words[1] == ^uint32(0) {
@@ -147,7 +149,7 @@ func parseVFStats(attributes []byte) VFStats {
 		count(unix.IFLA_VF_STATS_TX_PACKETS), count(unix.IFLA_VF_STATS_RX_DROPPED), count(unix.IFLA_VF_STATS_TX_DROPPED)}
 }
 
-// uint32s splits an attribute's value into 32-bit numbers, and ignores an incomplete number at the end.
+// uint32s splits the value of an attribute into 32-bit numbers. uint32s ignores an incomplete number at the end of the value.
 func uint32s(value []byte) (words []uint32) {
 	for ; len(value) >= 4; value = value[4:] {
 		words = append(words, binary.NativeEndian.Uint32(value))
@@ -155,16 +157,16 @@ func uint32s(value []byte) (words []uint32) {
 	return words
 }
 
-// SetVF changes the PF's settings for a VF. The third argument contains the current settings. The last argument contains the wanted
-// settings. SetVF does not change a setting if the wanted value is nil. SetVF sends one request for each setting that differs. SetVF does
-// not send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues.
-// SetVF returns all errors as one joined error. Each error contains the setting that failed. To undo SetVF after an error, first read the
-// current settings with VF.
+// SetVF changes the PF's settings for a VF. The argument "have" contains the current settings, and "want" contains the wanted settings.
+// SetVF does not change a setting if the wanted value is nil. SetVF sends one request for each setting that differs. SetVF does not send
+// unchanged settings, because a driver may refuse even the current value of a setting. If a request fails, SetVF sends the other requests
+// nevertheless. SetVF returns all errors as one joined error. Each of these errors contains the setting that the driver refused. To restore
+// the old settings after an error, a caller must first read the current settings with the method VF.
 //
 // Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such
-// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect when the VF's driver binds the next
-// time. From then on, only a trusted VF may change its MAC. A zero MAC removes both this restriction and the MAC that the PF stores for
-// the VF.
+// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect when a driver is bound to the VF the
+// next time. While the PF stores a MAC for a VF, the VF may change its own MAC only if it is trusted. A zero MAC deletes the MAC that the
+// PF stores for the VF.
 func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	var errs []error
 	former := have.settingList(index)
@@ -195,14 +197,14 @@ func Unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
-// vfSetting is one setting in a request of SetVF. The first field contains the arguments of "ip link set … vf" for the setting, or "" if
-// SetVF must not change the setting. The second field is nil if the value is invalid.
+// vfSetting is one setting in a request of SetVF. The field words contains the arguments of "ip link set … vf" for the setting, or "" if
+// SetVF must not change the setting. The field attribute is nil if the value of the setting is invalid.
 type vfSetting struct {
 	words     string
 	attribute *nl.RtAttr
 }
 
-// settingList returns all settings of a VF, always in the same order.
+// settingList returns all settings in v for a VF, always in the same order.
 func (v VF) settingList(index int) []vfSetting {
 	list := []vfSetting{{}, v.vlan(index), onOff("spoofchk", unix.IFLA_VF_SPOOFCHK, index, v.SpoofCheck),
 		onOff("trust", unix.IFLA_VF_TRUST, index, v.Trust),
@@ -242,7 +244,7 @@ func onOff(name string, kind, index int, on *bool) vfSetting {
 	return vfSetting{name + " off", wordAttribute(kind, index, 0)}
 }
 
-// wordAttribute returns a netlink attribute that consists of 32-bit numbers.
+// wordAttribute returns a netlink attribute that contains the given numbers with 32 bits each.
 func wordAttribute(kind int, values ...int) *nl.RtAttr {
 	var data []byte
 	for _, v := range values {

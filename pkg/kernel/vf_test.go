@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// pfMessage returns the kernel's message about a PF with the given VFs. The kernel leaves out VFs that the driver fails to report, so the
-// indexes may have gaps.
+// pfMessage returns the kernel's message about a PF with the given VFs. The kernel omits VFs that the driver fails to report, so the VF
+// indexes in the message may have gaps.
 func pfMessage(vfs map[int]VF, mute bool) []byte {
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	for _, index := range slices.Sorted(maps.Keys(vfs)) {
@@ -47,8 +47,8 @@ func pfMessage(vfs map[int]VF, mute bool) []byte {
 	return append(append(message, nl.NewRtAttr(unix.IFLA_ADDRESS, make([]byte, 6)).Serialize()...), list.Serialize()...)
 }
 
-// TestParseVF checks that all settings of a VF are parsed. The test also checks that vfsIn yields the index from the attributes and not
-// the position in the list.
+// TestParseVF checks that parseVF returns all settings of a VF. vfsIn must yield the VF index from the attributes, and not the position in
+// the list.
 func TestParseVF(t *testing.T) {
 	yes, no := true, false
 	for _, mute := range []bool{false, true} {
@@ -82,7 +82,7 @@ func TestParseVF(t *testing.T) {
 	}
 }
 
-// TestParseVFShort checks that parseVF returns an error if an attribute that every kernel sends is missing or too short.
+// TestParseVFShort checks that parseVF returns an error if a mandatory attribute is missing or too short.
 func TestParseVFShort(t *testing.T) {
 	full := []*nl.RtAttr{wordAttribute(unix.IFLA_VF_MAC, 0, 1, 2), wordAttribute(unix.IFLA_VF_VLAN, 0, 1, 2),
 		wordAttribute(unix.IFLA_VF_RATE, 0, 1, 2)}
@@ -101,7 +101,7 @@ func TestParseVFShort(t *testing.T) {
 	}
 }
 
-// TestSetVFSends checks that SetVF sends one request for each setting that differs, and continues after a failed request.
+// TestSetVFSends checks that SetVF sends one request for each setting that differs, even after a request has failed.
 func TestSetVFSends(t *testing.T) {
 	w := newWire(t)
 	yes, no := true, false
@@ -155,7 +155,7 @@ func TestVFNone(t *testing.T) {
 	}
 }
 
-// FuzzParseVF checks that no message of the kernel causes a panic in vfsIn and parseVF.
+// FuzzParseVF checks that vfsIn and parseVF do not panic for any message.
 func FuzzParseVF(f *testing.F) {
 	f.Add(pfMessage(map[int]VF{1: {MAC: mac("02:00:00:00:00:02")}}, true), 6)
 	f.Add(make([]byte, unix.SizeofIfInfomsg), 0)

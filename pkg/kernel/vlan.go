@@ -23,21 +23,21 @@ type VLAN struct {
 	Untagged bool // frames leave without a tag
 }
 
-// VLANs are the VLANs of one port, sorted by ID.
+// VLANs contains the VLANs of one bridge port, sorted by ID.
 type VLANs []VLAN
 
-// Without returns a copy of the list from which the VLAN with this ID is removed.
+// Without returns a copy of the list that lacks the VLAN with the given ID.
 func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// Has reports whether the list contains the VLAN with this ID. The flags of the VLAN do not matter.
+// Has reports whether the list contains a VLAN with the given ID. Has ignores the flags of the VLAN.
 func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// vlanRanges splits the list into ranges of consecutive VLAN IDs with the same flags. A VLAN with the flag PVID forms a separate range,
-// because the kernel accepts no PVID in a longer range.
+// vlanRanges splits the list into ranges of consecutive VLAN IDs with the same flags. A VLAN with the flag PVID forms its own range,
+// because the kernel accepts PVID only in a range of one VLAN.
 func (v VLANs) vlanRanges() iter.Seq2[VLAN, uint16] {
 	return func(yield func(first VLAN, last uint16) bool) {
 		for i := 0; i < len(v); {
@@ -75,10 +75,10 @@ func (v VLANs) String() string {
 	return strings.Join(words, ", ")
 }
 
-// HasVLANFiltering reports whether this kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). HasVLANFiltering requests
-// a bridge that the kernel cannot create. The requested VLAN protocol is invalid, and the requested name or namespace is also invalid. A
-// kernel with VLAN filtering reports the invalid protocol first. Kernels before 6.13 check the protocol only if the bridge module is
-// loaded. The request with the invalid namespace makes these kernels load the module.
+// HasVLANFiltering reports whether the bridges of the running kernel support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING).
+// HasVLANFiltering requests a bridge that no kernel can create, and checks the error. The request contains an invalid VLAN protocol, and
+// also an invalid name or namespace. A kernel with VLAN filtering reports the invalid protocol first. Kernels before 6.13 check the
+// protocol only if the module bridge is loaded. When an older kernel handles the request with the invalid namespace, it loads the module.
 func (n *Node) HasVLANFiltering() (bool, error) {
 	var err error
 	for _, impossible := range []*nl.RtAttr{
@@ -141,8 +141,8 @@ func (n *Node) PortVLANs(port Link) (VLANs, error) {
 	return out, nil
 }
 
-// vlanMessage is an ifindex. The type serializes this ifindex to a struct br_vlan_msg (include/uapi/linux/if_bridge.h) about the link with
-// this ifindex.
+// vlanMessage is the header of a request about the VLANs of a link (struct br_vlan_msg in include/uapi/linux/if_bridge.h). The value of a
+// vlanMessage is the ifindex of the link.
 type vlanMessage uint32
 
 func (m vlanMessage) Len() int { return 8 }
@@ -152,7 +152,7 @@ func (m vlanMessage) Serialize() []byte {
 	return binary.NativeEndian.AppendUint32(b, uint32(m))
 }
 
-// Attributes of a VLAN entry in replies to RTM_GETVLAN.
+// These constants are the attributes of a VLAN entry in replies to RTM_GETVLAN.
 const (
 	entryInfo  = 1 // BRIDGE_VLANDB_ENTRY_INFO, struct bridge_vlan_info
 	entryRange = 2 // BRIDGE_VLANDB_ENTRY_RANGE, the last ID
@@ -183,8 +183,8 @@ func (v VLANs) appendReply(reply []byte) (VLANs, error) {
 	return v, err
 }
 
-// ChangeVLANs changes the VLANs of a bridge port. The second argument contains the current VLANs, and the third argument contains the
-// wanted VLANs. ChangeVLANs sends all additions in one request and all removals in another request.
+// ChangeVLANs changes the VLANs of a bridge port. The argument "has" contains the current VLANs, and "want" contains the wanted VLANs.
+// ChangeVLANs sends all additions in one request and all removals in another request.
 func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 	add := slices.DeleteFunc(slices.Clone(want), func(v VLAN) bool { return slices.Contains(has, v) })
 	del := slices.DeleteFunc(slices.Clone(has), func(v VLAN) bool { return want.Has(v.ID) })

@@ -30,7 +30,7 @@ func TestVLANsText(t *testing.T) {
 	}
 }
 
-// hasFiltering returns the result of HasVLANFiltering. With KERNELTEST=full a kernel without VLAN filtering fails the test.
+// hasFiltering returns the result of HasVLANFiltering. With KERNELTEST=full, the test fails on a kernel without VLAN filtering.
 func hasFiltering(t *testing.T, h *Node) bool {
 	t.Helper()
 	has, err := h.HasVLANFiltering()
@@ -94,7 +94,7 @@ func TestChangeVLANs(t *testing.T) {
 	}
 }
 
-// shownVLANs returns the VLANs of a port from the snapshot of the host.
+// shownVLANs takes a snapshot of the host and returns the VLANs of a port in the snapshot.
 func shownVLANs(t *testing.T, port string) string {
 	t.Helper()
 	var v VLANs
@@ -110,7 +110,7 @@ func shownVLANs(t *testing.T, port string) string {
 	return v.String()
 }
 
-// TestVethOnNode checks that AddVeth creates both ends on the node if no namespace is given.
+// TestVethOnNode checks that AddVeth creates both ends in the namespace of the node if the field Netns is nil.
 func TestVethOnNode(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

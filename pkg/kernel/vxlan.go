@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VXLAN describes a VXLAN device (ip-link(8)) that does not learn forwarding entries.
+// VXLAN contains the properties of a VXLAN device (ip-link(8)) that does not learn forwarding entries.
 type VXLAN struct {
 	Name  string
 	VNI   int
@@ -26,7 +26,7 @@ type VXLAN struct {
 	MTU   int // 0 for the kernel's default
 }
 
-// ForeignLink is the error if a link of another program conflicts with the wanted VXLAN device.
+// ForeignLink is the error of EnsureVXLAN if a link of another program conflicts with the wanted VXLAN device.
 type ForeignLink struct {
 	Name string // name of the link
 	Why  string // reason of the conflict
@@ -80,15 +80,15 @@ func parseVXLAN(link Link, message []byte) FoundVXLAN {
 	return v
 }
 
-// sameImmutable reports whether the device has the wanted values for all properties that the kernel cannot change on an existing device.
+// sameImmutable reports whether the existing device has all wanted properties that the kernel cannot change.
 func (f FoundVXLAN) sameImmutable(v VXLAN) bool {
 	return !f.Other && f.VXLAN.VNI == v.VNI && f.VXLAN.Port == v.Port && f.VXLAN.Local == v.Local
 }
 
-// EnsureVXLAN ensures that the VXLAN device exists, is up, and is in the device group that marks our device. EnsureVXLAN returns the
-// device and the number of changes that were made. EnsureVXLAN first deletes devices of the group that have another name, VNI, port or
-// local address. The kernel also deletes the nexthop objects that use these devices. The error is a *ForeignLink if another program has a
-// conflicting device.
+// EnsureVXLAN ensures that the VXLAN device exists, is up, and belongs to the given device group. The agent uses the group to recognise its
+// own devices. EnsureVXLAN returns the device and the number of changes. EnsureVXLAN first deletes devices of the group that have another
+// name, VNI, port or local address. When EnsureVXLAN deletes a device, the kernel also deletes the nexthop objects that use it. EnsureVXLAN
+// returns a *ForeignLink if another program has a conflicting device.
 func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err error) {
 	own, err := n.ownVXLAN(v, group)
 	if err != nil {
@@ -170,7 +170,7 @@ func (n *NS) addVXLAN(v VXLAN, group uint32) error {
 	})
 }
 
-// adjustVXLAN changes the properties that can be changed on a live device.
+// adjustVXLAN changes the properties of an existing device as far as the kernel allows, and returns the number of changes.
 func (n *NS) adjustVXLAN(f FoundVXLAN, v VXLAN) (changes int, err error) {
 	for _, c := range []struct {
 		wanted bool

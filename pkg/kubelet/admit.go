@@ -7,11 +7,11 @@ import (
 	"slices"
 )
 
-// ErrAffinity is the error if the Topology Manager refuses a pod. A kubelet reports this error as TopologyAffinityError. A kubelet reports
-// every other error as UnexpectedAdmissionError.
+// ErrAffinity is the error of Admit if the Topology Manager refuses a pod. A real kubelet reports ErrAffinity as TopologyAffinityError, and
+// each other error as UnexpectedAdmissionError.
 var ErrAffinity = errors.New("resources cannot be allocated with topology locality")
 
-// Node emulates a kubelet.
+// Node emulates the kubelet of a node.
 type Node struct {
 	Policy   Policy
 	PodScope bool // one hint for all containers of a pod
@@ -23,8 +23,8 @@ type Node struct {
 	trace trace
 }
 
-// A trace holds two functions that tests set. Admit calls the first function with the hints of all resources. Admit calls the second
-// function with the index of each admitted container.
+// A trace contains two functions with which tests observe Admit. Admit calls one function with the hints of all resources. Admit calls the
+// other function with the index of each admitted container.
 type trace struct {
 	lists     func([][]Hint)
 	container func(int)
@@ -34,10 +34,11 @@ type trace struct {
 // containers never request CPUs.
 type Request struct{ VFs, CPUs int }
 
-// Pod holds the init containers and the containers of a pod. The init containers run one after the other, before the containers start.
+// Pod contains the requests of the init containers and of the containers of a pod. The init containers run one after the other, before the
+// containers start.
 type Pod struct{ Init, Containers []Request }
 
-// Grant contains the hint, the VFs and the CPUs of each container of a pod, init containers first.
+// Grant contains the hint, the VFs and the CPUs of each container of a pod. The init containers are the first entries.
 type Grant struct {
 	Hints     []Hint
 	VFs, CPUs [][]int
@@ -104,7 +105,7 @@ func (n *Node) allocate(r Request, hint Hint, reusable []int) (vfs, cpus []int, 
 	return vfs, cpus, err
 }
 
-// mergedHint merges the hints that all resource managers return for a request. mergedHint reports whether the Topology Manager admits the
+// mergedHint merges the hints of all resource managers for a request. mergedHint also reports whether the Topology Manager admits the
 // request.
 func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
 	if n.Policy == None {
@@ -123,8 +124,8 @@ func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
 	return Merge(n.Policy, n.VFs.Machine, lists)
 }
 
-// podRequest returns the request of the whole pod. The result is the sum of the requests of all containers. If one init container requests
-// more VFs than this sum, the result is the request of the largest init container.
+// podRequest computes the number of VFs and CPUs that the whole pod requests. podRequest returns the sum of the requests of all containers.
+// If an init container requests more VFs than this sum, podRequest returns its number of VFs instead.
 func (p Pod) podRequest() Request {
 	var sum Request
 	for _, r := range p.Containers {

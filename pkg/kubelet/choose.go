@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// Prefer stands for the call GetPreferredAllocation of a device plugin. Prefer returns n of the available devices. The result must include
-// all devices in the second argument.
+// Prefer emulates the call GetPreferredAllocation of a device plugin. The result is n of the available devices, including all devices in
+// the argument "must".
 type Prefer func(available, must []int, n int) []int
 
-// Pick returns n of the given devices. Pick replaces the kubelet's arbitrary choice between equally good devices.
+// Pick returns n of the given devices. Tests use a Pick function instead of the kubelet's arbitrary choice between equally good devices.
 type Pick func(from []int, n int) []int
 
-// Choose allocates n devices near a hint and marks these devices as used. Like the kubelet, Choose asks the plugin only if several choices
-// are possible. The last argument is nil for a plugin without GetPreferredAllocation.
+// Choose allocates n devices near the NUMA nodes of a hint, so that they are in use. Like the kubelet, Choose calls prefer() only if
+// several choices are possible. The argument "prefer" is nil for a plugin without GetPreferredAllocation.
 func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
 	if !slices.Contains(d.Healthy, true) {
 		return nil, fmt.Errorf("no healthy device")
@@ -53,7 +53,8 @@ func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick
 	return c.done(d)
 }
 
-// byAffinity splits devices into three lists: devices near a node of the hint, devices near other nodes, and devices whose node is unknown.
+// byAffinity splits devices into three lists: devices near a NUMA node of the hint, devices near other NUMA nodes, and devices whose NUMA
+// node is unknown.
 func (d *Devices) byAffinity(h Hint, available []int) (aligned, unaligned, unknown []int) {
 	if h.Nodes == 0 || d.allNodes() == 0 {
 		return nil, nil, available
@@ -77,8 +78,8 @@ type choice struct {
 	pick  Pick
 }
 
-// addDevices adds devices of a list to the choice until the choice is complete or the list is used up. addDevices reports whether the
-// choice is complete.
+// addDevices adds devices of a list to the choice until the choice is complete or the list ends. addDevices returns true if the choice is
+// complete.
 func (c *choice) addDevices(from []int) bool {
 	from = slices.DeleteFunc(slices.Clone(from), func(i int) bool { return slices.Contains(c.taken, i) })
 	if len(from) > c.need {
@@ -100,7 +101,7 @@ func (c *choice) done(d *Devices) ([]int, error) {
 	return c.taken, nil
 }
 
-// Release marks devices as free.
+// Release makes devices free again.
 func (d *Devices) Release(devices []int) {
 	for _, i := range devices {
 		d.Used[i] = false

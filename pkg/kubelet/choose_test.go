@@ -12,10 +12,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// pickLast returns the last n devices of the list, so that the devices differ from the devices that the plugin prefers.
+// pickLast returns the last n devices of the list. A recordingPlugin prefers the first devices, so a test can see whether pickLast or the
+// plugin made the choice.
 func pickLast(from []int, n int) []int { return from[len(from)-n:] }
 
-// A recordingPlugin prefers the first devices and records all requests to the plugin.
+// A recordingPlugin emulates a device plugin that prefers the first devices, and records all requests.
 type recordingPlugin struct{ asked []string }
 
 func (p *recordingPlugin) prefer(available, must []int, n int) []int {
@@ -127,8 +128,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestNothingTwice checks that two pods never have the same VF or CPU. The test also checks that all VFs and CPUs are free after the last
-// Remove.
+// TestNothingTwice checks that two pods never have the same VF or CPU, and that all VFs and CPUs are free after the last Remove.
 func TestNothingTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(from []int, n int) []int {

@@ -20,7 +20,7 @@ func NewCPUs(machine Mask, each int) *CPUs {
 	return &CPUs{*NewDevices(machine, near)}
 }
 
-// Take allocates n CPUs. Take() prefers CPUs near the nodes of the hint.
+// Take allocates n CPUs and prefers CPUs near the NUMA nodes of the hint.
 func (c *CPUs) Take(h Hint, n int) ([]int, error) {
 	available := c.availableDevices()
 	if len(available) < n {
@@ -40,9 +40,9 @@ func (c *CPUs) Take(h Hint, n int) ([]int, error) {
 	return chosen, nil
 }
 
-// selectCPUs selects n CPUs. selectCPUs first looks for NUMA nodes whose CPUs are all free. If the request still needs all CPUs of such a
-// node, selectCPUs takes all CPUs of the node. selectCPUs takes the other CPUs from the remaining nodes, and starts with the node that has
-// the fewest free CPUs.
+// selectCPUs selects n CPUs. selectCPUs first looks for NUMA nodes whose CPUs are all free. If the request still needs at least as many
+// CPUs as such a node has, selectCPUs takes all CPUs of the node. selectCPUs takes the remaining CPUs from other nodes, and starts with the
+// node that has the fewest free CPUs.
 func (c *CPUs) selectCPUs(from []int, n int) []int {
 	byNode := map[Mask][]int{}
 	for _, i := range from {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. The package contains no code of
-// Kubernetes. The package covers the hints of the device manager, the decision of the Topology Manager, and the choice of devices. The
-// package also covers the CPU manager's static policy for CPUs without hyperthreads. The results are the same as the kubelet's results,
-// except for arbitrary choices. Where the kubelet chooses devices in the random order of a Go map, the caller of this package passes a
-// function of type Pick that chooses the devices.
+// Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. The package contains no code of Kubernetes.
+// The package implements the hints of the device manager, the decision of the Topology Manager, and the choice of devices. The package also
+// implements the static policy of the CPU manager for CPUs without hyperthreads. The package chooses the same devices as the kubelet,
+// except for arbitrary choices. Where the kubelet uses the random order of a Go map, this package calls a function of type Pick.
 //
 // The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or restarts of the
 // kubelet.
@@ -14,13 +13,14 @@ import (
 	"math/bits"
 )
 
-// Mask is a set of NUMA nodes with one bit for each node. The empty set means "any node" in a hint and "unknown node" for a device.
+// Mask is a set of NUMA nodes with one bit for each node. In a hint, the empty set means "any node". For a device, the empty set means
+// "unknown node".
 type Mask uint64
 
-// Count returns the number of nodes in the set.
+// Count returns the number of NUMA nodes in the set.
 func (m Mask) Count() int { return bits.OnesCount64(uint64(m)) }
 
-// Nodes returns the nodes of the set, sorted.
+// Nodes returns the NUMA nodes of the set in ascending order.
 func (m Mask) Nodes() (nodes []int) {
 	for rest := uint64(m); rest != 0; rest &= rest - 1 {
 		nodes = append(nodes, bits.TrailingZeros64(rest))
@@ -28,8 +28,8 @@ func (m Mask) Nodes() (nodes []int) {
 	return nodes
 }
 
-// isNarrower reports whether the set comes before another set in the kubelet's order. The kubelet orders sets by their number of nodes.
-// The kubelet orders sets of equal size by the numeric value of their masks.
+// isNarrower reports whether the set comes before another set in the kubelet's order. The kubelet sorts sets of NUMA nodes by size. The
+// kubelet sorts sets of equal size by the numeric value of their masks.
 func (m Mask) isNarrower(than Mask) bool {
 	if a, b := m.Count(), than.Count(); a != b {
 		return a < b
@@ -37,8 +37,8 @@ func (m Mask) isNarrower(than Mask) bool {
 	return m < than
 }
 
-// forEachSubset calls f with each non-empty subset of m, ordered by size. Subsets of one size are ordered by the lowest node in which they
-// differ.
+// forEachSubset calls f() with each non-empty subset of m, sorted by size. Subsets of equal size are sorted by the lowest NUMA node in
+// which they differ.
 func (m Mask) forEachSubset(f func(Mask)) {
 	var walk func(rest, chosen Mask, more int)
 	walk = func(rest, chosen Mask, more int) {
@@ -55,14 +55,14 @@ func (m Mask) forEachSubset(f func(Mask)) {
 	}
 }
 
-// Hint is a set of NUMA nodes whose devices can serve a request. A hint is preferred if no smaller set of nodes can serve the request,
-// even when all devices are free.
+// Hint is a set of NUMA nodes whose devices can serve a request. A hint is preferred if no smaller set of nodes could serve the request,
+// even if all devices were free.
 type Hint struct {
 	Nodes     Mask
 	Preferred bool
 }
 
-// Devices is a resource. The index of a device identifies the device.
+// Devices contains the devices of one resource. The index of a device in the fields of Devices is the ID of the device.
 type Devices struct {
 	Near    []Mask // NUMA nodes of each device, as the plugin reported
 	Healthy []bool
@@ -99,9 +99,9 @@ func (d *Devices) availableDevices() []int {
 	return out
 }
 
-// Hints returns the hints for a request of n devices. The last argument contains the devices of the pod's init containers, because the
-// request may use these devices again. A nil result means that the resource has no preference. An empty list means that the resource cannot
-// serve the request.
+// Hints returns the hints for a request of n devices. The argument "reusable" contains the devices of the pod's init containers, because
+// the request may use these devices again. If the resource has no preference, Hints returns nil. If the resource cannot serve the request,
+// Hints returns an empty list.
 func (d *Devices) Hints(n int, reusable []int) []Hint {
 	nodes := d.allNodes()
 	if nodes == 0 {
@@ -116,7 +116,7 @@ func (d *Devices) Hints(n int, reusable []int) []Hint {
 	}
 	fewest := nodes.Count()
 	nodes.forEachSubset(func(mask Mask) {
-		// A hint is preferred if its number of nodes is the minimum that the request needs when all devices are free.
+		// A preferred hint has the smallest number of NUMA nodes that could serve the request if all devices were free.
 		if near(mask, d.Near) >= n {
 			fewest = min(fewest, mask.Count())
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// newDevices creates a resource from one word for each device. A word contains the NUMA nodes of the device, or "-" if these nodes are
-// unknown. The word ends with "!" if the device is unhealthy, and with "x" if the device is in use.
+// newDevices creates a resource from a text with one word for each device. Each word contains the NUMA nodes of the device, or "-" if the
+// NUMA nodes are unknown. A word ends with "!" if the device is unhealthy, and with "x" if the device is in use.
 func newDevices(machine Mask, words string) *Devices {
 	d := NewDevices(machine, make([]Mask, len(strings.Fields(words))))
 	for i, word := range strings.Fields(words) {
@@ -31,8 +31,8 @@ func newDevices(machine Mask, words string) *Devices {
 	return d
 }
 
-// formatHints formats hints, for example as "0 01 1* any". Each digit stands for a node, * marks a preferred hint, and "any" stands for
-// the empty set.
+// formatHints formats hints, for example as "0 01 1* any". Each digit is a NUMA node. The character * follows a preferred hint. The word
+// "any" means the empty set.
 func formatHints(hints ...Hint) string {
 	var out []string
 	for _, h := range hints {
@@ -172,7 +172,7 @@ func TestCPUs(t *testing.T) {
 		}
 		got = append(got, cpus)
 	}
-	// A request for four CPUs gets a whole node. Small requests get CPUs of the node with the fewest free CPUs.
+	// A request for four CPUs gets all CPUs of a NUMA node. Smaller requests get CPUs of the NUMA node with the fewest free CPUs.
 	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -5,7 +5,7 @@ package kubelet
 // Policy is a policy of the Topology Manager.
 type Policy string
 
-// Policies with their names in the kubelet's configuration.
+// These constants are the policies of the Topology Manager, with their names in the kubelet's configuration.
 const (
 	None       Policy = "none"
 	BestEffort Policy = "best-effort"
@@ -13,8 +13,8 @@ const (
 	SingleNUMA Policy = "single-numa-node"
 )
 
-// Merge merges the hints of several resources. Merge receives one list of hints for each resource, and selects the best combination with
-// one hint from each list. Merge returns the merged hint, and reports whether the policy admits the pod.
+// Merge merges the hints of several resources. The argument "lists" contains one list of hints for each resource. Merge selects the best
+// combination with one hint from each list, and returns the merged hint. Merge also reports whether the policy admits the pod.
 func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	if p == None {
 		return Hint{}, true
@@ -35,7 +35,7 @@ func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	return best, p == BestEffort || best.Preferred
 }
 
-// acceptableHints replaces a nil or empty list by one hint for any node. For the policy single-numa-node, acceptableHints drops the hints
+// acceptableHints replaces a nil or empty list by one hint for any node. For the policy single-numa-node, acceptableHints omits the hints
 // that this policy never accepts.
 func acceptableHints(p Policy, hints []Hint) []Hint {
 	switch {
@@ -56,7 +56,7 @@ func acceptableHints(p Policy, hints []Hint) []Hint {
 	return out
 }
 
-// requiredNodes returns the minimum number of nodes that the most demanding resource needs.
+// requiredNodes computes the minimum number of NUMA nodes that each resource needs, and returns the largest of these numbers.
 func requiredNodes(lists [][]Hint) int {
 	most := 0
 	for _, hints := range lists {
@@ -78,8 +78,8 @@ type merger struct {
 	best    *Hint
 }
 
-// mergeFrom combines an already merged hint with each combination of hints from list i and the later lists. A combination of hints with
-// different nodes is not preferred, even if every hint in the combination is preferred.
+// mergeFrom merges a hint with each combination of one hint from list i and one hint from each later list. A combination of hints with
+// different NUMA nodes is not preferred, even if each of its hints is preferred.
 func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	if i == len(m.lists) {
 		if merged.Nodes != 0 && m.isBetter(merged) {
@@ -101,8 +101,8 @@ func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	}
 }
 
-// isBetter reports whether a merged hint is better than the best hint so far. Among hints that are not preferred, the best hint has
-// exactly as many nodes as the most demanding resource needs.
+// isBetter reports whether a merged hint is better than the best hint so far. Among hints that are not preferred, the best hint has exactly
+// as many NUMA nodes as requiredNodes returns.
 func (m *merger) isBetter(h Hint) bool {
 	if m.best == nil || h.Preferred != m.best.Preferred {
 		return m.best == nil || h.Preferred

@@ -4,8 +4,8 @@ package kubelet
 
 import "testing"
 
-// TestMergePublished checks Merge with the test cases that Kubernetes 1.37 contains for the Topology Manager's policies
-// (pkg/kubelet/cm/topologymanager/policy_test.go). The cases are in the notation of formatHints.
+// TestMergePublished checks Merge with the test cases of Kubernetes 1.37 for the policies of the Topology Manager
+// (pkg/kubelet/cm/topologymanager/policy_test.go). The test cases are in the format of formatHints.
 func TestMergePublished(t *testing.T) {
 	const four = Mask(15)
 	both := []Policy{BestEffort, Restricted}
@@ -15,7 +15,7 @@ func TestMergePublished(t *testing.T) {
 		policies    []Policy
 		want        string
 	}{
-		// commonPolicyMergeTestCases
+		// The following cases are the commonPolicyMergeTestCases of Kubernetes.
 		{"same mask, both preferred, node 0", "0*|0*", all, "0*"},
 		{"same mask, both preferred, node 1", "1*|1*", all, "1*"},
 		{"no hints beside a preferred hint, node 0", "any*|0*", all, "0*"},
@@ -42,7 +42,7 @@ func TestMergePublished(t *testing.T) {
 		{"count of the best hint that is not preferred (4)", "0123 01|23", both, "23"},
 		{"count of the best hint that is not preferred (5)", "0123 01|12 23", both, "12"},
 		{"count of the best hint that is not preferred (6)", "0123 01|123 12 13 23", both, "12"},
-		// mergeTestCases of single-numa-node
+		// The following cases are the mergeTestCases of the policy single-numa-node.
 		{"single: no providers", "none", []Policy{SingleNUMA}, "any*"},
 		{"single: a provider without a preference", "any*", []Policy{SingleNUMA}, "any*"},
 		{"single: a provider without a possible affinity", "", []Policy{SingleNUMA}, "any"},
@@ -67,8 +67,8 @@ func TestMergePublished(t *testing.T) {
 	}
 }
 
-// TestCompareHintsPublished checks isBetter with the cases of TestCompareHintsNarrowest in Kubernetes 1.37. A case states how many nodes
-// the most demanding resource needs. The case also contains the current hint, the candidate, and the better one of these two hints.
+// TestCompareHintsPublished checks isBetter with the cases of TestCompareHintsNarrowest in Kubernetes 1.37. Each case contains the number
+// of NUMA nodes that requiredNodes returns, the current hint, the candidate, and the better one of the two hints.
 func TestCompareHintsPublished(t *testing.T) {
 	for _, c := range []struct {
 		enough                   int

@@ -101,8 +101,9 @@ func readRecording(t *testing.T) recording {
 	return r
 }
 
-// TestRecording checks that this package returns the results that were recorded from Kubernetes: hints, merged hints, requests to the
-// plugin, reasons and devices. If Kubernetes chose devices in random order, Pick returns the recorded devices.
+// TestRecording checks that this package returns the same results as the recorded code of Kubernetes. The results are hints, merged hints,
+// requests to the plugin, reasons and devices. Where Kubernetes chose devices in random order, the function Pick returns the recorded
+// devices.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)
 	for i, m := range r.Merges {
@@ -146,7 +147,7 @@ func TestRecording(t *testing.T) {
 	}
 }
 
-// A replay repeats the recorded steps of one node.
+// A replay admits and removes the pods of one recorded node again.
 type replay struct {
 	recordedNode
 	t         *testing.T
@@ -157,7 +158,7 @@ type replay struct {
 	seen      map[string]int
 }
 
-// runStep repeats one recorded step and returns the differences from the recording.
+// runStep admits or removes one recorded pod again, and returns the differences from the recorded result.
 func (r *replay) runStep(number int) string {
 	r.want, r.got = r.Steps[number], recordedStep{}
 	for _, gone := range r.want.Gone {
@@ -188,7 +189,7 @@ func (r *replay) runStep(number int) string {
 	if err != nil {
 		r.node.Remove(g)
 	}
-	// Containers that the step did not reach have no result.
+	// if Admit failed before it reached a container, the container has no result
 	all := len(pod.Init) + len(pod.Containers)
 	r.got.Hints, r.got.VFs, r.got.Taken = make([]recordedHint, all), make([][]int, all), make([][]int, all)
 	for i, h := range g.Hints {
@@ -197,13 +198,13 @@ func (r *replay) runStep(number int) string {
 	copy(r.got.VFs, g.VFs)
 	copy(r.got.Taken, g.CPUs)
 	r.got.Gone, r.got.Healthy, r.got.Init, r.got.Containers = r.want.Gone, r.want.Healthy, r.want.Init, r.want.Containers
-	// In the field Lists, a nil list differs from an empty list, because the recording distinguishes nil lists from empty lists.
+	// The field Lists is compared separately, because a nil list of hints differs from an empty list.
 	return cmp.Diff(r.want.Lists, r.got.Lists) + cmp.Diff(r.want, r.got, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(recordedStep{}, "Lists"))
 }
 
 func (r *replay) lists(lists [][]Hint) { r.got.Lists = append(r.got.Lists, recordLists(lists)) }
 
-// pickRecorded returns the devices in the recording.
+// pickRecorded returns the devices that Kubernetes chose in the recording.
 func (r *replay) pickRecorded(from []int, n int) []int {
 	var out []int
 	for _, i := range from {
@@ -218,7 +219,7 @@ func (r *replay) pickRecorded(from []int, n int) []int {
 	return out
 }
 
-// preferRecorded records a request to the plugin. The result is the list of devices that the plugin returned during the recording.
+// preferRecorded stores a request to the plugin, and returns the devices that the plugin returned in the recording.
 func (r *replay) preferRecorded(available, must []int, n int) []int {
 	q := recordedQuestion{slices.Sorted(slices.Values(available)), slices.Sorted(slices.Values(must)), n}
 	r.got.Asked = append(r.got.Asked, q)

@@ -16,7 +16,8 @@ import (
 
 const lo = "lo"
 
-// loopbackAddresses lists the addresses that the kernel assigns to lo when lo comes up (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
+// loopbackAddresses contains the addresses that the kernel assigns to lo when lo comes up (RFC 1122 section 3.2.1.3, RFC 4291 section
+// 2.5.3).
 var loopbackAddresses = []string{"127.0.0.1/8", "::1/128"}
 
 // Plugin returns the loopback plugin.
@@ -59,8 +60,8 @@ func open(r *plugin.Request) (*kernel.NS, kernel.Link, error) {
 	return pod, link, nil
 }
 
-// loopbackResult returns a result with the interface lo. The result contains those addresses of lo that are in loopbackAddresses. A pod
-// without IPv6 does not have the address ::1.
+// loopbackResult returns a result with the interface lo. loopbackResult ignores addresses of lo that are not in loopbackAddresses. In a pod
+// without IPv6, lo does not have the address ::1.
 func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Result, error) {
 	has, err := pod.Addresses(link)
 	if err != nil {

@@ -35,7 +35,7 @@ type callOutput struct {
 	Msg  string              `json:"msg"`
 }
 
-// callPlugin calls the plugin with a verb, a CNI version and additional configuration keys.
+// callPlugin calls the plugin with a CNI command, a CNI version and additional configuration keys.
 func callPlugin(t *testing.T, pod *sandbox.Pod, verb, version, keys string) callOutput {
 	t.Helper()
 	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "id", "CNI_IFNAME": "ignored0", "CNI_NETNS": pod.Path, "CNI_PATH": "/"}
@@ -67,7 +67,7 @@ func (a callOutput) fails(t *testing.T, code uint, says string) {
 	}
 }
 
-// withLo calls a function with the link lo inside the pod.
+// withLo calls the function change() with the link lo inside the pod.
 func withLo(t *testing.T, pod *sandbox.Pod, change func(netlink.Link) error) {
 	t.Helper()
 	err := pod.Do(func() error {
@@ -88,8 +88,7 @@ func isUp(t *testing.T, pod *sandbox.Pod) (up bool) {
 	return up
 }
 
-// TestVersions checks that ADD returns a result in the format of the configuration's CNI version. The test also checks that DEL sets lo
-// down.
+// TestVersions checks that the result of ADD has the format of the CNI version in the configuration. DEL must set lo down.
 func TestVersions(t *testing.T) {
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		pod := kerneltest.NewPod(t)
@@ -122,8 +121,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestPrevResult checks that the loopback plugin returns prevResult unchanged. The plugin receives a prevResult if the plugin follows a
-// main plugin in a chain.
+// TestPrevResult: the loopback plugin follows a main plugin in a chain, and therefore receives a prevResult. The loopback plugin must
+// return prevResult unchanged.
 func TestPrevResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.1.0.5/24","interface":0}]}`

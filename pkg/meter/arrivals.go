@@ -10,15 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival states how many bytes, including headers, had arrived at a certain time. The field At is the time since the first byte.
+// An Arrival contains the number of bytes that had arrived at a certain time, including headers. The field At is the time since the first
+// byte.
 type Arrival struct {
 	At   time.Duration `json:"at"`
 	Wire float64       `json:"wire"`
 }
 
-// Arrivals lists the arrivals at the end of each [Interval]; the times are approximate. For TCP, Arrivals counts the bytes that the kernel
-// received, including duplicates and segments behind a gap. A count of the bytes that an application reads would be misleading. After a
-// gap, the application reads many bytes at once, as if the traffic exceeded a rate limit.
+// Arrivals contains one Arrival for the end of each [Interval]; the times are approximate. For TCP, Arrivals counts the bytes that the
+// kernel has received, including duplicates and segments that follow a lost segment. Counting the bytes that an application reads would be
+// misleading. After a lost segment, the application reads many bytes at once, as if the traffic exceeded a rate limit.
 type Arrivals []Arrival
 
 // Rate returns the mean rate in bit/s between two times.
@@ -33,7 +34,7 @@ func (a Arrivals) Rate(from, to time.Duration) float64 {
 	return 8 * (a.bytesAt(to) - a.bytesAt(from)) / (to - from).Seconds()
 }
 
-// bytesAt returns the number of bytes that had arrived at the given time. bytesAt interpolates between two arrivals.
+// bytesAt returns the number of bytes that had arrived at the given time. Between two arrivals, bytesAt interpolates.
 func (a Arrivals) bytesAt(at time.Duration) float64 {
 	var last Arrival
 	for _, next := range a {
@@ -55,14 +56,14 @@ func (a Arrivals) Peak() (peak float64) {
 	return peak
 }
 
-// A segmentCount is the number of TCP segments that the kernel had received at a certain time.
+// The type segmentCount is the number of TCP segments that the kernel had received at a certain time.
 type segmentCount struct {
 	at       time.Duration
 	received uint64
 }
 
-// sampleSegments reads the kernel's counter of received segments at the end of each Interval until the window ends. sampleSegments waits
-// for the first segment, or until ctx ends.
+// sampleSegments first waits for the first segment, or until ctx ends. Then sampleSegments reads the kernel's counter of received segments
+// at the end of each Interval, until the end of the measurement window.
 func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segmentCount) {
 	select {
 	case <-ctx.Done():
@@ -76,7 +77,7 @@ func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (s
 		case <-time.After(time.Until(counts.first.Add(next))):
 		}
 		s := segmentCount{received: segmentsOf(conns), at: time.Since(counts.first)}
-		// A value that was read after the end of the window is not used.
+		// sampleSegments drops a value that it read after the end of the measurement window.
 		if s.at > counts.window {
 			return seen
 		}
@@ -85,8 +86,8 @@ func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (s
 	}
 }
 
-// segmentsOf returns the number of received segments with data. Virtual links can pass several segments as one large packet (GSO). The
-// kernel's counter counts each segment of this packet.
+// segmentsOf returns the number of received segments with data. Virtual links can transfer several segments as one large packet (GSO). The
+// kernel's counter counts each segment in such a packet.
 func segmentsOf(conns []*net.TCPConn) (received uint64) {
 	for _, conn := range conns {
 		raw, err := conn.SyscallConn()
@@ -102,7 +103,7 @@ func segmentsOf(conns []*net.TCPConn) (received uint64) {
 	return received
 }
 
-// arrivalList converts the counts of a tally to Arrivals.
+// arrivalList converts the byte counts of a tally to Arrivals.
 func (t *tally) arrivalList(wire wireBytes) (seen Arrivals) {
 	var sum float64
 	for i := range t.bytes {

@@ -41,8 +41,8 @@ func loopback(is4 bool) netip.AddrPort {
 	return netip.MustParseAddrPort("[::1]:0")
 }
 
-// maxSeconds is a timeout that is long enough for a slow machine. Some flows last a minute. The timeout is far shorter than a minute,
-// because the tests must not wait for the end of these flows.
+// maxSeconds is a timeout in seconds that is long enough for a slow machine. maxSeconds is less than a minute: some flows last a minute,
+// and the tests must not wait for their end.
 const maxSeconds = 30
 
 func within(t *testing.T, what string, got, low, high float64) {
@@ -52,7 +52,8 @@ func within(t *testing.T, what string, got, low, high float64) {
 	}
 }
 
-// expectRate reports an error if a rate is certainly not between low and high. Pauses of the machine make a measured rate uncertain.
+// expectRate reports an error only if the rate is certainly lower than low or higher than high. Pauses of the machine make a measured rate
+// uncertain.
 func (r Result) expectRate(t *testing.T, what string, rate float64, from, to time.Duration, low, high float64) {
 	t.Helper()
 	if least, most := r.Range(rate, from, to); most < low || least > high {
@@ -60,8 +61,8 @@ func (r Result) expectRate(t *testing.T, what string, rate float64, from, to tim
 	}
 }
 
-// TestRange checks that a late first byte and pauses widen the result of Range. For a range that begins with the first byte, pauses do not
-// change the lowest rate.
+// TestRange checks that a late first byte and pauses make the result of Range wider. If the measured time starts with the first byte,
+// pauses must not change the lowest rate.
 func TestRange(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -83,7 +84,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestPauses checks that watchPauses measures the time for which the process was stopped with SIGSTOP.
+// TestPauses stops the process with SIGSTOP for some time, and checks that watchPauses measures this time.
 func TestPauses(t *testing.T) {
 	stop := watchPauses()
 	start := time.Now()
@@ -142,7 +143,7 @@ func TestTCPFillsTheLink(t *testing.T) {
 		if n == 0 || n > 3 {
 			t.Fatalf("%d arrivals in 3 intervals", n)
 		}
-		// Arrivals can be larger than the samples, because bytes arrive before they are read.
+		// The byte counts in Arrivals can be larger than those in Samples, because bytes arrive before the receiver reads them.
 		within(t, "arrived", got.Arrivals[n-1].Wire, 0.95*float64(sum(got.Samples[:n])), 3*float64(got.Bytes))
 	}
 }
@@ -204,8 +205,8 @@ func TestFlowBetweenPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pod.Close()
-	// The pod's loopback is down, so a receiver in the pod is unreachable. The test detects a receiver socket in the wrong namespace: that
-	// receiver would be reachable.
+	// The interface lo of the pod is down, so the sender cannot reach a receiver in the pod. The sender could reach a receiver socket in the
+	// wrong namespace.
 	_, err = Run(t.Context(), Flow{
 		Protocol: UDP, To: pod.Do, Listen: loopback(true),
 		Duration: time.Second, Patience: 300 * time.Millisecond, Rate: 1e6,

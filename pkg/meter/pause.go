@@ -4,12 +4,12 @@ package meter
 
 import "time"
 
-// pauseTick is the interval at which watchPauses reads the clock. A delay up to this length does not count as a pause, because timers are
-// delayed this much even on an idle machine.
+// pauseTick is the interval at which watchPauses reads the clock. A delay of at most pauseTick does not count as a pause, because even an
+// idle machine delays timers by this time.
 const pauseTick = time.Millisecond
 
-// watchPauses starts to measure the time for which this process did not run. To measure this time, watchPauses adds up the delays of a
-// timer. The returned function ends the measurement and returns the sum of all pauses.
+// watchPauses starts to measure how long the process is paused: it adds the delays of a timer. The returned function ends the measurement
+// and returns the sum of all pauses.
 func watchPauses() (stop func() time.Duration) {
 	ended, sum := make(chan struct{}), make(chan time.Duration)
 	last := time.Now() // on a busy machine the goroutine below may start after a first pause

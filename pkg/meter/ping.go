@@ -29,7 +29,7 @@ const (
 	echo6, reply6 = 128, 129
 )
 
-// RoundTrips is the result of a [Ping]. For the percentiles, the round-trip time of a request without a reply is the timeout.
+// RoundTrips is the result of a [Ping]. In the percentiles, a request without a reply counts with the timeout as its round-trip time.
 type RoundTrips struct {
 	Samples       []time.Duration // of answered requests, in the order of sending
 	Sent, Lost    int
@@ -37,8 +37,8 @@ type RoundTrips struct {
 }
 
 // Ping sends an ICMP echo request every [PingInterval] from the sender's namespace to the receiver's address. Ping uses only the fields
-// From, Listen (without the port), Duration and Patience of the flow. Ping() needs CAP_NET_RAW in the sender's namespace for a raw socket.
-// A reply that takes longer than Patience counts as lost. Ping returns no error if all replies are lost.
+// From, Listen (without the port), Duration and Patience of the flow. Ping needs CAP_NET_RAW in the sender's namespace for a raw socket. If
+// a reply takes longer than Patience, it counts as lost. Ping returns no error if all replies are lost.
 func Ping(ctx context.Context, flow Flow) (RoundTrips, error) {
 	flow.Protocol = UDP // unused, but a flow needs one
 	flow, err := flow.complete()
@@ -103,8 +103,8 @@ func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (Roun
 	return seen, err
 }
 
-// pings is the state of one Ping. Only the receiving goroutine uses the field samples. Each request contains the time at which the request
-// was sent.
+// The type pings is the state of one Ping. Only the goroutine that receives replies uses the field samples. Each request contains the time
+// at which it was sent.
 type pings struct {
 	is4      bool
 	mark     uint64
@@ -113,8 +113,8 @@ type pings struct {
 	samples  []time.Duration
 }
 
-// sendRequests sends the requests at fixed times. A late request does not delay the following requests. A request that cannot be sent
-// counts as lost.
+// sendRequests sends the requests at fixed times. A late request does not delay the following requests. If sendRequests cannot send a
+// request, the request counts as lost.
 func (p *pings) sendRequests(ctx context.Context, conn *net.IPConn) {
 	for i := range p.samples {
 		select {
@@ -126,7 +126,7 @@ func (p *pings) sendRequests(ctx context.Context, conn *net.IPConn) {
 	}
 }
 
-// echoRequest returns the echo request with the number i. The kernel fills in the checksum of ICMPv6.
+// echoRequest returns the echo request with the number i. For ICMPv6, the kernel adds the checksum.
 func (p *pings) echoRequest(i int) []byte {
 	message := make([]byte, pingSize)
 	message[0] = echo6
@@ -157,7 +157,7 @@ func checksum(message []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// isReply reports whether a message is a reply to one of these echo requests.
+// isReply reports whether a message is a reply to one of the echo requests of p.
 func (p *pings) isReply(message []byte) bool {
 	want := byte(reply6)
 	if p.is4 {
@@ -198,7 +198,7 @@ func roundTrips(samples []time.Duration, patience time.Duration) RoundTrips {
 	}
 	r.Lost = r.Sent - len(r.Samples)
 	sorted := append(slices.Sorted(slices.Values(r.Samples)), slices.Repeat([]time.Duration{patience}, r.Lost)...)
-	// Nearest rank.
+	// at() returns a percentile with the nearest-rank method
 	at := func(percent int) time.Duration { return sorted[(len(sorted)*percent+99)/100-1] }
 	r.P50, r.P95, r.P99 = at(50), at(95), at(99)
 	return r

@@ -33,8 +33,8 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// answerPings answers echo requests in place of the kernel until the test ends. For each request, answerPings calls `handle()`. The last
-// argument of this call is a function that sends a reply.
+// answerPings answers echo requests instead of the kernel until the test ends. For each request, answerPings calls `handle()`. The last
+// argument of `handle()` is the function reply(), which sends a reply.
 func answerPings(t *testing.T, handle func(i int, request []byte, reply func([]byte))) {
 	t.Helper()
 	const ignore = "/proc/sys/net/ipv4/icmp_echo_ignore_all"
@@ -69,8 +69,8 @@ func answerPings(t *testing.T, handle func(i int, request []byte, reply func([]b
 	}()
 }
 
-// TestPingAnswers checks that a request counts as lost if its reply is missing or arrives after the timeout. A slow reply counts with its
-// delay. Duplicates and replies to other pings do not count.
+// TestPingAnswers checks that a request counts as lost if its reply is missing or arrives after the timeout. A slow reply within the
+// timeout counts with its delay. Duplicates and replies to other pings do not count.
 func TestPingAnswers(t *testing.T) {
 	const late, patience, tooLate = 30 * time.Millisecond, 3 * time.Second, 3100 * time.Millisecond
 	answerPings(t, func(i int, request []byte, reply func([]byte)) {
@@ -131,7 +131,7 @@ func TestPingUnanswered(t *testing.T) {
 	}
 }
 
-// TestEchoRequest checks that isReply compares type, length and mark of a message.
+// TestEchoRequest checks that isReply returns false for a message with another type, another length or the mark of another ping.
 func TestEchoRequest(t *testing.T) {
 	p, other := pings{is4: true, mark: 7}, pings{is4: true, mark: 8}
 	request := p.echoRequest(3)
@@ -154,8 +154,8 @@ func TestEchoRequest(t *testing.T) {
 	}
 }
 
-// TestPingFromAPlace checks that a ping from a pod to 127.0.0.1 fails, because the pod's loopback is down. A socket in the wrong namespace
-// would get replies.
+// TestPingFromAPlace checks that a ping from a pod to 127.0.0.1 fails, because the interface lo of the pod is down. If the socket were in
+// the wrong namespace, the ping would succeed.
 func TestPingFromAPlace(t *testing.T) {
 	pod, err := sandbox.NewPod("ping")
 	if err != nil {
@@ -167,7 +167,8 @@ func TestPingFromAPlace(t *testing.T) {
 	}
 }
 
-// TestPingBeside checks that the flow runs until the end of the ping. PingBeside returns an error if the flow ends early or never starts.
+// TestPingBeside checks that the flow runs until the end of the ping. PingBeside must return an error if the flow ends early or never
+// starts.
 func TestPingBeside(t *testing.T) {
 	const after = 50 * time.Millisecond
 	ping := Flow{Listen: loopback(true), Duration: 100 * time.Millisecond, Patience: maxSeconds * time.Second}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Header lengths in bytes. The Ethernet header is included, because a shaper on a veth also counts this header. The TCP header includes
-// the timestamp option.
+// These constants are header lengths in bytes. The header lengths include the Ethernet header, because a traffic shaper on a veth also
+// counts it. The TCP header includes the timestamp option.
 const (
 	ethernetHeader = 14
 	ipv4Header     = 20
@@ -24,7 +24,7 @@ func ipHeader(is4 bool) int {
 	return ipv6Header
 }
 
-// A tally counts the received bytes of each Interval. Several receivers may use the same tally concurrently.
+// The type tally counts the received bytes of each Interval. Several receivers may use the same tally concurrently.
 type tally struct {
 	window time.Duration
 	opened time.Time     // before the first byte is sent
@@ -41,8 +41,8 @@ func newTally(window time.Duration) *tally {
 	return &tally{window: window, opened: time.Now(), begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
 }
 
-// addBytes counts bytes that were read at the given time, and returns the end of the window. addBytes ignores bytes after the end of the
-// window. For these bytes, the second result is false.
+// addBytes counts bytes that were read at the given time, and returns the end of the measurement window. After the end of the window,
+// addBytes ignores the bytes and returns false.
 func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,8 +60,8 @@ func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	return end, true
 }
 
-// sumBetween sums the samples that begin in the interval between two times. The last result is the length of this interval without the part
-// after the end of the window.
+// sumBetween returns the sums of the samples that begin between two times. The result "took" is the time between them, without the part
+// after the end of the measurement window.
 func (t *tally) sumBetween(from, to time.Duration) (bytes, packets uint64, took time.Duration) {
 	from, to = min(from, t.window), min(to, t.window)
 	for i := range t.bytes {
@@ -73,17 +73,18 @@ func (t *tally) sumBetween(from, to time.Duration) (bytes, packets uint64, took 
 	return bytes, packets, to - from
 }
 
-// wireBytes converts the number of payload bytes and packets to the number of bytes on the link.
+// The type wireBytes is a function that converts the number of payload bytes and packets to the number of bytes on the link.
 type wireBytes func(bytes, packets uint64) float64
 
-// perPacket adds one header per packet. perPacket is for UDP, where each read returns one packet.
+// perPacket returns a function that adds one header per packet. Use perPacket for UDP, because each UDP read returns one packet.
 func perPacket(header int) wireBytes {
 	return func(bytes, packets uint64) float64 {
 		return float64(bytes) + float64(packets)*float64(header)
 	}
 }
 
-// perSegment adds one header per segment of mss bytes. perSegment is for TCP, where reads do not show the number of packets.
+// perSegment returns a function that adds one header per segment of mss bytes. Use perSegment for TCP, because TCP reads do not show the
+// number of packets.
 func perSegment(mss, header int) wireBytes {
 	return func(bytes, _ uint64) float64 {
 		return float64(bytes) * float64(mss+header) / float64(mss)
@@ -114,7 +115,7 @@ func (t *tally) result(wire wireBytes) Result {
 	return r
 }
 
-// isEmpty reports whether no byte was counted.
+// isEmpty reports whether the receivers have counted no bytes.
 func (t *tally) isEmpty() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

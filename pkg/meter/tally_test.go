@@ -59,7 +59,7 @@ func TestWindowShorterThanASecond(t *testing.T) {
 
 func TestArrivals(t *testing.T) {
 	const ms = time.Millisecond
-	// The rates are 800, 400 and 1600 kbit/s. The second sample was taken 100 ms late.
+	// The rates of the three samples are 800, 400 and 1600 kbit/s. The second sample is 100 ms late.
 	a := Arrivals{{100 * ms, 10e3}, {300 * ms, 20e3}, {400 * ms, 40e3}}
 	for _, c := range []struct {
 		from, to time.Duration

@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// tcpBuffer is large enough to make the cost of a system call negligible at tens of Gbit/s.
+// tcpBuffer is the buffer size of one read or write in bytes. With this size, the cost of the system calls is negligible even at tens of
+// Gbit/s.
 const tcpBuffer = 256 << 10
 
 func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, error) {
@@ -91,7 +92,7 @@ func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*ne
 				return err
 			}
 			tcp := conn.(*net.TCPConn)
-			// Close must discard data in the send buffer, because the data would disturb the next flow.
+			// With SO_LINGER 0, Close discards the data in the send buffer, which would disturb the next flow.
 			_ = tcp.SetLinger(0)
 			conns = append(conns, tcp)
 		}
@@ -204,8 +205,8 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// networkName returns a network name for package net. The name contains the address family, for example "tcp4". Without the family,
-// package net would check only once whether IPv6 works, and reuse the result in all namespaces.
+// networkName returns a network name for package net that contains the address family, for example "tcp4". Without the address family,
+// package net would check only once whether IPv6 works, and would use the same answer in all namespaces.
 func networkName(p Protocol, addr netip.AddrPort) string {
 	if addr.Addr().Unmap().Is4() {
 		return string(p) + "4"

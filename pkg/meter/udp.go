@@ -72,7 +72,7 @@ func dialUDP(flow Flow, target netip.AddrPort) (conn *net.UDPConn, err error) {
 	return conn, err
 }
 
-// sendUDP sends datagrams at the rate of the flow until ctx is done. sendUDP ignores send errors, because the result is the number of
+// sendUDP sends datagrams at the rate of the flow until ctx is done. sendUDP ignores send errors, because a measurement counts only the
 // received datagrams.
 func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sent *atomic.Uint64) {
 	packet := make([]byte, flow.Size)
@@ -94,8 +94,8 @@ func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sen
 	}
 }
 
-// receiveUDP counts the received datagrams that contain the mark of this flow. receiveUDP ignores datagrams of earlier flows, which have
-// another mark.
+// receiveUDP counts the received datagrams that contain the given mark. Each flow has another mark, so receiveUDP ignores datagrams of
+// earlier flows.
 func receiveUDP(conn *net.UDPConn, counts *tally, mark uint64, patience time.Duration) {
 	buffer := make([]byte, maxDatagram)
 	deadline := time.Now().Add(patience)

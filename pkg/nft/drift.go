@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A layout is the expected state of one chain: the chain and the rules that the build function creates.
+// The type layout contains the expected state of one chain: the chain and its rules, as the function build() creates them.
 type layout struct {
 	chain Chain
 	rules []string // shapes of the rules
@@ -36,9 +36,10 @@ func (l *layout) append(family byte, exprs []expr.Any) {
 	l.rules = append(l.rules, shape)
 }
 
-// Drift compares the table's chains with the chains that build creates. The result is the end of a sentence that begins with "the rules of
-// table X", for example "are missing". This sentence describes the first difference. The result is "" if there is no difference. Drift
-// reads only the rules of these chains. The number of these rules does not depend on the number of pods.
+// Drift compares the table's chains with the chains that build() creates. If the chains are equal, Drift returns "". Otherwise, Drift
+// returns a description of the first difference, for example "are missing". The description continues a sentence that begins with "the
+// rules of table X". Drift reads only the rules of the chains that build() creates. Therefore, its running time does not depend on the
+// number of pods.
 func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // never sent
 	if err := build(r); err != nil {
@@ -90,7 +91,7 @@ func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, err
 	return "are those of another version, or another program added a chain", nil
 }
 
-// isDormant reports whether the table exists and has the flag dormant. This flag disables the chains of the table.
+// isDormant reports whether the table exists and has the flag dormant. The flag dormant disables the chains of the table.
 func (t *Handle) isDormant() (is bool, err error) {
 	ask, err := t.tableMessage(unix.NFT_MSG_GETTABLE, 0, t.Table)
 	if err != nil {
@@ -106,9 +107,10 @@ func (t *Handle) isDormant() (is bool, err error) {
 	return is, err
 }
 
-// Install writes the chains and rules of a registered table in one transaction. Install() deletes the old chains first, because the kernel
+// Install writes the chains and rules of a registered table in one transaction. Install deletes the old chains first, because the kernel
 // cannot change the hook or priority of a chain. If the caller passes names, Install deletes only the chains with these names. If the
-// caller passes no names, Install deletes all chains of the table, including chains that other programs added. Sets keep their elements.
+// caller passes no names, Install deletes all chains of the table, including chains of other programs. The sets of the table keep their
+// elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {
 	t, err := Open(table)
 	if err != nil {
@@ -140,8 +142,8 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 	return err
 }
 
-// clearDormant enables the chains of a dormant table. clearDormant is a no-op if the table is not dormant or is missing. clearDormant
-// needs a separate transaction, because the kernel refuses new base chains in the transaction that enables the table.
+// clearDormant enables the chains of a dormant table. clearDormant is a no-op if the table is not dormant or is missing. clearDormant needs
+// a separate transaction: the kernel refuses new base chains in the transaction that enables the table.
 func (t *Handle) clearDormant() error {
 	if dormant, err := t.isDormant(); err != nil || !dormant {
 		return err
@@ -152,8 +154,8 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// existingChains returns the given names for which the table has a chain. If no names are given, existingChains returns all chains of the
-// table. In this case, existingChains reads all chains of the family.
+// existingChains returns each given name for which the table contains a chain. If no names are given, existingChains reads all chains of
+// the address family, and returns the names of all chains in the table.
 func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {
@@ -186,9 +188,10 @@ func (t *Handle) existingChains(names []string) (found []string, err error) {
 	return found, err
 }
 
-// shapeOf encodes a rule's expression so that two expressions with the same effect compare equal. The result contains the name of the
-// expression and the attributes that every kernel returns unchanged. The result does not contain registers, because a kernel may return a
-// register number that differs from the number in the request. A missing attribute equals an attribute with value zero.
+// shapeOf encodes an expression of a rule as text, so that expressions with the same effect have the same text. The text of an expression
+// contains its name and the attributes that every kernel returns unchanged. The text of an expression contains no registers, because the
+// kernel may return another register number than the request contained. In the text, a missing attribute is the same as an attribute with
+// value zero.
 func shapeOf(data []byte) string {
 	var name string
 	attributes := map[uint16][]byte{}
@@ -211,7 +214,7 @@ func shapeOf(data []byte) string {
 	return shape + ";"
 }
 
-// dataShape encodes an attribute that holds a value or a verdict.
+// dataShape encodes an attribute with a value or a verdict as text for shapeOf.
 func dataShape(data []byte) (shape string) {
 	walk(data, func(kind uint16, v []byte) {
 		switch kind {
@@ -224,8 +227,8 @@ func dataShape(data []byte) (shape string) {
 	return shape
 }
 
-// shapeAttributes returns the attributes of an expression that shapeOf encodes. The first list contains the attributes with a number or a
-// name. The second list contains the attributes with a value or a verdict.
+// shapeAttributes returns the attributes of an expression that shapeOf encodes. The list "plain" contains the attributes with a number or a
+// name. The list "nested" contains the attributes with a value or a verdict.
 func shapeAttributes(name string) (plain, nested []uint16) {
 	switch name {
 	case "meta":

@@ -24,8 +24,8 @@ type Element struct {
 	Comment string
 }
 
-// Key returns the key of a set with concatenated fields. In a key, each field is padded to a multiple of four bytes, as nf_tables
-// requires.
+// Key returns the key of an element in a set with concatenated fields. As nf_tables requires, Key pads each field to a multiple of four
+// bytes.
 func Key(fields ...[]byte) []byte {
 	var out []byte
 	for _, f := range fields {
@@ -44,7 +44,7 @@ func IfName(name string) []byte {
 	return b
 }
 
-// Digit returns "4" for IPv4 and "6" for IPv6. The names of the sets and chains of a family end with this digit.
+// Digit returns "4" for IPv4 and "6" for IPv6. The names of sets and chains for one address family end with this digit.
 func Digit(is4 bool) string {
 	if is4 {
 		return "4"

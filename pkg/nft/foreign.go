@@ -11,7 +11,7 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// DroppingChain is a base chain of another program at the forward hook. The chain drops every forwarded packet that no rule accepts.
+// DroppingChain is a base chain of another program at the forward hook. A DroppingChain drops every forwarded packet that no rule accepts.
 type DroppingChain struct {
 	Family string // as in nft(8)
 	Table  string
@@ -23,7 +23,7 @@ type DroppingChain struct {
 // String returns family, table and name of the chain, as in nft(8).
 func (d DroppingChain) String() string { return fmt.Sprintf("%s %s %s", d.Family, d.Table, d.Chain) }
 
-// Mentions reports whether a rule compares an interface name with the name of the given link, or with a prefix of this name.
+// Mentions reports whether a rule of the chain compares an interface name with the name of the given link, or with a prefix of this name.
 func (d DroppingChain) Mentions(link string) bool {
 	return slices.ContainsFunc(d.rules, func(r *nftables.Rule) bool {
 		return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
@@ -38,9 +38,9 @@ func (d DroppingChain) Mentions(link string) bool {
 }
 
 // DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets. Such a chain has the policy
-// drop, or its last rule drops packets without a condition. DroppingChains lists all chains, and reads the rules of other programs' base
-// chains at the forward hook. If such a chain drops unmatched packets, DroppingChains also reads the rules of the chains without a hook in
-// the same table.
+// drop, or its last rule drops packets without a condition. To find these chains, DroppingChains requests all chains, and the rules of base
+// chains of other programs at the forward hook. If a base chain drops unmatched packets, DroppingChains also reads the rules of the chains
+// without a hook in the same table.
 func DroppingChains() (found []DroppingChain, err error) {
 	c, err := New()
 	if err != nil {
@@ -68,8 +68,8 @@ func DroppingChains() (found []DroppingChain, err error) {
 	return found, nil
 }
 
-// The method read reads the rules of the chain and sets d.Reason if the chain drops unmatched packets. In this case, the method also reads
-// the rules of those chains in the table that have no hook.
+// read() reads the rules of the chain. If the chain drops unmatched packets, read() sets d.Reason, and also reads the rules of the chains
+// without a hook in the same table.
 func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*nftables.Chain) (err error) {
 	if d.rules, err = c.GetRules(chain.Table, chain); err != nil {
 		return err

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nft accesses nf_tables: transactions, elements, rules, the schema version of a table, and the registry of Podlace's tables. Each
-// table has one owning plugin, which defines the content of the table.
+// Package nft reads and changes nf_tables: elements and rules in transactions, and the schema version of a table. The package also contains
+// the registry of Podlace's tables. Each table belongs to one plugin, which defines the content of the table.
 package nft
 
 import (
@@ -27,8 +27,8 @@ func noFamily(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Available reports whether the kernel has nf_tables. Available() requests the generation ID of the ruleset. A kernel without nf_tables
-// replies with EINVAL. Available() returns true if the request cannot be sent.
+// Available reports whether the kernel has nf_tables. Available requests the generation ID of the ruleset. A kernel without nf_tables
+// replies with EINVAL. If sending the request fails, Available returns true.
 func Available() bool {
 	t, err := Open("")
 	if err == nil {
@@ -50,13 +50,13 @@ func IgnoreUnsupported(err error) error {
 	return err
 }
 
-// replyTimeout is the timeout for one reply of the kernel. Transactions take microseconds.
+// replyTimeout is the timeout for one reply of the kernel. The kernel usually replies within microseconds.
 const replyTimeout = 10 * time.Second
 
-// Conn is a connection to nf_tables, which is opened at the first request. The zero value is ready to use.
+// Conn is a netlink connection to nf_tables. The first request opens the connection. The zero value of Conn is ready to use.
 type Conn struct {
 	sock *mdl.Conn
-	// needsReopen is true if unread replies may remain after an error. The next request would then read these replies by mistake.
+	// needsReopen is true if the socket may contain unread replies after an error. The next request would read these replies by mistake.
 	needsReopen bool
 }
 
@@ -79,8 +79,8 @@ func (c *Conn) Open(table string) (*Handle, error) {
 	return &Handle{c, family, table}, nil
 }
 
-// Close closes the connection. After a deletion, Close waits some milliseconds for an RCU grace period, because the kernel frees the memory
-// when the connection is closed.
+// Close closes the connection. After a deletion, Close takes some milliseconds: the kernel waits for an RCU grace period before it closes
+// the connection.
 func (c *Conn) Close() {
 	if c.sock != nil {
 		c.sock.Close()
@@ -102,8 +102,8 @@ func (c *Conn) beginRequest() {
 	_ = c.sock.SetDeadline(time.Now().Add(replyTimeout))
 }
 
-// Handle accesses the elements of one table. Handle supports two operations that google/nftables lacks: exclusive adds, and lookup of an
-// element by its key. Static tables, chains and rules are written with google/nftables.
+// Handle accesses the elements of one table. Handle supports two operations that the library google/nftables lacks: an add that fails if
+// the key exists, and a lookup of an element by its key. Podlace writes static tables, chains and rules with google/nftables.
 type Handle struct {
 	*Conn
 	family byte
@@ -113,8 +113,8 @@ type Handle struct {
 // Open returns a Handle for a registered table on a new connection. The caller must close the Handle.
 func Open(table string) (*Handle, error) { return new(Conn).Open(table) }
 
-// Get returns the element with the key of e. If the set contains intervals, Get returns the interval that contains the key. The second
-// result is false if the element, the set or the table is missing.
+// Get returns the element with the key of e. If the set contains intervals, Get returns the interval that contains the key. The result ok
+// is false if the element, the set or the table is missing.
 func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	all, err := t.Find([]Element{e})
 	if err != nil || all[0] == nil {
@@ -123,10 +123,12 @@ func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	return *all[0], true, nil
 }
 
-// maxLookups is the maximum number of elements that Find requests at once. All replies must fit into the socket's buffer.
+// maxLookups is the maximum number of elements that Find requests at once. The replies for maxLookups elements must fit into the buffer of
+// the socket.
 const maxLookups = 64
 
-// Find looks up several elements. The result contains one pointer for each element. The pointer is nil if the element is missing.
+// Find looks up several elements. For each element, Find returns a pointer to the element from the kernel, or nil if the element is
+// missing.
 func (t *Handle) Find(elements []Element) ([]*Element, error) {
 	found := make([]*Element, 0, len(elements))
 	for chunk := range slices.Chunk(elements, maxLookups) {
@@ -177,8 +179,8 @@ func (t *Handle) List(set string) ([]Element, error) {
 	return all, err
 }
 
-// dump() sends a dump request, and calls a function with the body of every reply. dump() repeats the request if the ruleset changed during
-// the dump.
+// dump() sends a dump request, and calls each() with the body of every reply. If the ruleset changes during the dump, dump() repeats the
+// request.
 func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
 	err := fault.Retry(func() (err error) {
@@ -203,8 +205,8 @@ func (t *Handle) CountRules() (n int, err error) {
 	return n, t.dump(ask, func([]byte) { n++ })
 }
 
-// tableMessage returns a message whose only attribute is the name of a table. This attribute has the same number in all kinds of messages
-// (NFTA_TABLE_NAME, NFTA_RULE_TABLE).
+// tableMessage returns a message whose only attribute is the name of a table. The attribute number of a table name is the same in all kinds
+// of messages (NFTA_TABLE_NAME, NFTA_RULE_TABLE).
 func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.String(unix.NFTA_TABLE_NAME, table)
@@ -215,14 +217,14 @@ func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (md
 	}, err
 }
 
-// Add adds all elements in one transaction, or adds none. The error unix.EEXIST means that one of the keys already exists. The error
-// unix.ENOENT means that the table or set is missing.
+// Add adds elements in one transaction: either all of them or none. The error unix.EEXIST means that one of the keys already exists. The
+// error unix.ENOENT means that the table or set is missing.
 func (t *Handle) Add(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Existing looks up elements. The result contains the elements that exist, with the values and comments from the kernel.
+// Existing looks up elements, and returns the existing ones with their values and comments from the kernel.
 func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	all, err := t.Find(elements)
 	for _, e := range all {
@@ -244,7 +246,7 @@ func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
 	return missing, err
 }
 
-// Delete deletes all elements in one transaction, or deletes none. The error unix.ENOENT means that one of the elements is missing.
+// Delete deletes elements in one transaction: either all of them or none. The error unix.ENOENT means that one of the elements is missing.
 func (t *Handle) Delete(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: elements})
@@ -256,7 +258,7 @@ func (t *Handle) Replace(old, elements []Element) error {
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: old}, Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Edit is one change in a transaction.
+// Edit is one change in an nf_tables transaction.
 type Edit struct {
 	Kind     int             // such as unix.NFT_MSG_NEWSETELEM
 	Flags    mdl.HeaderFlags // in addition to those of a request
@@ -264,7 +266,7 @@ type Edit struct {
 	Table    string // for a change of a whole table
 }
 
-// Apply applies all edits in one transaction, or applies none. The first argument is the name of the transaction for fault.Change and for
+// Apply applies edits in one transaction: either all of them or none. The argument op describes the transaction for fault.Change and for
 // errors.
 func (t *Handle) Apply(op string, edits ...Edit) error {
 	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
@@ -291,8 +293,8 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// sendBatch sends a transaction. sendBatch reads one acknowledgement for each message, except for the first and the last message. These
-// two messages mark the start and the end of the transaction.
+// sendBatch sends a transaction. The first and the last message are the start and the end of the transaction. For each message between
+// them, sendBatch reads one acknowledgement.
 func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()
 	if len(batch) > 6 {
@@ -336,7 +338,7 @@ func bySet(elements []Element) [][]Element {
 }
 
 func batchMark(kind int) mdl.Message {
-	// The data begins with struct nfgenmsg: family, version, res_id (big endian).
+	// The data begins with struct nfgenmsg: address family, version, res_id (big endian).
 	return mdl.Message{Header: mdl.Header{Type: mdl.HeaderType(kind), Flags: mdl.Request}, Data: []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}}
 }
 
@@ -358,8 +360,8 @@ func (t *Handle) message(kind int, flags mdl.HeaderFlags, set string, elements [
 	}, nil
 }
 
-// Build calls a function that adds tables, chains, sets and rules, and sends all of them in one transaction. Build() returns no error for
-// objects that already exist.
+// Build calls build() to add tables, chains, sets and rules to a transaction, and sends the transaction. Build returns no error if an
+// object already exists.
 func Build(op string, build func(*nftables.Conn) error) error {
 	conn, err := New(nftables.AsLasting())
 	if err != nil {
@@ -374,7 +376,8 @@ func Build(op string, build func(*nftables.Conn) error) error {
 	})
 }
 
-// New returns an nftables.Conn with a timeout. The timeout is needed because the kernel may drop a reply when memory is short.
+// New returns an nftables.Conn with a timeout. Without a timeout, a request could wait forever, because the kernel may drop a reply when
+// memory is short.
 func New(options ...nftables.ConnOption) (*nftables.Conn, error) {
 	bound := nftables.WithSockOptions(func(c *mdl.Conn) error { return c.SetDeadline(time.Now().Add(replyTimeout)) })
 	return nftables.New(append(options, bound)...)

@@ -16,13 +16,14 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Place identifies a chain of nf_tables. If the field Chain is empty, Place stands for all chains of the table.
+// Place identifies a chain of nf_tables. If the field Chain is empty, Place identifies all chains of the table.
 type Place struct {
 	Family       byte
 	Table, Chain string
 }
 
-// Rule describes a rule of another program. A caller needs these fields to find out which program owns the rule, and to delete the rule.
+// Rule describes a rule of another program. With the fields of Rule, a caller can find out which program owns the rule, and can delete the
+// rule.
 type Rule struct {
 	Place
 	Comment string
@@ -33,7 +34,7 @@ type Rule struct {
 	shape  string   // its expressions, as shapeOf encodes them
 }
 
-// newRequest returns a request about chains or rules. The function in the last argument adds the attributes.
+// newRequest returns a request about chains or rules. The function fill() adds the attributes of the request.
 func (p Place) newRequest(kind int, flags mdl.HeaderFlags, fill func(*mdl.AttributeEncoder)) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.ByteOrder = binary.BigEndian
@@ -53,15 +54,15 @@ func (p Place) asChain(kind int, flags mdl.HeaderFlags) (mdl.Message, error) {
 	})
 }
 
-// HasChain reports whether a chain exists. HasChain sends one request.
+// HasChain reports whether a chain exists. HasChain sends only one request.
 func (t *Handle) HasChain(p Place) (bool, error) {
 	_, ok, err := t.Chain(p)
 	return ok, err
 }
 
 // Chain is the kernel's description of a chain. The field Base is true for chains with a hook. Only chains with a hook have a policy (such
-// as unix.NF_DROP) and a priority. The field Uses is the number of rules in the chain. For chains without a hook, the field Uses also
-// counts the rules that jump to the chain.
+// as unix.NF_DROP) and a priority. The field Uses counts the rules in the chain. For a chain without a hook, Uses also counts the rules
+// that jump to the chain.
 type Chain struct {
 	Base     bool
 	Policy   uint32
@@ -71,7 +72,7 @@ type Chain struct {
 	Uses     uint32
 }
 
-// Chain returns a chain by name. The second result is false if the chain does not exist.
+// Chain returns a chain by name. The result ok is false if the chain does not exist.
 func (t *Handle) Chain(p Place) (state Chain, ok bool, err error) {
 	msg, err := p.asChain(unix.NFT_MSG_GETCHAIN, 0)
 	if err != nil {
@@ -134,7 +135,7 @@ func (t *Handle) Rules(p Place) ([]Rule, error) {
 			if reply.Header.Flags&mdl.DumpInterrupted != 0 {
 				return unix.EINTR
 			}
-			// Kernels before 4.10 also return rules of other chains and tables.
+			// Kernels before 4.10 return the rules of all chains and tables.
 			if r := parseRule(reply.Data); r.Family == p.Family && r.Table == p.Table && (p.Chain == "" || r.Chain == p.Chain) {
 				found = append(found, r)
 			}
@@ -185,8 +186,8 @@ func parseRule(data []byte) (r Rule) {
 	return r
 }
 
-// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The attribute that contains the
-// data has different attribute numbers in "cmp" and "immediate" expressions.
+// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The attribute with the data has one
+// number in "cmp" expressions and another number in "immediate" expressions.
 func (r *Rule) parseExpression(data []byte) {
 	var name string
 	walk(data, func(kind uint16, v []byte) {
@@ -219,7 +220,7 @@ func (r *Rule) parseData(data []byte) {
 	})
 }
 
-// Has reports whether the rule contains a value, in a comparison or in an immediate expression.
+// Has reports whether a "cmp" or "immediate" expression of the rule contains the value.
 func (r Rule) Has(value []byte) bool {
 	return slices.ContainsFunc(r.values, func(v []byte) bool { return bytes.Equal(v, value) })
 }
@@ -233,7 +234,7 @@ func (r Rule) deleteMessage() (mdl.Message, error) {
 	})
 }
 
-// Removal holds the chains and rules that Remove deletes from other programs' tables.
+// Removal contains the chains and rules that Remove deletes from tables of other programs.
 type Removal struct {
 	Chains []Jump
 	Rules  []Match
@@ -251,7 +252,8 @@ type Match struct {
 	Want func(Rule) bool
 }
 
-// deleteMessages returns the messages that delete the existing objects of the removal.
+// deleteMessages returns the messages that delete the chains and rules of the removal. deleteMessages omits chains and rules that do not
+// exist.
 func (r Removal) deleteMessages(t *Handle) ([]mdl.Message, error) {
 	var out []mdl.Message
 	for _, jump := range r.Chains {
@@ -291,7 +293,7 @@ func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
 }
 
 // deleteChainMessages returns the messages that delete a chain, its rules, and the rules that jump to the chain. deleteChainMessages first
-// checks with one request whether the chain exists. If the chain is missing, the list is empty.
+// checks with one request whether the chain exists. If the chain is missing, deleteChainMessages returns an empty list.
 func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	of := Place{j.Parent.Family, j.Parent.Table, j.Chain}
 	ok, err := t.HasChain(of)
@@ -306,12 +308,12 @@ func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	return append(out, msg), err
 }
 
-// maxRaces is the maximum number of attempts for one transaction. A transaction must be repeated if another program changes the ruleset at
-// the same time.
+// maxRaces is the maximum number of attempts for one transaction. A transaction may fail because another program changes the ruleset at the
+// same time.
 const maxRaces = 30
 
-// Remove deletes the objects of a removal in one transaction. Remove() retries if, in the meantime, another program deleted one of the
-// objects or added a rule that uses an object. Remove() is a no-op if none of the objects exists.
+// Remove deletes the objects of a removal in one transaction. The transaction fails if another program deletes one of the objects at the
+// same time, or adds a rule that uses one of them. Remove then retries the transaction. Remove is a no-op if none of the objects exists.
 func Remove(op string, removal Removal) error {
 	t, err := Open("")
 	if err != nil {

@@ -19,17 +19,17 @@ type Ruleset struct {
 	made  map[string]*layout // chains by name
 }
 
-// NewRuleset adds a table to the transaction of c, and returns an empty Ruleset for the table.
+// NewRuleset adds a table to the next transaction of c, and returns an empty Ruleset for the table.
 func NewRuleset(c *nftables.Conn, table *nftables.Table) Ruleset {
 	return Ruleset{c, c.AddTable(table), map[string]*layout{}}
 }
 
 // schemaSet is the name of a set with one element. The key of this element is the schema version of the table. A newer plugin detects an
-// older version and rewrites the rules. Every change of the rules needs a new version number. The comment of the element holds the number
-// of rules, so that a plugin detects that another program flushed the rules.
+// older version and writes the rules again. Every change of the rules in the code needs a new version number. The comment of the element
+// contains the number of rules, so that a plugin detects when another program has deleted rules.
 const schemaSet = "schema"
 
-// Mark adds the schema version and the number of rules to schemaSet. Call Mark after adding all rules.
+// Mark adds the schema version and the number of rules to schemaSet. The caller must add all rules before it calls Mark.
 func (r Ruleset) Mark(version uint16) error {
 	mark, err := r.Unmark()
 	if err != nil {
@@ -59,7 +59,8 @@ func (t *Handle) Mark(version uint16, rules int) error {
 	return t.Add([]Element{{Set: schemaSet, Key: BigEndian(version), Comment: markText(rules)}})
 }
 
-// Marked reports whether the table has this schema version and the number of rules that schemaSet states.
+// Marked reports whether schemaSet contains the given schema version, and whether the table has as many rules as the comment in schemaSet
+// says.
 func (t *Handle) Marked(version uint16) (bool, error) {
 	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(version)})
 	if err != nil || !ok {
@@ -69,7 +70,7 @@ func (t *Handle) Marked(version uint16) (bool, error) {
 	return mark.Comment == markText(n), err
 }
 
-// Chain adds an empty chain. The chain is a base chain if hook is not nil.
+// Chain adds an empty chain. If hook is not nil, Chain adds a base chain.
 func (r Ruleset) Chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
 	chain := &nftables.Chain{Table: r.Table, Name: name}
 	r.made[name] = &layout{}
@@ -97,7 +98,7 @@ func (r Ruleset) Commented(chain *nftables.Chain, comment string, exprs []expr.A
 	r.add(chain, userdata.AppendString(nil, userdata.TypeComment, comment), exprs)
 }
 
-// Set adds an nftables set to the table. Set() adds a map if value is not nil.
+// Set adds an nftables set to the table, or an nftables map if value is not nil.
 func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {
@@ -116,7 +117,7 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 	return s, r.C.AddSet(s, nil)
 }
 
-// Intervals adds a set or map like Set, but the last field of each key is an interval.
+// Intervals adds a set or a map like Set, but the last field of each key is an interval.
 func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {
@@ -129,27 +130,28 @@ func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftab
 	return s, r.C.AddSet(s, nil)
 }
 
-// Network returns an expression that loads a field of the network header.
+// Network returns an expression that loads a field of the network header into a register.
 func Network(register, offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
 }
 
-// DestinationPort returns an expression that loads the destination port. The port is at the same offset in TCP, UDP and SCTP.
+// DestinationPort returns an expression that loads the destination port into a register. The port is at the same offset in TCP, UDP and
+// SCTP.
 func DestinationPort(register uint32) expr.Any {
 	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
-// Lookup returns an expression that looks up the value of register 1 in a map and writes the result to register 1.
+// Lookup returns an expression that searches a map for the value of register 1, and writes the result to register 1.
 func Lookup(set *nftables.Set) expr.Any {
 	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
 }
 
-// Equal returns an expression that matches if register 1 equals data.
+// Equal returns an expression that matches if register 1 contains data.
 func Equal(data []byte) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
 }
 
-// Translated returns expressions that match packets of connections with destination NAT (IPS_DST_NAT, bit 5 of the conntrack status).
+// Translated returns expressions that match packets of a connection with destination NAT (IPS_DST_NAT, bit 5 of the conntrack status).
 func Translated() []expr.Any {
 	const dstNAT = 1 << 5
 	return []expr.Any{
@@ -165,7 +167,7 @@ func Drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}
 // Accept returns the verdict that accepts the packet.
 func Accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
 
-// BigEndian encodes a port or version in network byte order.
+// BigEndian encodes a port or a version number in network byte order.
 func BigEndian(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
 // Native encodes a number in host byte order.

@@ -25,15 +25,15 @@ func (t Table) String() string {
 	return "inet " + t.Name
 }
 
-// matches reports whether a table of the kernel has the same name and family.
+// matches() reports whether a table of the kernel has the same name and family as t.
 func (t Table) matches(table *nftables.Table) bool {
 	return t.Name == table.Name && t.family == table.Family
 }
 
-// Netlink returns the table as a type of google/nftables.
+// Netlink converts the table to the type of the library google/nftables.
 func (t Table) Netlink() *nftables.Table { return &nftables.Table{Name: t.Name, Family: t.family} }
 
-// Names of the registered tables. The comment after each name is the package that owns the table.
+// These constants are the names of the registered tables. The comment after each name is the package that owns the table.
 const (
 	MasqueradeTable = "podlace_masquerade" // bridge
 	GuardTable      = "podlace_guard"      // bridge
@@ -42,28 +42,27 @@ const (
 	LoopbackTable   = "podlace_loopback"   // portmap
 )
 
-// Tables returns the registry of all nftables tables of Podlace. Code that builds a table gets the table from this registry, so that no
-// unlisted table can be created. A rollback deletes all tables in this registry.
+// Tables returns the registry of all nftables tables of Podlace. Podlace can create only tables in this registry, because all code gets its
+// table from the registry. A rollback deletes all tables in the registry.
 func Tables() []Table {
 	return []Table{
 		{nftables.TableFamilyINet, MasqueradeTable},
 		{nftables.TableFamilyINet, HostportTable},
 		{nftables.TableFamilyINet, VLANTable},
 		{nftables.TableFamilyBridge, GuardTable},
-		// LoopbackTable protects 127.0.0.0/8. This table is the last entry in the list, because a rollback must delete this table after all
-		// tables that need its protection.
+		// The rules in LoopbackTable protect 127.0.0.0/8. LoopbackTable is the last entry, because a rollback must delete it after all tables
+		// that need its protection.
 		{nftables.TableFamilyINet, LoopbackTable},
 	}
 }
 
-// TableOf returns the registered table with this name. TableOf panics if no table with this name is registered, because this is a bug in
-// the caller.
+// TableOf returns the registered table with the given name. An unregistered name is a bug in the caller, so TableOf panics.
 func TableOf(name string) Table {
 	tables := Tables()
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
 }
 
-// Own returns the registered tables that exist in the kernel.
+// Own returns Podlace's tables that exist in the kernel.
 func Own() (found []Table, err error) {
 	c, err := New()
 	if err != nil {
@@ -81,7 +80,7 @@ func Own() (found []Table, err error) {
 	return found, nil
 }
 
-// HasTable reports whether the registered table with this name exists in the kernel.
+// HasTable reports whether the registered table with the given name exists in the kernel.
 func HasTable(name string) (bool, error) {
 	own := TableOf(name)
 	c, err := New()

@@ -28,7 +28,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// panicEnv is the name of an environment variable that contains the options of an agent. This agent panics when it logs a given message.
+// panicEnv is the name of an environment variable. If the variable is set, the test binary runs an agent with the options in the variable.
+// The agent panics when it logs a given message.
 const panicEnv = "PODLACE_TEST_PANIC"
 
 type panicOptions struct {
@@ -53,7 +54,7 @@ type panicHandler struct {
 	at string
 }
 
-// Handle panics if the message contains the chosen text.
+// Handle panics if the log message contains the chosen text.
 func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
 	if strings.Contains(r.Message, h.at) {
 		panic("on purpose at " + h.at)
@@ -61,8 +62,8 @@ func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// TestPanic checks that a panic in any goroutine ends the process and leaves consistent files. If node.json exists, all routes exist. If
-// the conflist exists, node.json exists. The next start completes the setup.
+// TestPanic checks that a panic in any goroutine ends the process, and that the files stay consistent. After the panic, node.json may exist
+// only if all routes exist, and the conflist may exist only if node.json exists. The next start of the agent must complete the setup.
 func TestPanic(t *testing.T) {
 	l := newLab(t)
 	for _, c := range []struct {
@@ -101,7 +102,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// refuseWith makes the fake API server reply to every request with this HTTP status. After a call with status 0, the server replies
+// refuseWith makes the fake API server reply to every request with the given HTTP status. With status 0, the fake API server replies
 // normally again.
 func (f *fakeAPI) refuseWith(status int) {
 	f.mu.Lock()
@@ -109,7 +110,7 @@ func (f *fakeAPI) refuseWith(status int) {
 	f.Refuse = status
 }
 
-// TestLostEvents checks that the agent compares the routes in the kernel again after its netlink socket overflowed (ENOBUFS).
+// TestLostEvents checks that the agent reads the routes in the kernel again after its netlink socket has overflowed (ENOBUFS).
 func TestLostEvents(t *testing.T) {
 	l := newLab(t)
 	cmd := l.startProcess("--log-level", "debug")
@@ -153,7 +154,7 @@ func droppedMessages(t *testing.T) (list []int) {
 	return list
 }
 
-// quietAgent returns an agent that receives neither kernel events nor file events. The test calls the steps of this agent directly.
+// quietAgent returns an agent that receives neither kernel events nor file events. Tests call the functions of a quiet agent directly.
 func (l *lab) quietAgent() *agent {
 	l.Helper()
 	c, err := readConfig(l.Config)
@@ -169,7 +170,7 @@ func (l *lab) quietAgent() *agent {
 }
 
 // TestLook checks that the agent restores the plugins, the conflist and node.json within a minute, even without an event. The log and a
-// metric report each repair.
+// metric must report each repair.
 func TestLook(t *testing.T) {
 	if usualTimes().poll > time.Minute {
 		t.Errorf("files are looked at each %v", usualTimes().poll)
@@ -196,7 +197,7 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// counterValue returns the value of a counter with the labels kind and cause.
+// counterValue returns the value of a counter metric with the given labels kind and cause.
 func counterValue(t *testing.T, a *agent, name, kind, cause string) float64 {
 	t.Helper()
 	families, err := a.metrics.registry.Gather()
@@ -211,8 +212,8 @@ func counterValue(t *testing.T, a *agent, name, kind, cause string) float64 {
 	return 0
 }
 
-// TestRetry checks that the agent retries a failed step until it succeeds, first after 1 s, and later with growing delays of at most 5
-// minutes. Events do not postpone the retry.
+// TestRetry checks that the agent retries a failed change until it succeeds. The first retry is after 1 s, and later retries have growing
+// delays of at most 5 minutes. Events must not postpone a retry.
 func TestRetry(t *testing.T) {
 	l := newLab(t)
 	free := l.blockNexthop("n2")
@@ -238,9 +239,9 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestNoWallClock checks that no decision of the agent depends on the wall clock, which can jump. The agent uses the monotonic clock to
-// compare its own times. The agent must therefore not call methods that remove the monotonic clock from a time. The agent compares the
-// creation time of a node only with the creation times of other nodes.
+// TestNoWallClock checks that no decision of the agent depends on the wall clock, because the wall clock can jump. The agent compares its
+// own times with the monotonic clock. Therefore, the code of the agent must not call methods that remove the monotonic clock from a time.
+// The agent compares the creation time of a node only with the creation times of other nodes.
 func TestNoWallClock(t *testing.T) {
 	strips := []string{"Unix", "UnixMilli", "UnixMicro", "UnixNano", "Round", "Truncate", "Local", "In", "AddDate", "Date", "Parse", "UTC"}
 	calls := 0
@@ -279,8 +280,8 @@ func TestNoWallClock(t *testing.T) {
 	}
 }
 
-// TestWrongClocks checks nodes and files whose times are far in the past or future. The agent uses these times only to decide which node
-// is older.
+// TestWrongClocks uses nodes and files whose times are far in the past or future. The agent may use the time of a node only to decide which
+// of two nodes is older.
 func TestWrongClocks(t *testing.T) {
 	l := newLab(t)
 	for i, created := range map[int]time.Time{2: time.Unix(-1e9, 0), 3: time.Date(2262, 1, 1, 0, 0, 0, 0, time.UTC), 4: {}} {

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent must become ready, although the agent
-// reports that it refuses routes to the node behind the router.
+// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent cannot add routes to the node behind the
+// router. The agent must report this, but must become ready nevertheless.
 func TestStart(t *testing.T) {
 	l := newLab(t).ready()
 	if got := l.routes(); !slices.Equal(got, full(2, 3)) {
@@ -43,7 +43,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestLife checks the routes after a node is added, is deleted, or gets another address or podCIDR.
+// TestLife adds nodes, deletes nodes, and changes their addresses and podCIDRs. After each change, the agent's routes must be correct.
 func TestLife(t *testing.T) {
 	l := newLab(t).ready()
 	l.api.put(l.peer(4))
@@ -67,8 +67,8 @@ func TestLife(t *testing.T) {
 	l.has([]string{"10.244.55.0/24", "10.244.77.0/24 192.0.2.254", "fd00:10:244:2::/64 2001:db8::2"})
 }
 
-// TestOwnNode checks that the agent changes nothing while its own Node object has no podCIDR. The agent must report the reason. The agent
-// also changes nothing if its own Node object is deleted.
+// TestOwnNode checks that the agent changes nothing and reports the reason while its own Node object has no podCIDR. If its own Node object
+// is deleted, the agent must also change nothing.
 func TestOwnNode(t *testing.T) {
 	l := newLab(t)
 	own := l.peer(1)
@@ -96,8 +96,8 @@ func TestOwnNode(t *testing.T) {
 	l.await("no problem of the own node", func() bool { return !l.says("own node") })
 }
 
-// TestSuspiciousList checks that the agent deletes more than half of its routes only if the list of nodes stays unchanged for a while.
-// After a restart, the agent compares the list with the routes in the kernel.
+// TestSuspiciousList: the list of nodes lacks the nodes of more than half of the agent's routes. The agent must delete these routes only if
+// the list stays the same for a while. After a restart, the agent must compare the list with the routes in the kernel.
 func TestSuspiciousList(t *testing.T) {
 	l := newLab(t)
 	for i := 4; i <= 8; i++ {
@@ -138,8 +138,8 @@ func TestEmptyList(t *testing.T) {
 	}
 }
 
-// TestAPIAway checks that an agent changes nothing while the API server is unreachable at the start. The agent must report this problem.
-// The agent applies the changes of the cluster when the API server is reachable again.
+// TestAPIAway: the API server is unreachable when the agent starts. The agent must report the problem and change nothing. When the API
+// server is reachable again, the agent must apply the changes of the cluster.
 func TestAPIAway(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -161,7 +161,7 @@ func TestAPIAway(t *testing.T) {
 	l.api.put(l.peer(4))
 	l.has(full(2, 3, 4))
 	l.await("no word of the API server", func() bool { return !l.says("API server") && l.status().Ready })
-	// All routes stay, and the agent stays ready, if the API server fails after the start.
+	// If the API server fails after the start, all routes must stay, and the agent must stay ready.
 	l.api.mu.Lock()
 	l.api.Refuse = 503
 	l.api.mu.Unlock()
@@ -172,7 +172,7 @@ func TestAPIAway(t *testing.T) {
 	}
 }
 
-// TestBadNodes checks that an invalid Node object affects only the routes to that node. The status contains the name of the node and the
+// TestBadNodes checks that an invalid Node object affects only the routes to its node. The status must contain the name of the node and the
 // reason.
 func TestBadNodes(t *testing.T) {
 	l := newLab(t)
@@ -210,7 +210,7 @@ func TestBadNodes(t *testing.T) {
 	if l.state(good.Name) != "direct" {
 		t.Errorf("%s: %q", good.Name, l.state(good.Name))
 	}
-	// The log contains lines for only some of the nodes, to limit the length of the log.
+	// To limit the length of the log, the agent logs only some of the nodes.
 	if l.log.count("a node is not reached") != mostLogged || l.log.count(fmt.Sprintf("nodes=%d", len(bad)+1-mostLogged)) != 1 {
 		t.Error("want ten lines about nodes, and one about the others")
 	}
@@ -223,7 +223,7 @@ func TestBadNodes(t *testing.T) {
 	}
 }
 
-// TestFailedRoute checks that the agent retries a route that the kernel refuses. A failed route delays the first node.json only for a
+// TestFailedRoute checks that the agent retries a route that the kernel refuses. A failed route must delay the first node.json only for a
 // limited time.
 func TestFailedRoute(t *testing.T) {
 	l := newLab(t)
@@ -246,8 +246,8 @@ func TestFailedRoute(t *testing.T) {
 	}
 }
 
-// TestConfigChanges checks that a changed configuration takes effect immediately. This includes a configuration in a ConfigMap volume,
-// where only a symlink changes. An invalid configuration has no effect.
+// TestConfigChanges checks that a changed configuration takes effect immediately, also in a ConfigMap volume, where only a symlink changes.
+// An invalid configuration must have no effect.
 func TestConfigChanges(t *testing.T) {
 	l := newLab(t)
 	l.api.put(nodeObject("n8", []string{"10.244.8.0/24"}, []string{"198.51.100.8"}))
@@ -272,8 +272,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig changes a key that needs a restart. The test checks that the agent logs once that a restart is needed, and that the
-// status contains this advice until the restart. All other keys take effect immediately.
+// TestLaterConfig changes a key of the configuration that needs a restart. The agent must log once that a restart is needed, and the status
+// must contain this advice until the restart. All other keys must take effect immediately.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -301,7 +301,7 @@ func TestLaterConfig(t *testing.T) {
 	}
 }
 
-// TestHeartbeats checks that the periodic updates of Node objects by kubelets cause no comparison with the kernel.
+// TestHeartbeats checks that the agent ignores the periodic updates of Node objects by kubelets: it must not compare the routes.
 func TestHeartbeats(t *testing.T) {
 	l := newLab(t).ready()
 	before := l.log.String()

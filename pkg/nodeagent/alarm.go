@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A cause is the reason why the agent compares the node with the wanted state.
+// The type cause is the reason why the agent compares the node with the wanted state.
 type cause string
 
 const (
@@ -25,14 +25,14 @@ const (
 	mostCoalescing = 500 * time.Millisecond
 )
 
-// collectWindow returns the time for which the agent collects causes before the next comparison. This waiting time is four times as long as
-// the last comparison, so that repeated comparisons use at most a fifth of a core. This time is noticeable only in clusters with thousands
-// of nodes.
+// collectWindow returns the time for which the agent collects causes before the next comparison: four times the duration of the last
+// comparison. Because of this pause, repeated comparisons use at most a fifth of a core. The pause is noticeable only in clusters with
+// thousands of nodes.
 func collectWindow(comparison time.Duration) time.Duration {
 	return min(max(coalescing, 4*comparison), mostCoalescing)
 }
 
-// An alarm collects causes until the agent's loop handles these causes.
+// An alarm collects causes until the main loop of the agent handles them.
 type alarm struct {
 	mu     sync.Mutex
 	causes map[cause]bool
@@ -52,9 +52,9 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// wait() waits for a cause until the deadline. After the first cause, wait() collects further causes for the first duration, and returns
-// all causes. If changes of other programs are the only causes, wait() collects causes for the longer of the two durations. wait() returns
-// immediately when ctx is done.
+// wait() waits for a cause until the deadline. After the first cause, wait() collects further causes for the duration gather, and returns
+// all causes. If all causes may come from other programs, wait() collects for the longer of the durations gather and pause. When ctx is
+// done, wait() returns immediately.
 func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():
@@ -83,7 +83,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	return causes
 }
 
-// isContested reports whether all causes are changes in the kernel or changes of files. Another program may have made these changes.
+// isContested reports whether all causes are changes in the kernel or changes of files. Another program may have made such changes.
 func (a *alarm) isContested() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -95,15 +95,15 @@ func (a *alarm) isContested() bool {
 	return len(a.causes) > 0
 }
 
-// A contest limits the rate of the agent's repairs if another program repeatedly undoes these repairs. The lowest rate is one repair every
-// 30 seconds.
+// The type contest limits how often the agent repairs a kind of object if another program undoes each repair. The lowest rate is one repair
+// every 30 seconds.
 type contest struct {
 	last  time.Time
 	count int
 	pause time.Duration // delay before the next repair
 }
 
-// A map of type contests contains one contest for each kind of object, such as route or conflist.
+// The type contests contains a separate contest for each kind of object, such as route or conflist.
 type contests map[string]*contest
 
 func (c contests) repaired(kind string, now time.Time) (began bool) {
@@ -113,7 +113,7 @@ func (c contests) repaired(kind string, now time.Time) (began bool) {
 	return c[kind].noteRepair(now)
 }
 
-// wait() returns the longest delay of all kinds of objects, because one step repairs all kinds.
+// wait() returns the longest of the delays for all kinds of objects, because one call of step() repairs objects of all kinds.
 func (c contests) wait(now time.Time) (pause time.Duration) {
 	for _, one := range c {
 		pause = max(pause, one.wait(now))
@@ -126,7 +126,7 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// noteRepair records a repair. The result is true if the next repair is the first repair that the agent delays.
+// noteRepair counts a repair. The result "began" is true if the agent will delay the next repair for the first time.
 func (c *contest) noteRepair(now time.Time) (began bool) {
 	c.wait(now)
 	c.last = now
@@ -138,7 +138,7 @@ func (c *contest) noteRepair(now time.Time) (began bool) {
 	return began
 }
 
-// wait() returns the delay before the next repair. The delay is zero if the last repair was long ago.
+// wait() returns the delay before the next repair of the same kind, or zero if the last repair was long ago.
 func (c *contest) wait(now time.Time) time.Duration {
 	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
 		c.count, c.pause = 0, 0

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. The agent watches the Node
-// objects of Kubernetes and maintains this node's routes to the pods on other nodes. The agent also writes node.json for the plugins, and
-// installs the plugins and their conflist. The agent writes nothing to Kubernetes and stores no state. The function step() compares the
-// kernel and the files of the node with the wanted state.
+// Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. The agent watches the Node objects
+// of Kubernetes and maintains this node's routes to the pods on other nodes. The agent also writes node.json for the plugins, and installs
+// the plugins and their conflist. The agent writes nothing to Kubernetes and stores no state of its own. The function step() of the agent
+// compares the kernel and the files of the node with the wanted state.
 package nodeagent
 
 import (
@@ -26,11 +26,12 @@ import (
 	"github.com/podlace/podlace/pkg/validate"
 )
 
-// conflistName is the file name of the conflist in the folder of the agent's configuration and in the folder of the container runtime.
+// conflistName is the file name of the conflist, both in the folder of the agent's configuration and in the folder of the container
+// runtime.
 const conflistName = "10-podlace.conflist"
 
-// A config is the content of the configuration file, which is the same for all nodes. The JSON names of the fields are the keys in the
-// file.
+// The type config is the content of the configuration file, which is the same for all nodes. The JSON names of its fields are the keys in
+// the file.
 type config struct {
 	ClusterCIDRs []netip.Prefix     `json:"clusterCIDRs"`
 	Routes       bool               `json:"routes"` // false: another program connects the nodes, and the agent changes nothing in the kernel
@@ -51,14 +52,14 @@ type config struct {
 // equal() reports whether both configurations are the same.
 func (c config) equal(other config) bool { return reflect.DeepEqual(c, other) }
 
-// Limits for numbers in the configuration.
+// These constants are the limits for numbers in the configuration.
 const (
 	minMTU, maxMTU = 576, 65535
 	maxVNI         = 1<<24 - 1
 	maxPort        = 65535
 )
 
-// offLinks returns the possible values of the key offLink.
+// offLinks returns the valid values of the configuration key offLink.
 func offLinks() []noderoutes.OffLink {
 	return []noderoutes.OffLink{noderoutes.OffLinkRefuse, noderoutes.OffLinkVXLAN, noderoutes.OffLinkFabric}
 }
@@ -69,8 +70,8 @@ func defaults() config {
 		BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"}
 }
 
-// readConfig reads the configuration file and the conflist in the same folder. The error of readConfig contains the file, line and key of
-// each mistake.
+// readConfig reads the configuration file and the conflist in the same folder. If the configuration is invalid, the error of readConfig
+// contains the file, line and key of each mistake.
 func readConfig(file string) (c config, err error) {
 	data, err := store.ReadFile(file)
 	if err != nil {
@@ -182,17 +183,17 @@ func (o *objectReader) fail(offset int, key, format string, args ...any) {
 	o.errs = append(o.errs, fmt.Errorf("%s:%d: %s", o.file, lineAt(o.data, offset), text))
 }
 
-// lineAt returns the line number of an offset.
+// lineAt returns the number of the line that contains the byte at the given offset.
 func lineAt(data []byte, offset int) int {
 	return 1 + bytes.Count(data[:min(offset, len(data))], []byte("\n"))
 }
 
-// keyParsers maps each key of an object to the function that parses its value. The first argument of this function is the position of the
-// value in the file.
+// The type keyParsers maps each key of a JSON object to the function that parses the value of the key. The argument "offset" of the
+// function is the position of the value in the file.
 type keyParsers map[string]func(offset int, raw json.RawMessage) error
 
-// readObject parses the object at an offset. The third argument is an example of a valid object for error messages. Unknown and duplicate
-// keys are errors, because such keys are probably misspelt.
+// readObject parses the JSON object at an offset. Error messages contain the argument "example", a valid object. Unknown and duplicate keys
+// are errors, because they are probably spelling mistakes.
 func (o *objectReader) readObject(offset int, path, example string, known keyParsers) {
 	dec := json.NewDecoder(bytes.NewReader(o.data[offset:]))
 	at := func() int { return offset + int(dec.InputOffset()) }
@@ -244,7 +245,7 @@ func suggest(key string, known keyParsers) string {
 	return "; known keys: " + strings.Join(words, ", ")
 }
 
-// explainSyntax returns an understandable error for a syntax error of the JSON decoder.
+// explainSyntax converts a syntax error of the JSON decoder to an error that users understand.
 func explainSyntax(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("the file ends here: a }, a ] or a quote is missing")
@@ -267,8 +268,8 @@ func parseInto[T any](to *T, check func(T) error) func(int, json.RawMessage) err
 	}
 }
 
-// acceptedValues describes the values that a check accepts. If the error of the check contains a description of these values,
-// acceptedValues returns this description.
+// acceptedValues returns a description of the values that check() accepts. If the error of check() contains a description after the word
+// "want", acceptedValues returns this description.
 func acceptedValues[T any](check func(T) error) string {
 	var v T
 	if err := check(v); err != nil {
@@ -323,8 +324,8 @@ func checkCIDRs(list []netip.Prefix) error {
 	return nil
 }
 
-// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. Connections to these addresses need masquerading, but the
-// key useClusterCidr would exempt these connections from masquerading.
+// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. If such a CIDR were accepted, the key useClusterCidr would
+// disable masquerading for connections that need it.
 func checkPodCIDRs(list []netip.Prefix) error {
 	for _, p := range list {
 		if r, ok := noderoutes.ForPods(p); !ok && p.IsValid() && p.Bits() > 0 {
@@ -351,7 +352,7 @@ func checkURL(text string) error {
 }
 
 // parseProtocols returns the numbers of routing protocols. parseProtocols returns an error for the protocols of the kernel and of Podlace,
-// because the agent must never take over routes of these protocols.
+// because the agent must never take over their routes.
 func parseProtocols(names []string) (list []int, err error) {
 	known := map[string]int{"boot": 3, "static": 4} // /etc/iproute2/rt_protos
 	for _, name := range names {
@@ -370,7 +371,7 @@ func parseProtocols(names []string) (list []int, err error) {
 	return list, nil
 }
 
-// pluginTypes returns the plugin types in a conflist. A plugin binary must exist for each type.
+// pluginTypes returns the plugin types in a conflist. Each type is the file name of a plugin binary.
 func pluginTypes(conflist []byte) (types []string, err error) {
 	var list struct {
 		Name    string `json:"name"`

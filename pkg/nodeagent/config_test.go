@@ -32,8 +32,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestConfigRefused checks that the error for an invalid configuration contains the file, the line, the key and the valid values. All
-// errors are reported together.
+// TestConfigRefused checks that the error for an invalid configuration contains the file, the line, the key and the valid values. The error
+// must contain all mistakes of the configuration at once.
 func TestConfigRefused(t *testing.T) {
 	for text, says := range map[string]string{
 		"{\n\n\"offlink\": \"vxlan\"}":                       "c:3: offlink: unknown key; the nearest known key is offLink",
@@ -126,7 +126,7 @@ func TestConflistBeside(t *testing.T) {
 	}
 }
 
-// FuzzConfig checks that, for any text, parseConfig returns a usable configuration or an error that begins with the name of the file.
+// FuzzConfig checks that parseConfig returns either a usable configuration, or an error that begins with the name of the file.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`{"vxlan": {"vni": 7}, "adopt": ["boot"], "clusterCIDRs": ["10.0.0.0/8"]}`))
 	f.Add([]byte(`{"vxlan": {"vni": {}}}`))

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestPrune checks that prune() closes only connections whose source address the node has lost. After the connection is closed, the watch
-// must restart.
+// TestPrune checks that prune() closes only connections whose source address the node has lost. After prune() has closed the connection of
+// the watch, the watch must restart.
 func TestPrune(t *testing.T) {
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "prune0"}}
 	kerneltest.Must(t, netlink.LinkAdd(link), netlink.LinkSetUp(link))

@@ -44,7 +44,7 @@ type fakeAPI struct {
 	GoneOnce bool // the next watch ends with 410
 }
 
-// newFakeAPI starts a fake API server, which serves until the test ends.
+// newFakeAPI starts a fake API server that runs until the test ends.
 func newFakeAPI(t testing.TB) *fakeAPI {
 	f := &fakeAPI{t: t, version: 100, nodes: map[string]*corev1.Node{}, watchers: map[chan kwatch.Event]bool{}}
 	f.server = httptest.NewUnstartedServer(f)
@@ -55,8 +55,8 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return f
 }
 
-// kubeconfig() writes a kubeconfig for a URL of the server. Each test uses a different server name, because client-go shares transports
-// between clients with the same configuration.
+// kubeconfig() writes a kubeconfig for the given URL of the fake API server and returns the path of the file. Each test uses a different
+// server name, because client-go shares transports between clients with the same configuration.
 func (f *fakeAPI) kubeconfig(url string) string {
 	path := filepath.Join(f.t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
@@ -80,7 +80,7 @@ func nodeObject(name string, podCIDRs, addresses []string) *corev1.Node {
 	return n
 }
 
-// put() creates or changes a node.
+// put() creates or changes a Node object and sends the event.
 func (f *fakeAPI) put(n *corev1.Node) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,7 +94,7 @@ func (f *fakeAPI) put(n *corev1.Node) {
 	f.send(kwatch.Event{Type: kind, Object: n.DeepCopy()})
 }
 
-// remove() deletes a node. If the last argument is true, the server sends no event, as if the node were deleted during an interruption of
+// remove() deletes a node. If "quiet" is true, the fake API server sends no event, as if the node were deleted during an interruption of
 // the watch.
 func (f *fakeAPI) remove(name string, quiet bool) {
 	f.mu.Lock()
@@ -114,14 +114,14 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// emit() sends an event without changing the nodes of the server.
+// emit() sends an event to all watches without changing the nodes of the fake API server.
 func (f *fakeAPI) emit(e kwatch.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.send(e)
 }
 
-// hangUp() ends all watches. If the argument is true, hangUp() first sends status 410.
+// hangUp() ends all watches of the clients. If "gone" is true, hangUp() first sends status 410.
 func (f *fakeAPI) hangUp(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -141,7 +141,7 @@ func status(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// countRequests returns the number of requests whose query contains the given text.
+// countRequests returns how many requests have a query that contains the given text.
 func (f *fakeAPI) countRequests(part string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -194,7 +194,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// list() sends a page of the list of nodes.
+// list() sends one page of the list of nodes.
 func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	f.mu.Lock()
 	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
@@ -233,7 +233,7 @@ func (f *fakeAPI) sortedNames() (names []string) {
 	return names
 }
 
-// watch() streams events. If the client requests initial events, the server first sends all nodes and a bookmark.
+// watch() streams events about nodes to a client. If the client requests initial events, watch() first sends all nodes and a bookmark.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -294,7 +294,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// bookmark() returns a bookmark event. If the argument is true, the bookmark marks the end of the initial events.
+// bookmark() returns a bookmark event. If "last" is true, the bookmark means the end of the initial events.
 func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	b := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
 	b.ResourceVersion = fmt.Sprint(f.version)
@@ -304,7 +304,7 @@ func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	return kwatch.Event{Type: kwatch.Bookmark, Object: b}
 }
 
-// await() waits until a condition is true. await() fails the test after a minute. A minute is long enough for a busy machine.
+// await() waits until a condition is true. await() fails the test after a minute, which is long enough even for a busy machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

@@ -19,14 +19,16 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// A program is a plugin binary that the agent installs. On the nodes of a cluster the binaries have names with the prefix podlace-. Linux
-// distributions and other networks install files with the names of the reference plugins, and overwrite these files during updates.
+// The type program is a plugin binary that the agent installs. On the nodes of a cluster, the binaries have names with the prefix podlace-.
+// Linux distributions and other networks install files with the names of the reference plugins. Without the prefix, their updates would
+// overwrite Podlace's binaries.
 type program struct {
 	from, to string
 	missing  bool // installed only if no file has its name
 }
 
-// programs() returns the programs in the order of installation. The first plugin of a chain is installed last.
+// programs() returns the programs in the order of installation. The agent installs the first plugin of a chain after the other plugins of
+// the chain.
 func programs() []program {
 	return []program{
 		{from: "loopback", to: "loopback", missing: true},
@@ -40,8 +42,8 @@ func programs() []program {
 // binaryMode is the file mode of every installed program.
 const binaryMode = 0o755
 
-// A value of type binaries installs programs from one folder into another folder. The value also remembers which files were equal. The
-// agent therefore reads the content of these files again only after a change.
+// The type binaries installs programs from one folder into another folder. The type also stores which files were equal, so that the agent
+// reads their content again only after a change.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo
@@ -83,7 +85,7 @@ func (b *binaries) install() (replaced []string, err error) {
 	return replaced, nil
 }
 
-// inPlace reports whether the installed program is the same as the source.
+// inPlace reports whether the installed program has the same content as the source.
 func (b *binaries) inPlace(p program, source fs.FileInfo) bool {
 	path := filepath.Join(b.to, p.to)
 	target, err := os.Lstat(path)
@@ -133,7 +135,7 @@ func copyProgram(path string, target *store.Dir, name string) error {
 	return target.CopySync(name, f, binaryMode)
 }
 
-// missingPlugins returns the plugins of a conflist that do not exist in a folder.
+// missingPlugins returns the plugins of a conflist that are missing in a folder.
 func missingPlugins(conflist []byte, dir string) (missing []string) {
 	types, _ := pluginTypes(conflist)
 	for _, t := range types {
@@ -144,7 +146,7 @@ func missingPlugins(conflist []byte, dir string) (missing []string) {
 	return missing
 }
 
-// removePrograms deletes the installed programs. removePrograms does not delete loopback, because another program may have installed it.
+// removePrograms deletes the installed programs. removePrograms keeps the program loopback, because another program may have installed it.
 func removePrograms(dir string) (done []string, err error) {
 	d, err := store.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -167,7 +169,7 @@ func removePrograms(dir string) (done []string, err error) {
 	return done, nil
 }
 
-// writeConflist writes the conflist if the existing file is missing or differs.
+// writeConflist writes the conflist if the file is missing or has another content.
 func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 	d, err := store.Make(dir, 0o755)
 	if err != nil {
@@ -183,15 +185,15 @@ func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 	return true, d.Rename(newName, conflistName)
 }
 
-// newName is the temporary file name that a conflist has while the agent writes the conflist. The name does not end in .conflist, because
-// runtimes read every file with this ending, even hidden or incomplete files.
+// newName is the temporary file name of the conflist while the agent writes it. The temporary name does not end in .conflist: runtimes read
+// every file with this ending, even hidden or incomplete files.
 const newName = conflistName + ".podlace-new"
 
-// takeOver adds this suffix to the name of a configuration.
+// The constant backup is the suffix that takeOver adds to the file name of a configuration.
 const backup = ".podlace-bak"
 
-// shadowing() returns the configurations that a runtime uses instead of the agent's conflist. A runtime uses the configuration whose file
-// name is the first in sorted order.
+// shadowing() returns the names of configurations that prevent the runtime from using the agent's conflist. A runtime uses only the
+// configuration whose file name is the first in sorted order.
 func shadowing(dir string) (names []string, err error) {
 	all, err := os.ReadDir(dir) // sorted
 	for _, file := range all {
@@ -216,9 +218,9 @@ func takeOver(dir string, names []string) error {
 	return err
 }
 
-// undoTakeOver restores the configurations that takeOver renamed. undoTakeOver does not restore a configuration if a file with the
-// original name exists again. undoTakeOver also does not restore a configuration whose plugins are missing, because without its plugins
-// the runtime cannot delete pods.
+// undoTakeOver restores the configurations that takeOver renamed. undoTakeOver does not restore a configuration if a file with the original
+// name exists again. undoTakeOver also does not restore a configuration whose plugins are missing, because the runtime could then not
+// delete pods.
 func undoTakeOver(dir, binDir string) (done []string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -241,7 +243,7 @@ func undoTakeOver(dir, binDir string) (done []string, err error) {
 	return done, nil
 }
 
-// openFolder opens a folder of configurations and returns the sorted names of its files. The first result is nil if the folder is missing.
+// openFolder opens a folder of configurations and returns the sorted names of its files. The result d is nil if the folder is missing.
 func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	d, err = store.Open(dir)
 	if err != nil {
@@ -255,8 +257,8 @@ func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	return d, names, nil
 }
 
-// nextConfig returns the name of the configuration that a runtime uses when our conflist is removed. nextConfig returns "" if no other pod
-// network has a configuration.
+// nextConfig returns the name of the configuration that a runtime uses after the conflist of Podlace is removed. Without a configuration of
+// another pod network, nextConfig returns "".
 func nextConfig(dir string) (name string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -283,7 +285,7 @@ func nextConfig(dir string) (name string, err error) {
 	return "", nil
 }
 
-// removeConflist removes our conflist and its temporary file. removeConflist reports whether the conflist existed.
+// removeConflist removes the conflist of Podlace and its temporary file, and reports whether the conflist existed.
 func removeConflist(dir string) (removed bool, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

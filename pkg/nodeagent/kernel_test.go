@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// blockNexthop adds a nexthop object of another program with the ID that the agent needs for a node. The returned function deletes this
-// object.
+// blockNexthop simulates another program: it adds a nexthop object with the ID that the agent needs for a node. The returned function
+// deletes the nexthop object.
 func (l *lab) blockNexthop(name string) (free func()) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -36,8 +36,8 @@ func (l *lab) blockNexthop(name string) (free func()) {
 	return func() { kerneltest.Must(l, host.DelNexthop(other.ID)) }
 }
 
-// TestKernelEvents checks that the agent restores routes after kernel events, without an event of the API server. The kernel events are the
-// deletion of routes and the loss of the link.
+// TestKernelEvents checks that the agent restores routes after kernel events, without an event of the API server. To cause kernel events,
+// the test deletes routes and sets the link down.
 func TestKernelEvents(t *testing.T) {
 	l := newLab(t).ready()
 	link, err := netlink.LinkByName("up0")
@@ -69,8 +69,8 @@ func TestKernelEvents(t *testing.T) {
 	}
 }
 
-// TestForeignDaemon checks that the agent makes repairs less often if another program repeatedly undoes these repairs. The agent logs the
-// repeated repairs once.
+// TestForeignDaemon: another program repeatedly deletes the agent's routes. The agent must restore the routes less and less often, and must
+// log this only once.
 func TestForeignDaemon(t *testing.T) {
 	l := newLab(t).ready()
 	remove := func() {
@@ -104,8 +104,8 @@ func TestForeignDaemon(t *testing.T) {
 	}
 }
 
-// TestForeignRoute checks that the agent keeps a conflicting route of another program and reports this route. The agent replaces the route
-// when the key "adopt" of the configuration contains the route's protocol.
+// TestForeignRoute checks that the agent keeps and reports a conflicting route of another program. The agent must replace the route when
+// the configuration key "adopt" contains the protocol of the route.
 func TestForeignRoute(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -152,7 +152,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	l.await("the monitor sees changes", func() bool { return len(changes()) > 4 })
 }
 
-// monitor() watches the kernel and folders. The returned function lists the changes since the call of monitor.
+// monitor() watches the kernel and folders. The returned function returns the changes since the call of monitor().
 func (l *lab) monitor(folders ...string) func() []string {
 	l.Helper()
 	changes, stop, err := kerneltest.Monitor(folders...)
@@ -161,7 +161,7 @@ func (l *lab) monitor(folders ...string) func() []string {
 	return changes
 }
 
-// TestFileEvents checks that the agent restores plugins, conflist and node.json after another program removed or changed these files.
+// TestFileEvents checks that the agent restores the plugins, the conflist and node.json after another program has removed or changed them.
 func TestFileEvents(t *testing.T) {
 	l := newLab(t).ready()
 	bridge, conflist, node := filepath.Join(l.dir, "bin/podlace-bridge"), filepath.Join(l.dir, "net.d", conflistName), store.Root+"/node.json"

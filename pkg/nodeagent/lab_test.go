@@ -29,7 +29,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// agentEnv is the name of an environment variable. If this variable is set, the test binary runs as podlace-node.
+// agentEnv is the name of an environment variable. If the variable is set, the test binary runs as podlace-node.
 const agentEnv = "PODLACE_TEST_AGENT"
 
 func TestMain(m *testing.M) {
@@ -45,8 +45,8 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// A lab is node n1 of a cluster, in the namespace of the test. The nodes n2 and n3 are on the same link. The node n9 is in another subnet
-// behind a router.
+// The type lab is node n1 of a test cluster, in the namespace of the test. The nodes n2 and n3 are on the same link. The node n9 is in
+// another subnet behind a router.
 type lab struct {
 	*testing.T
 	options
@@ -59,7 +59,7 @@ type lab struct {
 
 const labConfig = `{"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], "binDir": "%[1]s/bin", "confDir": "%[1]s/net.d"}`
 
-// newLab returns a lab without a running agent. The last arguments are additional keys of the configuration.
+// newLab returns a lab without a running agent. The argument "extra" contains additional keys of the configuration.
 func newLab(t *testing.T, extra ...string) *lab {
 	t.Helper()
 	dir := t.TempDir()
@@ -90,20 +90,20 @@ func newLab(t *testing.T, extra ...string) *lab {
 	return l
 }
 
-// peer() returns the Node object of the node with the number i, which is on the link of the lab.
+// peer() returns the Node object of the node with the number i on the link of the lab.
 func (l *lab) peer(i int) *corev1.Node {
 	return nodeObject(fmt.Sprint("n", i), []string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%x::/64", i)},
 		[]string{fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8::%x", i)})
 }
 
-// wire() connects the node to the test network by the link up0.
+// wire() connects the node to the test network with the link up0.
 func (l *lab) wire() {
 	l.Helper()
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
 	defer host.Close()
-	// With duplicate address detection, link-local addresses would be tentative for a second. The state could then change after the test
-	// has read the state.
+	// The test switches duplicate address detection off. Otherwise, link-local addresses would be tentative for a second, and the state could
+	// change after the test has read it.
 	kerneltest.Must(l, host.Set(kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	peer, err := os.Open(l.lan.Path)
 	kerneltest.Must(l, err)
@@ -128,7 +128,8 @@ func (l *lab) wire() {
 	l.defaultRoute()
 }
 
-// defaultRoute() adds a default route through the router. The kernel deletes this route when the link goes down.
+// defaultRoute() adds a default route through the router. The test calls defaultRoute() again after a link failure, because the kernel
+// deletes the default route when the link goes down.
 func (l *lab) defaultRoute() {
 	l.Helper()
 	link, err := netlink.LinkByName("up0")
@@ -147,7 +148,7 @@ func (l *lab) read(name string) string {
 	return string(data)
 }
 
-// start() runs the agent in this process until the test calls the function in the field stop.
+// start() runs the agent in the test process until the test calls l.stop().
 func (l *lab) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -181,7 +182,7 @@ func (l *lab) status() (s Status) {
 	return s
 }
 
-// state() returns the state and the reason of a peer's first podCIDR.
+// state() returns the state of the routes to a peer's first podCIDR, and the reason of this state.
 func (l *lab) state(name string) string {
 	for _, p := range l.status().Peers {
 		if p.Name == name {
@@ -191,15 +192,15 @@ func (l *lab) state(name string) string {
 	return ""
 }
 
-// says() reports whether the status file has a problem that contains all the given texts.
+// says() reports whether the status file contains a problem with all the given texts.
 func (l *lab) says(parts ...string) bool {
 	return slices.ContainsFunc(l.status().Problems, func(p Problem) bool {
 		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(p.What+" "+p.Why+" "+p.Do, part) })
 	})
 }
 
-// routes() returns the agent's routes in the kernel, each as destination and gateway, such as "10.244.2.0/24 192.0.2.2". Unreachable routes
-// have no gateway.
+// routes() returns the agent's routes in the kernel, each as destination and gateway, such as "10.244.2.0/24 192.0.2.2". The text of an
+// unreachable route contains no gateway.
 func (l *lab) routes() (list []string) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -220,8 +221,8 @@ func (l *lab) routes() (list []string) {
 	return list
 }
 
-// full() returns the expected routes of node n1: the routes for the node's own pods, and direct routes to the nodes with the given
-// numbers.
+// full() returns the expected routes of node n1. The list contains the routes for the pods of n1, and direct routes to the nodes with the
+// given numbers.
 func full(ids ...int) (list []string) {
 	list = append(list, "10.244.1.0/24", "fd00:10:244:1::/64")
 	for _, id := range ids {

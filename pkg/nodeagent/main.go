@@ -21,33 +21,33 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// Default values of flags.
+// These constants are default values of flags.
 const (
 	defaultConfig  = "/etc/podlace-node/config.json"
 	defaultPlugins = "/plugins"
 	defaultHTTP    = "127.0.0.1:9810"
 )
 
-// memoryLimit is the soft memory limit of the Go runtime in bytes, unless GOMEMLIMIT is set. The agent needs 20 MiB in a cluster with 5,000
-// nodes.
+// memoryLimit is the soft memory limit of the Go runtime in bytes. The environment variable GOMEMLIMIT overrides it. The agent needs 20 MiB
+// in a cluster with 5,000 nodes.
 const memoryLimit = 48 << 20
 
-// readyTimeout is the time for which the command "podlace-node run --ready" waits for the reply of the running agent.
+// readyTimeout is the maximum time that "podlace-node run --ready" waits for the reply of the running agent.
 const readyTimeout = 5 * time.Second
 
-// exitError is an error that ends the program with this exit status and without a message.
+// The type exitError is an error that ends the program without a message. The value of an exitError is the exit status.
 type exitError int
 
 // Error returns the exit status as text.
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// A command holds the data that all subcommands share.
+// The type command contains the data that all subcommands share.
 type command struct {
 	stdout, stderr io.Writer
 	level          slog.Level
 }
 
-// Main runs podlace-node with command line arguments and returns the exit status. The status is 2 if the command could not run.
+// Main runs podlace-node with command line arguments and returns the exit status. The exit status is 2 if the command could not run.
 func Main(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -160,7 +160,7 @@ running pods need stays until they are deleted; --wait waits for that. State of 
 	return cmd
 }
 
-// flagOr returns the value of a flag if the user has set the flag. Otherwise flagOr returns its last argument.
+// flagOr returns the value of a flag, or other if the user has not set the flag.
 func flagOr(cmd *cobra.Command, name, other string) string {
 	if f := cmd.Flags().Lookup(name); f.Changed {
 		return f.Value.String()

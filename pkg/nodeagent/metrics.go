@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// A value of type metrics contains the metrics for Prometheus. No metric has a label with the name of a peer, because with such a label,
-// the agents of a cluster with 5,000 nodes would have 25 million series in total.
+// The type metrics contains the metrics of the agent for Prometheus. No metric has a label with the name of a peer. With such a label, the
+// agents of a cluster with 5,000 nodes would have 25 million series in total.
 type metrics struct {
 	registry *prometheus.Registry
 	sync     prometheus.Histogram
@@ -33,7 +33,7 @@ type metrics struct {
 	stale  bool         // the configuration in the file is rejected
 }
 
-// newMetrics returns the metrics of the agent. The function registers the metrics of pods in the same registry.
+// newMetrics returns the metrics of the agent. newMetrics also registers the metrics of pods in the same registry.
 func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	buckets := []float64{.01, .025, .05, .1, .2, .3, .5, 1, 2, 5, 10, 30}
 	m := &metrics{
@@ -59,17 +59,17 @@ func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	return m
 }
 
-// statusGauges is the collector of the gauges that are computed from the status at each scrape.
+// statusGauges is a Prometheus collector. At each scrape, statusGauges computes gauges from the status of the agent.
 type statusGauges struct{ *metrics }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("podlace_node_"+name, help, labels, nil)
 }
 
-// Describe implements prometheus.Collector. Describe sends nothing, because each value contains its description.
+// Describe sends nothing, because each value that Collect sends contains its description.
 func (statusGauges) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
+// Collect computes the gauges from the status and sends them to Prometheus.
 func (g statusGauges) Collect(to chan<- prometheus.Metric) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -103,22 +103,22 @@ func one(yes bool) float64 {
 	return 0
 }
 
-// set() stores the status for the gauges.
+// set() stores the agent's status, from which the gauges are computed.
 func (m *metrics) set(s Status, held, stale bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.status, m.held, m.stale = s, held, stale
 }
 
-// setRoutes stores the number of routes in the kernel for each family. The map key true stands for IPv4, and false stands for IPv6.
+// setRoutes stores the number of routes in the kernel for each address family. The map key is true for IPv4 and false for IPv6.
 func (m *metrics) setRoutes(routes map[bool]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.routes = routes
 }
 
-// noteSync records a comparison. The first argument is the start of the comparison. The second argument is the time of the first API server
-// event that the comparison handled, or zero.
+// noteSync updates the metrics after a comparison. The argument "began" is the start of the comparison. The comparison may have handled
+// events of the API server. The argument "since" is the time of the first of these events, or zero.
 func (m *metrics) noteSync(began, since time.Time) {
 	m.sync.Observe(time.Since(began).Seconds())
 	m.last.SetToCurrentTime()
@@ -127,9 +127,9 @@ func (m *metrics) noteSync(began, since time.Time) {
 	}
 }
 
-// ready() returns nil if pods can start on this node. Otherwise, the error contains the reasons. A problem of a single peer does not make
-// the agent unready. After the first comparison, an unreachable API server does not make the agent unready either. Otherwise, all agents
-// would become unready at the same time, and a rolling update would replace all agents at once.
+// ready() returns nil if pods can start on this node, or an error with the reasons if they cannot. The agent stays ready if only single
+// peers have problems. After the first comparison, the agent also stays ready if the API server is unreachable. Otherwise, all agents would
+// become unready at the same time, and a rolling update would replace all agents at once.
 func (m *metrics) ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

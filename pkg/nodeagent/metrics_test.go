@@ -52,7 +52,7 @@ func (l *lab) scrape() (text string, series map[string]float64) {
 	return string(body), series
 }
 
-// awaitMetrics waits until the series have the wanted values.
+// awaitMetrics waits until the given series have the wanted values.
 func (l *lab) awaitMetrics(when string, want map[string]float64) {
 	l.Helper()
 	var differs []string
@@ -71,7 +71,7 @@ func (l *lab) awaitMetrics(when string, want map[string]float64) {
 	l.Fatalf("%s: %s", when, strings.Join(differs, "; "))
 }
 
-// TestMetrics checks the value of each metric after events that change this value.
+// TestMetrics checks the value of each metric after events that must change it.
 func TestMetrics(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"
@@ -100,7 +100,8 @@ func TestMetrics(t *testing.T) {
 	l.api.put(l.peer(2))
 	l.await("an event ends it", func() bool { return age() < old })
 
-	// The cause of the repair is either the removal of the route, or an event of the API server just before the removal.
+	// The label "cause" of the repair may have several values. The cause is either the removal of the route, or an event of the API server
+	// just before the removal.
 	repairs := func() (n float64) {
 		_, series := l.scrape()
 		for _, cause := range []string{"kernel", "api", "start"} {
@@ -134,11 +135,11 @@ func TestMetrics(t *testing.T) {
 	l.awaitMetrics("another network", map[string]float64{"ready": 0})
 }
 
-// shippedConflist is the conflist of a cluster, with all plugins that have metrics.
+// shippedConflist is the path of the conflist for clusters, which contains all plugins that have metrics.
 const shippedConflist = "../../conf/cluster/base/" + conflistName
 
-// TestMetricsNamed checks that docs/MONITORING.md and the list in integration/monitoring contain the same metrics and labels as the
-// agent's metrics endpoint. The names must follow the rules of Prometheus.
+// TestMetricsNamed compares docs/MONITORING.md and the list in integration/monitoring with the agent's metrics endpoint. All three must
+// contain the same metrics and labels. The names must follow the rules of Prometheus.
 func TestMetricsNamed(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"

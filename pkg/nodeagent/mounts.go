@@ -10,11 +10,11 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// deletedRoot is the text at the end of a mount's root in /proc/self/mountinfo if the mounted folder was removed.
+// deletedRoot is the suffix that the kernel adds to the root of a mount in /proc/self/mountinfo after the mounted folder was removed.
 const deletedRoot = "//deleted"
 
-// mountRoots returns the root of the mount at each path. The root is the mounted folder's path inside its file system. The result omits
-// paths that are not mount points, because the agent can recreate these folders.
+// mountRoots returns the root of the mount at each path. The root is the mounted folder's path inside its file system. mountRoots omits
+// paths that are not mount points, because the agent can create these folders again.
 func mountRoots(paths ...string) map[string]string {
 	roots := map[string]string{}
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -39,7 +39,7 @@ func mountRoots(paths ...string) map[string]string {
 func (a *agent) folders() []string { return []string{a.config.BinDir, a.config.ConfDir, store.Root} }
 
 // orphaned() returns an error if a mounted folder of the node was removed or moved. After the removal or move, the mount in the container
-// still leads to the old folder, which no other program sees. A new container gets a mount of the current folder.
+// still leads to the old folder, which no other program sees. Only a new container gets a mount of the current folder.
 func (a *agent) orphaned() error {
 	now := mountRoots(a.folders()...)
 	for _, path := range a.folders() {

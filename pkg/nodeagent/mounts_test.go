@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestOrphanedFolder checks that the agent ends with an error if a mounted folder of the node is removed or moved. The error contains the
-// folder. The next container mounts the new folder.
+// TestOrphanedFolder checks that the agent ends with an error if a mounted folder of the node is removed or moved. The error must contain
+// the path of the folder. The next container then mounts the new folder.
 func TestOrphanedFolder(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{"removed": os.RemoveAll, "moved": func(path string) error { return os.Rename(path, path+".old") }} {
 		t.Run(what, func(t *testing.T) {

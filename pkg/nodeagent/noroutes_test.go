@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// This helper starts a program that lacks a capability, like a program in a container that drops the capability.
+// without() starts a program that lacks a capability, like a program in a container that drops the capability.
 func without(t *testing.T, capability uintptr, cmd *exec.Cmd) {
 	t.Helper()
 	started := make(chan error)
@@ -31,9 +31,9 @@ func without(t *testing.T, capability uintptr, cmd *exec.Cmd) {
 	kerneltest.Must(t, <-started)
 }
 
-// TestWithoutRoutes runs an agent with "routes": false and without CAP_NET_ADMIN. The agent must become ready without a problem. The agent
-// must write node.json, the plugins and the conflist, and update node.json after a change of the cluster. The agent must not change any
-// route.
+// TestWithoutRoutes runs an agent with "routes": false and without CAP_NET_ADMIN. With "routes": false, the agent must become ready and
+// report no problem. The agent must write node.json, the plugins and the conflist, and update node.json after a change of the cluster. The
+// agent must not change any route.
 func TestWithoutRoutes(t *testing.T) {
 	l := newLab(t, `"routes": false`)
 	cmd := l.agentCommand()

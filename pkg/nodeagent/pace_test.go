@@ -20,7 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// steps() returns an agent whose steps the test calls. The returned function passes a complete list of nodes to the agent.
+// steps() returns an agent whose main loop does not run, so that the test can call its function step(). The returned function list() passes
+// a complete list of nodes to the agent.
 func (l *lab) steps() (a *agent, list func(ids ...int)) {
 	l.Helper()
 	c, err := readConfig(l.Config)
@@ -37,9 +38,9 @@ func (l *lab) steps() (a *agent, list func(ids ...int)) {
 
 func because(why cause) map[cause]bool { return map[cause]bool{why: true} }
 
-// mustWait calls steps until a step returns a later time for the next step. The test fails if every step requests that the next step
-// follows immediately, because such a loop would fully use a core. The method checks only a lower limit for the pause, because the machine
-// may be slow.
+// mustWait calls a.step() until the agent requests a pause before the next call. mustWait fails the test if each call requests another call
+// immediately, because such a loop would fully use a core. mustWait checks only a lower limit for the pause, because the machine may be
+// slow.
 func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Helper()
 	for range 20 {
@@ -55,9 +56,9 @@ func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Errorf("%s: 20 steps without a pause", what)
 }
 
-// TestHeldDeletions checks that the agent deletes nothing while its own Node object is missing. Meanwhile, the agent must pause between
-// comparisons. When the object is back, the agent still delays the deletion of more than half of the routes. After a restore of etcd,
-// nodes may return one by one.
+// TestHeldDeletions: the agent must delete no routes while its own Node object is missing, and must pause between comparisons. When its
+// Node object exists again, the agent must still delay the deletion of more than half of its routes. After a restore of etcd, for example,
+// Node objects may return one by one.
 func TestHeldDeletions(t *testing.T) {
 	l := newLab(t)
 	l.times.trustDelay = 200 * time.Millisecond
@@ -84,8 +85,8 @@ func TestHeldDeletions(t *testing.T) {
 	}
 }
 
-// TestSuspicionStands checks that the agent does not trust a list without the old nodes, even if the list contains many new nodes. The
-// list could be from another cluster.
+// TestSuspicionStands: a list of nodes contains many new nodes, but lacks the old nodes. The agent must not delete the routes to the old
+// nodes, because the list could be from another cluster.
 func TestSuspicionStands(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -104,9 +105,9 @@ func TestSuspicionStands(t *testing.T) {
 	}
 }
 
-// TestHeldExceptions checks node.json while the agent keeps the routes to old nodes because of a suspicious list. During this time,
-// node.json must keep the clusterCIDRs of the old nodes. The agent adds the CIDRs of new nodes. The agent must also keep these CIDRs if
-// the first list after its start is suspicious.
+// TestHeldExceptions: a suspicious list lacks old nodes, so the agent keeps the routes to these nodes. Meanwhile, the clusterCIDRs in
+// node.json must contain the CIDRs of the old nodes and of new nodes. This is also true if the first list after the start of the agent is
+// suspicious.
 func TestHeldExceptions(t *testing.T) {
 	l := newLab(t)
 	const configured = `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `
@@ -162,7 +163,7 @@ func TestBusyFolder(t *testing.T) {
 	l.has(full(2, 3))
 }
 
-// TestFirstFile checks that earlier failures do not extend the delay of the first node.json.
+// TestFirstFile checks that the delay of the first node.json is never longer than firstFileDelay, even after many failures.
 func TestFirstFile(t *testing.T) {
 	l := newLab(t)
 	l.times.firstFileDelay = time.Second
@@ -179,8 +180,8 @@ func TestFirstFile(t *testing.T) {
 	}
 }
 
-// TestForeignRouteGoes checks that the agent adds its route soon after another program deleted a conflicting route. The kernel sends no
-// event for this deletion.
+// TestForeignRouteGoes: another program deletes its route that conflicts with a route of the agent. The agent must soon add its route,
+// although the kernel sends no event.
 func TestForeignRouteGoes(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -203,7 +204,7 @@ func TestForeignRouteGoes(t *testing.T) {
 	}
 }
 
-// TestContestEnds checks that a repair has no delay if the last repair was long ago.
+// TestContestEnds checks that the agent does not delay a repair if the last repair was long ago.
 func TestContestEnds(t *testing.T) {
 	c := contest{last: time.Now(), count: 20, pause: longestPause}
 	if got := c.wait(c.last.Add(longestPause)); got != longestPause {
@@ -214,8 +215,8 @@ func TestContestEnds(t *testing.T) {
 	}
 }
 
-// TestPluginsFirst checks that the agent installs the plugins before the agent writes the conflist. Older plugins, and other files with
-// the names of plugins, do not count as installed.
+// TestPluginsFirst checks that the agent installs the plugins before it writes the conflist. An older plugin, or another file with the name
+// of a plugin, must not count as installed.
 func TestPluginsFirst(t *testing.T) {
 	l := newLab(t)
 	blocked := filepath.Join(l.dir, "bin/podlace-bridge")

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestProblemsLogged checks that the agent logs each problem that prevents the node from becoming ready. The agent must log each of these
-// problems only once. The agent must also log problems at the start. The log contains the remedy and the end of each problem.
+// TestProblemsLogged checks that the agent logs each problem that keeps the node from becoming ready, also at the start. The agent must log
+// each problem only once, with its remedy. The agent must also log when the problem has ended.
 func TestProblemsLogged(t *testing.T) {
 	l := newLab(t, `"addressCIDRs": ["198.51.100.0/24"]`)
 	l.start()
@@ -36,8 +36,7 @@ func TestProblemsLogged(t *testing.T) {
 	}
 }
 
-// TestSmallMTU checks that the node does not become ready with an MTU that would make each ADD fail. A node with pods keeps its previous
-// MTU.
+// TestSmallMTU: the MTU is so small that each ADD would fail. The node must not become ready. A node with pods must keep its previous MTU.
 func TestSmallMTU(t *testing.T) {
 	l := newLab(t, `"mtu": 600`)
 	l.start()
@@ -58,8 +57,8 @@ func TestSmallMTU(t *testing.T) {
 	}
 }
 
-// TestYounger checks a node whose podCIDR also belongs to an older node. No pods may start on the younger node. The reported problem says
-// how to get another podCIDR.
+// TestYounger: an older node has the same podCIDR as this node. No pods may start on this node, and the reported problem must say how to
+// get another podCIDR.
 func TestYounger(t *testing.T) {
 	l := newLab(t)
 	young := l.peer(1)
@@ -77,8 +76,8 @@ func TestYounger(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPartOfPodCIDR checks that the agent reports another program's route to a part of a peer's podCIDR until the route is deleted. The
-// agent must also report the route if the API server is unreachable at the start.
+// TestPartOfPodCIDR: another program has a route to a part of a peer's podCIDR. The agent must report this route until the route is
+// deleted, even if the API server is unreachable at the start.
 func TestPartOfPodCIDR(t *testing.T) {
 	l := newLab(t)
 	l.times.conflictPause = 50 * time.Millisecond
@@ -121,7 +120,7 @@ func TestNodeFileIsFolder(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestContestsApart checks that a contest about one kind of object does not delay repairs of another kind.
+// TestContestsApart: another program undoes each repair of one kind of object. The agent must not delay repairs of other kinds of objects.
 func TestContestsApart(t *testing.T) {
 	c, now := contests{}, time.Now()
 	for range freeRepairs {

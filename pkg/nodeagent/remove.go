@@ -28,9 +28,9 @@ const (
 	removePoll = 2 * time.Second  // between checks of the remaining pods
 )
 
-// A removal removes the changes of the agent and the plugins from this node. The removal first prevents new pods from using Podlace.
-// Either another network takes over, or ADD fails because node.json is removed. The removal keeps the conflist, the routes and the plugins
-// while a pod needs these objects for its packets and its DEL. After the last pod is deleted, the removal also deletes the conflist, the
+// A removal removes the changes of the agent and the plugins from this node. The removal first prevents new pods from using Podlace. New
+// pods use another network, or their ADD fails because node.json is removed. The removal keeps the conflist, the routes and the plugins
+// while pods still need them for their packets and their DEL. After the last pod is deleted, the removal also deletes the conflist, the
 // routes and the plugins.
 type removal struct {
 	binDir, confDir string // empty: the agent did not write there
@@ -48,7 +48,7 @@ type removal struct {
 	state error // nil: the removal is complete
 }
 
-// run() runs all steps of the removal.
+// run() runs the whole removal.
 func (r *removal) run(ctx context.Context) error {
 	locking, cancel := context.WithTimeout(ctx, removeWait)
 	defer cancel()
@@ -139,7 +139,7 @@ func (r *removal) dropConflist(why string) error {
 	return err
 }
 
-// removeRest removes the state that the last pods of Podlace still needed.
+// removeRest removes the state that pods of Podlace need. The removal calls removeRest after the last of these pods is deleted.
 func (r *removal) removeRest() error {
 	var errs []error
 	networks := r.knownNetworks()
@@ -160,7 +160,7 @@ func (r *removal) removeRest() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// printLines prints lines.
+// printLines prints each argument as one line.
 func (r *removal) printLines(done ...string) {
 	for _, text := range done {
 		fmt.Fprintln(r.out, text)
@@ -173,7 +173,8 @@ func (r *removal) setState(err error) {
 	r.state = err
 }
 
-// serveReady starts the HTTP server for the readiness probe of the container. The probe succeeds as soon as the removal is complete.
+// serveReady starts the HTTP server for the readiness probe of the container. The readiness probe succeeds as soon as the removal is
+// complete.
 func (r *removal) serveReady(ctx context.Context) (*sync.WaitGroup, error) {
 	serving := &sync.WaitGroup{}
 	if r.http == "" || !r.wait {
@@ -196,7 +197,7 @@ func removeRoutes() (changes int, err error) {
 	return noderoutes.Remove(&host.NS)
 }
 
-// If a file exists at the path, removeFile calls the given function, which must remove the file. removeFile then prints the path.
+// removeFile calls remove() to delete the file at the path, and then prints the path. removeFile is a no-op if the file is missing.
 func (r *removal) removeFile(path string, remove func() error) error {
 	if _, err := store.ReadFile(path); err != nil {
 		return nil

@@ -48,8 +48,8 @@ func (l *lab) agentCommand(flags ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestRemove checks that after "podlace-node remove" the node is in the same state as before the first start of the agent. The command
-// returns an error while the agent is running.
+// TestRemove checks that "podlace-node remove" removes everything: the node must be in the same state as before the first start of the
+// agent. The command must return an error while the agent is running.
 func TestRemove(t *testing.T) {
 	l := newLab(t, `"takeOver": true`)
 	l.put("net.d/05-other.conflist", otherConflist)
@@ -90,8 +90,9 @@ func (l *lab) writeRecord(id, pod, netns string) {
 		"pod": %q, "netns": %q}`, id, pod, netns), 0o600))
 }
 
-// TestRemoveWithPods checks "podlace-node remove" on a node that has running pods and no other network. The command removes node.json, so
-// that no new pod starts. The command keeps the state that the running pods need for packets and DEL, and lists these pods.
+// TestRemoveWithPods checks "podlace-node remove" on a node that has running pods and no other network. The command must remove node.json,
+// so that no new pod starts. The command must keep the state that the running pods need for their packets and their DEL, and must print the
+// names of these pods.
 func TestRemoveWithPods(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -110,8 +111,8 @@ func TestRemoveWithPods(t *testing.T) {
 	}
 }
 
-// TestRemoveDead checks that "podlace-node remove" deletes attachments whose namespace is gone, because the DEL of another network does not
-// delete these attachments. A namespace does not count as gone if the folder of its path is not visible.
+// TestRemoveDead checks that "podlace-node remove" deletes attachments whose namespace is gone. The DEL of another network would not delete
+// these attachments. If the folder of the namespace files is not visible, no namespace counts as gone.
 func TestRemoveDead(t *testing.T) {
 	l := newLab(t)
 	self, err := os.ReadFile("/proc/self/exe")
@@ -133,7 +134,8 @@ func TestRemoveDead(t *testing.T) {
 	}
 }
 
-// TestRemoveFails checks that a failed removal returns an error even with --wait, so that the container restarts and retries.
+// TestRemoveFails checks that a failed removal ends with an error even with --wait. The kubelet then restarts the container, which retries
+// the removal.
 func TestRemoveFails(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -145,8 +147,8 @@ func TestRemoveFails(t *testing.T) {
 	}
 }
 
-// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if the folders in the flags of the command differ from the folders
-// of the agent. The folders differ, for example, if the manifest of the removal lacks the component k3s.
+// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if its flags contain other folders than the flags of the agent. The
+// folders differ, for example, if the manifest of the removal lacks the component k3s.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -156,8 +158,8 @@ func TestRemoveElsewhere(t *testing.T) {
 	}
 }
 
-// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods once. The test also checks that the readiness probe
-// of the command succeeds after the removal.
+// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods only once. The readiness probe of the command must
+// succeed after the removal.
 func TestRemoveWaits(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -182,8 +184,8 @@ func TestRemoveWaits(t *testing.T) {
 	kerneltest.Must(t, <-done)
 }
 
-// TestShadowed checks that the node is not ready if the folder of the runtime has a configuration whose name sorts before the agent's
-// conflist. The agent reports this configuration, but does not change the configuration.
+// TestShadowed: the folder of the runtime contains a configuration of another network whose file name sorts before the agent's conflist.
+// The node must not be ready. The agent must report the other configuration, but must not change it.
 func TestShadowed(t *testing.T) {
 	l := newLab(t)
 	for _, name := range []string{"05-other.conflist", ".hidden.conf", "05-old.conflist.bak", "10-podlace.conflist.d.txt"} {
@@ -198,8 +200,8 @@ func TestShadowed(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPutBack checks that undoTakeOver does not restore a configuration if a file with the original name exists, or if the plugins of the
-// configuration are missing.
+// TestPutBack checks that undoTakeOver does not restore a configuration if a file with the original name exists. undoTakeOver also must not
+// restore a configuration whose plugins are missing.
 func TestPutBack(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b",
@@ -214,8 +216,8 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestInstall checks that "podlace-node install" writes the programs and no other files. A repeated call writes nothing. The command
-// returns an error if the source folder contains no program.
+// TestInstall checks that "podlace-node install" writes the programs and no other files. A second call must write nothing. The command must
+// return an error if the source folder contains no program.
 func TestInstall(t *testing.T) {
 	l := newLab(t)
 	install := func(from string) (int, string, string) {
@@ -238,8 +240,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestProcess checks that a second agent waits until the first agent ends. SIGTERM ends an agent immediately and without changes. The
-// command "podlace-node run --ready" reports whether the agent is ready.
+// TestProcess checks that a second agent waits until the first agent ends. SIGTERM must end an agent immediately and without changes. The
+// command "podlace-node run --ready" must report whether the agent is ready.
 func TestProcess(t *testing.T) {
 	l := newLab(t)
 	first := l.startProcess()
@@ -269,8 +271,8 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// TestWrongStart checks that podlace-node returns an error for invalid flags and makes no change. The error contains the invalid flag or
-// value.
+// TestWrongStart checks that podlace-node returns an error for invalid flags and changes nothing. The error must contain the invalid flag
+// or value.
 func TestWrongStart(t *testing.T) {
 	l := newLab(t)
 	for says, args := range map[string][]string{

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestSchema checks that the schema in conf/schema is the output of podlace-node schema.
+// TestSchema checks that the schema in conf/schema is equal to the output of "podlace-node schema".
 func TestSchema(t *testing.T) {
 	const published = "../../conf/schema/podlace-node.schema.json"
 	var printed bytes.Buffer
@@ -29,7 +29,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestSchemaKeys checks that the schema has exactly the keys that the agent reads. The error for an unknown key lists these keys.
+// TestSchemaKeys checks that the schema has exactly the keys that the agent reads. The error for an unknown key must contain the same keys.
 func TestSchemaKeys(t *testing.T) {
 	s := configSchema()
 	for _, c := range []struct {
@@ -47,7 +47,8 @@ func TestSchemaKeys(t *testing.T) {
 	}
 }
 
-// TestSchemaAgrees checks that the schema accepts a configuration if and only if the agent accepts this configuration.
+// TestSchemaAgrees checks several valid and invalid configurations. The schema and the agent must both accept, or both refuse, each
+// configuration.
 func TestSchemaAgrees(t *testing.T) {
 	var printed bytes.Buffer
 	Main([]string{"schema"}, &printed, os.Stderr)

@@ -81,14 +81,14 @@ func peerProblems(peers []PeerStatus) (list []Problem) {
 	return list
 }
 
-// statusFile writes the status file. statusFile writes at most once per second, and only if the status has changed.
+// statusFile writes the status file of the agent: at most once per second, and only if the status has changed.
 type statusFile struct {
 	written time.Time
 	text    []byte
 }
 
-// write() writes the status if the last write was long enough ago. write() returns the time at which the caller must call write() again,
-// or zero if the file is up to date.
+// write() writes the status if the last write was long enough ago. The result is the time at which the caller must call write() again, or
+// zero if the file is already up to date.
 func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error) {
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -201,7 +201,7 @@ func printStatus(w io.Writer, s Status, all bool) error {
 	return t.Flush()
 }
 
-// states() returns all states of peers. The states with a working connection are first.
+// states() returns all states of peers. The states with a working connection come first in the result of states().
 func states() []noderoutes.State {
 	return []noderoutes.State{noderoutes.Direct, noderoutes.Tunneled, noderoutes.Fabric, noderoutes.Refused, noderoutes.Conflict,
 		noderoutes.Failed}
@@ -230,8 +230,8 @@ func blocked(problems []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
 }
 
-// logProblems logs new problems and ended problems of this node. logProblems does not log problems of peers, because setPeers already logs
-// them.
+// logProblems logs new problems and problems that have ended, for this node. logProblems does not log problems of peers, because setPeers
+// already logs them.
 func (a *agent) logProblems() {
 	has := func(list []Problem, p Problem) bool {
 		return slices.ContainsFunc(list, func(q Problem) bool { return q.What == p.What && q.Why == p.Why })

@@ -102,8 +102,8 @@ func TestAlarm(t *testing.T) {
 	}
 }
 
-// TestContest checks that the first repairs have no delay, and later repairs have growing delays. After a pause without repairs, the next
-// repairs have no delay.
+// TestContest checks that the agent makes the first repairs at once, and waits longer before each later repair. After a pause without
+// repairs, the agent again makes the next repairs at once.
 func TestContest(t *testing.T) {
 	var c contest
 	now, began := time.Now(), 0

@@ -113,7 +113,7 @@ func TestTunnel(t *testing.T) {
 }
 
 // TestTunnelEntries checks that the next periodic comparison restores deleted entries and addresses of the tunnel. The agent receives no
-// events about these deletions.
+// events when the test deletes these entries and addresses.
 func TestTunnelEntries(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`)
 	a, _ := l.steps()
@@ -160,7 +160,7 @@ func (l *lab) routeUses(cidr, link string) bool {
 }
 
 // TestTunnelRemoved checks that "podlace-node remove" deletes the tunnel. If a link of another program has the tunnel's name, the agent
-// reports this link and does not delete the link.
+// reports this link and keeps it.
 func TestTunnelRemoved(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	l.stop()

@@ -29,12 +29,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// pageSize is the number of nodes in a page of a list. Pages are used if the API server cannot stream lists (WatchList). A Node object has
-// about 14 kB.
+// pageSize is the number of nodes in one page of a list. The agent uses pages only if the API server cannot stream lists (WatchList). A
+// Node object has about 14 kB.
 const pageSize = 500
 
-// firstRetry is the shortest delay before a retry of a watch, and lastRetry is the longest delay. Jitter can double each delay. The
-// longest delay of client-go is a minute. A minute is too long, because new nodes have no routes until the watch works again.
+// firstRetry is the shortest delay before a retry of a watch, and lastRetry is the longest delay. Jitter can double each delay. By default,
+// client-go waits up to a minute before a retry. A minute is too long, because new nodes get no routes until the watch works again.
 const (
 	firstRetry = 800 * time.Millisecond
 	lastRetry  = 15 * time.Second
@@ -44,8 +44,8 @@ const (
 // each minute.
 const watchTimeout = 10 * time.Minute
 
-// A value of type nodes is the store of a reflector. The store contains only the fields that affect routes. The store calls changed() only
-// if such a field changes. Other fields change often, because each kubelet updates its Node object every few minutes.
+// The type nodes is the store of a client-go reflector. The store contains only the fields that affect routes. The store calls changed()
+// only if one of these fields changes. Other fields change often, because each kubelet updates its Node object every few minutes.
 type nodes struct {
 	changed func()
 	log     *slog.Logger
@@ -63,8 +63,8 @@ func newNodes(changed func(), log *slog.Logger) *nodes {
 	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, lastEvent: time.Now()}
 }
 
-// list() returns the nodes, sorted by name. The second result is the time of the first change after the previous call of list(), or zero.
-// The third result is false until a complete list was received.
+// list() returns the nodes, sorted by name. The second result of list() is the time of the first change after the previous call of list(),
+// or zero. The third result of list() is false until a complete list was received.
 func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -75,7 +75,7 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	return list, since, n.complete
 }
 
-// advice returns what an administrator can do about the failure of the watch.
+// advice() returns what an administrator can do about the failure of the watch.
 func (n *nodes) advice() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -86,7 +86,8 @@ func (n *nodes) advice() string {
 	return "routes stay; the agent applies changes of the cluster when the API server answers"
 }
 
-// watched() returns the time of the last event. The second result is the reason why no more events arrive, or "".
+// watched() returns the time of the last event from the API server. The second result of watched() is the reason why no more events arrive,
+// or "".
 func (n *nodes) watched() (heard time.Time, failure string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -165,7 +166,7 @@ func (n *nodes) Delete(object any) error {
 	return err
 }
 
-// Replace implements cache.TransformingStore. Replace stores a complete list.
+// Replace implements cache.TransformingStore. Replace stores a complete list of the nodes.
 func (n *nodes) Replace(objects []any, _ string) error {
 	list := make([]noderoutes.Node, 0, len(objects))
 	for _, object := range objects {
@@ -188,7 +189,7 @@ func (n *nodes) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Bookmark implements cache.ReflectorBookmarkStore. A bookmark shows that the watch is alive.
+// Bookmark implements cache.ReflectorBookmarkStore. A bookmark proves that the connection to the API server still works.
 func (n *nodes) Bookmark(string) error {
 	n.changeNodes(func() bool { return false })
 	return nil
@@ -198,7 +199,7 @@ func (n *nodes) Bookmark(string) error {
 // nodes.
 func (n *nodes) Resync() error { return nil }
 
-// Transformer implements cache.TransformingStore. The function reduces streamed objects to the stored fields.
+// Transformer implements cache.TransformingStore. The returned function reduces streamed objects to the fields that the store keeps.
 func (n *nodes) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return readNode(object) }
 }
@@ -254,7 +255,7 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 }
 
 // watchNodes watches the Node objects and updates n until ctx is done. watchNodes reads the first list as a stream if the API server
-// supports streams (WatchList). Otherwise, watchNodes reads the list in pages.
+// supports streams (WatchList). If the API server does not support streams, watchNodes reads the list in pages.
 func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{

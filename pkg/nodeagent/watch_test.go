@@ -20,7 +20,7 @@ import (
 	kwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// A value of type lines is a log that a test can read while the agent writes to it.
+// The type lines is a log that a test can read while the agent writes to it.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -48,7 +48,7 @@ type testWatch struct {
 	changes atomic.Int64
 }
 
-// newWatching returns a watch of a fake API server with three nodes. The method start() starts the watch.
+// newWatching returns a watch of a fake API server with three nodes. The method start() of the result starts the watch.
 func newWatching(t *testing.T) *testWatch {
 	w := &testWatch{fakeAPI: newFakeAPI(t), log: &lines{}}
 	w.nodes = newNodes(func() { w.changes.Add(1) }, slog.New(slog.NewTextHandler(w.log, nil)))
@@ -84,7 +84,7 @@ func (w *testWatch) await(names ...string) {
 	await(w.t, fmt.Sprint(names), func() bool { return w.has(names...) })
 }
 
-// awaitWatch waits until the API server has an open watch.
+// awaitWatch waits until a watch is open at the API server.
 func (w *testWatch) awaitWatch() {
 	w.t.Helper()
 	await(w.t, "a watch", func() bool { w.fakeAPI.mu.Lock(); defer w.fakeAPI.mu.Unlock(); return len(w.watchers) > 0 })
@@ -172,7 +172,7 @@ func TestTruncated(t *testing.T) {
 }
 
 // TestGone checks that after the end of a watch, with or without status 410, the store contains the nodes of the next complete list. The
-// store deletes nodes that are not in the list. Outdated events change nothing.
+// store deletes nodes that are missing from the new list. Outdated events change nothing.
 func TestGone(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -185,7 +185,8 @@ func TestGone(t *testing.T) {
 		w.put(nodeObject("n4", nil, nil))
 		w.hangUp(true)
 		w.await("n0", "n2", "n4")
-		// These events are out of order: the deletion of a node that is no longer in the list, and the deletion of a node that was created again.
+		// The following events are out of order: one deletes a node that is missing from the list, and one deletes a node that was created
+		// again.
 		w.awaitWatch()
 		w.emit(kwatch.Event{Type: kwatch.Deleted, Object: old})
 		again := nodeObject("n1", nil, nil)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodefile reads and writes /run/podlace/node.json. The plugins read this file to get the podCIDRs of their node, the CIDRs of all
-// pods, and the MTU of pods. podlace-node or an administrator writes the file. The file is on tmpfs, and a reboot deletes it. Pods
-// therefore cannot start with old values, and wait until the file is written again.
+// pods, and the MTU of pods. podlace-node or an administrator writes the file. node.json is on tmpfs, and a reboot deletes it. Without the
+// file, pods cannot start, so a pod never gets values from before the reboot.
 package nodefile
 
 import (
@@ -27,7 +27,7 @@ const name = "node.json"
 // StatusName is the name of the status file of podlace-node. The status file and node.json are in the same folder.
 const StatusName = "node-status.json"
 
-// FlannelPath is the file in which flannel stores the podCIDRs of the node. Read uses this file if Path does not exist.
+// FlannelPath is the file in which flannel stores the podCIDRs of the node. If Path does not exist, Read uses FlannelPath.
 const FlannelPath = "/run/flannel/subnet.env"
 
 // Node is the content of node.json.
@@ -36,7 +36,7 @@ type Node struct {
 	// ClusterCIDRs are the CIDRs of the pods of all nodes, at most MaxClusterCIDRs. Plugins replace the keyword useClusterCidr with these
 	// CIDRs.
 	ClusterCIDRs []netip.Prefix `json:"clusterCIDRs,omitempty"`
-	// MTU is the MTU of the pods' interfaces in bytes. 0 means the MTU of the uplink.
+	// MTU is the MTU of the pods' interfaces in bytes. The value 0 means the MTU of the uplink.
 	MTU int `json:"mtu,omitempty"`
 }
 
@@ -51,8 +51,9 @@ const maxFile = 64 << 10
 // minMTU and maxMTU are the smallest and largest MTU that Linux accepts (ETH_MIN_MTU, IP_MAX_MTU).
 const minMTU, maxMTU = 68, 65535
 
-// Read returns the content of Path, or of FlannelPath if Path does not exist. The first result is the path of the file that Read used, or
-// "" if neither file exists. Read does not use the API server, because pods must be able to start while the API server is unreachable.
+// Read returns the content of Path, or of FlannelPath if Path does not exist. The first result of Read is the path of the file that Read
+// used, or "" if neither file exists. Read does not use the API server, because pods must be able to start while the API server is
+// unreachable.
 func Read() (file string, node Node, err error) {
 	for _, source := range []struct {
 		file  string
@@ -73,8 +74,9 @@ func Read() (file string, node Node, err error) {
 	return "", Node{}, fmt.Errorf("neither %s nor %s exists", Path, FlannelPath)
 }
 
-// Of returns the result of Read for a request. Of calls Read only once for each request of the runtime. If the plugin calls a built-in IPAM
-// plugin, the IPAM plugin uses the same result. All steps of one ADD, DEL or CHECK therefore use the same content.
+// Of returns the result of Read for a request of the container runtime. For each request of the runtime, Of calls Read only once. If the
+// plugin calls a built-in IPAM plugin, the IPAM plugin uses the same result. All code of one ADD, DEL or CHECK therefore uses the same
+// content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
 	type content struct {
 		file string

@@ -26,8 +26,8 @@ func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
 	return list
 }
 
-// adviseMTU reports a configured MTU that is too small for IPv6, or larger than the MTU of the uplink. The last argument is the MTU of the
-// uplink, or 0 if this MTU is unknown.
+// adviseMTU reports a configured MTU that is too small for IPv6, or larger than the MTU of the uplink. The last argument of adviseMTU is
+// the MTU of the uplink, or 0 if this MTU is unknown.
 func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
 	if c.MTU == 0 {
 		return nil
@@ -75,8 +75,8 @@ func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
 			strings.Join(missing[:min(len(missing), maxNamed)], " "), more)}}
 }
 
-// ForPods reports whether pods can use the addresses of a CIDR. If pods cannot use the addresses, ForPods also returns the reserved range
-// that the CIDR overlaps.
+// ForPods reports whether pods can use the addresses of a CIDR. If the CIDR overlaps a range whose addresses pods cannot use, ForPods also
+// returns this reserved range.
 func ForPods(p netip.Prefix) (reserved netip.Prefix, ok bool) {
 	for _, r := range notForPods() {
 		if p.Overlaps(r) {

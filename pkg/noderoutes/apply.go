@@ -34,7 +34,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// wayTo requests the route to a gateway from the kernel. The last argument caches the links that wayTo has already read.
+// wayTo requests the route to a gateway from the kernel. The last argument of wayTo caches the links that wayTo has already read.
 func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -66,7 +66,7 @@ func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {
 		return first.Result, err
 	}
-	// The second pass retries the failed changes, because an object that the first pass deleted may have caused the failures.
+	// The second pass of Apply retries the failed changes, because an object that the first pass deleted may have caused the failures.
 	second, err := apply(n, want, opt)
 	second.Changes += first.Changes
 	second.Had, second.Unwanted = first.Had, first.Unwanted
@@ -79,7 +79,7 @@ func Remove(n *kernel.NS) (changes int, err error) {
 	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
 }
 
-// A pass is the state of one run of apply: it compares the kernel with the wanted state and makes the changes.
+// The type pass contains the state of one comparison of the kernel with the wanted state, in which apply also makes the changes.
 type pass struct {
 	Result
 	n           *kernel.NS
@@ -132,7 +132,7 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	return p, nil
 }
 
-// noteChange increments Changes if err is nil. noteChange returns err.
+// noteChange increments Changes if err is nil, and returns err.
 func (p *pass) noteChange(err error) error {
 	if err == nil {
 		p.Changes++
@@ -140,7 +140,7 @@ func (p *pass) noteChange(err error) error {
 	return err
 }
 
-// deleteUnwanted calls a function that deletes an unwanted object, unless Options.Keep is set.
+// deleteUnwanted calls the given function, which deletes an unwanted object. If Options.Keep is set, deleteUnwanted only counts the object.
 func (p *pass) deleteUnwanted(del func() error) {
 	if p.opt.Keep {
 		p.Kept++
@@ -201,8 +201,8 @@ func routeKeyOf(r kernel.ProtocolRoute) routeKey {
 	return routeKey{r.Dst, r.Metric}
 }
 
-// applyRoutes adds and replaces the wanted routes. applyRoutes returns the IDs of old nexthop objects that must stay, because the kernel
-// refused to change a route that uses them.
+// applyRoutes adds and replaces the wanted routes. applyRoutes returns the IDs of the nexthop objects that must stay: the kernel refused to
+// change a route that uses them.
 func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	have := make(map[routeKey]found, len(p.existing))
 	for _, r := range p.existing {
@@ -235,7 +235,8 @@ func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 // errUnread means that the routes of other programs cannot be read.
 var errUnread = errors.New("routes of other programs could not be read")
 
-// applyRoute adds a route. If an old route of the agent or an adopted route of another program exists, applyRoute replaces this route.
+// applyRoute adds a route. If the agent's old route exists, or another program's route that Options.Adopt selects, applyRoute replaces this
+// route.
 func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if err := p.readForeign(); err != nil {
 		return err
@@ -275,8 +276,8 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	return p.takeOver(adopted, r, ours)
 }
 
-// takeOver deletes the adopted routes after the agent's route was added. takeOver skips the adopted route that the agent's route has
-// replaced.
+// takeOver deletes the routes of other programs that Options.Adopt selects, after the agent's route was added. takeOver skips the route
+// that the agent's route has replaced.
 func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) error {
 	replaced := ours
 	for _, f := range adopted {
@@ -310,8 +311,8 @@ func (p *pass) readForeign() error {
 	return nil
 }
 
-// findInside stores in Result.Inside each route of another program that leads to a part of a peer's podCIDR. Because such a route is more
-// specific than the agent's route, it diverts packets.
+// findInside stores in Result.Inside each route of another program that leads to a part of a peer's podCIDR. Such a route is more specific
+// than the agent's route, so the kernel prefers it and packets take another path.
 func (p *pass) findInside(want Wanted) error {
 	if err := p.readForeign(); err != nil {
 		return err

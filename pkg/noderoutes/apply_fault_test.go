@@ -20,9 +20,9 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultRoutes makes each change of Apply fail once, and kills Apply at each change once. The test checks that the next Apply reaches
-// the same state as without the fault. The test tests the changes from no routes to a first state, from the first state to a second state,
-// and from the second state to no routes. Objects of other programs stay.
+// TestFaultRoutes makes each change of Apply fail once, and kills Apply at each change once. TestFaultRoutes checks that the next call of
+// Apply, without a fault, reaches the same state as if no fault had occurred. TestFaultRoutes changes the kernel from no routes to a first
+// state, from the first to a second state, and from the second state to no routes. Objects of other programs stay unchanged.
 func TestFaultRoutes(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -50,7 +50,7 @@ func TestFaultRoutes(t *testing.T) {
 	}
 }
 
-// injectFaults repeats the change from one state to another, and injects the fault at a different system change each time.
+// injectFaults repeats the change from one state to another, and injects the fault into a different kernel change each time.
 func (n labNode) injectFaults(from, to Wanted, injected string) {
 	n.mustApply(Wanted{}, Options{})
 	n.mustApply(from, Options{})
@@ -74,7 +74,7 @@ func (n labNode) injectFaults(from, to Wanted, injected string) {
 	}
 }
 
-// applyWith runs Apply in a child process with an injected fault. applyWith returns the system changes that the process reached before the
+// applyWith runs Apply in a child process with an injected fault. applyWith returns the kernel changes that the process reached before the
 // fault.
 func (n labNode) applyWith(injected string, want Wanted) (moments []string) {
 	n.Helper()

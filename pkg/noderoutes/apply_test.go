@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// monitor subscribes to the kernel's events about links, routes, nexthop objects and neighbours. The returned function counts the events
-// since its previous call.
+// monitor() subscribes to the kernel's events about links, routes, nexthop objects and neighbours. The function that monitor() returns
+// counts the events since its previous call.
 func (n labNode) monitor() (changes func() int) {
 	n.Helper()
 	fd := -1
@@ -59,8 +59,8 @@ func isDynamicNeighbour(message []byte) bool {
 	return (kind == unix.RTM_NEWNEIGH || kind == unix.RTM_DELNEIGH) && binary.NativeEndian.Uint16(body[8:])&unix.NUD_PERMANENT == 0
 }
 
-// TestApply checks that Apply creates the wanted state. The test also checks that packets arrive. A second Apply changes nothing. Apply
-// deletes unwanted objects, and Remove restores the initial state.
+// TestApply checks that Apply creates the wanted state. TestApply also checks that packets reach the peers. A second call of Apply changes
+// nothing. Apply deletes unwanted objects, and Remove restores the initial state.
 func TestApply(t *testing.T) {
 	l := newLAN(t, 2)
 	a, b := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)
@@ -177,7 +177,7 @@ func TestInside(t *testing.T) {
 }
 
 // TestForeignNexthop checks that Apply keeps a nexthop object of another program that uses an ID of the agent. Only the routes that need
-// this ID fail.
+// the ID of this nexthop object fail.
 func TestForeignNexthop(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -195,8 +195,8 @@ func TestForeignNexthop(t *testing.T) {
 	a.mustBeUnchanged(before)
 }
 
-// TestFailedAlone checks that Apply reports a change that the kernel refuses, and makes all other changes. The refused object keeps its
-// previous state.
+// TestFailedAlone checks that Apply reports a change that the kernel refuses, and makes all other changes. An object that the kernel
+// refused to change keeps its previous state.
 func TestFailedAlone(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// applyTunnel creates the tunnel device and its forwarding entries and neighbours. The returned function deletes unwanted entries. The
-// caller must first delete the routes that use these entries.
+// applyTunnel creates the tunnel device and its forwarding entries and neighbours. The function that applyTunnel returns deletes unwanted
+// entries. The caller must first delete the routes that use the unwanted entries.
 func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	if want.Tunnel == nil {
 		return p.sweepTunnels()
@@ -47,7 +47,7 @@ func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	return func() { p.sweepEntries(*want.Tunnel, neighbours, remotes) }, nil
 }
 
-// applyTunnelAddresses sets the addresses of the tunnel device. applyTunnelAddresses deletes unwanted addresses first, because the kernel
+// applyTunnelAddresses sets the addresses of the tunnel device. applyTunnelAddresses first deletes unwanted addresses, because the kernel
 // prefers the oldest address as the source address.
 func (p *pass) applyTunnelAddresses(wanted []netip.Addr) error {
 	have, err := p.n.Addresses(p.tunnel)
@@ -115,7 +115,7 @@ func (p *pass) sweepEntries(tunnel Tunnel, neighbours map[netip.Addr]string, rem
 	}
 }
 
-// sweepTunnels returns a function that deletes the agent's tunnel devices. If no tunnel is wanted, applyTunnel uses this function.
+// sweepTunnels returns a function that deletes the agent's tunnel devices. applyTunnel calls the returned function if no tunnel is wanted.
 func (p *pass) sweepTunnels() (sweep func(), err error) {
 	all, err := p.n.VXLANs()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// bigNode is a node and its wanted state. The state contains many peers, and each peer has two podCIDRs.
+// The type bigNode is a node and its wanted state. The wanted state contains many peers, and each peer has two podCIDRs.
 type bigNode struct {
 	labNode
 	peers    int

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// A value of type claims contains the owner of each podCIDR and each address. CIDRs overlap only if one contains the other. One lookup for
-// each prefix length in use is therefore enough to find an overlap. Most clusters use two prefix lengths.
+// The type claims contains the owner of each podCIDR and of each address. Two CIDRs overlap only if one contains the other. To find an
+// overlap, one lookup for each prefix length in use is therefore enough. Most clusters use two prefix lengths.
 type claims struct {
 	cfg        Config
 	self       Self
@@ -32,9 +32,10 @@ type (
 	}
 )
 
-// newClaims returns the claims of all nodes. The list of nodes must be sorted from the oldest to the newest node. The second argument is
-// the index of this node. For nodes other than this node, newClaims uses only addresses that can be gateways. A kubelet can list any number
-// of addresses. If newClaims used all addresses of a kubelet, one kubelet could block the podCIDRs of all nodes.
+// newClaims returns the claims of all nodes. The nodes in the argument of newClaims must be sorted from the oldest to the newest. The
+// second argument of newClaims is the index of this node. For nodes other than this node, newClaims uses only addresses that can be
+// gateways. A kubelet can put any number of addresses into its Node object. If newClaims used all these addresses, one kubelet could block
+// the podCIDRs of all nodes.
 func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
 		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), containers: map[netip.Prefix]podCIDR{},
@@ -69,8 +70,8 @@ func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	}
 }
 
-// peersOf returns one Peer for each podCIDR of another node. The second argument is the index of the node in the list of all nodes, from
-// the oldest to the newest.
+// peersOf returns one Peer for each podCIDR of another node. The second argument of peersOf is the index of the node in the list of all
+// nodes, from the oldest to the newest.
 func (c *claims) peersOf(n nodeObject, age int, older bool) (peers []Peer) {
 	for _, fault := range n.faults {
 		peers = append(peers, Peer{Name: n.name, State: Refused, Reason: fault})
@@ -86,7 +87,7 @@ func (c *claims) peersOf(n nodeObject, age int, older bool) (peers []Peer) {
 	return peers
 }
 
-// claimPodCIDR assigns a podCIDR to a node. If the podCIDR cannot be assigned, claimPodCIDR returns the state and the reason.
+// claimPodCIDR records a node as the owner of a podCIDR. If the node cannot get the podCIDR, claimPodCIDR returns the state and the reason.
 func (c *claims) claimPodCIDR(p netip.Prefix, n nodeObject, age int, older bool) (State, string) {
 	for _, own := range c.self.PodCIDRs {
 		if own.Overlaps(p) {
@@ -123,7 +124,7 @@ func (c *claims) claimPodCIDR(p netip.Prefix, n nodeObject, age int, older bool)
 	return "", ""
 }
 
-// conflictingAddress returns an address inside the podCIDR p of node n that belongs to an older node or to n itself.
+// conflictingAddress returns an address that is in the podCIDR p of node n, but belongs to n itself or to an older node.
 func (c *claims) conflictingAddress(p netip.Prefix, n nodeObject, age int) (a address, ok bool) {
 	if a, ok = c.covers[p]; ok && a.age < age {
 		return a, true
@@ -163,7 +164,7 @@ func (c *claims) setGateway(p *Peer, n nodeObject) {
 	}
 }
 
-// claimAddress assigns an address to a node. If another claim prevents the assignment, claimAddress returns the reason.
+// claimAddress records a node as the owner of an address. If another node already owns the address, claimAddress returns the reason.
 func (c *claims) claimAddress(a netip.Addr, node string) (reason string) {
 	owner, taken := c.addresses[a]
 	own := slices.IndexFunc(c.self.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// clusterCIDRs returns the CIDRs of all pods. These are the configured CIDRs, or the podCIDRs of all nodes if the configuration contains no
-// CIDRs. If the number of CIDRs exceeds MaxClusterCIDRs, clusterCIDRs returns the first MaxClusterCIDRs of the CIDRs, and an Advice.
+// clusterCIDRs returns the CIDRs of all pods. If the configuration contains no CIDRs, the podCIDRs of all nodes are the result. If there
+// are more than MaxClusterCIDRs, clusterCIDRs returns only the first MaxClusterCIDRs, and an Advice.
 func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice []Advice) {
 	if len(configured) > 0 {
 		advice = adviseClusterCIDRs(configured, podCIDRs)
@@ -54,7 +54,7 @@ func mergeCIDRs(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	return merged
 }
 
-// joinHalves returns the CIDR whose two halves are a and b. The second result reports whether this CIDR exists.
+// joinHalves returns the CIDR whose two halves are a and b. The second result of joinHalves reports whether this larger CIDR exists.
 func joinHalves(a, b netip.Prefix) (netip.Prefix, bool) {
 	if a.Bits() != b.Bits() || a.Bits() == 0 || a.Addr().Is4() != b.Addr().Is4() {
 		return netip.Prefix{}, false

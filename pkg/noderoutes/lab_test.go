@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// applierEnv is an environment variable with the path of a network namespace. If a child process has this variable, it reads a Wanted from
-// stdin and applies it in that namespace.
+// applierEnv is an environment variable with the path of a network namespace. A child process with this variable reads a value of type
+// Wanted from stdin, and calls Apply with this value in the namespace.
 const applierEnv = "NODEROUTES_APPLY_IN"
 
 func applier(path string) (exit int) {
@@ -52,8 +52,8 @@ func applier(path string) (exit int) {
 	return 0
 }
 
-// A lan is an Ethernet that connects test nodes: a bridge in the namespace of the test. Its nodes have the addresses 192.0.<number>.x and
-// fd00:<number>::x.
+// The type lan is an Ethernet network that connects test nodes: a bridge in the namespace of the test. The nodes of the LAN have the
+// addresses 192.0.<number>.x and fd00:<number>::x.
 type lan struct {
 	testing.TB
 	host   *kernel.Node
@@ -77,7 +77,7 @@ func newLAN(t testing.TB, number int) lan {
 	return lan{t, host, bridge, number}
 }
 
-// labNode is a test node: a network namespace with links to LANs.
+// The type labNode is a test node: a network namespace with links to LANs.
 type labNode struct {
 	testing.TB
 	pod *sandbox.Pod
@@ -93,7 +93,7 @@ func newNode(t testing.TB) labNode {
 	kerneltest.Must(t, err)
 	t.Cleanup(func() { ns.Close(); f.Close() })
 	kerneltest.Must(t, ns.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"}, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"},
-		// The kernel resolves the neighbours of forwarded packets with its link-local address as the source, so this address must not be
+		// For forwarded packets, the kernel sends neighbour solicitations from its link-local address, so this address must not be
 		// tentative.
 		kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	n := labNode{t, pod, ns}
@@ -101,7 +101,7 @@ func newNode(t testing.TB) labNode {
 	return n
 }
 
-// joinLAN connects a node to a LAN. For each given number, the link gets one IPv4 address and one IPv6 address of the LAN.
+// joinLAN connects a node to a LAN. For each number, the node's link gets one IPv4 address and one IPv6 address of the LAN.
 func (n labNode) joinLAN(l lan, link string, ids ...int) labNode {
 	n.Helper()
 	f, err := os.Open(n.pod.Path)
@@ -128,7 +128,7 @@ func (n labNode) joinLAN(l lan, link string, ids ...int) labNode {
 	return n
 }
 
-// addressOf returns the address of the node with this number in the LAN.
+// addressOf returns the address that the node with this number has in the LAN.
 func (l lan) addressOf(id int, v6 bool) netip.Addr {
 	if v6 {
 		return netip.MustParseAddr(fmt.Sprintf("fd00:%d::%x", l.number, id))
@@ -147,7 +147,7 @@ func cidrOf(id int, v6 bool) netip.Prefix {
 // podAddress returns an address in the podCIDR of the node with this number.
 func podAddress(id int, v6 bool) netip.Addr { return cidrOf(id, v6).Addr().Next() }
 
-// withPods adds one address of each podCIDR to the loopback device of the node. The test uses these addresses in place of pods.
+// withPods adds one address of each podCIDR to the loopback device of the node. The test uses the added addresses in place of pods.
 func (n labNode) withPods(id int) labNode {
 	n.runInside(func() error {
 		return errors.Join(addAddress("lo", fmt.Sprint(podAddress(id, false), "/32")), addAddress("lo", fmt.Sprint(podAddress(id, true), "/128")))
@@ -192,7 +192,7 @@ func (n labNode) mustApply(want Wanted, opt Options) Result {
 	return r
 }
 
-// snapshot returns a snapshot of the node's namespace.
+// snapshot() returns a snapshot of the node's network namespace.
 func (n labNode) snapshot() *sandbox.Snapshot {
 	n.Helper()
 	var s *sandbox.Snapshot

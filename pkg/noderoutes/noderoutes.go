@@ -13,16 +13,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Protocol is the protocol number of every route, nexthop object and neighbour of the agent (rtm_protocol). No other program in iproute2's
-// rt_protos uses 142.
+// Protocol is the protocol number of every route, nexthop object and neighbour of the agent (rtm_protocol). The number 142 is not used in
+// rt_protos of iproute2.
 const Protocol = 142
 
-// Node holds fields of a Kubernetes Node object. These fields are not yet validated.
+// Node holds fields of a Kubernetes Node object. The fields of Node are not yet validated.
 type Node struct {
 	Name    string
 	UID     string
 	Created time.Time // metadata.creationTimestamp
-	// PodCIDRs is spec.podCIDRs. Addresses lists the node's addresses of type InternalIP in the order of status.addresses.
+	// PodCIDRs is spec.podCIDRs. Addresses contains the node's addresses of type InternalIP in the order of status.addresses.
 	PodCIDRs  []string
 	Addresses []string
 }
@@ -45,8 +45,9 @@ type Config struct {
 	ClusterCIDRs []netip.Prefix // CIDRs of all pods; empty: computed from all nodes
 	MTU          int            // of pods, in bytes; 0: from the links to the peers
 	VXLAN        VXLAN
-	// Connected lists the subnets of this node's links. The podCIDR of a peer must not overlap these subnets. Subnets that overlap the node's
-	// own podCIDRs, such as the subnet of cni0, are ignored. Connected must not contain destinations of routes to peers.
+	// Connected contains the subnets of this node's links. The podCIDR of a peer must not overlap the subnets in Connected. Subnets that
+	// overlap the node's own podCIDRs, such as the subnet of cni0, may be in Connected, but are ignored. Connected must not contain
+	// destinations of routes to peers.
 	Connected []netip.Prefix
 }
 
@@ -56,7 +57,7 @@ type VXLAN struct {
 	Port int `json:"port"` // UDP, 1 to 65535
 }
 
-// State says how this node reaches the pods of a peer's podCIDR, or why this node does not reach them.
+// State says how this node reaches the pods in a peer's podCIDR, or why this node cannot reach these pods.
 type State string
 
 // Values of State.
@@ -69,7 +70,7 @@ const (
 	Failed   State = "failed"   // the kernel refused a change, which is retried: see Reason
 )
 
-// Peer is a podCIDR of another node with the address of that node. For an invalid node object, Peer has no PodCIDR, and Reason describes
+// Peer is one podCIDR of another node, with the address of that node. For an invalid node object, Peer has no PodCIDR, and Reason describes
 // the error.
 type Peer struct {
 	Name    string
@@ -80,8 +81,8 @@ type Peer struct {
 	Age      int   // index of its node among all, oldest first
 	State    State // empty until Plan sets it
 	Reason   string
-	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. In this case, all other nodes send
-	// packets for the overlapping addresses to this older peer.
+	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. If Elder is true, the other nodes
+	// send packets for the overlapping addresses to the older peer.
 	Elder bool
 	// NoLink is true if the State is Refused because the peer shares no link with this node and OffLink is OffLinkRefuse.
 	NoLink bool
@@ -93,8 +94,8 @@ type Self struct {
 	Addresses []netip.Addr   // at most one of each family
 }
 
-// Underlay returns this node's address for the tunnel. If the node has an IPv4 address, the result is this address. All nodes of a cluster
-// must use the same family for the tunnel.
+// Underlay returns this node's address for the tunnel. If the node has an IPv4 address, Underlay returns this address. All nodes of a
+// cluster must use the same family for the tunnel.
 func (s Self) Underlay() netip.Addr {
 	for _, a := range s.Addresses {
 		return a
@@ -117,21 +118,23 @@ type Wanted struct {
 	Advice   []Advice // errors in the configuration or in this node's object
 }
 
-// Advice describes an error that an administrator should correct. The field What says which part contains the error. The field Why contains
-// the reason, and the field Do contains the remedy.
+// Advice describes an error that an administrator should correct. The field What says which part of the configuration contains the error.
+// The field Why contains the reason for the error, and the field Do contains the remedy.
 type Advice struct {
 	What, Why, Do string
 	BlocksPods    bool // no pod can work here: a node without node.json gets none
 }
 
-// TunnelLink is the value of Nexthop.Link for nexthop objects of the tunnel. The ifindex of the tunnel is unknown before Apply.
+// TunnelLink is the value of Nexthop.Link for nexthop objects that use the tunnel. The ifindex of the tunnel device is unknown before Apply
+// creates the device.
 const TunnelLink = 0
 
-// Tunnel is the wanted VXLAN device. The device learns no addresses, because its entries for the peers are static.
+// Tunnel is the wanted VXLAN device. The device does not learn addresses, because its forwarding entries for the peers are static.
 type Tunnel struct {
 	kernel.VXLAN
-	// Addresses contains the tunnel device's addresses, which are in the node's own podCIDRs. The kernel uses these addresses as source
-	// addresses of the node's own packets through the tunnel, so that the replies also use the tunnel.
+	// Addresses contains the addresses of the tunnel device. The addresses of the tunnel device are in the node's own podCIDRs. The kernel
+	// uses these addresses as the source addresses of packets that the node itself sends through the tunnel. The replies to these packets
+	// therefore also use the tunnel.
 	Addresses []netip.Addr
 	Peers     []kernel.TunnelPeer
 }

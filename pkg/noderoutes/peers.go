@@ -11,12 +11,13 @@ import (
 )
 
 // Peers validates the Node objects of all nodes, including this node. Peers returns one Peer for each podCIDR of the other nodes, sorted by
-// name and podCIDR. If a Peer cannot be used, its State and its Reason say why. The order of the nodes in the argument does not matter.
-// Peers returns an error if the object of this node is missing or invalid.
+// name and podCIDR. For a peer that cannot be used, the fields State and Reason of its Peer say why. The order of the nodes in the argument
+// of Peers does not matter. Peers returns an error if the object of this node is missing or invalid.
 //
 // Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one node contains an address of the other node. The
-// older node then keeps the podCIDR or address. A node is older if its creationTimestamp is earlier. If both times are equal, the node with
-// the smaller UID is older. This node always keeps its own podCIDRs, because its pods already have addresses in these podCIDRs.
+// older of the two nodes keeps the podCIDR or the address. The node with the earlier creationTimestamp is older. If both nodes have the
+// same creationTimestamp, the node with the smaller UID is older. A node always keeps its own podCIDRs, because its pods already have
+// addresses in these podCIDRs.
 func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, byAge)
@@ -162,11 +163,11 @@ func (c nodeObject) routableAddresses() (list []netip.Addr) {
 	return list
 }
 
-// SelfError is the error for an invalid or missing object of this node. The field Why contains the reason, and the field Do contains the
-// remedy.
+// SelfError is the error for an invalid or missing object of this node. The field Why contains the reason for the error, and the field Do
+// contains the remedy.
 type SelfError struct{ Why, Do string }
 
-// Error returns the reason.
+// Error returns the reason why the object is missing or invalid.
 func (e *SelfError) Error() string { return e.Why }
 
 // asSelf returns the content of this node's own object. asSelf returns an error if any part of the object is invalid, because node.json

@@ -16,8 +16,8 @@ func same() cmp.Options {
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
 }
 
-// nodeOf returns a Node with a name, a day of creation in January 2026, podCIDRs and addresses. Spaces separate the podCIDRs and the
-// addresses.
+// nodeOf returns a Node with a name, podCIDRs, addresses, and a day in January 2026 as its creation time. In the text arguments of nodeOf,
+// spaces separate the podCIDRs and the addresses.
 func nodeOf(name string, day int, podCIDRs, addresses string) Node {
 	return Node{Name: name, UID: "uid-" + name, Created: time.Date(2026, 1, day, 0, 0, 0, 0, time.UTC), PodCIDRs: strings.Fields(podCIDRs),
 		Addresses: strings.Fields(addresses)}
@@ -107,7 +107,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestPeerAddresses checks that Peers ignores addresses to which no route can lead.
+// TestPeerAddresses checks that Peers ignores a node's address if no route can lead to it.
 func TestPeerAddresses(t *testing.T) {
 	within := []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	for _, c := range []struct {

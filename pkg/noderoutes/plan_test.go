@@ -15,7 +15,7 @@ import (
 )
 
 // runPlan calls Peers and Plan for the node "self". The subnets 192.0.2.0/24 and 2001:db8::/64 are on link 2 of this node. 203.0.113.0/24
-// is unreachable. The routes to all other addresses lead to a router on link 3.
+// is unreachable. In runPlan, the routes to all other addresses lead to a router on link 3.
 func runPlan(t *testing.T, cfg Config, nodes ...Node) (Wanted, []Peer, nodefile.Node) {
 	t.Helper()
 	cfg.Self = "self"
@@ -158,14 +158,15 @@ func TestTunnel(t *testing.T) {
 	if diff := cmp.Diff(tunnel, want.Tunnel, same()); diff != "" || file.MTU != 1450 {
 		t.Errorf("MTU %d\n%s", file.MTU, diff)
 	}
-	// With an IPv6 underlay, the MAC of the tunnel device is a hash of the address.
+	// If the underlay of the tunnel is IPv6, the MAC of the tunnel device is a hash of the node's address.
 	cfg.AddressCIDRs = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}
 	want, _, file = runPlan(t, cfg, self(), nodeOf("b", 1, "10.1.3.0/24", "198.51.100.3 2001:db8:1::3"))
 	if file.MTU != 1430 || want.Tunnel.MTU != 1430 || want.Tunnel.MAC.String() != "0e:1e:03:d7:e1:ca" ||
 		want.Tunnel.Local != addr("2001:db8::1") {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
-	// No peer needs the tunnel, so there is no device. The MTU of pods is still the MTU of the link minus the overhead of the tunnel.
+	// No peer needs the tunnel, so Plan wants no tunnel device. The MTU of pods is still the MTU of the link minus the overhead of the
+	// tunnel.
 	if want, _, file = runPlan(t, cfg, self(), nodeOf("b", 1, "10.1.3.0/24", "2001:db8::3")); want.Tunnel != nil || file.MTU != 8930 {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
@@ -183,7 +184,8 @@ func hopTo(w Wanted, cidr string) int {
 }
 
 // TestMTU checks that the MTU of pods is the configured MTU. If no MTU is configured, the MTU of pods is the smallest MTU of the links to
-// the peers. On a node without peers, the MTU of pods is the MTU of the link with the node's own address, or 0 if this link is unknown.
+// the peers. On a node without peers, the MTU of pods is the MTU of the link with the node's own address. If this link is unknown, the MTU
+// of pods is 0.
 func TestMTU(t *testing.T) {
 	far := nodeOf("far", 1, "10.1.3.0/24", "198.51.100.3")
 	near := nodeOf("near", 2, "10.1.2.0/24", "192.0.2.2")
@@ -240,8 +242,8 @@ func TestManyClusterCIDRs(t *testing.T) {
 	}
 }
 
-// TestCollisions checks that peers whose names have the same hash get different nexthop IDs and next hops. The result does not depend on
-// the order of the peers.
+// TestCollisions checks that peers whose names have the same hash get different nexthop IDs and next hops. The result of Plan does not
+// depend on the order of the peers.
 func TestCollisions(t *testing.T) {
 	byHash := map[uint32]string{}
 	var names []string
@@ -276,7 +278,7 @@ func TestCollisions(t *testing.T) {
 }
 
 // TestJoinMovesNothing checks that a new node never gets the nexthop ID or next hop of an existing node, even if both names have the same
-// hash. Otherwise, the new node would for a moment receive packets for the existing node.
+// hash. Otherwise, the new node would receive packets for the existing node for a short time.
 func TestJoinMovesNothing(t *testing.T) {
 	for what, values := range map[string]uint32{"nexthop ID": nexthops, "next hop": hops4} {
 		byHash := map[uint32]string{}

@@ -82,8 +82,8 @@ func runAndCheck(t *testing.T, nodes []Node, cfg Config) result {
 	return result{want, planned, file, ""}
 }
 
-// mustBeSound checks that each peer has a state. mustBeSound also checks that there is exactly one route for each accepted podCIDR. No
-// accepted podCIDR contains the address of a node.
+// mustBeSound checks that each peer has a state. mustBeSound also checks that there is exactly one route for each accepted podCIDR.
+// mustBeSound also checks that no accepted podCIDR contains the address of a node.
 func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self) {
 	t.Helper()
 	allowed := map[netip.Prefix]bool{}

@@ -33,11 +33,11 @@ func (n labNode) mustReach(to netip.Addr, want bool) {
 	}
 }
 
-// The constant pingers is the number of parallel ping processes. Together, these processes send 1,000 requests per second.
+// The constant pingers is the number of parallel ping processes. The parallel ping processes together send 1,000 requests per second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
-// repliesReceived returns the number of echo replies that the node's kernel received. This counter includes replies that were dropped
-// because a socket buffer was full.
+// repliesReceived returns the number of echo replies that the node's kernel received. The number includes replies that were dropped because
+// a socket buffer was full.
 func (n labNode) repliesReceived() (count int) {
 	n.Helper()
 	n.runInside(func() error {
@@ -68,8 +68,9 @@ func (n labNode) repliesReceived() (count int) {
 	return count
 }
 
-// The node sends 1,000 ping requests per second. In the meantime, measureLoss repeatedly calls the given function, which changes the node.
-// measureLoss returns the number of requests, the number of missing replies, and the number of calls.
+// In measureLoss, the node sends 1,000 ping requests per second. While the requests are sent, measureLoss repeatedly calls the given
+// function, which changes the node. measureLoss returns the number of requests, the number of missing replies, and the number of calls of
+// the given function.
 func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
@@ -109,15 +110,15 @@ func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(r
 	}
 }
 
-// TestNothingLost checks that no packet to a peer is lost while Plan changes the nexthop ID of the peer. Meanwhile other
-// peers join, leave or change their addresses, and Apply is also called without any change.
+// TestNothingLost checks that no packet to a peer is lost while Plan changes the nexthop ID of the peer. Meanwhile, other peers join, leave
+// or change their addresses, and the test also calls Apply without any change.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
 	newNode(t).joinLAN(l, "eth0", 2).withPods(2)
 	newNode(t).joinLAN(l, "eth0", 3, 30).withPods(3) // has two addresses
 	same := a.monitor()
-	// Each round makes one change to the wanted state of the previous round.
+	// Each function in this list makes one change to the wanted state that the previous function returned.
 	rounds := []func(*Wanted){
 		func(w *Wanted) {},
 		func(w *Wanted) { *w = a.directRoutes(l, 2, 3, 4, 5) },
@@ -169,8 +170,8 @@ func TestAdopt(t *testing.T) {
 			if r := a.mustApply(a.directRoutes(l, 2), Options{Adopt: []int{flannel}}); (r.Changes != 0) != (round == 0) {
 				t.Errorf("metric %d, round %d: %+v", metric, round, r)
 			}
-			// Apply adds two nexthop objects and two routes. Apply deletes the two adopted routes only if their metric differs from the metric of
-			// the new routes.
+			// The first call of Apply adds two nexthop objects and two routes. Apply deletes the two old routes of the other program only
+			// if their metric differs from the metric of the new routes.
 			if seen := changed(); round == 0 && seen != map[bool]int{true: 4, false: 6}[metric == 0] {
 				t.Errorf("metric %d: the kernel told of %d changes", metric, seen)
 			}

@@ -15,12 +15,12 @@ import (
 // TunnelName is the name of the tunnel device.
 const TunnelName = "podlace.vx"
 
-// hops4 is the number of possible IPv4 next hops, from 169.254.1.0 to 169.254.254.255. RFC 3927 reserves the first and the last 256
-// addresses of 169.254.0.0/16.
+// hops4 is the number of possible IPv4 addresses for next hops in the tunnel, from 169.254.1.0 to 169.254.254.255. RFC 3927 reserves the
+// first and the last 256 addresses of 169.254.0.0/16.
 const hops4 = 254 << 8
 
-// overhead returns the number of bytes that VXLAN adds to a packet: 22 for the Ethernet and VXLAN headers, 8 for UDP, and 20 or 40 for the
-// outer IP header.
+// overhead() returns the number of bytes that VXLAN adds to a packet: 22 for the Ethernet and VXLAN headers, 8 for UDP, and 20 or 40 for
+// the outer IP header.
 func overhead(underlay netip.Addr) int {
 	if underlay.Is4() {
 		return 50
@@ -28,8 +28,8 @@ func overhead(underlay netip.Addr) int {
 	return 70
 }
 
-// tunnelMAC returns the MAC of a node's tunnel device. The MAC is computed from the node's address, so that nodes need not publish their
-// MACs.
+// tunnelMAC returns the MAC address of a node's tunnel device. The MAC address is computed from the node's IP address, so that nodes need
+// not publish their MAC addresses.
 func tunnelMAC(a netip.Addr) (mac [6]byte) {
 	if a.Is4() {
 		four := a.As4()
@@ -43,7 +43,7 @@ func tunnelMAC(a netip.Addr) (mac [6]byte) {
 	return mac
 }
 
-// tunneler collects the peers that this node reaches through the tunnel.
+// The type tunneler collects the peers that this node reaches through the tunnel.
 type tunneler struct {
 	own   netip.Addr
 	macs  map[[6]byte]netip.Addr // the node of each MAC
@@ -95,15 +95,16 @@ func (t *tunneler) nextHop4(name string) netip.Addr {
 	return netip.AddrFrom4([4]byte{169, 254, byte(1 + n>>8), byte(n)})
 }
 
-// nextHop6 returns the IPv6 next hop of a peer: a link-local address that contains the peer's MAC. The MAC is unique among peers.
+// nextHop6 returns the IPv6 next hop of a peer: a link-local address that contains the peer's MAC. The MAC of each peer is unique.
 func nextHop6(mac [6]byte) netip.Addr {
 	hop := [16]byte{0: 0xfe, 1: 0x80}
 	copy(hop[10:], mac[:])
 	return netip.AddrFrom16(hop)
 }
 
-// device() returns the wanted tunnel device. The last argument is the MTU of the link below the tunnel, or 0 if this MTU is unknown. The
-// device gets the first address of each podCIDR of this node. Pods never get the addresses of the tunnel device.
+// device() returns the tunnel device that this node should have. The last argument of device() is the MTU of the link below the tunnel, or
+// 0 if this MTU is unknown. The tunnel device gets the first address of each podCIDR of this node. Pods never get the addresses of the
+// tunnel device.
 func (t *tunneler) device(cfg Config, podCIDRs []netip.Prefix, uplink int) *Tunnel {
 	var addresses []netip.Addr
 	for _, p := range podCIDRs {

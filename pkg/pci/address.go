@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Address is the PCI address of a function. The address of a function stays the same if its driver or the namespace of its interface
-// changes. Addresses can be compared with ==. The zero value is not an address.
+// Address is the PCI address of a PCI function. The address of a PCI function does not change when its driver or the namespace of its
+// interface changes. Use == to compare addresses. The zero value is not an address.
 type Address struct {
 	domain                uint32
 	bus, device, function uint8
@@ -18,7 +18,7 @@ type Address struct {
 }
 
 // ParseAddress parses an address in the format of sysfs. The format is domain:bus:device.function in hexadecimal digits, such as
-// 0000:3b:10.2. The domain normally has four digits. The domain of a function behind Intel's Volume Management Device has more digits.
+// 0000:3b:10.2. The domain normally has four digits. Behind Intel's Volume Management Device, the domain has more digits.
 func ParseAddress(s string) (Address, error) {
 	domain, rest, _ := strings.Cut(s, ":")
 	bus, rest, _ := strings.Cut(rest, ":")
@@ -48,12 +48,12 @@ func (a Address) String() string {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", a.domain, a.bus, a.device, a.function)
 }
 
-// Number returns a unique number for the address.
+// Number returns a number that no other PCI address has.
 func (a Address) Number() int64 {
 	return int64(a.domain)<<16 | int64(a.bus)<<8 | int64(a.device)<<3 | int64(a.function)
 }
 
-// Compare orders addresses by domain, bus, device and function. The zero value comes first.
+// Compare orders addresses by domain, bus, device and function. The zero value sorts before all addresses.
 func (a Address) Compare(b Address) int {
 	if a.valid != b.valid {
 		return cmp.Compare(len(a.String()), len(b.String()))
@@ -62,10 +62,10 @@ func (a Address) Compare(b Address) int {
 		cmp.Compare(a.function, b.function))
 }
 
-// MarshalText returns the same as String.
+// MarshalText returns the same text as String.
 func (a Address) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
-// UnmarshalText parses an address like ParseAddress. An empty text gives the zero value.
+// UnmarshalText parses an address like ParseAddress. An empty text becomes the zero value.
 func (a *Address) UnmarshalText(text []byte) (err error) {
 	if len(text) == 0 {
 		*a = Address{}

@@ -22,7 +22,7 @@ const (
 	byNobody = "0000:3b:11.3"
 )
 
-// withFakeKernel returns a sysfs tree with a running fake kernel. No function has a driver_override.
+// withFakeKernel returns a sysfs tree with a running fake kernel. In this tree, driver_override is set for no PCI function.
 func withFakeKernel(t *testing.T, k pcitest.Kernel) (sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Extract(t, "vfio")
@@ -31,7 +31,7 @@ func withFakeKernel(t *testing.T, k pcitest.Kernel) (sysfs string) {
 	return sysfs
 }
 
-// driverState returns the driver of a function and its driver_override, separated by a comma.
+// driverState returns the driver of a PCI function and its driver_override, separated by a comma.
 func driverState(t *testing.T, sysfs, a string) string {
 	t.Helper()
 	root, err := os.OpenRoot(sysfs)
@@ -63,14 +63,14 @@ func TestBind(t *testing.T) {
 	}
 }
 
-// TestBindAgain checks that Bind writes to no file if the function already has the driver.
+// TestBindAgain checks that Bind writes no file if the PCI function already has the driver.
 func TestBindAgain(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	must(t, os.RemoveAll(filepath.Join(sysfs, probeFile)), os.Remove(filepath.Join(pcitest.Folder(t, sysfs, byVFIO), "driver_override")))
 	must(t, Bind(t.Context(), sysfs, address(t, byVFIO), "vfio-pci"))
 }
 
-// TestBindRefused checks that Bind rejects an impossible request before it makes a change.
+// TestBindRefused checks that Bind returns an error for an impossible request before it changes anything.
 func TestBindRefused(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	for driver, want := range map[string]string{
@@ -106,7 +106,7 @@ func failBind(t *testing.T, sysfs, vf, driver string) string {
 	return err.Error()
 }
 
-// TestBindFails checks that Bind rebinds the previous driver if the new driver does not accept the function.
+// TestBindFails checks that Bind binds the previous driver again if the new driver does not accept the PCI function.
 func TestBindFails(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{Failing: []string{"vfio-pci"}})
 	err := failBind(t, sysfs, byKernel, "vfio-pci")
@@ -125,7 +125,7 @@ func TestBindFails(t *testing.T) {
 	}
 }
 
-// TestBindFailsTwice checks the error of Bind if neither the new nor the previous driver accepts the function.
+// TestBindFailsTwice checks the error of Bind if neither the new driver nor the previous driver accepts the PCI function.
 func TestBindFailsTwice(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{Failing: []string{"vfio-pci", "iavf"}})
 	if err := failBind(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err,
@@ -137,7 +137,7 @@ func TestBindFailsTwice(t *testing.T) {
 	}
 }
 
-// TestBindInUse checks that a failed Bind resets driver_override if the current driver does not release the function.
+// TestBindInUse checks that a failed Bind resets driver_override if the current driver does not release the PCI function.
 func TestBindInUse(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{Stuck: []string{"vfio-pci"}})
 	if err := failBind(t, sysfs, byVFIO, "iavf"); !strings.Contains(err, "wait for no driver, have vfio-pci: ") ||
@@ -149,8 +149,8 @@ func TestBindInUse(t *testing.T) {
 	}
 }
 
-// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written. The test also checks that the function
-// keeps its driver.
+// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written. TestBindNoWrite also checks that the
+// PCI function keeps its driver.
 func TestBindNoWrite(t *testing.T) {
 	for _, file := range []string{"bus/pci/drivers/iavf/unbind", "bus/pci/devices/" + byKernel + "/driver_override"} {
 		sysfs := withFakeKernel(t, pcitest.Kernel{})
@@ -168,7 +168,7 @@ func TestBindNoWrite(t *testing.T) {
 	}
 }
 
-// TestBindOverride checks that Bind restores the value of driver_override that an administrator wrote.
+// TestBindOverride checks that Bind restores a value of driver_override that an administrator set before.
 func TestBindOverride(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	pcitest.Set(t, sysfs, byVFIO, "driver_override", "vfio-pci")
@@ -223,8 +223,8 @@ func TestUnbind(t *testing.T) {
 	}
 }
 
-// TestBindGone checks that currentDriver returns fs.ErrNotExist for a function that was removed. The value "" would be wrong, because it
-// stands for a function without a driver.
+// TestBindGone checks that currentDriver returns fs.ErrNotExist for a PCI function that was removed. The result "" would be wrong, because
+// "" means that the PCI function exists but has no driver.
 func TestBindGone(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	root, err := os.OpenRoot(sysfs)
@@ -236,8 +236,8 @@ func TestBindGone(t *testing.T) {
 	}
 }
 
-// TestBindBackToNone checks restoreFormer for a function that had no driver before. If a bind succeeded after the deadline, restoreFormer
-// must unbind the function.
+// TestBindBackToNone checks restoreFormer for a PCI function that had no driver before. If a bind succeeds only after the deadline,
+// restoreFormer must unbind the PCI function.
 func TestBindBackToNone(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	root, err := os.OpenRoot(sysfs)
@@ -250,8 +250,8 @@ func TestBindBackToNone(t *testing.T) {
 	}
 }
 
-// TestBindVFsOnly (S-36) checks that Bind, Unbind and ResetFunction reject a PF, and any function whose link physfn is invalid. The
-// functions keep their drivers.
+// TestBindVFsOnly (S-36) checks that Bind, Unbind and ResetFunction reject a PF. The three functions also reject any PCI function whose
+// link physfn is invalid. TestBindVFsOnly also checks that the PCI functions keep their drivers.
 func TestBindVFsOnly(t *testing.T) {
 	const pf = "0000:3b:00.0"
 	sysfs := withFakeKernel(t, pcitest.Kernel{})

@@ -8,8 +8,7 @@ import (
 	"github.com/safchain/ethtool"
 )
 
-// A value of type channels sends ethtool requests to read the number of queue pairs of an interface, because sysfs does not contain this
-// number.
+// The type channels sends ethtool requests to read the number of queue pairs of an interface, because sysfs does not contain this number.
 type channels struct{ *ethtool.Ethtool }
 
 func openChannels() (channels, error) {
@@ -21,7 +20,7 @@ func openChannels() (channels, error) {
 }
 
 // countPairs returns the number of queue pairs of the interface of a PCI function. countPairs returns 0 if the kernel does not report the
-// number. countPairs also returns 0 if the interface with this name in the current network namespace belongs to another function.
+// number. countPairs also returns 0 if the interface with this name in the current network namespace belongs to another PCI function.
 func (c channels) countPairs(ifname string, a Address) int {
 	if bus, err := c.BusInfo(ifname); err != nil || bus != a.String() {
 		return 0

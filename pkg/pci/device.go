@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pci reads the network cards of a machine from sysfs: physical functions (PF) and virtual functions (VF) with their NUMA nodes,
-// drivers and other properties. The package identifies each function by its PCI address. The package does not identify functions by their
-// interfaces, because an interface may be in a pod.
+// drivers and other properties. Package pci identifies each PCI function by its PCI address. Package pci does not identify PCI functions by
+// their interfaces, because an interface may be in a pod.
 package pci
 
 import (
@@ -12,7 +12,7 @@ import (
 // Unknown is the value of NUMANode, IOMMUGroup or VFIndex if the kernel does not report this property.
 const Unknown = -1
 
-// Link types, from the hardware type of an interface (ARPHRD_*).
+// The kernel reports the link type as the hardware type of an interface (ARPHRD_*).
 const (
 	Ether      = "ether"
 	InfiniBand = "infiniband"
@@ -38,16 +38,16 @@ type Device struct {
 	RDMAFiles  []string `json:"rdmaFiles,omitempty"`  // their files below /dev: infiniband/uverbs0
 	UIO        []string `json:"uio,omitempty"`        // files below /dev: uio0
 
-	// Of a VF.
+	// Fields of a VF.
 	PF      Address `json:"pf,omitzero"` // the zero value for all others
 	VFIndex int     `json:"vfIndex"`     // by the PF's virtfnN; Unknown for all others
 
-	// Of a PF.
+	// Fields of a PF.
 	TotalVFs int `json:"totalVFs,omitempty"` // maximum number of VFs
 	NumVFs   int `json:"numVFs,omitempty"`   // number of existing VFs, even if sriov_numvfs does not count them yet
 
-	// The following fields are set only if the function has an interface in this network namespace. If the interface of a VF is in another
-	// namespace, use the fields of the PF.
+	// The following fields are set only if the interface of the PCI function is in this network namespace. If the interface of a VF is in
+	// another network namespace, use the fields of the PF.
 	Carrier  bool   `json:"carrier,omitempty"`
 	Speed    int    `json:"speed,omitempty"`    // in Mbit/s, 0 if unknown
 	Channels int    `json:"channels,omitempty"` // pairs of queues in use, 0 if unknown
@@ -57,8 +57,8 @@ type Device struct {
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 
-	// Unreadable contains the name of an existing file that could not be read, and the reason. Unreadable is "" if all files could be read. A
-	// device with an unreadable file must not be used.
+	// Unreadable contains the name of an existing file that could not be read, and the reason. Unreadable is "" if Scan could read all
+	// files of the device. Do not use a device if one of its files was unreadable.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
@@ -72,7 +72,7 @@ type Node struct {
 	Distance []int  `json:"distance"` // to each node, in the order of Snapshot.Nodes (ACPI SLIT: 10 is local)
 }
 
-// Snapshot is the immutable result of a scan.
+// Snapshot is the immutable result of one scan of the machine's network cards.
 type Snapshot struct {
 	Devices []Device `json:"devices"` // sorted by address
 	Nodes   []Node   `json:"nodes"`   // online nodes, sorted by ID

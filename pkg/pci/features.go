@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Requests from linux/sockios.h and linux/ethtool.h, and the sizes of their structures. Linux has 64 features.
+// Numbers of ethtool requests from linux/sockios.h and linux/ethtool.h, and the sizes of their structures. Linux defines 64 features of
+// interfaces.
 const (
 	siocEthtool = 0x8946
 
@@ -54,7 +55,7 @@ type (
 	}
 )
 
-// A featureSocket reads and changes the features of one interface.
+// The type featureSocket reads and changes the features of one interface.
 type featureSocket struct {
 	fd     int
 	ifname string
@@ -125,8 +126,8 @@ func (s *featureSocket) enabled() ([]string, error) {
 	return on, nil
 }
 
-// switchFeatures enables or disables features of the interface. If the given function returns true for a feature, switchFeatures enables
-// the feature, and otherwise disables it.
+// switchFeatures enables or disables features of the interface. For each feature in the list, switchFeatures calls the given function: the
+// result true enables the feature, and false disables it.
 func (s *featureSocket) switchFeatures(names []string, on func(name string) bool) error {
 	want := wantedFeatures{command: setFeatures, blocks: uint32(len(s.names)+31) / 32}
 	for i, name := range s.names {
@@ -140,8 +141,8 @@ func (s *featureSocket) switchFeatures(names []string, on func(name string) bool
 	return s.call(unsafe.Pointer(&want))
 }
 
-// Features returns the names of the enabled features of an interface, sorted. "ethtool -k" shows the same names. The list is empty if the
-// kernel does not report features.
+// Features returns the names of the enabled features of an interface, sorted. "ethtool -k" shows the same names. Features returns an empty
+// list if the kernel does not report features.
 func Features(ifname string) (on []string, err error) {
 	s, err := openFeatures(ifname)
 	if errors.Is(err, syscall.EOPNOTSUPP) {
@@ -158,8 +159,8 @@ func Features(ifname string) (on []string, err error) {
 	return on, nil
 }
 
-// SetFeatures enables exactly the given features of an interface and disables all others. A feature that the driver cannot switch stays
-// unchanged and causes no error.
+// SetFeatures enables exactly the given features of an interface and disables all others. If the driver cannot switch a feature, the
+// feature stays unchanged and SetFeatures returns no error.
 func SetFeatures(ifname string, on []string) error {
 	s, err := openFeatures(ifname)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 
 const spoiledVF = "0000:3b:11.0"
 
-// scanDamaged calls f, which damages a VF in a sysfs tree. scanDamaged then scans the tree and returns the result for this VF. The test
-// fails if the result for another device changes.
+// scanDamaged calls f, which writes invalid data into the files of a VF in a sysfs tree. After that, scanDamaged scans the tree and returns
+// the result for this VF. scanDamaged fails the test if the scan result of another device changes.
 func scanDamaged(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	t.Helper()
 	sysfs := pcitest.Extract(t, "in-pods")
@@ -89,8 +89,8 @@ func TestScanGarbage(t *testing.T) {
 	}
 }
 
-// TestScanOddFiles checks that Scan rejects an attribute that is not a regular file. Such a file must not block Scan, and Scan must not
-// follow a link out of the tree.
+// TestScanOddFiles checks that Scan rejects an attribute that is not a regular file. A FIFO or device must not block Scan, and Scan must
+// not follow a symlink out of the tree.
 func TestScanOddFiles(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(outside, []byte("0x8086\n"), 0o600))
@@ -126,7 +126,7 @@ func TestScanOddFiles(t *testing.T) {
 	}
 }
 
-// TestScanOddDevices checks that Scan skips a function whose entry is not a folder.
+// TestScanOddDevices checks that Scan skips a PCI function whose entry in sysfs is not a folder.
 func TestScanOddDevices(t *testing.T) {
 	for name, f := range map[string]func(path string) error{
 		"nowhere": func(path string) error { return os.Symlink("../../../devices/pci0000:ff/0000:ff:00.0", path) },
@@ -151,10 +151,11 @@ func TestScanOddDevices(t *testing.T) {
 	}
 }
 
-// TestScanIOError checks that Unreadable contains a read error. The test also checks that the scan of the device continues.
+// TestScanIOError checks that the field Unreadable contains a read error. TestScanIOError also checks that Scan still reads the other files
+// of the device.
 func TestScanIOError(t *testing.T) {
 	d, ok := scanDamaged(t, func(_, vf string) {
-		// Reading this file fails with EIO, because nothing is mapped at address 0 of this process.
+		// A read from this file fails with EIO, because nothing is mapped at address 0 of this process.
 		path := filepath.Join(vf, "numa_node")
 		must(t, syscall.Mount("/proc/self/mem", path, "", syscall.MS_BIND, ""))
 		t.Cleanup(func() { must(t, syscall.Unmount(path, 0)) })
@@ -164,7 +165,7 @@ func TestScanIOError(t *testing.T) {
 	}
 }
 
-// TestFolderFail checks that noteError stores the first error, and ignores errors that only mean a missing value.
+// TestFolderFail checks that noteError stores the first error. noteError must ignore errors that only mean that a value is missing.
 func TestFolderFail(t *testing.T) {
 	for err, want := range map[error]string{
 		syscall.EIO: "numa_node: input/output error", syscall.EACCES: "numa_node: permission denied",

@@ -21,8 +21,8 @@ type deviceInfo struct {
 	} `json:"pci"`
 }
 
-// Info returns the document about the device in the format of the device information specification. The argument is the path of the
-// vhost-net device, or "".
+// Info returns the document that describes the device in the format of the device information specification. The argument of Info is the
+// path of the vhost-net device, or "".
 func (d Device) Info(vhostNet string) []byte {
 	info := deviceInfo{Type: "pci", Version: infoVersion}
 	info.PCI.Address, info.PCI.VhostNet, info.PCI.RDMA = d.Address.String(), vhostNet, strings.Join(d.RDMA, ",")

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// addInterfaces reads the interfaces of a function in this network namespace, except the representors of its VFs. Fields such as MTU
-// describe the first interface in the order of names.
+// addInterfaces reads the interfaces that the PCI function has in this network namespace, except the representors of its VFs. Fields such
+// as MTU describe the first interface by name.
 func (s *scanner) addInterfaces(d *Device, f *folder) {
 	for _, dir := range interfaceFolders(f) {
 		names, err := listFolder(f.Root, dir)
@@ -21,7 +21,8 @@ func (s *scanner) addInterfaces(d *Device, f *folder) {
 	}
 }
 
-// interfaceFolders returns the folders that contain interfaces: "net" of the function, and "net" of its virtio device.
+// interfaceFolders returns the folders that contain interfaces: the folder "net" of the PCI function, and the folder "net" of its virtio
+// device.
 func interfaceFolders(f *folder) (dirs []string) {
 	for _, name := range f.names {
 		switch {

@@ -29,8 +29,8 @@ func mustScan(t testing.TB, sysfs string) *Snapshot {
 	return s
 }
 
-// differences returns the addresses of the devices that differ between two snapshots. If the NUMA nodes differ, the list also contains
-// "nodes".
+// differences() returns the addresses of the devices that differ between two snapshots. If the NUMA nodes of the snapshots differ, the list
+// also contains "nodes".
 func differences(from, to *Snapshot) (what []string) {
 	for _, s := range [][2]*Snapshot{{from, to}, {to, from}} {
 		for _, d := range s[0].Devices {

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// scanNodes reads the online NUMA nodes. The list is empty on a kernel without NUMA.
+// scanNodes reads the online NUMA nodes. On a kernel without NUMA, scanNodes returns an empty list.
 func scanNodes(root *os.Root) []Node {
 	nodes := []Node{}
 	online, err := readAttribute(root, nodesFolder+"/online")
@@ -25,7 +25,7 @@ func scanNodes(root *os.Root) []Node {
 			f.Close()
 		}
 	}
-	// If the number of distances differs from the number of nodes, the distances are unusable.
+	// If the number of distances differs from the number of nodes, scanNodes cannot use the distances.
 	for i := range nodes {
 		if len(nodes[i].Distance) != len(ids) || len(nodes) != len(ids) {
 			nodes[i].Distance = nil

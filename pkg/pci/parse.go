@@ -60,7 +60,7 @@ func parseCount(s string) (int, error) {
 	return int(n), nil
 }
 
-// parseSpeed parses a speed in Mbit/s. Drivers report -1 for an unknown speed. Some drivers report this -1 as an unsigned 32-bit number.
+// parseSpeed parses a speed in Mbit/s. Drivers report -1 for an unknown speed. Some drivers report -1 as an unsigned 32-bit number.
 func parseSpeed(s string) (int, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil {
@@ -85,7 +85,8 @@ func parseLinkType(s string) (string, error) {
 	return map[int]string{1: Ether, 32: InfiniBand}[n], err
 }
 
-// parseErrors returns the total number of errors in aer_dev_fatal or aer_dev_nonfatal. The file has a line such as "TOTAL_ERR_FATAL 3".
+// parseErrors returns the total number of errors in aer_dev_fatal or aer_dev_nonfatal. The file aer_dev_fatal has a line such as
+// "TOTAL_ERR_FATAL 3".
 func parseErrors(s string) (uint64, error) {
 	for line := range strings.Lines(s) {
 		if fields := strings.Fields(line); len(fields) == 2 && strings.HasPrefix(fields[0], "TOTAL_ERR_") {
@@ -137,8 +138,8 @@ func parseNodes(s string) (nodes []int, err error) {
 	return nodes, nil
 }
 
-// parseRoot returns the root of the PCI hierarchy from the path of a function. For ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0 it
-// returns pci0000:3a.
+// parseRoot returns the root of the PCI hierarchy from the sysfs path of a PCI function. For
+// ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0, parseRoot returns pci0000:3a.
 func parseRoot(target string) string {
 	_, rest, _ := strings.Cut(target, "/")
 	for part, rest, isFolder := strings.Cut(rest, "/"); isFolder; part, rest, isFolder = strings.Cut(rest, "/") {
@@ -160,13 +161,13 @@ func parseVF(name string) (index int, ok bool) {
 	return index, true
 }
 
-// isRepresentor reports whether phys_switch_id and phys_port_name belong to the representor of a VF in the card's switch. Otherwise these
-// attributes belong to the interface of the PF. Older drivers use the number of the VF as the port name.
+// isRepresentor reports whether phys_switch_id and phys_port_name belong to a VF's representor, an interface of the card's switch.
+// Otherwise, phys_switch_id and phys_port_name belong to the interface of the PF. Older drivers use the number of the VF as the port name.
 func isRepresentor(switchID, port string) bool {
 	return isFunctionPort(port) || switchID != "" && port != "" && !isUplinkPort(port)
 }
 
-// isUplinkPort reports whether a port name is the name of a physical port, such as p0, or of a split physical port, such as p0s1
+// isUplinkPort reports whether a port name is the name of a physical port, such as p0, or of one part of a split port, such as p0s1
 // (devlink-port(8)).
 func isUplinkPort(port string) bool {
 	rest, ok := cutNumbered(port, "p")
@@ -192,8 +193,8 @@ func isFunctionPort(port string) bool {
 	return ok && rest == ""
 }
 
-// cutNumbered returns the text that follows the prefix and a number. The second result reports whether the text begins with the prefix and
-// a number.
+// cutNumbered returns the text that follows the prefix and a number. The second result of cutNumbered reports whether the text begins with
+// the prefix and a number.
 func cutNumbered(s, prefix string) (rest string, ok bool) {
 	digits, ok := strings.CutPrefix(s, prefix)
 	rest = strings.TrimLeft(digits, "0123456789")

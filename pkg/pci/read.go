@@ -8,12 +8,13 @@ import (
 	"os"
 )
 
-// Read reads one function quickly: only its address, class, driver, interfaces and RDMA devices. If the function is a VF, Read also reads
-// the PF. For a function that is not a VF, the second result is the zero value. Read does not read the number of VFs, the IOMMU group,
-// files below /dev, or the state of interfaces such as speed and MTU. Read returns fs.ErrNotExist if no network card has this function.
+// Read reads one PCI function quickly: only its address, class, driver, interfaces and RDMA devices. If the PCI function is a VF, Read also
+// reads the PF. For a PCI function that is not a VF, the second result of Read is the zero value. Read does not read the number of VFs, the
+// IOMMU group, files below /dev, or the state of interfaces such as speed and MTU. Read returns fs.ErrNotExist if the PCI function does not
+// exist or is not a network card.
 func Read(sysfs string, a Address) (d, pf Device, err error) { return read(sysfs, a, true) }
 
-// Inspect reads one function like Scan, except for the number of queue pairs.
+// Inspect reads the same properties of one PCI function as Scan, except the number of queue pairs.
 func Inspect(sysfs string, a Address) (d Device, err error) {
 	d, _, err = read(sysfs, a, false)
 	return d, err

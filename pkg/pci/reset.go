@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// resetTimeout is the timeout for the reset of a function. A reset normally takes up to 100 ms (PCI Express Base Specification, section
+// resetTimeout is the timeout for the reset of a PCI function. A reset normally takes up to 100 ms (PCI Express Base Specification, section
 // 6.6.2).
 const resetTimeout = 10 * time.Second
 
-// ResetFunction resets a VF. The kernel chooses the method of the reset, and prefers a function level reset (FLR). ResetFunction returns an
-// error for a function with a driver. The reason is that some drivers block forever during a reset, together with the process that
-// requested the reset. ResetFunction waits at most 10 s. A reset that hangs cannot be interrupted, and the process cannot exit before the
-// reset ends.
+// ResetFunction resets a VF. The kernel chooses the reset method, and prefers a function level reset (FLR). ResetFunction returns an error
+// for a PCI function with a driver. Some drivers block forever during a reset, and so does the process that requested the reset.
+// ResetFunction waits at most 10 s. A reset that hangs cannot be interrupted, and the process that requested the reset cannot exit before
+// the reset ends.
 func ResetFunction(ctx context.Context, sysfs string, a Address) error {
 	return withVFControl(ctx, sysfs, a, resetTimeout, func(ctx context.Context, c control) error {
 		if driver, err := c.currentDriver(); err != nil || driver != "" {

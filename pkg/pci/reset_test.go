@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestResetFunction (V-08) checks that ResetFunction resets only a function without a driver.
+// TestResetFunction (V-08) checks that ResetFunction resets a PCI function only if no driver is bound.
 func TestResetFunction(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	refused := func(a, says string) {

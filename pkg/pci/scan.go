@@ -11,9 +11,9 @@ import (
 
 const networkClass = 0x02
 
-// Scan reads the network cards and NUMA nodes of a machine from sysfs. If Scan cannot read a file of a device, it sets Unreadable of this
-// device. Scan skips functions that disappear during the scan, and the VFs of a PF that disappears. Scan returns an error only if sysfs or
-// PCI is missing.
+// Scan reads the network cards and NUMA nodes of a machine from sysfs. If Scan cannot read a file of a device, the field Unreadable of this
+// device contains the error. Scan skips PCI functions that disappear during the scan, and the VFs of a PF that disappears. Scan returns an
+// error only if sysfs is missing or contains no PCI bus.
 func Scan(sysfs string) (*Snapshot, error) {
 	ask, err := openChannels()
 	if err != nil {
@@ -23,7 +23,7 @@ func Scan(sysfs string) (*Snapshot, error) {
 	return scan(sysfs, ask.countPairs)
 }
 
-// A scanner is the state of one scan.
+// The type scanner is the state of one scan.
 type scanner struct {
 	brief    bool // read only identity, interface and driver
 	root     *os.Root
@@ -57,7 +57,8 @@ func scan(sysfs string, channels func(string, Address) int) (*Snapshot, error) {
 	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root)}, nil
 }
 
-// addFunction reads the sysfs files of a PCI function. If the PCI function belongs to a network card, addFunction adds it to the scan.
+// addFunction reads the sysfs files of a PCI function. If the PCI function is a network card, addFunction adds it to the result of the
+// scan.
 func (s *scanner) addFunction(a Address) {
 	at := devicesFolder + "/" + a.String()
 	f, err := openFolder(s.root, at)
@@ -82,7 +83,8 @@ func (s *scanner) addFunction(a Address) {
 	s.readSRIOV(&d, f)
 	s.addInterfaces(&d, f)
 	if f.left {
-		// A file has disappeared. Either the whole device was removed, or only the interface of the device was moved, for example to a pod.
+		// A file of the device has disappeared. Either the whole device was removed, or only its interface was moved, for example into a
+		// pod.
 		if _, err := s.root.Stat(at + "/vendor"); err != nil {
 			return
 		}
@@ -125,7 +127,7 @@ func (s *scanner) readDeviceFiles(d *Device, f *folder) {
 	slices.Sort(d.RDMAFiles)
 }
 
-// readSRIOV reads the links between PF and VFs, and the numbers of VFs.
+// readSRIOV reads the links between a PF and its VFs, and the numbers of VFs.
 func (s *scanner) readSRIOV(d *Device, f *folder) {
 	if d.PF = f.linkedFunction("physfn"); d.PF == d.Address {
 		d.PF = Address{}
@@ -139,7 +141,7 @@ func (s *scanner) readSRIOV(d *Device, f *folder) {
 		if !strings.HasPrefix(name, "virtfn") {
 			continue
 		}
-		// A dangling link can be ignored, because the VF also has a link to its PF.
+		// A dangling link from a PF to a VF can be ignored, because the VF also has a link to its PF.
 		target, err := readLink(f.Root, name, "")
 		vf, addressErr := ParseAddress(target)
 		if index, ok := parseVF(name); ok && err == nil && addressErr == nil {
@@ -148,7 +150,8 @@ func (s *scanner) readSRIOV(d *Device, f *folder) {
 	}
 }
 
-// joinDevices returns the functions as a list that is sorted by address. joinDevices completes the fields that depend on both PF and VF.
+// joinDevices returns the PCI functions as a list that is sorted by address. joinDevices completes the fields that depend on both the PF
+// and the VF.
 func (s *scanner) joinDevices() []Device {
 	physical := map[Address]Device{}
 	for i := range s.devices {
@@ -179,7 +182,7 @@ func (s *scanner) joinDevices() []Device {
 	return devices
 }
 
-// countVFs counts the VFs of a PF. countVFs counts the links from the PF to VFs and the links from VFs to the PF, and returns the larger
+// countVFs counts the VFs of a PF. countVFs counts the links from the PF to VFs, and the links from VFs to the PF, and returns the larger
 // number. countVFs does not use sriov_numvfs, because the kernel creates VFs before it updates this file.
 func (s *scanner) countVFs(pf Address) int {
 	links, vfs := 0, 0

@@ -68,7 +68,7 @@ func TestScanNoTree(t *testing.T) {
 	}
 }
 
-// TestScanMany checks the scan of a PF with 127 VFs. The VFs use every second address on two buses.
+// TestScanMany checks the scan of a PF with 127 VFs. The addresses of the VFs are every second address on two buses.
 func TestScanMany(t *testing.T) {
 	s := mustScan(t, pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 127, Stride: 2, InPods: true}))
 	pf, ok := s.Device(address(t, "0000:15:00.0"))
@@ -86,13 +86,13 @@ func TestScanMany(t *testing.T) {
 	}
 }
 
-// TestScanVanishes checks that Scan skips removed functions and the VFs of a removed PF, and returns no error.
+// TestScanVanishes checks that Scan skips removed PCI functions and the VFs of a removed PF, and returns no error.
 func TestScanVanishes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	before := mustScan(t, sysfs)
 	pcitest.Remove(t, sysfs, "0000:3b:10.2")
 	pcitest.Remove(t, sysfs, "0000:86:00.0")
-	// The PF is removed here, but its VFs still exist.
+	// The test removes only the PF, and keeps its VFs.
 	must(t, os.Remove(filepath.Join(sysfs, devicesFolder, "0000:86:00.1")))
 	after := mustScan(t, sysfs)
 	if len(before.Devices) != 12 || len(after.Devices) != 5 || len(after.VFs(address(t, "0000:3b:00.0"))) != 1 {
@@ -100,12 +100,13 @@ func TestScanVanishes(t *testing.T) {
 	}
 }
 
-// TestScanGoesMeanwhile checks that Scan skips a function that disappears while Scan reads its interface. A function that loses only its
-// interface stays in the result.
+// TestScanGoesMeanwhile checks that Scan skips a PCI function that disappears while Scan reads its interface. If only the interface of a
+// PCI function disappears, the PCI function stays in the result.
 func TestScanGoesMeanwhile(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	for _, a := range []string{"0000:3b:10.0", "0000:3b:10.2"} {
-		// The dangling link simulates an interface that disappears: the folder contains its name, but the interface cannot be opened.
+		// The dangling link simulates an interface that disappears: the folder contains the interface's name, but a program cannot open the
+		// interface.
 		pcitest.Set(t, sysfs, a, "net/gone", "-> nowhere")
 	}
 	must(t, os.Remove(filepath.Join(pcitest.Folder(t, sysfs, "0000:3b:10.2"), "vendor")))
@@ -155,7 +156,7 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestChannelsElsewhere checks that countPairs returns 0 if the interface with this name belongs to another device.
+// TestChannelsElsewhere checks that countPairs returns 0 if an interface with the expected name belongs to another device.
 func TestChannelsElsewhere(t *testing.T) {
 	c, err := openChannels()
 	must(t, err)

@@ -14,10 +14,10 @@ import (
 	"syscall"
 )
 
-// Sysfs is the path where Linux mounts sysfs. Functions have the path of sysfs as a parameter, so that tests can use another tree.
+// Sysfs is the path at which Linux normally mounts sysfs. Functions have the sysfs path as a parameter, so that tests can use another tree.
 const Sysfs = "/sys"
 
-// Folders and files below the path of sysfs.
+// Paths of folders and files in sysfs, relative to the path of sysfs.
 const (
 	devicesFolder = "bus/pci/devices"
 	driversFolder = "bus/pci/drivers"
@@ -27,18 +27,19 @@ const (
 	miscFolder    = "class/misc"
 )
 
-// maxAttribute is the maximum size of a sysfs attribute in bytes, which is one page.
+// maxAttribute is the maximum size of a sysfs attribute in bytes. The size is one memory page.
 const maxAttribute = 4096
 
-// These errors report unexpected files and links. A real sysfs contains none of them.
+// The following errors report files and links that a real sysfs does not contain.
 var (
 	errNoFile = errors.New("is no regular file")
 	errLong   = fmt.Errorf("is longer than %d bytes", maxAttribute)
 	errLink   = errors.New("leads to an unexpected folder")
 )
 
-// isUnavailable reports whether an error only means that the kernel or driver has no value for an attribute at the moment. For example,
-// reading the speed of a link that is down fails with EINVAL. Any other error for an existing file is a real read error.
+// isUnavailable reports whether an error only means that the kernel or driver currently has no value for an attribute. For example, the
+// kernel returns EINVAL for the speed of a link that is down. For any other error of an existing file, isUnavailable returns false, because
+// the error is a real read error.
 func isUnavailable(err error) bool {
 	return isMissing(err) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP)
 }
@@ -48,7 +49,7 @@ func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV)
 }
 
-// readAttribute returns the content of a file without surrounding white space. readAttribute returns an error for a FIFO and does not
+// readAttribute returns the content of a file without surrounding white space. For a FIFO, readAttribute returns an error and does not
 // block.
 func readAttribute(dir *os.Root, name string) (string, error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -96,7 +97,8 @@ func listFolder(dir *os.Root, name string) ([]string, error) {
 	return names, err
 }
 
-// readLink returns the last element of a symlink's target. The target must be in a folder with the given name, unless folder is "".
+// readLink returns the last element of a symlink's target. If the argument folder is not "", the target of the symlink must be in a folder
+// with this name.
 func readLink(dir *os.Root, name, folder string) (string, error) {
 	target, err := dir.Readlink(name)
 	if errors.Is(err, syscall.EINVAL) {
@@ -112,7 +114,7 @@ func readLink(dir *os.Root, name, folder string) (string, error) {
 	return last, nil
 }
 
-// A folder is the open sysfs folder of one function or interface. A folder stores the first read error.
+// The type folder is the open sysfs folder of one PCI function or interface. A value of type folder stores the first read error.
 type folder struct {
 	*os.Root
 	names []string // names in the folder, sorted
@@ -121,7 +123,7 @@ type folder struct {
 }
 
 func openFolder(parent *os.Root, name string) (*folder, error) {
-	// The suffix "/." makes OpenRoot return an error if the name is not a folder. Without this suffix, OpenRoot would block on a FIFO.
+	// The suffix "/." makes OpenRoot return an error if the name is not a folder. Without the suffix "/.", OpenRoot would block on a FIFO.
 	dir, err := parent.OpenRoot(name + "/.")
 	if err != nil {
 		return nil, err
@@ -139,7 +141,7 @@ func (f *folder) has(name string) bool {
 	return found
 }
 
-// noteError stores the first real error. noteError removes the path from the error, because paths differ between machines.
+// noteError stores the first real error of a folder. noteError removes the path from the error, because paths differ between machines.
 func (f *folder) noteError(name string, err error) {
 	f.left = f.left || isMissing(err)
 	if f.err == nil && err != nil && !isUnavailable(err) {

@@ -12,16 +12,17 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans when no event has arrived for the first
-// duration. During a continuous stream of events, Watch scans after the second duration.
+// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore waits until no event has arrived for the
+// duration quiet, and then scans. If events arrive continuously, Watch scans after the duration noQuieter.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second
 )
 
-// Watch scans immediately, after events of the kernel, and at the interval that the caller passes. Watch sends each snapshot that differs
-// from the previous snapshot. Watch closes the channel when ctx ends. Watch returns an error only if the first scan fails, and logs later
-// errors. If the interval is 0, Watch scans only after kernel events. In a user namespace, the kernel sends events for only some devices.
+// Watch scans immediately, after events of the kernel, and at the interval that the caller passes. Watch sends a snapshot only if it
+// differs from the previous snapshot. Watch closes the channel when ctx ends. Watch returns an error only if the first scan fails, and logs
+// later errors. If the interval is 0, Watch scans only at the start and after kernel events. In a user namespace, the kernel sends events
+// for only some devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)
@@ -89,7 +90,7 @@ func waitForChange(ctx context.Context, events <-chan kernel.Event, poll time.Du
 	}
 }
 
-// isRelevant reports whether an event may be about a PCI function. Events about the virtual links of pods are not relevant.
+// isRelevant reports whether an event may be about a PCI function. Events about the virtual links of pods are irrelevant.
 func isRelevant(e kernel.Event) bool {
 	switch {
 	case e.Lost:
@@ -97,6 +98,6 @@ func isRelevant(e kernel.Event) bool {
 	case e.Device != "":
 		return strings.Contains(e.Device, "/pci")
 	}
-	// Interfaces of network cards have no kind, except InfiniBand interfaces.
+	// Interfaces of network cards have no link kind, except InfiniBand interfaces.
 	return e.Kind == "" || e.Kind == "ipoib"
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// A fakeMachine provides scans and events in the fake time of testing/synctest.
+// The type fakeMachine provides scans and events in the fake time of testing/synctest.
 type fakeMachine struct {
 	mu     sync.Mutex
 	now    *Snapshot
@@ -38,7 +38,7 @@ func (m *fakeMachine) scan() (*Snapshot, error) {
 	return m.now, m.err
 }
 
-// setScan sets the result of later scans: one device with the given number of channels, or an error.
+// setScan sets the result of all later scans: one device with the given number of channels, or an error.
 func (m *fakeMachine) setScan(n int, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -102,7 +102,7 @@ func TestWatchBurst(t *testing.T) {
 	}
 }
 
-// TestWatchStream checks that a continuous stream of events causes a scan after the duration in noQuieter.
+// TestWatchStream checks that Watch also scans while events arrive continuously, after the duration in noQuieter.
 func TestWatchStream(t *testing.T) {
 	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		for range 70 {
@@ -115,7 +115,7 @@ func TestWatchStream(t *testing.T) {
 	}
 }
 
-// TestWatchPoll checks that polling finds a change without an event. The test also checks that Watch sends the new snapshot once.
+// TestWatchPoll checks that polling finds a change without an event. TestWatchPoll also checks that Watch sends the new snapshot once.
 func TestWatchPoll(t *testing.T) {
 	m := runWatch(t, time.Minute, func(m *fakeMachine) {
 		time.Sleep(90 * time.Second)
@@ -133,8 +133,8 @@ func TestWatchNoPoll(t *testing.T) {
 	runWatch(t, 0, func(*fakeMachine) { time.Sleep(24 * time.Hour) }).check(t, 0)
 }
 
-// TestWatchFails checks that Watch sends nothing after a failed scan. Watch compares the next successful scan with the last successful
-// scan.
+// TestWatchFails checks that Watch sends nothing after a failed scan. After the failure, Watch compares the next successful scan with the
+// last successful scan.
 func TestWatchFails(t *testing.T) {
 	m := runWatch(t, time.Minute, func(m *fakeMachine) {
 		m.setScan(0, fs.ErrPermission)
@@ -155,8 +155,8 @@ func TestWatchFailsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatchKernel checks that an event of the real kernel causes a scan. The test also checks that an event about the link of a pod causes
-// no scan.
+// TestWatchKernel checks that an event of the real kernel causes a scan. TestWatchKernel also checks that an event about the link of a pod
+// causes no scan.
 func TestWatchKernel(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	ctx, stop := context.WithCancel(t.Context())
@@ -189,7 +189,7 @@ func TestWatchKernel(t *testing.T) {
 	}
 }
 
-// TestWatchTreeGoes checks that Watch does not report a machine without network cards if the sysfs tree is missing.
+// TestWatchTreeGoes checks that Watch sends no empty snapshot if the whole sysfs tree is missing.
 func TestWatchTreeGoes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "in-pods")
 	ctx, stop := context.WithCancel(t.Context())

@@ -13,21 +13,21 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// The type envelope contains the keys of a network configuration that package plugin itself reads.
+// The type envelope contains the keys of a network configuration that package plugin reads for all plugins.
 type envelope struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
 	PrevResult json.RawMessage `json:"prevResult"`
 }
 
-// readConfig decodes the configuration from stdin and checks the rules that apply to all plugins. The last argument is an error in the
-// environment, or nil. readConfig returns this error only after it has read the version, so that the error document has the correct
-// cniVersion.
+// readConfig decodes the configuration from stdin and checks the rules that apply to all plugins. The last argument of readConfig is an
+// error in the environment, or nil. readConfig returns this error only after it has read the version, so that the error document has the
+// correct cniVersion.
 func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	var env envelope
 	decodeErr := decode(data, &env)
 	if decodeErr != nil && r.Verb == "DEL" {
-		// DEL needs only the name of the network from the configuration.
+		// From the configuration, DEL needs only the name of the network.
 		var lenient struct {
 			Name string `json:"name"`
 		}
@@ -77,8 +77,8 @@ func (p Plugin) supports(v string) bool {
 	return false
 }
 
-// checkVersion returns an error if the plugin does not support the version, or if this version of the CNI specification does not define the
-// verb.
+// checkVersion returns an error if the plugin does not support the version of the CNI specification, or if this version does not define the
+// operation.
 func (p Plugin) checkVersion(verb, v string) error {
 	if !p.supports(v) {
 		return Errorf(CodeVersion, "cniVersion %s is not supported; supported are %s", quote(v), join(p.versions().SupportedVersions()))
@@ -121,8 +121,8 @@ func prevResult(env envelope) (*types100.Result, string, error) {
 	return readResult(env.CNIVersion, env.PrevResult)
 }
 
-// ReadResult parses a result of any version. If the result contains no version, ReadResult uses the first argument, which is the version of
-// the configuration.
+// ReadResult parses a result of any version. If the result contains no version, ReadResult uses its first argument, the version of the
+// configuration.
 func ReadResult(v string, raw []byte) (*types100.Result, error) {
 	result, _, err := readResult(v, raw)
 	return result, err
@@ -158,7 +158,7 @@ func readResult(v string, raw []byte) (result *types100.Result, own string, err 
 	return result, own, err
 }
 
-// withVersion adds the cniVersion v to a result that contains no version.
+// withVersion adds the key cniVersion with the value v to a result that has no cniVersion.
 func withVersion(v string, raw []byte) ([]byte, error) {
 	keys := map[string]json.RawMessage{}
 	if err := json.Unmarshal(raw, &keys); err != nil {

@@ -44,8 +44,8 @@ func TestVersionGate(t *testing.T) {
 	}
 }
 
-// TestVersionOfErrors checks that an error document has the version of the configuration, or the newest version if the configuration's
-// version is not supported.
+// TestVersionOfErrors checks that an error document has the version of the configuration. If the configuration's version is not supported,
+// the error document must have the newest version.
 func TestVersionOfErrors(t *testing.T) {
 	for in, want := range map[string]string{`"0.3.1"`: "0.3.1", `"1.0.0"`: "1.0.0", `""`: "0.1.0", `"9.9.9"`: "1.1.0", `7`: "1.1.0"} {
 		o := run((&recorder{}).plugin(), newEnv("ADD"), `{"name":"net","cniVersion":`+in+`}`)
@@ -55,7 +55,7 @@ func TestVersionOfErrors(t *testing.T) {
 	}
 }
 
-// TestVersionRefused checks that the plugin is not called if checkVersion returns an error.
+// TestVersionRefused checks that an error of checkVersion prevents the call of the plugin.
 func TestVersionRefused(t *testing.T) {
 	for verb, v := range map[string]string{"ADD": "9.9.9", "CHECK": "0.3.1", "GC": "1.0.0", "STATUS": "1.0.0"} {
 		rec := &recorder{}
@@ -119,7 +119,7 @@ func TestPrevResultRefused(t *testing.T) {
 	}
 }
 
-// TestPrevResultRules checks that CHECK and chained plugins require a prevResult. DEL and STATUS ignore an invalid prevResult.
+// TestPrevResultRules checks that CHECK and chained plugins require a prevResult. DEL and STATUS must ignore an invalid prevResult.
 func TestPrevResultRules(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	for _, c := range []struct {
@@ -144,14 +144,14 @@ func TestPrevResultRules(t *testing.T) {
 	}
 }
 
-// TestValidAttachments (C-81) checks that the list of valid attachments is empty for null and []. GC returns an error if the list is
-// missing or is not a list.
+// TestValidAttachments (C-81) checks that the values null and [] both mean an empty list of valid attachments. GC returns an error if the
+// key for the list of valid attachments is missing or has another JSON type.
 func TestValidAttachments(t *testing.T) {
 	a, b := Attachment{"a", "eth0"}, Attachment{"b", "net1"}
 	for keys, want := range map[string]map[Attachment]bool{
 		`"cni.dev/valid-attachments":null`: {},
 		`"cni.dev/valid-attachments":[]`:   {},
-		// libcni passes both keys with the same value.
+		// libcni passes the list of valid attachments under both keys.
 		`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]`:                  {},
 		`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"net1","x":1}]`: {a: true, b: true},
 	} {

@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// maxConfig is the maximum size of stdin in bytes. A configuration that libcni passes has a few kilobytes, including prevResult.
+// maxConfig is the maximum size of stdin in bytes. The configuration that libcni passes has a few kilobytes, including prevResult.
 const maxConfig = 16 << 20
 
-// Decode decodes the configuration into the argument raw, a pointer to a struct that mirrors the JSON. Decode logs each unknown key
-// together with the most similar known key. An unknown key is valid, because another plugin may read it. An unknown key is logged, because
-// it is often a misspelt key.
+// Decode decodes the configuration into the argument raw, which points to a struct with the same keys as the JSON. For each unknown key,
+// Decode logs the key together with the most similar known key. An unknown key is valid, because another plugin may read this key. Decode
+// logs an unknown key, because such a key is often misspelt.
 func (r *Request) Decode(raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err
@@ -23,8 +23,8 @@ func (r *Request) Decode(raw any) error {
 	return nil
 }
 
-// DecodeWithin decodes like Decode, but logs only unknown keys inside the object with the given key. IPAM plugins use it, because they get
-// the configuration of the plugin that calls them.
+// DecodeWithin decodes the configuration as Decode does, but logs only unknown keys inside the object with the given key. IPAM plugins use
+// DecodeWithin, because they get the configuration of the plugin that calls them.
 func (r *Request) DecodeWithin(key string, raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err
@@ -43,12 +43,12 @@ func decode(data []byte, into any) error {
 	return nil
 }
 
-// commonKeys lists the keys that may occur in the configuration of any plugin (SPEC.md section 1 and "Deriving runtime configuration from
-// plugin configuration").
+// commonKeys contains the keys that may occur in the configuration of any plugin (SPEC.md section 1 and "Deriving runtime configuration
+// from plugin configuration").
 var commonKeys = []string{"$schema", "cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
 	"ipam", "dns", "logLevel", "logFile", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
 
-// logUnknown logs unknown keys of the configuration. A key is unknown if the struct to which the last argument points has no field for the
+// logUnknown logs unknown keys of the configuration. A key is unknown if the last argument points to a struct that has no field for this
 // key.
 func (r *Request) logUnknown(within string, raw any) {
 	for _, f := range UnknownKeys(r.Config, within, reflect.ValueOf(raw).Elem().Interface()) {
@@ -56,14 +56,14 @@ func (r *Request) logUnknown(within string, raw any) {
 	}
 }
 
-// A jsonField is a field of a struct that mirrors JSON.
+// The type jsonField is a field of a struct into which JSON is decoded.
 type jsonField struct {
 	name string
 	of   reflect.Type
 }
 
-// jsonFields returns the fields of the struct t, including fields of embedded structs. The keys of the map are the JSON names in lower
-// case.
+// jsonFields returns the fields of the struct t, including fields of embedded structs. The keys of the returned map are the JSON names in
+// lower case.
 func jsonFields(t reflect.Type) map[string]jsonField {
 	fields := map[string]jsonField{}
 	for f := range t.Fields() {

@@ -38,7 +38,7 @@ type embedded struct {
 	Rate int `json:"rate"`
 }
 
-// mirrorConf is a struct that mirrors the configuration of a plugin.
+// mirrorConf is a struct with the same keys as the configuration of a plugin.
 type mirrorConf struct {
 	embedded
 	Bridge string `json:"bridge"`

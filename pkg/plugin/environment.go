@@ -10,12 +10,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxID is the maximum length of container IDs and network names in bytes. The limit exists because these IDs and names are parts of file
-// names, and a file name has at most 255 bytes.
+// maxID is the maximum length of container IDs and network names in bytes. Container IDs and network names are parts of file names, and a
+// file name has at most 255 bytes.
 const maxID = 255
 
-// requiredVariables returns the environment variables that a verb requires (SPEC.md section 2 "CNI operations"). ADD, CHECK and DEL do not
-// require CNI_PATH, because only plugins that call another plugin need CNI_PATH.
+// requiredVariables returns the environment variables that a CNI operation requires (SPEC.md section 2 "CNI operations"). ADD, CHECK and
+// DEL do not require CNI_PATH, because only plugins that call another plugin need CNI_PATH.
 func requiredVariables(verb string) []string {
 	switch verb {
 	case "ADD", "CHECK":
@@ -55,8 +55,7 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. refuseArgs returns no error for verbs other than ADD and
-// CHECK.
+// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. refuseArgs returns an error only for ADD and CHECK.
 func (r *Request) refuseArgs(getenv func(string) string) error {
 	if r.Verb != "ADD" && r.Verb != "CHECK" {
 		return nil
@@ -95,8 +94,8 @@ func isAlnum(c byte) bool {
 }
 
 // ValidIfName returns an error for an invalid interface name. ValidIfName rejects names that the kernel rejects (net/core/dev.c
-// dev_valid_name), and names with "%", which the kernel would replace. ValidIfName also rejects "all" and "default", because these are
-// special folders below /proc/sys/net/ipv4/conf.
+// dev_valid_name), and names with "%", which the kernel would replace. ValidIfName also rejects "all" and "default", because folders with
+// these names below /proc/sys/net/ipv4/conf have a special meaning.
 func ValidIfName(s string) error {
 	switch {
 	case s == "":
@@ -118,8 +117,8 @@ func ValidIfName(s string) error {
 	return nil
 }
 
-// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. parseArgs ignores malformed arguments, because they must not make DEL
-// fail. The function checkArgs reports malformed arguments.
+// parseArgs parses the variable CNI_ARGS, which has the form "K=V;K=V". A value in CNI_ARGS may contain '='. parseArgs ignores malformed
+// arguments, because DEL must also work with malformed arguments. The function checkArgs reports malformed arguments to the caller.
 func parseArgs(s string) map[string]string {
 	args := map[string]string{}
 	for pair := range strings.SplitSeq(s, ";") {
@@ -130,7 +129,7 @@ func parseArgs(s string) map[string]string {
 	return args
 }
 
-// checkArgs returns an error for malformed arguments and unknown keys, unless IgnoreUnknown is set (CONVENTIONS.md, CNI_ARGS).
+// checkArgs returns an error for malformed arguments, and for unknown keys unless IgnoreUnknown is set (CONVENTIONS.md, CNI_ARGS).
 func checkArgs(s string, args map[string]string) error {
 	switch strings.ToLower(args["IgnoreUnknown"]) {
 	case "1", "true", "t":
@@ -149,7 +148,7 @@ func checkArgs(s string, args map[string]string) error {
 	return nil
 }
 
-// quote() formats an external string for logs: it adds quotation marks, escapes special characters and truncates long strings.
+// quote() formats an external string for logs: quote() adds quotation marks, escapes special characters and truncates long strings.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {

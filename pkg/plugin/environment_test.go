@@ -37,8 +37,8 @@ func TestValidIfName(t *testing.T) {
 	}
 }
 
-// TestHostileNames checks that ADD, CHECK and DEL reject invalid container IDs and interface names. The error contains the name of the
-// variable and the escaped value.
+// TestHostileNames checks that ADD, CHECK and DEL reject invalid container IDs and interface names. The error must contain the name of the
+// environment variable and its escaped value.
 func TestHostileNames(t *testing.T) {
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		for variable, values := range map[string][]string{
@@ -115,7 +115,8 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
-// TestBadArgsOnDel checks that DEL works with invalid CNI_ARGS and still reads the pod's name. ADD returns an error for unknown keys.
+// TestBadArgsOnDel checks that DEL works with invalid CNI_ARGS and still reads the pod's name. ADD must return an error for unknown keys in
+// CNI_ARGS.
 func TestBadArgsOnDel(t *testing.T) {
 	rec := &recorder{}
 	run(rec.plugin(), newEnv("DEL").with("CNI_ARGS", "bare;X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"), config("")).mustSucceed(t, "")
@@ -128,7 +129,7 @@ func TestBadArgsOnDel(t *testing.T) {
 	}
 }
 
-// TestForeignArgs checks that a plugin with ForeignArgs works with any CNI_ARGS, and logs invalid arguments.
+// TestForeignArgs checks that a plugin with ForeignArgs accepts any CNI_ARGS, and logs invalid arguments.
 func TestForeignArgs(t *testing.T) {
 	for args, says := range map[string]string{"none": `\"none\": want KEY=VALUE`,
 		"X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0": `unknown key \"X\"`} {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Error codes. The CNI specification defines the codes below 100 (SPEC.md, "Error"), except code 8. Libraries use code 8 for an invalid
-// network namespace. Podlace defines the codes from 100.
+// Error codes of plugins. The CNI specification defines the codes below 100 (SPEC.md, "Error"), except code 8. The usual CNI libraries
+// return code 8 for an invalid network namespace. Podlace defines the codes from 100.
 const (
 	CodeVersion       uint = 1  // incompatible cniVersion
 	CodeUnsupported   uint = 2  // unsupported field in the configuration; the message has key and value
@@ -33,7 +33,7 @@ const (
 	CodeInternal      uint = 999 // a defect in the plugin
 )
 
-// Error is an error with a CNI error code for the runtime and an optional hint for the admin.
+// Error is an error with a CNI error code for the runtime and an optional hint for the administrator.
 type Error struct {
 	Code uint
 	Hint string
@@ -46,13 +46,13 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the wrapped error.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errorf returns an Error with a code and a formatted message. The verb %w wraps an error like in fmt.Errorf.
+// Errorf returns an Error with a code and a formatted message. The format directive %w wraps an error as in fmt.Errorf.
 func Errorf(code uint, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// WithHint adds a hint about the remedy to an error. The hint appears in the details of the error document. The result has the same code as
-// err.
+// WithHint adds a hint to an error: what an administrator can do. The hint appears in the details of the error document. The result of
+// WithHint has the same code as err.
 func WithHint(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -60,8 +60,8 @@ func WithHint(err error, format string, args ...any) error {
 	return &Error{Code: Code(err), Hint: fmt.Sprintf(format, args...), Err: err}
 }
 
-// Code returns the CNI error code of an error. If err wraps several values of type Error, the outermost of them determines the code. If err
-// wraps no Error, Code derives the code from the methods MissingFeature and Busy of a wrapped error, or from the errno.
+// Code returns the CNI error code of an error. If err wraps several values of type Error, Code returns the code of the outermost value. If
+// no Error is wrapped, Code derives the code from the methods MissingFeature and Busy of a wrapped error, or from the errno.
 func Code(err error) uint {
 	var e *Error
 	var feature interface{ MissingFeature() string }
@@ -95,17 +95,17 @@ func Hint(err error) string {
 	return strings.Join(hints, "; ")
 }
 
-// Undo collects the steps that undo the changes of a verb. Use Undo with a named error result:
+// Undo collects functions that undo the changes of a CNI operation after an error. Use Undo in a function with a named error result:
 //
 //	var undo plugin.Undo
 //	defer undo.OnError(&err)
 type Undo struct{ steps []func() error }
 
-// Push adds a step. Call Push directly after the change that the step undoes.
+// Push adds a function that undoes a change. Call Push directly after a change, with the function that undoes this change.
 func (u *Undo) Push(step func() error) { u.steps = append(u.steps, step) }
 
-// OnError runs the steps in reverse order if *err is not nil. If a step fails, OnError joins the error to *err and continues with the next
-// step. After a panic, OnError runs the steps and panics again.
+// OnError calls the undo functions in reverse order if *err is not nil. If an undo function fails, OnError joins the error to *err and
+// continues with the next function. After a panic, OnError calls the undo functions and panics again.
 func (u *Undo) OnError(err *error) {
 	if v := recover(); v != nil {
 		for i := len(u.steps) - 1; i >= 0; i-- {

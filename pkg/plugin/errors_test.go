@@ -77,7 +77,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// runUndo runs four undo steps and returns the order of the steps. Some of the steps fail.
+// runUndo runs four undo functions and returns the order in which they ran. Some of the undo functions fail.
 func runUndo(start error, failing ...int) (order []int, err error) {
 	err = start
 	var undo Undo
@@ -113,8 +113,8 @@ func TestUndo(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsDerivedCode checks that the error code comes from the errno of the original error, even if an undo step fails with another
-// code.
+// TestUndoKeepsDerivedCode checks that the error code comes from the errno of the original error, even if an undo function fails with
+// another code.
 func TestUndoKeepsDerivedCode(t *testing.T) {
 	err := error(unix.EBUSY)
 	var undo Undo

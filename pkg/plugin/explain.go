@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// describeDecodeError translates an error of encoding/json into JSON terms. The error of encoding/json contains names of Go types. The
-// second argument is the Go type into which the document was decoded, or nil.
+// describeDecodeError translates an error of encoding/json: the result uses the names of JSON keys and types. The error of encoding/json
+// contains names of Go types, which an administrator does not know. The second argument of describeDecodeError is the Go type into which
+// the document was decoded, or nil.
 func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -26,8 +27,9 @@ func describeDecodeError(err error, t reflect.Type) error {
 	return fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wantedKind(wrong.Type))
 }
 
-// resolvePath follows the dotted path of a decode error, starting from type t. resolvePath returns the path of keys in the document. This
-// path does not contain the names of embedded structs. resolvePath also returns the type at the end of the path, or nil if it is unknown.
+// resolvePath follows the dotted path in a decode error, starting from the Go type t. resolvePath returns the path of keys in the document.
+// The path that resolvePath returns does not contain the names of embedded structs. resolvePath also returns the Go type at the end of the
+// path, or nil if this type is unknown.
 func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	var keys []string
 	for name := range strings.SplitSeq(path, ".") {
@@ -49,7 +51,7 @@ func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	return strings.Join(keys, "."), t
 }
 
-// jsonValue returns the JSON name of the kind of a value, for error messages. The argument is the description of the value in an error of
+// jsonValue returns the JSON type of a value, for error messages. The argument of jsonValue is the description of the value in an error of
 // encoding/json, such as "string", "array" or "number 7.5".
 func jsonValue(v string) string {
 	if number, ok := strings.CutPrefix(v, "number "); ok {
@@ -66,7 +68,7 @@ func jsonValue(v string) string {
 	return "a " + v
 }
 
-// wantedKind returns the JSON name of the kind of value that the Go type t expects.
+// wantedKind returns the name of the JSON type that the Go type t expects.
 func wantedKind(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:

@@ -21,10 +21,11 @@ type Finding struct {
 	Code FindingCode `json:"code"`
 }
 
-// FindingCode is the stable name of a kind of finding. The command 'podlace explain CODE' prints the meaning of a code.
+// FindingCode is the stable name of one kind of problem in a configuration. The command 'podlace explain CODE' prints the meaning of a
+// code.
 type FindingCode string
 
-// Codes of the findings of plugins.
+// Codes of the findings that plugins return.
 const (
 	UnknownKey        FindingCode = "unknown-key"
 	DuplicateKey      FindingCode = "duplicate-key"
@@ -35,18 +36,19 @@ const (
 	NoKubelet         FindingCode = "no-kubelet"
 )
 
-// String returns the key and the text in one line.
+// String returns the key and the text of the finding in one line.
 func (f Finding) String() string { return f.Key + ": " + f.Text }
 
-// LogFindings writes a warning for each finding.
+// LogFindings logs a warning for each finding.
 func (r *Request) LogFindings(findings []Finding) {
 	for _, f := range findings {
 		r.Log.Warn("a configuration key does not have the effect that it suggests", "key", quote(f.Key), "finding", f.Text)
 	}
 }
 
-// UnknownKeys returns a finding for each unknown key of a configuration. The last argument is a struct with one field for each known key.
-// The second argument is the key of an object, or "". If the second argument is a key, UnknownKeys checks only the keys inside this object.
+// UnknownKeys returns a finding for each unknown key of a configuration. The last argument of UnknownKeys is a struct with one field for
+// each known key. The second argument of UnknownKeys is the key of an object, or "". If the second argument is not "", UnknownKeys checks
+// only the keys inside the object with this key.
 func UnknownKeys(config []byte, within string, raw any) []Finding {
 	t := reflect.TypeOf(raw)
 	if within == "" {
@@ -59,7 +61,7 @@ func UnknownKeys(config []byte, within string, raw any) []Finding {
 	return nil
 }
 
-// unknownKeys returns a finding for each key of a JSON object if the struct type has no field for the key. unknownKeys does not check the
+// unknownKeys returns a finding for each key of a JSON object for which the struct type has no field. unknownKeys does not check the
 // objects "args" and "runtimeConfig", because other plugins use them too.
 func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	var object map[string]json.RawMessage
@@ -107,7 +109,7 @@ func DuplicateKeys(data []byte) (found []Finding) {
 	return found
 }
 
-// Place is a position in a text. Line and Column start at 1. Column counts characters, not bytes.
+// Place is a position in a text. Line and Column start at 1. Column is a number of characters, not of bytes.
 type Place struct{ Line, Column int }
 
 // PlaceAt returns the line and column of the byte at an offset.
@@ -117,7 +119,7 @@ func PlaceAt(text []byte, offset int) Place {
 	return Place{1 + bytes.Count(before, []byte("\n")), 1 + utf8.RuneCount(before[start:])}
 }
 
-// KeyPlaces returns the line and column of each key and each list entry in a JSON text. The keys of the result are paths such as
+// KeyPlaces returns the line and column of each key and each list entry in a JSON text. The keys of the returned map are paths such as
 // plugins[1].snat.
 func KeyPlaces(data []byte) map[string]Place {
 	places := map[string]Place{}
@@ -132,7 +134,7 @@ func KeyPlaces(data []byte) map[string]Place {
 	return places
 }
 
-// after() returns the place after a text that begins at p.
+// The function after() returns the place in the text after a part that begins at p.
 func (p Place) after(text []byte) Place {
 	end := PlaceAt(text, len(text))
 	if end.Line == 1 {
@@ -141,8 +143,8 @@ func (p Place) after(text []byte) Place {
 	return Place{p.Line + end.Line - 1, end.Column}
 }
 
-// walkKeys reads one JSON value and calls `visit()` for each key of an object and each item of an array. The last argument of this call is
-// an offset in the text. Only white space and a comma may be between this offset and the key or item.
+// walkKeys reads one JSON value and calls the function visit() for each key of an object and each item of an array. The last argument of
+// visit() is an offset in the text. Between this offset and the key or item, only white space and a comma may occur.
 func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated bool, after int)) {
 	token, err := dec.Token()
 	if err != nil {
@@ -167,14 +169,14 @@ func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated b
 	}
 }
 
-// knownCapabilities lists the capabilities of CONVENTIONS.md, containerd and CRI-O.
+// knownCapabilities contains the capabilities of CONVENTIONS.md, containerd and CRI-O.
 var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
 // Capabilities returns a finding for each capability that looks misspelt. Capabilities also returns a finding if the plugin needs a
-// capability and the configuration does not request it. The second argument is the needed capability, or "". The last argument describes
-// the effect of a missing capability.
+// capability and the configuration does not request it. The second argument of Capabilities is the capability that the plugin needs, or "".
+// The last argument of Capabilities describes the effect of a missing capability.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// newQuiet returns a Request that has no input and discards its log.
+// newQuiet returns a Request that has no input. The returned Request discards its log.
 func newQuiet(verb string) *Request {
 	r := &Request{Plugin: "fuzz", Verb: verb, CNIVersion: "1.1.0"}
 	r.log = io.Discard
@@ -17,7 +17,7 @@ func newQuiet(verb string) *Request {
 	return r
 }
 
-// FuzzConfig checks that each configuration which the plugin accepts has a name and a version. For each configuration that the plugin
+// FuzzConfig checks that each configuration that the plugin accepts has a name and a version. For each configuration that the plugin
 // rejects, the output is exactly one error document.
 func FuzzConfig(f *testing.F) {
 	for _, seed := range []string{"", "{}", "[]", "null", config(""), config(`"prevResult":{}`), config(`"cni.dev/valid-attachments":[]`),
@@ -66,8 +66,8 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// FuzzPrevResult checks each result that ReadResult accepts. The result must contain no null entries, and it must be possible to encode the
-// result again.
+// FuzzPrevResult checks each result that ReadResult accepts. Each result that ReadResult accepts must contain no null entries, and it must
+// be possible to encode the result again.
 func FuzzPrevResult(f *testing.F) {
 	for v, body := range prevResults() {
 		f.Add(v, `{`+body+`}`)
@@ -117,8 +117,8 @@ func FuzzValidAttachments(f *testing.F) {
 	})
 }
 
-// FuzzPrintable checks that printable and quote remove special characters and truncate long text, so that no external text can forge a log
-// line.
+// FuzzPrintable checks that printable and quote remove special characters and truncate long text. External text therefore cannot forge a
+// log line.
 func FuzzPrintable(f *testing.F) {
 	for _, seed := range []string{"", "a", "a\nb", "\x1b[31m", "é\u202e", "\xff", strings.Repeat("x", 50)} {
 		f.Add(seed)
@@ -132,7 +132,7 @@ func FuzzPrintable(f *testing.F) {
 	})
 }
 
-// FuzzDecode checks that, for any keys in the configuration, Decode returns no error or an error with CodeDecode.
+// FuzzDecode checks that, for any keys in the configuration, Decode returns either no error or an error with CodeDecode.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"bridg":1}`, `{"ipam":null}`, `{"ipam":{"x":{}}}`, `{"rate":"x"}`, `{"":1}`, `{"\u0000":[]}`} {
 		f.Add(seed)

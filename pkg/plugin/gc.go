@@ -16,18 +16,19 @@ const (
 	validKey  = "cni.dev/valid-attachments"
 	legacyKey = "cni.dev/attachments" // libcni sends it too
 
-	// DeadKey is a key of Podlace with a list of attachments. If the configuration has this key, GC collects only attachments in this list.
-	// Runtimes do not pass this key. Podlace passes this key when it calls GC itself. In this case, the list of valid attachments may lack
-	// attachments that were created after the list. A runtime passes a complete list of valid attachments, as SPEC.md requires.
+	// DeadKey is a Podlace-specific key of the configuration. The value of DeadKey is a list of attachments. If the configuration has
+	// DeadKey, GC collects only attachments in this list. Container runtimes do not pass DeadKey. Podlace passes DeadKey when it calls GC
+	// itself. The list of valid attachments may then lack attachments that were created after Podlace made the list. A container runtime
+	// passes a complete list of valid attachments, as SPEC.md requires.
 	DeadKey = "podlace/dead-attachments"
 
-	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. graceTime protects attachments whose ADD is
-	// still running: an ADD runs several plugins, and no lock is held between two plugins.
+	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. graceTime protects attachments whose ADD
+	// is still running. An ADD runs several plugins, and no lock is held between two plugins.
 	graceTime = time.Second
 )
 
-// readValid reads the list of attachments that GC must keep. If the list is null or [], GC keeps no attachments. A missing list is an
-// error, because GC could delete attachments in use.
+// readValid reads the list of attachments that GC must keep. If the list is null or [], GC keeps no attachments. If the list is missing,
+// readValid returns an error, because GC could otherwise delete attachments in use.
 func (r *Request) readValid(data []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
@@ -47,8 +48,8 @@ func (r *Request) readValid(data []byte) error {
 	return err
 }
 
-// attachmentSet parses a list of attachments. If the last argument is true, entries may lack the interface name, because leases in the old
-// format do not contain the interface name.
+// attachmentSet parses a list of attachments. If the last argument of attachmentSet is true, entries may lack the interface name, because
+// leases in the old format do not contain this name.
 func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, error) {
 	var entries []Attachment
 	if err := json.Unmarshal(list, &entries); err != nil {
@@ -64,11 +65,13 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 	return set, nil
 }
 
-// Candidate reports whether an attachment may be stale. GC then calls Stale to examine this attachment further.
+// Candidate reports whether an attachment may be stale. A stale attachment belongs to no existing pod. If Candidate returns true, GC calls
+// Stale to examine the attachment further.
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
-// Stale reports whether GC may collect an attachment. The second argument is the path of the attachment's namespace, or "" if the path is
-// unknown. The third argument is the time of the attachment's record. If Stale spares a candidate, it adds the attachment to Valid.
+// Stale reports whether GC may collect an attachment. The second argument of Stale is the path of the attachment's namespace, or "" if the
+// path is unknown. The third argument of Stale is the time of the attachment's record. If Stale returns false for a candidate, it adds the
+// attachment to Valid.
 func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	if !r.Candidate(a) {
 		return false
@@ -89,12 +92,12 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	return true
 }
 
-// KeepAttachment adds an attachment to Valid, so that the following steps of GC keep it. Use KeepAttachment if other state still uses the
+// KeepAttachment adds an attachment to Valid, so that GC keeps it from then on. Use KeepAttachment if other stored state still uses the
 // addresses of the attachment.
 func (r *Request) KeepAttachment(a Attachment) { r.Valid[a], r.keptAny = true, true }
 
-// ConfigForGC returns the configuration for the GC of a delegated plugin. In this configuration, the list of valid attachments also
-// contains the attachments that this GC kept.
+// ConfigForGC returns the configuration with which the plugin calls GC of a delegated plugin. The list of valid attachments in the returned
+// configuration also contains the attachments that this GC kept.
 func (r *Request) ConfigForGC() []byte {
 	var keys map[string]json.RawMessage
 	if !r.keptAny || json.Unmarshal(r.Config, &keys) != nil {
@@ -113,8 +116,9 @@ func (r *Request) ConfigForGC() []byte {
 	return config
 }
 
-// ConfigForDel returns the configuration without the lists of GC. GC calls DEL with this configuration for each stale attachment. A DEL
-// with the lists would be slow, because it would parse one entry for each pod of the node.
+// ConfigForDel returns the configuration without the lists of attachments that only GC needs. GC calls DEL with the returned configuration
+// for each stale attachment. With the lists of attachments, each DEL would be slow, because it would parse one entry for each pod of the
+// node.
 func (r *Request) ConfigForDel() []byte {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(r.Config, &keys) != nil {
@@ -130,7 +134,8 @@ func (r *Request) ConfigForDel() []byte {
 	return config
 }
 
-// NetnsGone reports whether the path of a namespace certainly does not exist. NetnsGone returns false for "", which is an unknown path.
+// NetnsGone reports whether the path of a network namespace certainly does not exist. NetnsGone returns false for "", which stands for an
+// unknown path.
 func NetnsGone(path string) bool {
 	if path == "" {
 		return false
@@ -139,9 +144,10 @@ func NetnsGone(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// NetnsVisible reports whether this process can see the folder of a namespace's path. In a container the folder may not be mounted. In this
-// case a missing path does not prove that the namespace is gone. For paths below /proc, NetnsVisible returns true, because the folder of a
-// process disappears with the process. NetnsVisible returns true for "", which is an unknown path.
+// NetnsVisible reports whether this process can see the folder that contains a network namespace's path. In a container, the folder of the
+// network namespaces may not be mounted. Without this folder, a missing path does not prove that the network namespace is gone. For paths
+// below /proc, NetnsVisible always returns true, because the folder of a process disappears with the process. NetnsVisible returns true for
+// "", which stands for an unknown path.
 func NetnsVisible(path string) bool {
 	folder := filepath.Dir(path)
 	info, err := os.Stat(folder)

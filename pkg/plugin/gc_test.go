@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// gcRequest returns a GC request that begins now. Its only valid attachment is ("b", "eth0").
+// gcRequest returns a GC request with the current time as its start. In this request, the only valid attachment is ("b", "eth0").
 func gcRequest(dead map[Attachment]bool) *Request {
 	r := &Request{Valid: map[Attachment]bool{{"b", "eth0"}: true}, Dead: dead, began: time.Now(),
 		Config: []byte(`{"name":"net","cni.dev/valid-attachments":[{"containerID":"b","ifname":"eth0"}]}`)}
@@ -64,7 +64,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestConfigForGC checks that the valid attachments in ConfigForGC include the attachments that Stale spared.
+// TestConfigForGC checks that the valid attachments in ConfigForGC include the attachments for which Stale returned false.
 func TestConfigForGC(t *testing.T) {
 	r := gcRequest(nil)
 	if string(r.ConfigForGC()) != string(r.Config) {
@@ -125,8 +125,8 @@ func TestDeadAttachments(t *testing.T) {
 	}
 }
 
-// TestNetnsVisible checks that NetnsVisible returns false if the parent of the path is missing or is not a folder. Paths below /proc are an
-// exception.
+// TestNetnsVisible checks that NetnsVisible returns false if the parent folder of the path is missing or is not a folder. For paths below
+// /proc, NetnsVisible must always return true.
 func TestNetnsVisible(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {

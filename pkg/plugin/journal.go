@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// journalSocket is the socket of journald (systemd, "Native Journal Protocol"). Each log message is one datagram. The datagram has one line
-// NAME=value for each field.
+// journalSocket is the socket of journald (systemd, "Native Journal Protocol"). Each log message for journald is one datagram. Each field
+// of a log message is a line NAME=value in the datagram.
 const journalSocket = "/run/systemd/journal/socket"
 
-// maxField is the maximum size of a field in bytes, so that a message fits into a datagram.
+// maxField is the maximum size of a field in bytes. Because of this limit, a log message always fits into a datagram.
 const maxField = 16 << 10
 
-// A journal is a connection to journald.
+// The type journal is a connection to journald.
 type journal struct{ fd int }
 
-// openJournal connects to journald. Sending never blocks.
+// openJournal connects to journald. Sending a message to journald never blocks.
 func openJournal() (*journal, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -37,11 +37,11 @@ func openJournal() (*journal, error) {
 	return &journal{fd}, nil
 }
 
-// Close closes the socket.
+// Close closes the socket to journald.
 func (j *journal) Close() error { return unix.Close(j.fd) }
 
-// newHandler returns the slog handler of a request. Each message has fields of systemd.journal-fields(7), and fields PODLACE_* that
-// describe the attachment.
+// newHandler returns the slog handler of a request. Each log message has fields of systemd.journal-fields(7), and fields with the prefix
+// PODLACE_ that describe the attachment.
 func (j *journal) newHandler(r *Request) slog.Handler {
 	h := journalHandler{fd: j.fd, level: r.level, stderr: r.log}
 	h.addField("SYSLOG_IDENTIFIER", "podlace")
@@ -56,7 +56,7 @@ func (j *journal) newHandler(r *Request) slog.Handler {
 	return h
 }
 
-// journalHandler sends each log message as one datagram.
+// journalHandler sends each log message as one datagram to journald.
 type journalHandler struct {
 	fd     int
 	level  slog.Level
@@ -69,7 +69,8 @@ type journalHandler struct {
 // Enabled reports whether messages of a level are logged.
 func (h journalHandler) Enabled(_ context.Context, level slog.Level) bool { return level >= h.level }
 
-// Handle sends a message. Handle adds the attributes both to the fields and to the text, because journalctl shows only the text by default.
+// Handle sends a log message to journald. Handle adds the attributes to the fields and also to the text, because journalctl shows only the
+// text by default.
 func (h journalHandler) Handle(_ context.Context, record slog.Record) error {
 	record.Attrs(func(a slog.Attr) bool {
 		h.addAttribute(a)
@@ -85,7 +86,7 @@ func (h journalHandler) Handle(_ context.Context, record slog.Record) error {
 	return nil
 }
 
-// WithAttrs returns a handler that adds attributes to each message.
+// WithAttrs returns a handler that adds attributes to each log message.
 func (h journalHandler) WithAttrs(attributes []slog.Attr) slog.Handler {
 	for _, a := range attributes {
 		h.addAttribute(a)
@@ -93,23 +94,23 @@ func (h journalHandler) WithAttrs(attributes []slog.Attr) slog.Handler {
 	return h
 }
 
-// WithGroup returns the handler itself, because the plugins do not use groups.
+// WithGroup returns the handler unchanged, because the plugins do not use groups.
 func (h journalHandler) WithGroup(string) slog.Handler { return h }
 
-// addAttribute adds an attribute to the text and to the fields.
+// addAttribute adds an attribute of a log message to the text and to the fields.
 func (h *journalHandler) addAttribute(a slog.Attr) {
 	value := a.Value.Resolve().String()
 	h.suffix += fmt.Sprintf(" %s=%q", a.Key, value)
 	h.addField("PODLACE_"+fieldName(a.Key), value)
 }
 
-// addField adds a field. addField copies the fields first, because several handlers share them.
+// addField adds a field. addField copies the fields first, because several handlers share the same fields.
 func (h *journalHandler) addField(name, value string) {
 	line := name + "=" + printable(value, maxField) + "\n"
 	h.fields = append(bytes.Clone(h.fields), line...)
 }
 
-// fieldName converts a key to the name of a field. The name consists of upper-case letters, digits and underscores.
+// fieldName converts the key of an attribute to the name of a field. The field name consists of upper-case letters, digits and underscores.
 func fieldName(key string) string {
 	return strings.Map(func(c rune) rune {
 		switch {

@@ -4,8 +4,8 @@ package plugin
 
 import "strings"
 
-// ClusterPrefix is the prefix of the file names of Podlace's plugins in a cluster. Without the prefix, a package update or another network
-// plugin would overwrite files such as bridge and portmap.
+// ClusterPrefix is the prefix of the file names of Podlace's plugins in a cluster. Without ClusterPrefix, a package update or another
+// network plugin would overwrite files such as bridge and portmap.
 const ClusterPrefix = "podlace-"
 
 // Kinds returns the names of Podlace's plugins without ClusterPrefix.
@@ -13,5 +13,5 @@ func Kinds() []string {
 	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}
 }
 
-// Kind returns the name of a plugin without ClusterPrefix. If the type in the configuration is "podlace-bridge", Kind returns "bridge".
+// Kind returns the name of a plugin without ClusterPrefix. For the type "podlace-bridge", Kind returns "bridge".
 func Kind(name string) string { return strings.TrimPrefix(name, ClusterPrefix) }

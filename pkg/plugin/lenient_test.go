@@ -11,7 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelOfAnyVersion checks that DEL accepts any value of cniVersion if the configuration has a name. STATUS rejects an invalid version.
+// TestDelOfAnyVersion checks that DEL accepts any value of cniVersion if the configuration has a name. STATUS, in contrast to DEL, must
+// reject an invalid version.
 func TestDelOfAnyVersion(t *testing.T) {
 	for _, version := range []string{`1`, `{}`, `"9.9.9"`, `null`, `""`} {
 		called := ""

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logConfig holds the configuration keys for the log. Every plugin supports these keys. sriov-cni supports the same keys.
+// logConfig contains the configuration keys for the log. Every plugin supports the keys logLevel and logFile. sriov-cni supports the same
+// keys.
 type logConfig struct {
 	LogLevel string `json:"logLevel"`
 	LogFile  string `json:"logFile"`
@@ -21,7 +22,7 @@ type logConfig struct {
 // toJournal is the value of logFile that selects journald.
 const toJournal = "journal"
 
-// levelOf returns the log level for the name of a level in the configuration.
+// levelOf returns the slog level for a level name in the configuration.
 func levelOf(name string) (slog.Level, bool) {
 	switch name {
 	case "", "info":
@@ -36,7 +37,7 @@ func levelOf(name string) (slog.Level, bool) {
 	return slog.LevelInfo, false
 }
 
-// check() returns an error if a key has an invalid value.
+// check() returns an error if logLevel or logFile has an invalid value.
 func (l logConfig) check() error {
 	if _, ok := levelOf(l.LogLevel); !ok {
 		return Errorf(CodeConfig, "logLevel %s: want debug, info, warning, error or panic", quote(l.LogLevel))
@@ -56,9 +57,9 @@ func CheckLogging(config []byte) error {
 	return l.check()
 }
 
-// openLog configures the log of the request according to the keys logLevel and logFile. If both keys are missing, openLog opens no file and
-// no connection. If openLog cannot open the log file, it logs a warning, and the verb continues. DEL and GC ignore invalid values, because
-// the cleanup must also work with a changed configuration.
+// openLog configures the log of the request according to the keys logLevel and logFile. If both logLevel and logFile are missing, openLog
+// opens no file and no connection. If openLog cannot open the log file, it logs a warning, and the plugin continues. DEL and GC ignore
+// invalid values of the log keys, because the cleanup must also work with a changed configuration.
 func (r *Request) openLog() error {
 	r.Log = r.logger()
 	var to logConfig
@@ -92,8 +93,8 @@ func (r *Request) openLog() error {
 
 // logToFile redirects the log to a file. logToFile creates a missing file.
 func (r *Request) logToFile(path string) error {
-	// With O_NONBLOCK, a call that opens a FIFO does not block. The log file must be a regular file. The path could be /dev/stdout, and stdout
-	// must contain only the result.
+	// With O_NONBLOCK, opening a FIFO does not block. The log file must be a regular file. The path could be /dev/stdout, but stdout must
+	// contain only the result of the plugin.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err

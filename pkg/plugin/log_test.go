@@ -17,15 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warningPlugin returns a plugin that logs a warning in each verb.
+// warningPlugin returns a plugin that logs a warning in each CNI operation.
 func warningPlugin() Plugin {
 	verb := func(r *Request) error { r.Log.Warn("hello", "device", "eth0\n2"); return nil }
 	add := func(r *Request) (*types100.Result, error) { return &types100.Result{}, verb(r) }
 	return Plugin{Name: "x", NoNetns: true, Add: add, Del: verb, Check: verb, GC: verb, Status: verb}
 }
 
-// TestLogToFile checks that the log goes only to the file and contains the error of the verb. The test also checks that the log contains no
-// warnings if logLevel is "error".
+// TestLogToFile checks that the plugin logs only to the file, and that the log contains the error of the operation. TestLogToFile also
+// checks that the log contains no warnings if logLevel is "error".
 func TestLogToFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
 	read := func() string {
@@ -53,8 +53,8 @@ func TestLogToFile(t *testing.T) {
 	}
 }
 
-// TestWrongLogKeys checks that an invalid value of logLevel or logFile causes an error before the verb runs and before a log file is
-// created. DEL and GC ignore invalid values.
+// TestWrongLogKeys checks that an invalid value of logLevel or logFile causes an error before the plugin changes anything or creates a log
+// file. DEL and GC must ignore invalid values of logLevel and logFile.
 func TestWrongLogKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "x.log")
 	for _, c := range []struct {
@@ -96,7 +96,8 @@ func TestLogOnStderr(t *testing.T) {
 	}
 }
 
-// listenJournal receives messages in place of journald. The returned function returns the fields of the next message.
+// listenJournal receives messages in place of journald. The function that listenJournal returns reads the next message and returns its
+// fields.
 func listenJournal(t *testing.T) func() map[string]string {
 	t.Helper()
 	if _, err := os.Stat(filepath.Dir(journalSocket)); err == nil {

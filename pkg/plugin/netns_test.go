@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// badNamespaces returns paths that are not the path of a pod's network namespace. The keys of the map describe the paths.
+// badNamespaces returns paths at which there is no network namespace of a pod. The keys of the returned map describe the paths.
 func badNamespaces(t *testing.T) map[string]string {
 	t.Helper()
 	dir := t.TempDir()

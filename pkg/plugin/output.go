@@ -39,7 +39,8 @@ func encodeResult(result *types100.Result, v string) ([]byte, error) {
 	return json.MarshalIndent(converted, "", "    ")
 }
 
-// dropNewFields removes the fields that only version 1.1.0 has, because the conversion of the library does not remove them.
+// dropNewFields removes the fields that exist only in version 1.1.0, because the library that converts results does not remove these
+// fields.
 func dropNewFields(result *types100.Result) {
 	for _, i := range result.Interfaces {
 		i.Mtu, i.SocketPath, i.PciID = 0, "", ""
@@ -51,7 +52,7 @@ func dropNewFields(result *types100.Result) {
 	result.Routes = routes
 }
 
-// versionJSON returns the output of the verb VERSION. The output contains the cniVersion of the request (SPEC.md, "VERSION").
+// versionJSON returns the output of the operation VERSION. The output has the cniVersion of the request (SPEC.md, "VERSION").
 func (p Plugin) versionJSON(stdin []byte) ([]byte, error) {
 	var question struct {
 		CNIVersion string `json:"cniVersion"`
@@ -67,8 +68,8 @@ func (p Plugin) versionJSON(stdin []byte) ([]byte, error) {
 	return append(out, '\n'), err
 }
 
-// errorJSON encodes an error as an error document (SPEC.md, section "Error"). The document contains all information for an admin, because
-// runtimes show msg and details but drop stderr.
+// errorJSON encodes an error as an error document (SPEC.md, section "Error"). The error document contains all information for an
+// administrator, because runtimes show the keys msg and details but drop stderr.
 func (r *Request) errorJSON(err error) []byte {
 	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(err.Error(), 900))
 	details := r.identity()
@@ -87,8 +88,8 @@ func (r *Request) errorJSON(err error) []byte {
 	return append(out, '\n')
 }
 
-// notReadAsSuccess replaces phrases such as "not found" in the error of DEL. The library go-cni ignores errors of DEL that contain these
-// phrases (cni.go, Remove).
+// notReadAsSuccess replaces phrases such as "not found" in the error text of DEL. The library go-cni ignores an error of DEL if the text
+// contains one of these phrases (cni.go, Remove).
 func notReadAsSuccess(msg string) string {
 	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing", "no such file",
 		"missing file").Replace(msg)

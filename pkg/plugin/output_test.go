@@ -26,7 +26,7 @@ func ipnet(s string) net.IPNet {
 	return net.IPNet{IP: ip, Mask: n.Mask}
 }
 
-// fullResult returns a result with all fields, including fields that only version 1.1.0 has.
+// fullResult returns a result with all fields, including the fields that exist only in version 1.1.0.
 func fullResult() *types100.Result {
 	table := 100
 	return &types100.Result{
@@ -78,8 +78,8 @@ func decoded(t *testing.T, doc string) (v any) {
 	return v
 }
 
-// TestPassedOn checks that ADD returns prevResult if the plugin returns a nil result. prevResult is converted to the version of the
-// configuration if necessary.
+// TestPassedOn checks that ADD returns prevResult if the plugin returns a nil result. If necessary, ADD converts prevResult to the version
+// of the configuration.
 func TestPassedOn(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	p := Plugin{Name: "x", Add: func(*Request) (*types100.Result, error) { return nil, nil }}
@@ -104,7 +104,7 @@ func TestPassedOn(t *testing.T) {
 	}
 }
 
-// TestInexpressibleResult checks that ADD fails and is undone if its result cannot be expressed in the version of the configuration.
+// TestInexpressibleResult checks that ADD fails and undoes its changes if the version of the configuration has no format for the result.
 func TestInexpressibleResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	deleted := 0
@@ -173,7 +173,7 @@ func TestVersionVerb(t *testing.T) {
 	o.mustSucceed(t, `{"cniVersion":"1.1.0","supportedVersions":["0.4.0","1.0.0","1.1.0"]}`+"\n")
 }
 
-// A brokenStream returns an error for every read and write.
+// The type brokenStream returns an error for every read and write.
 type brokenStream struct{}
 
 func (brokenStream) Read([]byte) (int, error)  { return 0, errors.New("broken") }

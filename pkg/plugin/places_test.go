@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestPlacesOfLargeText: the time is proportional to the size of the text, so that all pods of a cluster can be checked as JSON.
+// TestPlacesOfLargeText checks that the time of KeyPlaces is proportional to the size of the text. A text can be large: for example, the
+// JSON of all pods of a cluster.
 func TestPlacesOfLargeText(t *testing.T) {
 	const keys, patience = 30_000, 10 * time.Second
 	var text strings.Builder

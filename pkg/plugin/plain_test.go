@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// TestPlainRunes tests all characters. The test checks that PlainJSON does not change the value of a text. The test also checks that no
-// output contains a character that a terminal interprets or hides.
+// TestPlainRunes tests all characters. TestPlainRunes checks that PlainJSON does not change the value of a text. TestPlainRunes also checks
+// that no output contains a character that a terminal interprets or does not show.
 func TestPlainRunes(t *testing.T) {
 	var all strings.Builder
 	hidden := 0

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin is the framework of all CNI plugins. The package reads the environment and stdin, rejects invalid input before any change,
-// and calls the verb with a validated Request. The package encodes the result in the cniVersion of the configuration. The package encodes
-// an error as an error document of the CNI specification. The error document contains the name of the pod.
+// Package plugin is the framework of all CNI plugins. Package plugin reads the environment and stdin, and rejects invalid input before any
+// change. Package plugin then calls the function of the CNI operation with a validated Request. Package plugin encodes the plugin's result
+// in the cniVersion of the configuration. Package plugin encodes the plugin's error as an error document of the CNI specification. The
+// error document contains the name of the pod.
 //
-// A plugin is a value of type Plugin. The main function of a plugin only calls Main.
+// Each CNI plugin is a value of type Plugin. The main function of a plugin program only calls Main.
 package plugin
 
 import (
@@ -22,13 +23,13 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Plugin describes a CNI plugin. If the function of a verb is nil, the verb succeeds without any action.
+// Plugin describes a CNI plugin. If the function of a CNI operation is nil, the operation succeeds without any action.
 type Plugin struct {
 	Name       string // the "type" in a configuration
 	MinVersion string // oldest supported cniVersion; "" for 0.1.0
 	Chained    bool   // ADD and CHECK require a prevResult
-	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. Malformed and unknown arguments then cause no error. The
-	// reference plugin with the same name also ignores such arguments.
+	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. With ForeignArgs, malformed and unknown arguments cause no
+	// error. The reference plugin with the same name also ignores malformed and unknown arguments.
 	ForeignArgs  bool
 	NoNetns      bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
 	CallsPatient bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
@@ -42,21 +43,21 @@ type Plugin struct {
 	listen func() <-chan os.Signal // from then on signals only request the end; nil if the process is not the plugin's own
 }
 
-// Version is the version of this build. Release builds define Version with -ldflags -X.
+// Version is the version of this Podlace build. Release builds define Version with -ldflags -X.
 var Version = ""
 
-// Main runs the plugin in a process that a container runtime has started. Main uses the environment, stdin and stdout of this process. Main
+// Main runs the plugin in a process that a container runtime has started. Main uses the environment, stdin and stdout of the process. Main
 // returns the exit status, 0 or 1.
 func (p Plugin) Main() int {
-	// The process is short-lived, so garbage collection would only slow it down.
+	// The process of a plugin is short-lived, so garbage collection would only slow it down.
 	debug.SetGCPercent(-1)
 	growStack()
 	p.listen = listenSignals
 	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 }
 
-// growStack grows the goroutine's stack once to the size that a verb needs. Without growStack, the Go runtime would double the stack
-// several times from 8 KiB, and copy all frames each time.
+// growStack grows the goroutine's stack once to the size that a CNI operation needs. Without growStack, the Go runtime would double the
+// stack several times from 8 KiB, and copy all frames each time.
 //
 //go:noinline
 func growStack() byte {
@@ -64,8 +65,8 @@ func growStack() byte {
 	return frame[len(os.Args)]
 }
 
-// Run runs the plugin with the given environment and streams, and returns the exit status. Run writes the whole output to stdout with one
-// write at the end.
+// Run runs the plugin with the given environment and streams, and returns the exit status. Run writes the whole output to stdout at the
+// end, with one write.
 func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 	verb := getenv("CNI_COMMAND")
 	if verb == "" {
@@ -123,7 +124,7 @@ func (p Plugin) versions() version.PluginInfo {
 	return version.VersionsStartingFrom(p.MinVersion)
 }
 
-// runVerb reads the input, runs the verb and returns the output for stdout.
+// runVerb reads the input, runs the CNI operation and returns the output for stdout.
 func (p Plugin) runVerb(r *Request, getenv func(string) string, stdin io.Reader) (out []byte, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -187,8 +188,8 @@ func (p Plugin) call(r *Request) ([]byte, error) {
 	return nil, verb(r)
 }
 
-// runAdd runs ADD and encodes the result. runAdd undoes the ADD if the result cannot be expressed in the version of the configuration, or
-// if a signal requested the end of the process.
+// runAdd runs ADD and encodes the result. runAdd undoes the ADD if the result has no format in the version of the configuration, or if a
+// signal asked the process to end.
 func (p Plugin) runAdd(r *Request) ([]byte, error) {
 	result, err := p.Add(r)
 	if err != nil {
@@ -202,7 +203,7 @@ func (p Plugin) runAdd(r *Request) ([]byte, error) {
 	return out, err
 }
 
-// undoAdd undoes a finished ADD if *err is not nil, because the runtime then does not get the result of the ADD.
+// undoAdd undoes a completed ADD if *err is not nil, because the runtime then does not receive the result of the ADD.
 func (p Plugin) undoAdd(r *Request, err *error) {
 	var undo Undo
 	if p.Del != nil && r.Verb == "ADD" {

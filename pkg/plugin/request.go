@@ -13,10 +13,10 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 )
 
-// Pod is the identity of a pod, which Kubernetes runtimes pass in CNI_ARGS. All fields may be empty.
+// Pod is the identity of a pod, which Kubernetes runtimes pass in CNI_ARGS. All fields of Pod may be empty.
 type Pod struct{ Namespace, Name, UID string }
 
-// String returns the pod as namespace/name, or "" if the runtime passed no pod.
+// String returns the pod as namespace/name, or "" if the runtime passed no pod name.
 func (p Pod) String() string {
 	if p.Name == "" {
 		return ""
@@ -74,8 +74,9 @@ type Request struct {
 	end       <-chan os.Signal // receives signals that request the end of the process
 }
 
-// Once calls a function and returns the result. If Run created the request, Once calls a function only if no result of this type is stored.
-// Later calls with the same result type return the stored result. A copy of the request shares the stored results.
+// Once calls the given function and returns the result. If Run created the request, Once calls the function only if no result of this type
+// is stored yet. A later call of Once with the same result type returns the stored result. A copy of the request shares the stored results
+// of Once.
 func Once[T any](r *Request, do func() T) T {
 	kind := reflect.TypeFor[T]()
 	if value, ok := r.once[kind].(T); ok {

@@ -21,14 +21,15 @@ func allVersions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// environ is the environment of a plugin call.
+// The type environ is the environment of a plugin call.
 type environ map[string]string
 
 func newEnv(verb string) environ {
 	return environ{"CNI_COMMAND": verb, "CNI_CONTAINERID": "pod-1", "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin"}
 }
 
-// with() returns a copy of the environment with changed variables. The arguments alternate between names and values.
+// The method with() returns a copy of the environment with changed variables. The arguments of with() alternate between the name and the
+// value of a variable.
 func (e environ) with(pairs ...string) environ {
 	out := environ{}
 	for k, v := range e {
@@ -88,7 +89,7 @@ func (o callOutcome) mustSucceed(t *testing.T, stdout string) {
 	}
 }
 
-// A recorder stores the requests with which the verbs of its plugin are called.
+// The type recorder stores the requests that its plugin receives.
 type recorder struct{ requests []*Request }
 
 func (rec *recorder) keep(r *Request) error {

@@ -8,9 +8,10 @@ import (
 	"syscall"
 )
 
-// Patient lets the verb finish after a signal: only SIGKILL ends the process before the verb ends. After a signal, DEL continues to its
-// end. ADD also continues to its end, because an ADD lasts only milliseconds. After the end of this ADD, the plugin undoes the ADD. A
-// plugin with the field CallsPatient calls Patient only before its first change, because Patient starts two threads.
+// Patient lets the CNI operation finish after a signal: before the operation ends, only SIGKILL can end the process. After a signal, a DEL
+// still continues to its end. After a signal, an ADD also continues to its end, because an ADD lasts only milliseconds. When the ADD has
+// ended, the plugin undoes its changes. A plugin with the field CallsPatient calls Patient only before its first change, because Patient
+// starts two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()
 	if r.listening != nil {
@@ -18,7 +19,7 @@ func (r *Request) Patient() {
 	}
 }
 
-// PatientSoon installs the signal handlers of Patient in the background, because the installation lasts some hundred microseconds.
+// PatientSoon installs the signal handlers of Patient in the background, because the installation takes some hundred microseconds.
 func (r *Request) PatientSoon() {
 	if r.listen != nil && r.listening == nil {
 		r.listening = make(chan struct{})
@@ -29,8 +30,8 @@ func (r *Request) PatientSoon() {
 	}
 }
 
-// listenSignals installs signal handlers and returns a channel of the signals that request the end of the process. Child processes do not
-// inherit the handlers, so that signals end child processes as usual.
+// listenSignals installs handlers for the signals that ask the process to end. The returned channel receives these signals. Child processes
+// do not inherit the signal handlers, so a signal ends a child process as usual.
 func listenSignals() <-chan os.Signal {
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
@@ -38,7 +39,7 @@ func listenSignals() <-chan os.Signal {
 	return end
 }
 
-// interrupted() returns an error if a signal requested the end of the process.
+// interrupted() returns an error if a signal has asked the process to end.
 func (r *Request) interrupted() error {
 	select {
 	case <-r.listening:

@@ -36,8 +36,8 @@ func TestParseTraceparent(t *testing.T) {
 	}
 }
 
-// TestTraceInLog checks that log lines contain the trace context of the environment variable. If the variable has no valid value, log lines
-// contain the trace context of CNI_ARGS.
+// TestTraceInLog checks that log lines contain the trace context of the environment variable. If the environment variable has no valid
+// value, log lines contain the trace context of CNI_ARGS.
 func TestTraceInLog(t *testing.T) {
 	other := strings.Replace(traceparent, "4bf9", "0af7", 1)
 	for _, c := range []struct{ name, env, args, want string }{

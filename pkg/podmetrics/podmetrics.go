@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podmetrics serves Prometheus metrics about the attachments of pods on this node. At a scrape, the package reads the plugins'
-// records, the leases and the kernel's state. The plugins themselves write no data that only metrics need. No metric has a label for a
-// pod, so the number of series depends only on the number of networks.
+// Package podmetrics serves Prometheus metrics about the attachments of pods on this node. At a scrape, package podmetrics reads the
+// plugins' records, the leases and the kernel's state. The plugins themselves write no additional data for metrics. No metric has a label
+// for a pod, so the number of series depends only on the number of networks.
 package podmetrics
 
 import (
@@ -19,7 +19,8 @@ const (
 	readTimeout = 5 * time.Second
 )
 
-// Collector is a prometheus.Collector. Two scrapes never read the sources at the same time. No scrape waits longer than the timeout.
+// Collector is a prometheus.Collector. The collector never reads its sources for two scrapes at the same time. A scrape never waits longer
+// than the timeout.
 type Collector struct {
 	confDir string // folder with the networks' configurations; empty: none
 	log     *slog.Logger
@@ -33,7 +34,7 @@ type Collector struct {
 	at      time.Time     // end of the last reading
 	running chan struct{} // closed at the end of the present reading; nil: there is none
 
-	// The following fields belong to the current reading.
+	// Only the goroutine that reads the sources uses the following fields.
 	traffic trafficSums
 	failed  map[string]string // the logged error of each source
 }
@@ -60,9 +61,9 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// currentValues returns the values of the last reading if it ended less than keepFor ago. If the last reading ended earlier, currentValues
-// waits for a new reading. If the new reading takes longer than the timeout, the result only reports a failure of all sources. The slow
-// reading continues, and later scrapes use its values.
+// currentValues returns the stored values if the collector read them less than keepFor ago. If the stored values are older, currentValues
+// waits until the collector has read new values. If reading the new values takes longer than the timeout, the result of currentValues only
+// reports that all sources failed. The collector continues to read the sources in the background, and later scrapes use the new values.
 func (c *Collector) currentValues() metricValues {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +95,7 @@ func (c *Collector) refresh(running chan struct{}) {
 	close(running)
 }
 
-// failedView returns the values for a scrape in which no source could be read.
+// failedView returns the values for a scrape during which no source could be read.
 func failedView() metricValues {
 	v := metricValues{}
 	for _, source := range sources() {

@@ -88,7 +88,8 @@ func (l testLab) callPlugins(verb string, pod *sandbox.Pod, id string, runtime o
 	}
 }
 
-// scrape() returns the values that the collector serves. The function leaves out the durations of readings.
+// scrape() returns the values that the collector serves. The result of scrape() does not contain the time that the collector needed to read
+// its sources.
 func (l testLab) scrape() map[string]float64 {
 	l.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -110,8 +111,8 @@ func (l testLab) scrape() map[string]float64 {
 	return got
 }
 
-// valuesBefore returns the values from the time before the first pod starts. The argument contains values that replace some values of the
-// result.
+// valuesBefore returns the values from the time before the first pod starts. If the argument contains a value, this value replaces the
+// value in the result.
 func valuesBefore(changes map[string]float64) map[string]float64 {
 	want := map[string]float64{"attachments{network=net}": 0, "orphaned_attachments{network=net}": 0, "unreadable_records{network=net}": 0,
 		"hostports{protocol=tcp}": 0, "hostports{protocol=udp}": 0, "hostports{protocol=sctp}": 0,
@@ -133,8 +134,9 @@ func valuesBefore(changes map[string]float64) map[string]float64 {
 	return want
 }
 
-// wantValues compares the current values with the values before the first pod. The map contains the expected values that differ from the
-// earlier values. The function does not compare some values, because the kernel's own traffic changes them.
+// wantValues compares the current values with the values before the first pod. The argument changes contains the expected values that
+// differ from the values before the first pod. wantValues does not compare some values, because the kernel's own traffic changes these
+// values.
 func (l testLab) wantValues(when string, changes map[string]float64, vary ...string) {
 	l.Helper()
 	want, got := valuesBefore(changes), l.scrape()
@@ -197,8 +199,8 @@ func TestLife(t *testing.T) {
 	l.wantValues("after DEL", map[string]float64{"unreadable_records{network=net}": 1}, vary...)
 }
 
-// TestSums checks the counters of bandwidth limits. The counters start at zero, count packets that the kernel sends and drops, and keep
-// their values when the pod ends.
+// TestSums checks the counters of bandwidth limits. These counters start at zero and count the packets that the kernel sends and drops.
+// When a pod ends, the sums of the counters must stay.
 func TestSums(t *testing.T) {
 	l := newLab(t)
 	pod := kerneltest.NewPod(t)
@@ -241,7 +243,7 @@ func TestSums(t *testing.T) {
 }
 
 // TestInvisible simulates a container in which the collector does not see the folder of a network namespace. The collector must not treat
-// this namespace as gone.
+// the invisible namespace as gone.
 func TestInvisible(t *testing.T) {
 	l := newLab(t)
 	att, err := attachment.Open(&plugin.Request{Plugin: "bridge", Network: "net", ContainerID: "a", IfName: "eth0",
@@ -251,7 +253,8 @@ func TestInvisible(t *testing.T) {
 	l.wantValues("with an invisible namespace", map[string]float64{"attachments{network=net}": 1})
 }
 
-// TestOneSourceFails: one source cannot be read. Only the metrics of this source are missing, and the error is logged once.
+// TestOneSourceFails checks a collector that cannot read one of its sources. Only the metrics of the unreadable source must be missing, and
+// the collector must log the error once.
 func TestOneSourceFails(t *testing.T) {
 	l := newLab(t)
 	path := filepath.Join(l.confDir, "20-bad.conflist")
@@ -272,7 +275,8 @@ func TestOneSourceFails(t *testing.T) {
 	l.wantValues("when the file is gone", nil)
 }
 
-// TestHang: a reading hangs. A scrape waits only until the timeout, and no second reading starts.
+// TestHang checks the case that reading the sources never ends. A scrape must wait only until the timeout, and the collector must not start
+// to read the sources a second time.
 func TestHang(t *testing.T) {
 	l := newLab(t)
 	l.timeout = 10 * time.Millisecond
@@ -296,7 +300,7 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// TestNames: the metric names follow the rules of Prometheus. A folder with an unusual name causes no error.
+// TestNames checks that the metric names follow the rules of Prometheus. A folder with an unusual name must cause no error.
 func TestNames(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Must(t, os.MkdirAll(filepath.Join(store.Root, "\xff"), 0o700))
@@ -314,7 +318,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// BenchmarkScrape measures one reading on a node with 250 pods that have limits.
+// BenchmarkScrape measures how long the collector needs to read its sources on a node with 250 pods that have bandwidth limits.
 func BenchmarkScrape(b *testing.B) {
 	for i := range 250 {
 		att, err := attachment.Open(&plugin.Request{Plugin: "bandwidth", Network: "net", ContainerID: fmt.Sprint("c", i), IfName: "eth0",

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// Sources of metrics.
+// The names of the sources of metrics.
 const (
 	fromRecords   = "records"
 	fromAddresses = "addresses"
@@ -29,13 +29,13 @@ const (
 
 func sources() []string { return []string{fromRecords, fromAddresses, fromBandwidth} }
 
-// These are the values of the label direction, from the view of the pod.
+// The values of the label direction describe the traffic as the pod sees it.
 const (
 	ingress = "ingress"
 	egress  = "egress"
 )
 
-// readAll reads all sources. The metrics of a source with an error are left out.
+// readAll reads all sources of metrics. If a source has an error, the collector leaves out the metrics of this source.
 func (c *Collector) readAll() metricValues {
 	v := metricValues{}
 	networks, confErr := c.configuredNetworks()
@@ -60,7 +60,7 @@ func (c *Collector) readAll() metricValues {
 	return v
 }
 
-// addSource adds the metrics of one source. The function logs an error once and logs again only when the error changes.
+// addSource adds the metrics of one source. addSource logs an error once, and logs again only when the error changes.
 func (c *Collector) addSource(v metricValues, source string, add func(metricValues) error) {
 	began := time.Now()
 	err := add(v)
@@ -78,7 +78,8 @@ func (c *Collector) addSource(v metricValues, source string, add func(metricValu
 	c.failed[source] = text
 }
 
-// configuredNetworks returns the networks that are configured. If the folder is missing, the result is empty.
+// configuredNetworks returns the networks that have a configuration on this node. If the folder of the configurations is missing,
+// configuredNetworks returns no networks.
 func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 	if c.confDir == "" {
 		return nil, nil
@@ -90,7 +91,7 @@ func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 	return networks, err
 }
 
-// addNetwork adds the series of a network with the value 0, so that the series exist before the first pod.
+// addNetwork adds the time series of a network with the value 0, so that these series exist before the first pod.
 func (v metricValues) addNetwork(n reconcile.Network) {
 	if !slices.ContainsFunc(attachment.Plugins, func(kind string) bool { return n.Plugin(kind) != nil }) {
 		return
@@ -108,7 +109,7 @@ func (v metricValues) addNetwork(n reconcile.Network) {
 	}
 }
 
-// addRecords adds the metrics about attachments.
+// addRecords adds the metrics about attachments, which come from the plugins' records.
 func (v metricValues) addRecords(list []*reconcile.Attachment, damaged []attachment.Damaged) {
 	used := usedPorts{}
 	for _, a := range list {
@@ -136,7 +137,7 @@ func (v metricValues) addRecords(list []*reconcile.Attachment, damaged []attachm
 }
 
 // isOrphaned reports whether the network namespace of an attachment is gone. If this container does not see the folder of the namespace,
-// the result is false.
+// isOrphaned returns false.
 func isOrphaned(a *reconcile.Attachment) bool {
 	return a.State == reconcile.Gone && plugin.NetnsVisible(a.Netns)
 }
@@ -155,8 +156,8 @@ func (u usedPorts) add(list []ports.Port) {
 	}
 }
 
-// addAddresses adds the numbers of addresses in the range sets of the networks. If the ranges of a network cannot be used, only the metrics
-// of this network are missing.
+// addAddresses adds, for each range set of each network, the number of leased and of free addresses. If the address ranges of a network are
+// invalid, only the metrics of this network are missing.
 func (v metricValues) addAddresses(networks []reconcile.Network) (err error) {
 	for _, n := range networks {
 		for _, p := range n.Plugins {
@@ -178,8 +179,8 @@ func (v metricValues) addAddresses(networks []reconcile.Network) (err error) {
 	return err
 }
 
-// addBandwidth adds metrics about limits from the kernel. The function makes one dump of all qdiscs and some requests for each pod with
-// limits.
+// addBandwidth adds metrics about bandwidth limits that it reads from the kernel. addBandwidth requests all qdiscs of the node at once, and
+// makes some requests for each pod with limits.
 func (c *Collector) addBandwidth(v metricValues, records []attachment.Record) error {
 	records = bandwidth.Records(records)
 	for i := range records {

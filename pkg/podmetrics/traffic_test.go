@@ -9,7 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// TestAddDifference checks the difference of two readings. The kernel counts dropped packets in 32 bits, so this counter overflows.
+// TestAddDifference checks the difference between two readings of the counters. The kernel counts dropped packets in 32 bits, so this
+// counter can overflow.
 func TestAddDifference(t *testing.T) {
 	for name, c := range map[string]struct {
 		was, is kernel.Counters

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metricName is the name of a metric.
+// metricName is the name of a Prometheus metric.
 type metricName string
 
 // Names of the metrics.
@@ -28,7 +28,7 @@ const (
 	duration    metricName = "podlace_node_collector_duration_seconds"
 )
 
-// metricInfo is a metric and the number of its labels.
+// metricInfo is a metric description and the number of the metric's labels.
 type metricInfo struct {
 	*prometheus.Desc
 	kind   prometheus.ValueType
@@ -57,16 +57,16 @@ func metrics() map[metricName]metricInfo {
 	return all
 }
 
-// seriesKey is one time series: a metric and the values of its labels.
+// seriesKey identifies one time series: a metric and the values of its labels.
 type seriesKey struct {
 	name   metricName
 	labels [4]string
 }
 
-// metricValues contains the values of all series at one time.
+// metricValues contains the values of all time series at one time.
 type metricValues map[seriesKey]float64
 
-// add() increases the value of a series. If the increase is 0, add creates the series.
+// add() increases the value of a time series. If the increase is 0, add() only creates the time series.
 func (v metricValues) add(n metricName, value float64, labels ...string) {
 	s := seriesKey{name: n}
 	for i, label := range labels {

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// richPod returns a pod that uses every feature which the API can describe.
+// richPod returns a pod that uses every feature that the PodResources API can describe.
 func richPod() *api.PodResources {
 	numa := func(n int64) *api.TopologyInfo { return &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: n}}} }
 	share := "s"
@@ -72,8 +72,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestSizes checks responses whose size is just below and above the limits of frames and of HTTP/2's initial windows. The largest response
-// has the size maxResponse.
+// TestSizes checks responses whose size is just below or just above a limit: the maximum size of a frame, or the initial window of HTTP/2.
+// The largest response has the size maxResponse.
 func TestSizes(t *testing.T) {
 	for _, size := range []int{1, 100, 16384 - 40, 16384 - 20, 16384, 2*16384 - 20, 65535 - 40, 65535, 1 << 20, 17 << 20, maxResponse - 100} {
 		id := strings.Repeat("x", size)
@@ -95,8 +95,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestErrors checks that the error of Ask contains the code and the text of the kubelet's error. The text may be long, and it may arrive
-// in trailers without headers or in several frames. Ask does not retry after a permanent error.
+// TestErrors checks that the error of Ask contains the code and the text of the kubelet's error. The text of the error may be long, and it
+// may arrive in trailers without headers or in several frames. Ask does not retry after a permanent error.
 func TestErrors(t *testing.T) {
 	for _, text := range []string{"", "100% of\nüber \x7f", strings.Repeat("é%", 20000), strings.Repeat("a", 500_000)} {
 		k := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
@@ -161,9 +161,9 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy (V-24) checks a kubelet that allows ten calls at once, then 50 calls per second, and refuses the rest. The 80 pods of the test
-// start at the same time, and all 80 pods get their devices after retries. The test fails if the client makes too many calls. A client
-// that retries without a pause makes several times the allowed number of calls.
+// TestBusy (V-24) checks a kubelet that allows ten calls at once and then 50 calls per second. The kubelet refuses all other calls. The 80
+// pods of the test start at the same time, and all of them get their devices after retries. TestBusy fails if the client calls the kubelet
+// too often. Without pauses between its retries, the client would make several times the allowed number of calls.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -189,7 +189,8 @@ func TestBusy(t *testing.T) {
 		})
 	}
 	all.Wait()
-	// Each pause lasts at least half of its maximum. The minimum pauses are 10, 20, 40, 80, 160 and 320 ms, and then 500 ms each.
+	// Each pause before a retry lasts at least half of its maximum. The minimum pauses before the retries are 10, 20, 40, 80, 160 and 320
+	// ms, and then 500 ms each.
 	took := time.Since(began)
 	if most := pods * (7 + int(took/(longestPause/2))); answered+refused > most {
 		t.Errorf("%d calls in %s, want at most %d: the retries have no pauses", answered+refused, took, most)
@@ -197,7 +198,7 @@ func TestBusy(t *testing.T) {
 	t.Logf("%d calls, %d refused, in %s", answered+refused, refused, took)
 }
 
-// TestJitter checks that each pause is random, and that it is at least half of the maximum.
+// TestJitter checks that the pause before a retry is random, and lasts at least half of the maximum.
 func TestJitter(t *testing.T) {
 	drawn := map[time.Duration]bool{}
 	for range 100 {
@@ -211,8 +212,8 @@ func TestJitter(t *testing.T) {
 	}
 }
 
-// TestNoKubelet checks that a node without a kubelet causes a specific error at once. On a node whose kubelet restarts, Ask waits for the
-// kubelet.
+// TestNoKubelet checks that Ask returns a specific error at once on a node without a kubelet. On a node whose kubelet restarts, Ask waits
+// for the kubelet.
 func TestNoKubelet(t *testing.T) {
 	k := newRoot(t)
 	if err := os.Remove(filepath.Dir(k.Socket)); err != nil {
@@ -223,8 +224,8 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestRestart checks that Ask waits for a kubelet that restarts. In the first case, the socket is missing. In the second case, no process
-// listens on the socket.
+// TestRestart checks that Ask waits for a kubelet that restarts. In the first case of TestRestart, the socket is missing. In the second
+// case of TestRestart, no process listens on the socket.
 func TestRestart(t *testing.T) {
 	for _, stale := range []bool{false, true} {
 		k := &fakeKubelet{Kubelet: newRoot(t), get: always(webPod("app", "a"))}
@@ -254,7 +255,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestTimeUp checks that the error contains the deadline and the last failure before the deadline.
+// TestTimeUp checks the error of Ask after the deadline. The error must contain the reason why the context ended and the last failure
+// before the deadline.
 func TestTimeUp(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
@@ -283,8 +285,8 @@ func TestTimeUp(t *testing.T) {
 	}
 }
 
-// askUntilUp calls Ask with a deadline and returns the error of Ask. The function doubles the deadline, up to maxWait, until the error
-// contains the text. Doubling is necessary because a slow machine may need a long time for the first call.
+// askUntilUp calls Ask with a deadline and returns the error of Ask. askUntilUp doubles the deadline, up to maxWait, until the error
+// contains the text. askUntilUp tries longer deadlines because the first call may take long on a slow machine.
 func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	t.Helper()
 	for wait := 300 * time.Millisecond; ; wait *= 2 {
@@ -297,15 +299,16 @@ func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	}
 }
 
-// lateContext is a context whose deadline passes when the first call is refused. The context ends after the client has set that deadline
-// on a connection.
+// lateContext is a context whose deadline expires when the kubelet refuses the first call. The context ends after the client has set the
+// expired deadline on a connection.
 type lateContext struct {
 	context.Context
 	end    context.CancelFunc
 	passed atomic.Bool
 }
 
-// Deadline returns no deadline before the first refusal. After the first refusal, the deadline is in the past.
+// Deadline returns no deadline before the kubelet has refused the first call. After the kubelet has refused the first call, Deadline
+// returns a time in the past.
 func (l *lateContext) Deadline() (time.Time, bool) {
 	if !l.passed.Load() {
 		return time.Time{}, false
@@ -314,7 +317,7 @@ func (l *lateContext) Deadline() (time.Time, bool) {
 	return time.Unix(1, 0), true
 }
 
-// Err returns the error of an expired deadline.
+// Err returns the error of an expired deadline (context.DeadlineExceeded).
 func (l *lateContext) Err() error {
 	if l.Context.Err() != nil {
 		return context.DeadlineExceeded
@@ -322,8 +325,8 @@ func (l *lateContext) Err() error {
 	return nil
 }
 
-// TestLate checks that the error contains the refusal of the first call. The second connection fails because of the deadline, before the
-// context ends. The error of the second connection must not hide the refusal.
+// TestLate checks that the error of Ask contains the reason why the kubelet refused the first call. The second connection fails because of
+// the expired deadline, before the context ends. The error of the second connection must not replace the error of the first call.
 func TestLate(t *testing.T) {
 	t.Parallel()
 	ctx := &lateContext{}
@@ -342,7 +345,8 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// TestKeepalive checks that Ask answers the pings of a slow server. The server closes the connection if these answers are missing.
+// TestKeepalive checks that Ask answers the HTTP/2 pings of a slow server. The server closes the connection if the client does not answer
+// the pings.
 func TestKeepalive(t *testing.T) {
 	t.Parallel()
 	k := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
@@ -354,7 +358,8 @@ func TestKeepalive(t *testing.T) {
 	}
 }
 
-// TestForeign checks that Ask fails at once if another program serves the socket, or if the folder of the socket is not accessible.
+// TestForeign checks that Ask fails at once if a program other than the kubelet serves the socket, or if the folder of the socket is not
+// accessible.
 func TestForeign(t *testing.T) {
 	k := newRoot(t)
 	if err := os.WriteFile(k.Socket+"2", nil, 0o600); err != nil {

@@ -13,7 +13,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// crowdedNode returns a node with a hundred pods that have one device each.
+// crowdedNode returns a node with a hundred pods. Each of these pods has one device.
 func crowdedNode() (pods []*api.PodResources, noted []written) {
 	for i := range 100 {
 		id, uid := fmt.Sprintf("0000:3b:%02x.%d", i/8, i%8), fmt.Sprintf("8d3c1c4e-0000-4000-8000-%012d", i)
@@ -25,8 +25,8 @@ func crowdedNode() (pods []*api.PodResources, noted []written) {
 	return pods, noted
 }
 
-// BenchmarkAsk measures one call of Ask on a node with a hundred pods that have devices. The result is the time that the client adds to the
-// kubelet's own time. A CNI plugin waits for the kubelet and for the client.
+// BenchmarkAsk measures one call of Ask on a node with a hundred pods that have devices. The result of the benchmark is the time that the
+// client adds to the kubelet's own time. A CNI plugin must wait for the kubelet and for the client.
 func BenchmarkAsk(b *testing.B) {
 	pods, noted := crowdedNode()
 	for name, k := range map[string]*fakeKubelet{"Get": {get: always(pods[0])},
@@ -45,7 +45,7 @@ func BenchmarkAsk(b *testing.B) {
 	}
 }
 
-// BenchmarkGRPC measures the same call with the gRPC library. Each call uses a new connection.
+// BenchmarkGRPC measures the same call as BenchmarkAsk, but with the gRPC library. Each call of the benchmark uses a new connection.
 func BenchmarkGRPC(b *testing.B) {
 	pods, _ := crowdedNode()
 	k := startServer(b, &fakeKubelet{get: always(pods[0])})
@@ -62,7 +62,7 @@ func BenchmarkGRPC(b *testing.B) {
 	}
 }
 
-// BenchmarkCheckpoint measures the time to read the checkpoint.
+// BenchmarkCheckpoint measures how long it takes to read the kubelet's checkpoint.
 func BenchmarkCheckpoint(b *testing.B) {
 	_, noted := crowdedNode()
 	data := marshal(b, noted)

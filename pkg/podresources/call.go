@@ -18,18 +18,20 @@ import (
 )
 
 const (
-	// maxResponse is the maximum size of a response message in bytes. The constant maxHeaders is the maximum size of the headers and trailers.
-	// The constant maxBytes limits all bytes that are read, including framing and padding.
+	// maxResponse is the maximum size of a response message in bytes. The constant maxHeaders is the maximum size in bytes of the headers,
+	// and of the trailers. The constant maxBytes is the maximum number of bytes that the client reads in total, including framing and
+	// padding.
 	maxResponse = 64 << 20
 	maxHeaders  = 1 << 20
 	maxBytes    = 2 * maxResponse
-	// maxWindow is the maximum flow-control window (RFC 9113, section 6.9.1). The value is larger than maxBytes. The client therefore never
-	// needs to update the window.
+	// maxWindow is the maximum flow-control window (RFC 9113, section 6.9.1). maxWindow is larger than maxBytes. The client therefore never
+	// needs to enlarge the flow-control window.
 	maxWindow, defaultWindow = 1<<31 - 1, 1<<16 - 1
 )
 
-// sendCall sends a request to the gRPC server at a unix socket. The function returns the response message. Each call opens a new
-// connection. The format is described in "Requests" and "Responses" of github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+// sendCall sends a request to the gRPC server at a unix socket. sendCall returns the response message. Each call of sendCall opens a new
+// connection. The format of requests and responses is described in "Requests" and "Responses" of
+// github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 func sendCall(ctx context.Context, socket, method string, request []byte) ([]byte, error) {
 	data, err := encodeRequest(method, request)
 	if err != nil {
@@ -50,7 +52,7 @@ func sendCall(ctx context.Context, socket, method string, request []byte) ([]byt
 }
 
 // encodeRequest returns the bytes of a complete request: the preface, the settings and the message. One write can send the whole request,
-// because a client does not have to wait for the settings of the server (section 3.4).
+// because a client need not wait for the settings of the server (section 3.4).
 func encodeRequest(method string, request []byte) ([]byte, error) {
 	if len(request) > 4096 {
 		return nil, fmt.Errorf("the request has %d bytes: want at most 4096", len(request))
@@ -73,7 +75,7 @@ func encodeRequest(method string, request []byte) ([]byte, error) {
 	return appendFrame(b, frameData, flagEndStream, 1, message), nil
 }
 
-// frameExchange collects the frames of one response.
+// The type frameExchange collects the frames of one response.
 type frameExchange struct {
 	to      io.Writer
 	frames  *frameReader
@@ -105,7 +107,7 @@ func (x *frameExchange) run() ([]byte, error) {
 	return x.finalMessage()
 }
 
-// handle() processes one frame. The function ignores frames of the types WINDOW_UPDATE and PRIORITY and of unknown types (section 5.5).
+// handle() processes one frame. handle() ignores frames of the types WINDOW_UPDATE and PRIORITY, and frames of unknown types (section 5.5).
 func (x *frameExchange) handle(f frame) error {
 	if !x.greeted && (f.kind != frameSettings || f.flags&flagAck != 0) {
 		return fmt.Errorf("the first frame has type %d: want SETTINGS; the socket may not be the kubelet's", f.kind)
@@ -133,7 +135,7 @@ func (x *frameExchange) handle(f frame) error {
 	return nil
 }
 
-// reply() acknowledges a frame. The function ignores write errors, because a server that has closed its side may already have sent the
+// reply() acknowledges a frame. reply() ignores write errors: a server that has closed its side of the connection may already have sent the
 // complete response.
 func (x *frameExchange) reply(kind byte, payload []byte) {
 	_, _ = x.to.Write(appendFrame(nil, kind, flagAck, 0, payload))
@@ -152,7 +154,7 @@ func (x *frameExchange) data(f frame) error {
 	return nil
 }
 
-// readHeaders decodes headers or trailers, including their CONTINUATION frames (section 4.3).
+// readHeaders decodes headers or trailers. CONTINUATION frames may contain the rest of the headers or trailers (section 4.3).
 func (x *frameExchange) readHeaders(f frame) error {
 	block, err := f.unpaddedPayload()
 	if err != nil {
@@ -196,7 +198,7 @@ func (x *frameExchange) header(h hpack.HeaderField) {
 	}
 }
 
-// finalMessage returns the message of a finished exchange, or the error that the server sent.
+// finalMessage returns the message of a complete response, or the error that the server sent.
 func (x *frameExchange) finalMessage() ([]byte, error) {
 	code, err := strconv.ParseUint(x.status, 10, 31)
 	switch {
@@ -211,7 +213,8 @@ func (x *frameExchange) finalMessage() ([]byte, error) {
 	return x.body[5:], nil
 }
 
-// resetError converts RST_STREAM (section 6.4) to a gRPC error. The section "Errors" of the gRPC document defines the mapping.
+// resetError converts an RST_STREAM frame (section 6.4) to a gRPC error. The section "Errors" of the gRPC protocol document defines the
+// gRPC error for each HTTP/2 error code.
 func resetError(f frame) error {
 	if len(f.payload) != 4 {
 		return fmt.Errorf("RST_STREAM has %d bytes: want 4", len(f.payload))
@@ -226,7 +229,7 @@ func resetError(f frame) error {
 	return &statusError{grpc, fmt.Sprintf("RST_STREAM with code %#x of HTTP/2", code)}
 }
 
-// checkGoAway returns the error for a GOAWAY frame (section 6.8). The result is nil if the server still processes the request.
+// checkGoAway returns the error for a GOAWAY frame (section 6.8). checkGoAway returns nil if the server still processes the request.
 func checkGoAway(f frame) error {
 	if len(f.payload) < 8 {
 		return fmt.Errorf("GOAWAY has %d bytes: want at least 8", len(f.payload))
@@ -248,7 +251,7 @@ const (
 	codeUnavailable       = 14
 )
 
-// statusError is a gRPC status that is not OK.
+// statusError is a gRPC status other than OK.
 type statusError struct {
 	code    int
 	message string
@@ -258,7 +261,8 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("gRPC code %d: %s", e.code, e.message)
 }
 
-// unescape() decodes the percent-encoding of a grpc-message ("Percent-Encoded"). Invalid escapes are not changed.
+// unescape() decodes the percent-encoding in the header grpc-message (section "Percent-Encoded" of the gRPC protocol document). unescape()
+// leaves invalid escapes unchanged.
 func unescape(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

@@ -18,20 +18,21 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// maxCheckpoint is the maximum size of a checkpoint in bytes. On a node with hundreds of pods, the checkpoint has some hundred thousand
-// bytes.
+// maxCheckpoint is the maximum size of a checkpoint in bytes. On a node with hundreds of pods, the checkpoint has a size of some hundred
+// thousand bytes.
 const maxCheckpoint = 64 << 20
 
 // checkpointEntry is the checkpoint's entry for one container and one resource. The kubelet (1.20 and later) writes this entry before it
-// creates the pod's sandbox. The format is not a public API. The format is defined in pkg/kubelet/cm/devicemanager/checkpoint of
-// Kubernetes.
+// creates the pod's sandbox. The format of this entry is not a public API. The format of this entry is defined in
+// pkg/kubelet/cm/devicemanager/checkpoint of Kubernetes.
 type checkpointEntry struct {
 	PodUID, ContainerName, ResourceName string
 	DeviceIDs                           map[string][]string // by NUMA node
 }
 
-// CheckpointDevices returns the devices of all entries in a checkpoint. A device with two NUMA nodes is in the list twice. An entry has the
-// UID of the pod but no pod name. The pod may have ended. CheckpointDevices returns an error if the devices are unknown.
+// CheckpointDevices returns the devices of all entries in a checkpoint. The list that CheckpointDevices returns contains a device with two
+// NUMA nodes twice. An entry contains the UID of the pod, but not its name. The pod of an entry may already have ended. If
+// CheckpointDevices cannot read or decode the checkpoint, it returns an error.
 func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 	data, err := ReadRegular(path)
 	if err != nil {
@@ -52,8 +53,8 @@ func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 	return notes, err
 }
 
-// readCheckpoint returns the devices that the checkpoint lists for the pod with the given UID. The result is an error if the devices of
-// the pod are unknown.
+// readCheckpoint returns the devices that the checkpoint contains for the pod with the given UID. If the devices of the pod are unknown,
+// readCheckpoint returns an error.
 func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	if uid == "" {
 		return nil, ErrNoUID
@@ -70,8 +71,8 @@ func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	return noted, err
 }
 
-// ReadRegular returns the content of a regular file. The file may have at most 64 MiB. ReadRegular never blocks, not even if the file is a
-// FIFO.
+// ReadRegular returns the content of a regular file. The file that ReadRegular reads may be at most 64 MiB large. ReadRegular never blocks,
+// not even if the file is a FIFO.
 func ReadRegular(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: opening a FIFO must not block
 	if err != nil {
@@ -90,7 +91,7 @@ func ReadRegular(path string) ([]byte, error) {
 	return data, err
 }
 
-// parseEntries returns all entries of a checkpoint. In the file, the list of entries is null if the kubelet has assigned no device.
+// parseEntries returns all entries of a checkpoint. If the kubelet has assigned no device, the list of entries in the file is null.
 func parseEntries(data []byte) ([]checkpointEntry, error) {
 	var c struct {
 		Data     struct{ PodDeviceEntries []checkpointEntry }
@@ -107,9 +108,10 @@ func parseEntries(data []byte) ([]checkpointEntry, error) {
 	return c.Data.PodDeviceEntries, nil
 }
 
-// isConfirmed reports whether PodResources and the checkpoint list the same devices for a pod. The checkpoint also lists init containers.
-// PodResources omits init containers that are not restartable. If PodResources lists any device of the pod, isConfirmed ignores the
-// entries of init containers. Ignoring these entries is safe, because the kubelet assigns a device to only one pod.
+// isConfirmed reports whether PodResources and the checkpoint contain the same devices for a pod. The checkpoint also contains the devices
+// of init containers. PodResources omits init containers that are not restartable. If PodResources reports any device of the pod,
+// isConfirmed ignores the checkpoint's entries for init containers. Ignoring the entries of init containers is safe, because the kubelet
+// assigns a device to only one pod.
 func isConfirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
 	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {
@@ -118,7 +120,7 @@ func isConfirmed(devices []allocation.Device, containers []string, noted []alloc
 	return maps.Equal(deviceSet(devices), deviceSet(slices.DeleteFunc(slices.Clone(noted), inits)))
 }
 
-// deviceSet returns devices without duplicates. The checkpoint lists a device with two NUMA nodes twice.
+// deviceSet returns devices without duplicates. The checkpoint contains a device with two NUMA nodes twice.
 func deviceSet(devices []allocation.Device) map[[3]string]bool {
 	s := map[[3]string]bool{}
 	for _, d := range devices {

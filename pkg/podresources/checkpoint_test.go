@@ -18,8 +18,8 @@ import (
 
 const before, after = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
 
-// TestSameName checks two pods with the same name: each pod gets its own devices. The kubelet either lists both pods, or Get returns the
-// wrong pod for some time.
+// TestSameName checks two pods with the same name: each pod gets its own devices. In some cases, the kubelet returns both pods. In the
+// other cases, Get returns the wrong pod for some time.
 func TestSameName(t *testing.T) {
 	both := func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{webPod("app", "a", "b"), webPod("app", "c")}, nil
@@ -47,7 +47,8 @@ func TestSameName(t *testing.T) {
 	}
 }
 
-// TestContradiction checks that the error contains both lists if PodResources and the checkpoint contradict each other until the deadline.
+// TestContradiction checks the error of Ask if PodResources and the checkpoint contradict each other until the deadline. This error must
+// contain the devices from both sources.
 func TestContradiction(t *testing.T) {
 	for _, c := range []struct {
 		name, says string
@@ -78,7 +79,8 @@ func TestContradiction(t *testing.T) {
 	}
 }
 
-// TestConfirmed checks differences between PodResources and the checkpoint that are not errors of the kubelet.
+// TestConfirmed checks that Ask accepts some differences between PodResources and the checkpoint, because they are not errors of the
+// kubelet.
 func TestConfirmed(t *testing.T) {
 	nodes := written{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b", "a"}}, nil}
 	for name, noted := range map[string][]written{
@@ -102,8 +104,8 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
-// writeBadCheckpoint writes a checkpoint with the given data. If the data is "", no file exists. If the data is "folder", the path is a
-// folder. If the data is "large", the file is too large.
+// writeBadCheckpoint writes a checkpoint with the given data. If the data is "", writeBadCheckpoint writes no file. If the data is
+// "folder", the path of the checkpoint is a folder. If the data is "large", the checkpoint is too large.
 func (k *fakeKubelet) writeBadCheckpoint(t *testing.T, data string) {
 	t.Helper()
 	os.Remove(k.Checkpoint)
@@ -119,8 +121,8 @@ func (k *fakeKubelet) writeBadCheckpoint(t *testing.T, data string) {
 	}
 }
 
-// TestUnreadable (V-25) checks Ask without a readable checkpoint. Ask then accepts devices by the pod's name, unless two pods have this
-// name. If PodResources lists no devices, Ask returns an error.
+// TestUnreadable (V-25) checks Ask without a readable checkpoint. Without a readable checkpoint, Ask identifies a pod by its name, and
+// returns an error if two pods have this name. Without a readable checkpoint, Ask returns an error if PodResources reports no devices.
 func TestUnreadable(t *testing.T) {
 	one := startServer(t, &fakeKubelet{get: always(webPod("app", "a"))})
 	two := startServer(t, &fakeKubelet{list: func(int) ([]*api.PodResources, error) {
@@ -163,7 +165,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestIndented checks that white space in a checkpoint does not matter.
+// TestIndented checks that Ask can read a checkpoint with additional white space.
 func TestIndented(t *testing.T) {
 	data := marshal(t, []written{fast(before, "app", "a"), fast(after, "app", "b")})
 	var indented bytes.Buffer
@@ -185,8 +187,8 @@ func TestIndented(t *testing.T) {
 	}
 }
 
-// TestNoneConfirmed (V-25) checks a pod without devices. Ask returns an empty list only if a readable checkpoint lists no devices for the
-// UID of the pod.
+// TestNoneConfirmed (V-25) checks a pod without devices. Ask returns an empty list only if a readable checkpoint contains no devices for
+// the UID of the pod.
 func TestNoneConfirmed(t *testing.T) {
 	k := startServer(t, &fakeKubelet{get: always(webPod("app"))})
 	for name, entries := range map[string][]written{"none": nil, "empty": {}, "of another pod": {fast(before, "app", "a")},

@@ -9,7 +9,7 @@ import (
 	"io"
 )
 
-// These are the frame types and flags (RFC 9113, section 6).
+// Frame types and flags of HTTP/2 (RFC 9113, section 6).
 const (
 	frameData         = 0x0
 	frameHeaders      = 0x1
@@ -28,10 +28,11 @@ const (
 	flagPriority   = 0x20
 )
 
-// maxFrame is the maximum payload of a frame in bytes. The value is the default, because the client announces no other limit (section 4.2).
+// maxFrame is the maximum payload of a frame in bytes. The value of maxFrame is the default, because the client announces no other limit
+// (section 4.2).
 const maxFrame = 16384
 
-// frame is one HTTP/2 frame. The payload is valid only until the next frame is read.
+// The type frame is one HTTP/2 frame. The payload of a frame is valid only until the next frame is read.
 type frame struct {
 	kind, flags byte
 	stream      uint32
@@ -66,7 +67,7 @@ func (r *frameReader) next() (f frame, err error) {
 	return f, err
 }
 
-// unpaddedPayload returns the payload of a DATA or HEADERS frame without padding and priority (sections 6.1 and 6.2).
+// unpaddedPayload returns the payload of a DATA or HEADERS frame without the padding and without the priority (sections 6.1 and 6.2).
 func (f frame) unpaddedPayload() ([]byte, error) {
 	head, tail := 0, 0
 	if f.flags&flagPadded != 0 && len(f.payload) > 0 {
@@ -83,8 +84,8 @@ func (f frame) unpaddedPayload() ([]byte, error) {
 	return f.payload[head : len(f.payload)-tail], nil
 }
 
-// onStream reports whether frames of this type belong to a stream. Frames of other types belong to the connection. The client uses only
-// stream 1.
+// onStream reports whether frames of this type belong to a stream. Frames of other types belong to the whole connection. The client uses
+// only the stream with the number 1.
 func (f frame) onStream() bool {
 	switch f.kind {
 	case frameData, frameHeaders, frameReset, framePush, frameContinuation:

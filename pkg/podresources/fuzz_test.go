@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// recordBytes returns the bytes that a server sends.
+// recordBytes calls the given function, which writes frames as a server does. The result of recordBytes contains the written bytes.
 func recordBytes(send func(*serverPeer)) []byte {
 	var all bytes.Buffer
 	near := &serverPeer{Framer: http2.NewFramer(&all, nil)}
@@ -29,8 +29,8 @@ func recordBytes(send func(*serverPeer)) []byte {
 	return all.Bytes()
 }
 
-// FuzzFrames compares the reader of frames with x/net. Both readers must return the same frames and refuse the same DATA and HEADERS
-// frames.
+// FuzzFrames compares frameReader with the HTTP/2 reader of x/net. frameReader and x/net must return the same frames, and must refuse the
+// same DATA and HEADERS frames.
 func FuzzFrames(f *testing.F) {
 	f.Add(recordBytes(right))
 	f.Add(recordBytes(func(p *serverPeer) {
@@ -63,7 +63,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// compareFrame fails the test if a frame differs from the frame that x/net reads. The function also fails the test if x/net refuses the
+// compareFrame fails the test if a frame differs from the frame that x/net reads. compareFrame also fails the test if x/net refuses the
 // frame.
 func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
 	t.Helper()
@@ -84,7 +84,7 @@ func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
 	}
 }
 
-// FuzzAnswer checks that the exchange ends for every input. The exchange must return a message or an error.
+// FuzzAnswer checks that, for every input, the client stops reading the response. The client must then return either a message or an error.
 func FuzzAnswer(f *testing.F) {
 	f.Add(recordBytes(right))
 	f.Add(recordBytes(func(p *serverPeer) {
@@ -111,7 +111,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// decodeWithAPI decodes a response with the code of the Kubernetes API. The function returns the devices in the same format as Ask.
+// decodeWithAPI decodes a response with the Go code of the Kubernetes API. decodeWithAPI returns the devices in the same format as Ask.
 func decodeWithAPI(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) {
 	for _, p := range list.GetPodResources() {
 		var held []allocation.Device
@@ -132,7 +132,7 @@ func decodeWithAPI(list *api.ListPodResourcesResponse) (devices [][]allocation.D
 	return devices
 }
 
-// FuzzMessage compares the decoder of messages with the code of the Kubernetes API.
+// FuzzMessage compares this package's decoder of messages with the Go code of the Kubernetes API.
 func FuzzMessage(f *testing.F) {
 	for _, list := range []*api.ListPodResourcesResponse{{}, {PodResources: []*api.PodResources{richPod(), webPod("app", "a"), {}}}} {
 		data, err := proto.Marshal(list)
@@ -170,7 +170,7 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// FuzzCheckpoint checks that each returned entry is complete and that the function returns no entries together with an error. For each UID,
+// FuzzCheckpoint checks that each returned entry is complete, and that no entries are returned together with an error. For each UID,
 // readCheckpoint must return the same devices as CheckpointDevices.
 func FuzzCheckpoint(f *testing.F) {
 	for _, entries := range knownCheckpoints() {

@@ -20,20 +20,21 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// maxWait is the maximum time to wait for an expected event. The limit does not test the speed of the client.
+// maxWait is the maximum time to wait for an expected event. This timeout does not test the speed of the client.
 const maxWait = 30 * time.Second
 
-// fakeKubelet is a server of the kubelet's API that uses the gRPC library.
+// fakeKubelet is a server of the PodResources API. The server uses the gRPC library.
 type fakeKubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	Kubelet
 	mu    sync.Mutex
 	asked []string // the methods that were called
 	third func()   // called before the third call is answered
-	// These two functions return the answer to a call of Get or List. The argument of both functions is the number of earlier calls.
+	// The functions get and list return the response to a call of Get or List. The argument of both functions is the number of earlier
+	// calls.
 	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
 	list func(n int) ([]*api.PodResources, error)
-	// allocatable is the list of devices that GetAllocatableResources returns.
+	// The field allocatable is the list of devices that GetAllocatableResources returns.
 	allocatable []*api.ContainerDevices
 }
 
@@ -77,7 +78,8 @@ func (k *fakeKubelet) GetAllocatableResources(
 	return &api.AllocatableResourcesResponse{Devices: k.allocatable, CpuIds: []int64{1, 2}}, nil
 }
 
-// newRoot returns the paths of a kubelet with an empty root folder. The path of the folder is short enough for unix sockets.
+// newRoot creates an empty root folder for a kubelet, and returns the kubelet's paths. The path of the root folder is short enough for unix
+// sockets.
 func newRoot(t testing.TB) Kubelet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pr")
@@ -102,7 +104,7 @@ func listen(t testing.TB, k Kubelet) net.Listener {
 	return l
 }
 
-// startServer serves the API until the test ends.
+// startServer serves the PodResources API until the test ends.
 func startServer(t testing.TB, k *fakeKubelet, options ...grpc.ServerOption) *fakeKubelet {
 	t.Helper()
 	if k.Socket == "" {
@@ -139,7 +141,7 @@ func askTwice(t testing.TB, k *fakeKubelet, uid string) ([]allocation.Device, er
 	return got, err
 }
 
-// webPod returns the pod web-0 with devices of example.com/fast in one container.
+// webPod returns the pod web-0 with devices of the resource example.com/fast in one container.
 func webPod(container string, ids ...string) *api.PodResources {
 	p := &api.PodResources{Namespace: "shop", Name: "web-0", Containers: []*api.ContainerResources{{Name: container}}}
 	if ids != nil {
@@ -152,7 +154,7 @@ func always(p *api.PodResources) func(int, *api.GetPodResourcesRequest) (*api.Po
 	return func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { return p, nil }
 }
 
-// webDevices returns the result of Ask for webPod.
+// webDevices returns the devices that Ask must return for webPod.
 func webDevices(container string, ids ...string) (devices []allocation.Device) {
 	for _, id := range ids {
 		devices = append(devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: container, Resource: "example.com/fast", ID: id})

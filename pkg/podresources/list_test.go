@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// TestList checks that List returns the devices in the order of pods and containers. The order is the same after a busy kubelet has refused
-// calls.
+// TestList checks that List returns the devices in the order of the pods and their containers. The order of the devices is the same after a
+// busy kubelet has refused calls.
 func TestList(t *testing.T) {
 	other := webPod("app", "z")
 	other.Namespace = "bank"
@@ -43,7 +43,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestAllocatable checks that Allocatable returns devices without the name of a pod.
+// TestAllocatable checks that the devices in the result of Allocatable have no pod name.
 func TestAllocatable(t *testing.T) {
 	k := startServer(t, &fakeKubelet{allocatable: append(richPod().Containers[1].Devices,
 		&api.ContainerDevices{ResourceName: "example.com/none"})})
@@ -57,7 +57,7 @@ func TestAllocatable(t *testing.T) {
 	}
 }
 
-// TestAllocatableCPUs checks that AllocatableCPUs returns the CPUs. The response contains both the CPUs and the devices.
+// TestAllocatableCPUs checks that AllocatableCPUs returns the CPUs. The kubelet's response contains both the CPUs and the devices.
 func TestAllocatableCPUs(t *testing.T) {
 	k := startServer(t, &fakeKubelet{allocatable: richPod().Containers[1].Devices})
 	if got, err := AllocatableCPUs(t.Context(), k.Kubelet); !slices.Equal(got, []int64{1, 2}) || err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// The messages are defined in k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. The encoding of the messages is described in
-// protobuf.dev/programming-guides/encoding. This package does not use protowire, because protowire reads the program's own executable at
-// every start.
+// The messages are defined in k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. The encoding of protobuf messages is described in
+// protobuf.dev/programming-guides/encoding. Package podresources does not use protowire, because protowire reads the program's own
+// executable at every start.
 const (
 	varint          = 0
 	fixed64         = 1
@@ -23,14 +23,14 @@ const (
 
 var errMessage = errors.New("the kubelet's response is not a valid PodResources message")
 
-// messageField is one field of a message. The value of a field is a number or a sequence of bytes.
+// The type messageField is one field of a protobuf message. The value of a field is a number or a sequence of bytes.
 type messageField struct {
 	id, kind int
 	number   uint64
 	bytes    []byte
 }
 
-// cutField returns the first field of a message, and the bytes that follow the field.
+// cutField returns the first field of a message, and the bytes that follow this field.
 func cutField(message []byte) (f messageField, rest []byte, err error) {
 	tag, n := binary.Uvarint(message)
 	if n <= 0 || tag>>3 < 1 || tag>>3 > maxField {
@@ -60,7 +60,7 @@ func cutField(message []byte) (f messageField, rest []byte, err error) {
 	return f, rest[length:], nil
 }
 
-// eachField calls take() for each field of a message. The function stops at the first error.
+// eachField calls take() for each field of a message. eachField stops when take() returns an error.
 func eachField(message []byte, take func(messageField) error) (err error) {
 	var f messageField
 	for len(message) > 0 && err == nil {
@@ -71,8 +71,8 @@ func eachField(message []byte, take func(messageField) error) (err error) {
 	return err
 }
 
-// podMessage is a PodResources message. The containers stay encoded until decodeContainers decodes them. Decoding only the wanted pod
-// saves time, because a List response contains all pods.
+// podMessage is a PodResources message. The containers of the pod stay encoded until decodeContainers decodes them. A List response
+// contains all pods, and decoding only the wanted pod saves time.
 type podMessage struct {
 	namespace, name string
 	containers      [][]byte
@@ -106,7 +106,7 @@ func (p *podMessage) setField(f messageField) error {
 	return nil
 }
 
-// decodeContainers returns the devices of a pod, and the names of all its containers.
+// decodeContainers returns the devices of a pod, and the names of all containers of the pod.
 func (p podMessage) decodeContainers() (devices []allocation.Device, names []string, err error) {
 	for i, message := range p.containers {
 		var c containerMessage
@@ -145,7 +145,7 @@ func (c *containerMessage) setField(f messageField) error {
 	return nil
 }
 
-// appendCPUs decodes one number or a packed list of numbers.
+// appendCPUs decodes one CPU number or a packed list of CPU numbers.
 func appendCPUs(cpus []int64, f messageField) ([]int64, error) {
 	switch f.kind {
 	case varint:
@@ -162,7 +162,8 @@ func appendCPUs(cpus []int64, f messageField) ([]int64, error) {
 	return cpus, nil
 }
 
-// decodeDevices decodes a ContainerDevices message. The message contains the devices of one resource that have the same NUMA nodes.
+// decodeDevices decodes a ContainerDevices message. A ContainerDevices message contains the devices of one resource that have the same NUMA
+// nodes.
 func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	var resource string
 	var ids []string
@@ -185,8 +186,8 @@ func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	return devices, err
 }
 
-// appendNodes decodes a TopologyInfo message. Protobuf omits a zero. In a protobuf message, a missing number stands for 0. A NUMA node
-// without an ID in the message is therefore NUMA node 0.
+// appendNodes decodes a TopologyInfo message. Protobuf encoders omit a number with the value 0. In a protobuf message, a missing number
+// stands for 0. A NUMA node without an ID in the message is therefore NUMA node 0.
 func appendNodes(nodes []int, message []byte) ([]int, error) {
 	err := eachField(message, func(f messageField) error {
 		if f.id != 1 || f.kind != lengthDelimited {

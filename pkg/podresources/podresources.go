@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podresources asks the kubelet which devices pods have. The package uses the PodResources API of the kubelet. A CNI plugin links
-// this package and starts once for every pod. The package is therefore small and fast: it implements only those parts of HTTP/2 and gRPC
-// that one call needs.
+// Package podresources asks the kubelet which devices pods have. Package podresources uses the PodResources API of the kubelet. A CNI
+// plugin contains this package, and the plugin is started once for every pod. Package podresources is therefore small and fast: it
+// implements only the parts of HTTP/2 and gRPC that one call needs.
 //
-// The kubelet identifies a pod by its namespace and its name. The name is ambiguous, because an earlier pod may have had the same name. The
-// checkpoint of the kubelet's device manager lists devices by the UID of the pod. The UID distinguishes two pods with the same name.
+// The kubelet identifies a pod by its namespace and its name. A pod's name is ambiguous, because an earlier pod may have had the same name.
+// The checkpoint of the kubelet's device manager contains the devices for each pod UID. The UID distinguishes two pods with the same name.
 package podresources
 
 import (
@@ -27,28 +27,29 @@ import (
 )
 
 const (
-	// The pause between two attempts doubles from firstPause to longestPause. The kubelet allows 100 calls per second with bursts of 10. The
-	// kubelet refuses further calls with ResourceExhausted. A restart of the kubelet takes several seconds.
+	// The pause between two attempts doubles each time, from firstPause up to longestPause. The kubelet allows 100 calls per second, and a
+	// burst of 10 calls. If there are more calls, the kubelet refuses them with the error ResourceExhausted. A restart of the kubelet takes
+	// several seconds.
 	firstPause   = 20 * time.Millisecond
 	longestPause = time.Second
 
 	// listTimeout is the maximum time for List and GetAllocatableResources, including retries.
 	listTimeout = 5 * time.Second
 
-	// servicePath is the prefix of the names of all API methods.
+	// servicePath is the prefix of the names of all methods of the PodResources API.
 	servicePath = "/v1.PodResourcesLister/"
 )
 
 var (
-	// errNoKubelet means that no kubelet has ever run on this node, because the folder of its socket is missing.
+	// errNoKubelet means that a kubelet has never run on this node, because the folder of its socket is missing.
 	errNoKubelet = errors.New("no kubelet has run on this node")
-	// ErrUnknownPod means that the kubelet has no such pod. A pod without devices does not cause this error.
+	// ErrUnknownPod means that the kubelet does not know the pod. A pod without devices does not cause ErrUnknownPod.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
 	// ErrNoUID means that PodResources lists no devices for the pod. The checkpoint cannot confirm that the pod has no devices, because the
-	// runtime passes no UID.
+	// runtime does not pass the pod's UID.
 	ErrNoUID = errors.New("the runtime does not pass the pod's UID")
-	// ErrNoCheckpoint means that PodResources lists no devices for the pod and the checkpoint is missing. The kubelet has no checkpoint if no
-	// device plugin has registered.
+	// ErrNoCheckpoint means that PodResources lists no devices for the pod and the checkpoint is missing. The kubelet writes no checkpoint
+	// if no device plugin has registered.
 	ErrNoCheckpoint = errors.New("the checkpoint is missing")
 
 	errOtherPod = errors.New("the list is of another pod of the same name, or only init containers of the pod have devices")
@@ -58,10 +59,11 @@ var (
 type Kubelet struct {
 	Socket     string
 	Checkpoint string
-	// Resources are the names of the resources whose devices are returned. If the field is nil, all devices are returned.
+	// Resources contains the names of the requested resources. Only devices of the requested resources are returned. If Resources is nil,
+	// the devices of all resources are returned.
 	Resources []string
-	// Claims is true if pods on the node get devices through ResourceClaims. A node with ResourceClaims may have no device plugin. A
-	// kubelet without device plugins has no checkpoint.
+	// Claims is true if pods on the node get devices through ResourceClaims. On a node with ResourceClaims, it is possible that no device
+	// plugin runs. A kubelet without device plugins writes no checkpoint.
 	Claims bool
 }
 
@@ -74,8 +76,8 @@ func At(dir string) Kubelet {
 
 // Ask returns the devices of a pod, in the order of its containers. Ask includes the devices of an init container only if the container is
 // restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If the UID is
-// empty or the checkpoint is missing, Ask identifies the pod by its name alone. Without a UID or a checkpoint, Ask returns an error for a
-// pod without devices.
+// empty or the checkpoint is missing, Ask identifies the pod only by its name. Without a UID or a checkpoint, Ask returns an error if the
+// pod has no devices.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method := "Get"
 	var devices []allocation.Device
@@ -125,7 +127,8 @@ func isMissing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// choosePod selects the pod that has the given UID from several pods with the same name. The function returns the devices of that pod.
+// choosePod selects the pod with the given UID from several pods with the same name. choosePod returns the devices of the pod that it
+// selected.
 func (k Kubelet) choosePod(pods []podMessage, uid string) ([]allocation.Device, error) {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
 	if k.Claims && errors.Is(err, ErrNoCheckpoint) {
@@ -161,7 +164,7 @@ func (k Kubelet) filterResources(devices []allocation.Device) []allocation.Devic
 	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return !slices.Contains(k.Resources, d.Resource) })
 }
 
-// List returns the devices of all pods, in the order of pods and containers.
+// List returns the devices of all pods, in the order of the pods and their containers.
 func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) {
 	answer, err := k.callWithRetry(ctx, "List")
 	if err != nil {
@@ -184,7 +187,7 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 	return held, nil
 }
 
-// CPUs returns the exclusive CPUs of the containers of each pod. The key is "namespace/name" of the pod.
+// CPUs returns the exclusive CPUs of the containers of each pod. The key of the returned map is "namespace/name" of the pod.
 func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	answer, err := k.callWithRetry(ctx, "List")
 	if err != nil {
@@ -207,8 +210,8 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	return of, nil
 }
 
-// Allocatable returns all healthy devices, which the kubelet can assign to pods. The list includes devices that are already assigned to
-// running pods.
+// Allocatable returns all healthy devices, which the kubelet can assign to pods. The list from Allocatable also contains devices that are
+// already assigned to running pods.
 func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
 	if err != nil {
@@ -218,8 +221,8 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	return k.filterResources(devices), err
 }
 
-// AllocatableCPUs returns the CPUs that the kubelet can assign exclusively, including those that are in use. The list is empty unless the
-// CPU manager has the policy static.
+// AllocatableCPUs returns the CPUs that the kubelet can assign exclusively. The list from AllocatableCPUs also contains the CPUs that are
+// already assigned. AllocatableCPUs returns an empty list unless the CPU manager has the policy static.
 func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
 	if err != nil {
@@ -229,8 +232,8 @@ func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 	return cpus, err
 }
 
-// callWithRetry makes a call. The function retries if the kubelet refuses the call because of its rate limit, or if the kubelet is just
-// starting. If the socket is missing, callWithRetry does not try again, because no kubelet is running.
+// callWithRetry makes a call. callWithRetry retries if the kubelet refuses the call because of its rate limit, or if the kubelet is just
+// starting. If the socket is missing, callWithRetry does not retry, because no kubelet is running.
 func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -246,8 +249,8 @@ func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, erro
 	return answer, nil
 }
 
-// retry makes attempts until one succeeds, canRetry returns false for an error, or ctx ends. If ctx ends, the result contains the error of
-// ctx and the last error before the deadline.
+// The function retry() makes attempts until one attempt succeeds, canRetry returns false for an error, or ctx ends. If ctx ends, retry()
+// returns the error of ctx and the last error before the deadline.
 func retry(ctx context.Context, canRetry func(error) bool, attempt func() error) error {
 	var last error
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
@@ -274,35 +277,35 @@ func withDeadline(ctx context.Context, err error) error {
 	return err
 }
 
-// isUnsupported reports whether the kubelet does not support Get. Kubelets before 1.27 do not implement Get. Kubelets before 1.36 can
-// disable Get through the feature gate KubeletPodResourcesGet.
+// isUnsupported reports whether the kubelet does not support Get. Kubelets before version 1.27 do not implement Get. Before Kubernetes
+// 1.36, the feature gate KubeletPodResourcesGet can disable Get.
 func isUnsupported(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeUnimplemented || s.code == codeUnknown && strings.Contains(s.message, "method disabled"))
 }
 
-// isUnknownPod reports whether the error means that the kubelet has no such pod. Kubelets up to 1.37 return the code Unknown and the text
-// "pod web-0 in namespace shop not found".
+// isUnknownPod reports whether the error means that the kubelet does not know the pod. For an unknown pod, kubelets up to 1.37 return the
+// code Unknown and the text "pod web-0 in namespace shop not found".
 func isUnknownPod(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeNotFound || s.code == codeUnknown && strings.HasSuffix(s.message, " not found"))
 }
 
-// isTemporary reports whether a retry may succeed. A retry is safe even after an incomplete response, because the calls change nothing in
-// the kubelet.
+// isTemporary reports whether a retry of the call may succeed. A retry is safe even after an incomplete response, because a call of this
+// API changes nothing in the kubelet.
 func isTemporary(err error) bool {
 	var s *statusError
 	if errors.As(err, &s) {
 		return s.code == codeResourceExhausted || s.code == codeUnavailable
 	}
-	// EAGAIN means that the queue for connections at the kubelet's socket is full.
+	// EAGAIN means that the kubelet's socket has a full queue of new connections.
 	soon := []error{errOtherPod, io.EOF, io.ErrUnexpectedEOF, syscall.ENOENT, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE,
 		syscall.EAGAIN}
 	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
 }
 
-// sleep() waits for a random time between half of the pause and the whole pause. Pods that start at the same time therefore do not retry at
-// the same time. The result is false if ctx has ended.
+// sleep() waits for a random time between half of the pause and the whole pause. Pods that start at the same time therefore retry at
+// different times. sleep() returns false if ctx has ended.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -23,7 +23,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// serverPeer is the server's end of a connection after the server has read the request.
+// serverPeer is the server's side of a connection after the server has read the request.
 type serverPeer struct {
 	*http2.Framer
 	conn    net.Conn
@@ -55,7 +55,7 @@ func accept(conn net.Conn) (*serverPeer, error) {
 	}
 }
 
-// encodeHeaders encodes headers. The arguments alternate between names and values.
+// encodeHeaders encodes headers. The arguments of encodeHeaders are the names and the values of headers, alternately.
 func (p *serverPeer) encodeHeaders(list ...string) []byte {
 	p.block.Reset()
 	for i := 0; i < len(list); i += 2 {
@@ -74,7 +74,7 @@ func (p *serverPeer) begin() {
 	p.sendHeaders(false, ":status", "200", "content-type", "application/grpc")
 }
 
-// webMessage returns the length-prefixed response for web-0.
+// webMessage returns the response for the pod web-0, with its length before the message.
 func webMessage() []byte {
 	data, err := proto.Marshal(&api.GetPodResourcesResponse{PodResources: webPod("app", "a")})
 	if err != nil {
@@ -89,7 +89,7 @@ func right(p *serverPeer) {
 	p.sendHeaders(true, "grpc-status", "0")
 }
 
-// closeUnread closes the server's end of a connection without reading the request.
+// closeUnread closes the server's side of a connection without reading the request.
 func closeUnread(t *testing.T, conn net.Conn) {
 	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
 		t.Error(err)
@@ -150,8 +150,8 @@ func TestBacklog(t *testing.T) {
 	}
 }
 
-// TestTemporary checks the error that a write returns if the server has just closed the connection. A test cannot produce the exact timing
-// with a real server.
+// TestTemporary checks the error that a write returns if the server has just closed the connection. With a real server, a test cannot
+// produce the exact timing of this error.
 func TestTemporary(t *testing.T) {
 	if err := fmt.Errorf("x: %w", &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}); !isTemporary(err) {
 		t.Error(err)
@@ -161,8 +161,8 @@ func TestTemporary(t *testing.T) {
 	}
 }
 
-// serveEach answers the first connection with the first function, the second connection with the second function, and so on. All later
-// connections are answered with the last function. serveEach returns a function that returns the number of connections.
+// serveEach answers the first connection with the first function, the second connection with the second function, and so on. The last
+// function also answers all later connections. serveEach also returns a function that reports the number of connections.
 func serveEach(t testing.TB, answers ...func(*serverPeer)) (k Kubelet, count func() int) {
 	t.Helper()
 	k = newRoot(t)
@@ -203,8 +203,9 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// TestFrames checks that optional frames of a server do not disturb the exchange. Examples are padding, priority, split headers, settings,
-// pings, unknown frames and a graceful GOAWAY. The client acknowledges settings and pings.
+// TestFrames checks that the client accepts optional frames from a server and still reads the response. Examples of optional frames and
+// fields are padding, priority, split headers, settings, pings, unknown frames and a graceful GOAWAY. The client must acknowledge settings
+// and pings.
 func TestFrames(t *testing.T) {
 	acked := make(chan []string, 1)
 	k, count := serveEach(t, func(p *serverPeer) {
@@ -257,7 +258,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestAgain checks that Ask retries if the server ends the response early or refuses the request.
+// TestAgain checks that Ask retries if the server closes the connection before the end of the response, or refuses the request.
 func TestAgain(t *testing.T) {
 	for name, first := range map[string]func(*serverPeer){
 		"closes at once":         func(*serverPeer) {},
@@ -283,7 +284,7 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestGarbage checks that an invalid response causes a permanent error. The error describes the response.
+// TestGarbage checks that an invalid response causes a permanent error. The error must describe the invalid response.
 func TestGarbage(t *testing.T) {
 	raw := func(b string) func(*serverPeer) {
 		return func(p *serverPeer) { p.conn.Write([]byte(b)); io.Copy(io.Discard, p.conn) }
@@ -353,7 +354,7 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestUnescape checks the rules of the gRPC document. For example, invalid escapes are not changed.
+// TestUnescape checks the rules for percent-encoding in the gRPC document. For example, invalid escapes must stay unchanged.
 func TestUnescape(t *testing.T) {
 	for s, want := range map[string]string{"": "", "a%20b": "a b", "%c3%BC": "ü", "%": "%", "%4": "%4", "%zz": "%zz", "%41%": "A%",
 		"%%41": "%A", "%+1": "%+1", "a%2": "a%2"} {

@@ -15,7 +15,7 @@ type Pool struct {
 	Devices  []Device  // sorted by address
 }
 
-// Device is a network device in a pool, together with the properties that its resource adds.
+// Device is a network device in a pool, with the additional properties that its resource defines.
 type Device struct {
 	pci.Device
 	Topology []int             // NUMA nodes reported to the kubelet; empty if irrelevant or excluded
@@ -25,12 +25,12 @@ type Device struct {
 	Whole    int               // for a PF offered as a whole: number of VFs that it excludes
 }
 
-// Assign gives each device to the first resource that matches it. Each resource gets a pool, even without devices. A resource with
-// splitByNuma gets one pool for each NUMA node that has devices.
+// Assign assigns each device to the first resource that matches the device. Each resource gets a pool, even if no device matches. A
+// resource with splitByNuma gets one pool for each NUMA node that has devices.
 //
-// On a machine with several NUMA nodes, devices with an unknown NUMA node get a separate pool, unless unknownNuma is "all" or the API is
-// DRA. The reason is a rule of the kubelet's Topology Manager: if some devices of a resource have a topology, the Topology Manager ignores
-// the devices without a topology. In one common pool, the Topology Manager would refuse pods although devices are free.
+// On a machine with several NUMA nodes, devices with an unknown NUMA node get a separate pool. These devices get no separate pool if
+// unknownNuma is "all" or the API is DRA. If some devices of a resource have a topology, the kubelet's Topology Manager ignores the devices
+// without a topology. With one common pool for all devices, the Topology Manager would refuse pods although devices are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
@@ -48,8 +48,8 @@ func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	return pools
 }
 
-// NumVFs returns the configured number of VFs for each PF of this node. If two entries of the configuration match one PF, the first entry
-// applies.
+// NumVFs returns the configured number of VFs for each PF of this node. If two entries of the configuration match the same PF, NumVFs uses
+// the first entry.
 func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, d := range newNode(s, Env{}).subjects {
@@ -60,7 +60,8 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	return out
 }
 
-// poolDevice returns the entry of a pool for a network device. The entry adds the properties that come from the resource of the device.
+// poolDevice returns the pool entry for a network device. This pool entry also contains the properties that the resource of the device
+// defines.
 func (c *Config) poolDevice(n *node, v verdict) Device {
 	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.excludedVFs(n.subjects[v.device])}
 	switch {
@@ -86,8 +87,8 @@ func (c *Config) poolDevice(n *node, v verdict) Device {
 	return d
 }
 
-// splitPools returns the pools of a resource. Usually there is one pool. If the names of the devices' pools need different suffixes, there
-// is one pool for each suffix.
+// splitPools returns the pools of a resource. Usually, a resource has only one pool. If devices of the resource need different suffixes in
+// the name, splitPools returns one pool for each suffix.
 func (r *Resource) splitPools(n *node, devices []Device) []Pool {
 	if r.API == DRA || !r.SplitByNUMA && !r.needsSuffix(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}
@@ -105,7 +106,7 @@ func (r *Resource) splitPools(n *node, devices []Device) []Pool {
 	return out
 }
 
-// sortKey returns the key by which pools are sorted: the NUMA node of the pool, or a larger number if the node is unknown.
+// sortKey returns the number by which pools are sorted: the NUMA node of the pool, or a larger number if the NUMA node is unknown.
 func (r *Resource) sortKey(n *node, p Pool) int {
 	if d := &p.Devices[0].Device; n.nodeKnown(d) {
 		return d.NUMANode
@@ -113,7 +114,7 @@ func (r *Resource) sortKey(n *node, p Pool) int {
 	return maxNode + 1
 }
 
-// suffix() returns the suffix in the name of a device's pool.
+// suffix() returns the suffix in the name of the pool to which a device belongs.
 func (r *Resource) suffix(n *node, d *pci.Device) string {
 	switch {
 	case !n.multiNUMA() && r.SplitByNUMA:
@@ -126,7 +127,7 @@ func (r *Resource) suffix(n *node, d *pci.Device) string {
 	return ""
 }
 
-// singleNode returns the ID of the only NUMA node, or 0 if the machine reports no NUMA node.
+// singleNode returns the ID of the machine's only NUMA node, or 0 if the machine reports no NUMA node.
 func (n *node) singleNode() int {
 	if len(n.Nodes) == 1 {
 		return n.Nodes[0].ID
@@ -134,8 +135,8 @@ func (n *node) singleNode() int {
 	return 0
 }
 
-// needsSuffix reports whether a resource needs separate pools for devices with a known NUMA node and devices with an unknown NUMA node.
-// needsSuffix returns false if the name of the resource is too long for the suffix.
+// needsSuffix reports whether devices with an unknown NUMA node need a separate pool. needsSuffix returns false if the name of the resource
+// is too long for the suffix.
 func (r *Resource) needsSuffix(n *node, devices []Device) bool {
 	if !r.maySplit(noNUMA) || !n.multiNUMA() || len(r.Name)+len(noNUMA) > maxName {
 		return false

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// workerMachine returns a machine with devices of every kind. The tests use the following short names for the devices:
+// workerMachine returns a machine with network devices of every type. The tests use the following short names for the devices:
 //
 //	a0-a3, b0-b3  VFs of ens1f0 and ens1f1, node 0
 //	m0, m1        VFs of ib2f0, node 1, RDMA, InfiniBand
@@ -50,7 +50,7 @@ func shortNames() map[string]string {
 	}
 }
 
-// formatPools formats pools as "name: devices; name: devices".
+// formatPools formats pools as text, such as "name: devices; name: devices".
 func formatPools(pools []Pool) string {
 	var out []string
 	for _, p := range pools {
@@ -96,7 +96,7 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// TestAssign checks configurations with several resources. The test also checks all keys of a resource except "selectors".
+// TestAssign checks configurations with several resources. TestAssign also checks all keys of a resource except "selectors".
 func TestAssign(t *testing.T) {
 	intel := `"selectors":{"vendors":["8086","15b3"]}`
 	for _, test := range []struct{ config, want string }{
@@ -117,7 +117,7 @@ func TestAssign(t *testing.T) {
 			"x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_nonuma: u0"},
 		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":{"drivers":["vfio-pci","ice"]}}`, "x_numa1: n"},
 		{`{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["ffff"]}}`, ""},
-		// Device u0 already has the driver to which the resource binds its devices.
+		// The device u0 already has the driver to which the resource binds its devices.
 		{`{"resourceName":"x","driver":"vfio-pci","unknownNuma":"all","selectors":{"drivers":["iavf"]}}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 u0"},
 	} {
 		c := mustParse(t, `{"resourceList":[`+test.config+`]}`)
@@ -127,8 +127,8 @@ func TestAssign(t *testing.T) {
 	}
 }
 
-// TestOneNode checks machines with one NUMA node or without information about NUMA nodes. On these machines, no device has a topology, and
-// unknownNuma has no effect.
+// TestOneNode checks machines with one NUMA node, and machines without information about NUMA nodes. On machines with at most one NUMA
+// node, devices have no topology, and unknownNuma has no effect.
 func TestOneNode(t *testing.T) {
 	for nodes := range 2 {
 		s := workerMachine()
@@ -167,8 +167,8 @@ func TestSplitOrder(t *testing.T) {
 	}
 }
 
-// TestNodeOffline checks that the NUMA node of a device counts as unknown if this node is not online. The kubelet also treats such a NUMA
-// node as unknown.
+// TestNodeOffline checks that a device has an unknown NUMA node if its NUMA node is not online. The kubelet also treats a NUMA node that is
+// not online as unknown.
 func TestNodeOffline(t *testing.T) {
 	s := workerMachine()
 	for i := range s.Devices {
@@ -182,7 +182,7 @@ func TestNodeOffline(t *testing.T) {
 	}
 }
 
-// TestDevice checks the attributes of offered devices.
+// TestDevice checks the attributes of the devices in the pools.
 func TestDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[
 		{"resourceName":"x","unknownNuma":"all","selectors":[{"pfNames":["ib2f0"],"isRdma":true},
@@ -205,7 +205,7 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestBusy checks that a device in use by the node itself is never offered.
+// TestBusy checks that no pool contains a device that the node itself uses.
 func TestBusy(t *testing.T) {
 	all := `"resourceList":[{"resourceName":"x","unknownNuma":"all"}]`
 	vfs := "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1"
@@ -239,8 +239,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestInterfaceInPod checks that a VF or PF stays in its resource while its interface is in a pod, or while the VF or PF is passed through
-// to a virtual machine.
+// TestInterfaceInPod checks that a VF or PF stays in its resource while its interface is in a pod. The VF or PF also stays while it is
+// passed through to a virtual machine.
 func TestInterfaceInPod(t *testing.T) {
 	s := workerMachine()
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0","ens3f0"],"linkTypes":["ether"]}},{"resourceName":"y","selectors":{"isRdma":true}}],
@@ -276,7 +276,8 @@ func TestWithoutPF(t *testing.T) {
 	}
 }
 
-// TestNumVFs checks that the first entry of pfs that matches a PF applies. Entries match by name or by address.
+// TestNumVFs checks that the first entry of the list pfs that matches a PF applies to this PF. An entry of the list pfs matches a PF by
+// name or by address.
 func TestNumVFs(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[],"pfs":[{"pfName":"ens1f0","numVfs":4},{"pciAddress":"0000:10:00.0","numVfs":5},{"pciAddress":"0000:20:00.0","numVfs":0},
 		{"pfName":"none","numVfs":1},{"pciAddress":"0000:10:01.0","numVfs":1}]}`)
@@ -298,7 +299,7 @@ func TestAssignIsPure(t *testing.T) {
 	}
 }
 
-// TestPFIsNoDevice (S-36) checks that a possible PF is never offered, even if sysfs reports a wrong number of VFs.
+// TestPFIsNoDevice (S-36) checks that no pool contains a device that may be a PF, even if sysfs reports a wrong number of VFs.
 func TestPFIsNoDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","driver":"vfio-pci","selectors":[{"pfNames":["ens3f0"]},{"pciAddresses":["0000:30:00.0"]},{"drivers":["vfio-pci"]}]}],
 		"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`)

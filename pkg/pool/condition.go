@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// A device meets a textTest if a text attribute of the device is in a list of values.
+// A device passes a textTest if a text attribute of the device is in a list of values.
 type textTest struct {
 	values []string
 	get    func(subject) string
@@ -23,8 +23,9 @@ func (t textTest) found(d subject) string { return t.get(d) }
 func (t textTest) met(d subject) bool     { return slices.Contains(t.values, t.get(d)) }
 func (t textTest) missing(*node) []string { return nil }
 
-// A device meets a driverTest if the driver of the device is in the list. A device also meets the driverTest if the device already has the
-// driver to which the resource binds its devices. Without this rule, a device would leave its pool when it is bound to this driver.
+// A device passes a driverTest if the driver of the device is in the list. A device also passes a driverTest if the device already has the
+// driver to which the resource binds its devices. Without this rule for driverTest, a device would leave its pool when it is bound to the
+// driver of the resource.
 type driverTest []string
 
 func (t driverTest) want() string           { return strings.Join(t, ", ") }
@@ -34,7 +35,7 @@ func (t driverTest) met(d subject) bool {
 	return slices.Contains(t, d.Driver) || d.Driver != "" && d.Driver == d.bindTo
 }
 
-// A device meets an addressTest if the PCI address of the device is in the list.
+// A device passes an addressTest if the PCI address of the device is in the list.
 type addressTest []pci.Address
 
 func (t addressTest) want() string           { return joinTexts(t, pci.Address.String) }
@@ -49,7 +50,7 @@ func (t addressTest) missing(n *node) (out []string) {
 	return out
 }
 
-// A device meets a nodeTest if the NUMA node of the device is in the list.
+// A device passes a nodeTest if the NUMA node of the device is in the list.
 type nodeTest []int
 
 func (t nodeTest) want() string           { return joinTexts(t, strconv.Itoa) }
@@ -65,7 +66,7 @@ func (t nodeTest) missing(n *node) (out []string) {
 	return out
 }
 
-// A device meets an rdmaTest if the device supports RDMA.
+// A device passes an rdmaTest if the device supports RDMA.
 type rdmaTest struct{}
 
 func (rdmaTest) want() string           { return "true" }
@@ -73,7 +74,7 @@ func (rdmaTest) found(d subject) string { return strconv.FormatBool(len(d.RDMA) 
 func (rdmaTest) met(d subject) bool     { return len(d.RDMA) > 0 }
 func (rdmaTest) missing(*node) []string { return nil }
 
-// A VF meets a pfTest if the PF of the VF is in the list. A device that is not a VF meets the pfTest if the device itself is in the list.
+// A VF passes a pfTest if the PF of the VF is in the list. A device that is not a VF passes a pfTest if the device itself is in the list.
 type pfTest struct {
 	ranges []pfRange
 	kind   string
@@ -100,8 +101,8 @@ func (t pfTest) met(d subject) bool {
 	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.matches(d, p) && p.contains(d) })
 }
 
-// matches() reports whether the PF of a device has the name in the given range. Like the SR-IOV network device plugin, matches() ignores
-// the case of the name.
+// matches() reports whether the device's PF has the PF name in the given pfRange. Like the SR-IOV network device plugin, matches() does not
+// distinguish upper and lower case in the name.
 func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }

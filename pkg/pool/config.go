@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pool assigns the network devices of a machine to the resources in a configuration. The package explains why each device is
-// assigned to its resource. It also chooses devices of a pool for a container. The package does no I/O. The same input always gives the
-// same result.
+// Package pool assigns the network devices of a machine to the resources in a configuration. Package pool also explains why each device is
+// assigned to its resource. Package pool also chooses devices of a pool for a container. Package pool does no I/O. The same input always
+// gives the same result.
 //
 // The configuration extends the config.json of the SR-IOV network device plugin. Parse returns an error with all malformed entries. A
-// configured device that is missing on a node causes no error, because one configuration serves many nodes. The function Findings reports
-// the missing devices.
+// configured device that is missing on a node causes no error, because many nodes use the same configuration. The function Findings reports
+// configured devices that are missing.
 package pool
 
 import (
@@ -17,10 +17,10 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Policy determines which devices of a pool Prefer chooses if several devices are free.
+// Policy determines which devices of a pool the function Prefer chooses if several devices are free.
 type Policy string
 
-// Values of Policy. The comment of Prefer lists the quantities that each policy minimises.
+// Values of Policy. For each policy, the comment of Prefer lists what the policy minimises.
 const (
 	NUMABestFit Policy = "numa-best-fit" // few NUMA nodes, first the one with the fewest free devices; there few PFs
 	Pack        Policy = "pack"          // few PFs, so that whole PFs stay free
@@ -49,8 +49,8 @@ const (
 	CDIOff        CDI = "off"        // device specs instead of CDI
 )
 
-// API selects the Kubernetes API through which a resource is offered. Each VF belongs to only one resource. Two APIs can therefore never
-// allocate the same VF.
+// API selects the Kubernetes API through which a resource is offered. Each VF belongs to only one resource. The two APIs (device plugin and
+// DRA) can therefore never allocate the same VF.
 type API string
 
 // The values of api.
@@ -62,7 +62,7 @@ const (
 // Taints contains the effects of the taints that faulty devices get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
 type Taints struct{ LinkDown, Unhealthy, Gone string }
 
-// NoTaint is the value of an effect that gives devices no taint.
+// NoTaint is the effect with which devices get no taint.
 const NoTaint = "off"
 
 // Config is a validated configuration.
@@ -104,14 +104,14 @@ type selector struct {
 	VhostNet   bool // containers get /dev/vhost-net and /dev/net/tun
 }
 
-// A condition is one key of a selector. A device meets the condition if it has one of the values of the key.
+// A condition is one key of a selector. A device meets a condition if it has one of the values of the key.
 type condition struct {
 	Place
 	Name string // the key, such as pfNames
 	test test
 }
 
-// A test is the implementation of a condition.
+// The interface test is the implementation of a condition.
 type test interface {
 	want() string
 	found(subject) string
@@ -119,8 +119,8 @@ type test interface {
 	missing(*node) []string // wanted values that no device of the node can have, one sentence each
 }
 
-// pfEntry is an entry of the list pfs. Each entry defines the number of VFs of a PF. The entry identifies the PF by its interface (Name) or
-// its PCI address (Address).
+// pfEntry is an entry of the list pfs. Each pfEntry defines the number of VFs of one PF. A pfEntry identifies the PF by its interface
+// (Name) or its PCI address (Address).
 type pfEntry struct {
 	Place
 	Name    string
@@ -131,7 +131,7 @@ type pfEntry struct {
 	hosts   []string
 }
 
-// Source describes the origin of a configuration, and the defaults for it.
+// Source describes where a configuration comes from, and the defaults for it.
 type Source struct {
 	File   string // file name for messages
 	Prefix string // default resourcePrefix
@@ -139,7 +139,8 @@ type Source struct {
 	Strict bool   // an unsupported entry is an error
 }
 
-// Parse parses and validates a configuration. The error of Parse joins all Problems. Each Problem is one line.
+// Parse parses and validates a configuration. The error of Parse contains every Problem of the configuration. Each Problem is a text of one
+// line.
 func Parse(src Source, data []byte) (*Config, error) {
 	r := &reader{file: src.File}
 	if _, err := resourcePrefix(src.Prefix); err != nil {
@@ -250,7 +251,8 @@ func (r *reader) readPF(v value) pfEntry {
 	return pf
 }
 
-// readAdditionalInfo reads the additional data for containers. Each key of the result is a PCI address, or "*" for all devices.
+// readAdditionalInfo reads the additional data for containers. Each key of the map that readAdditionalInfo returns is a PCI address, or "*"
+// for all devices.
 func (r *reader) readAdditionalInfo(v value) map[string]map[string]string {
 	if !r.hasKind(v, object) {
 		return nil

@@ -88,8 +88,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseLenient checks that Parse accepts keys in other spellings, and empty values. The SR-IOV network device plugin also accepts these
-// keys and values.
+// TestParseLenient checks that Parse accepts empty values, and keys with other upper and lower case letters. The SR-IOV network device
+// plugin also accepts such keys and empty values.
 func TestParseLenient(t *testing.T) {
 	c := mustParse(t, `{"resourcelist":[{"ResourceName":"a","selectors":{"isrdma":false,"ddpProfiles":[],"vdpaType":"","pKeys":null,"vendors":[]}}]}`)
 	if len(c.Resources) != 1 || c.Resources[0].Name != "a" || len(c.Resources[0].Selectors[0].Conditions) != 0 {
@@ -108,7 +108,7 @@ func TestParseLenient(t *testing.T) {
 }
 
 // TestHosts checks that a resource applies only to hosts that match one of its patterns. Two entries for the same resource are an error
-// only if both apply to the same host.
+// only if both entries apply to the same host.
 func TestHosts(t *testing.T) {
 	config := `{"resourceList":[{"resourceName":"a","policy":"pack","hosts":["gpu-*"]},{"resourceName":"a","hosts":["cpu-*","x"]}]}`
 	for host, want := range map[string]Policy{"gpu-7": Pack, "cpu-1": NUMABestFit, "x": NUMABestFit, "gpu": "", "": ""} {

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes. The maximum also applies to the full name of a resource,
-// because ResourceSlices contain the name as an attribute.
+// maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes. This maximum also applies to the full name of a resource,
+// because ResourceSlices contain this name as an attribute.
 const maxAttribute = 64
 
 // readDRA reads the section "dra" of the configuration.
@@ -45,8 +45,8 @@ func (r *reader) readVF(v value) *vfconfig.Config {
 	return c
 }
 
-// readClaimMay reads the list "claimMay" of the keys that claims may set. An item of the list is either a key, or an object in which each
-// member is a key with its limit.
+// readClaimMay reads the list "claimMay" of the keys that claims may set. An item of the list "claimMay" is either a key or an object. Each
+// member of this object is a key with its limit.
 func (r *reader) readClaimMay(v value) vfconfig.Allowance {
 	a := vfconfig.Allowance{}
 	r.listOf(func(v value) {
@@ -91,7 +91,7 @@ func (r *reader) checkAPI(v value, res *Resource) {
 	}
 }
 
-// draReplacement returns a text about the feature of DRA that replaces a key of the device plugin API.
+// draReplacement returns a text about the DRA feature that replaces a key of the device plugin API.
 func draReplacement(key string) string {
 	if key == "cdi" {
 		return "claims always get device files by CDI"
@@ -120,8 +120,8 @@ func (v value) asAny() any {
 	return nil
 }
 
-// excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. excludedVFs returns 0 if the device is not a PF
-// that is offered as a whole.
+// excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. If the PF is not offered as a whole, or if the
+// device is not a PF, excludedVFs returns 0.
 func (c *Config) excludedVFs(d subject) int {
 	i := c.entryOf(d)
 	if i < 0 || !c.PFs[i].Whole {
@@ -130,9 +130,9 @@ func (c *Config) excludedVFs(d subject) int {
 	return max(c.PFs[i].NumVFs, d.NumVFs)
 }
 
-// whyNotWhole returns the reason why a resource cannot contain a PF that is offered as a whole, or "" if the resource can contain the PF. A
-// selector of the resource must contain the address of the PF. Without this rule the PF would also be in resources for VFs, and the
-// scheduler would allocate the PF to claims that request a VF.
+// whyNotWhole checks a PF that is offered as a whole. The result of whyNotWhole is the reason why a resource cannot contain this PF, or ""
+// if the resource can contain it. A selector of the resource must contain the PCI address or the ACPI index of the PF. Without this rule,
+// the PF would also be in resources for VFs, and the scheduler would allocate the PF to claims that request a VF.
 func (c *Config) whyNotWhole(r *Resource, selector int, d subject) string {
 	switch {
 	case c.excludedVFs(d) == 0:

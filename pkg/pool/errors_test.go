@@ -10,10 +10,10 @@ import (
 
 var long = strings.Repeat("x", 64) // one character more than the limit of names
 
-// parseErrors lists invalid configurations with the expected errors. If an expected error does not begin with a line number, the test adds
-// the line and the key of the resource.
+// The map parseErrors contains invalid configurations and, for each of them, the expected error. If an expected error does not begin with a
+// line number, TestParseErrors adds the line and the key of the resource.
 var parseErrors = []struct{ config, want string }{
-	// The file.
+	// Errors of the whole file.
 	{``, "1: unexpected end of JSON input"},
 	{"{\n\n]", "3: invalid character ']' looking for beginning of object key string"},
 	{"{\"resourceList\":[]}\n{", "2: invalid character '{' after top-level value"},
@@ -29,7 +29,7 @@ var parseErrors = []struct{ config, want string }{
 	{`{"resourceList":[],"x":1}`, "1: x: unknown key; known keys: resourceList, pfs, cdi, dra"},
 	{`{"resourceList":[],"a\nb":1}`, `1: "a\nb": unknown key; known keys: resourceList, pfs, cdi, dra`},
 	{`{"resourceList":[],"cdi":"on"}`, `1: cdi: "on": want auto, field, annotation, off`},
-	// Resources.
+	// Errors in resources.
 	{`{"resourceList":[7]}`, "1: resourceList[0]: 7: want an object"},
 	{`{"resourceList":[null]}`, "1: resourceList[0]: null: want an object"},
 	{`{"resourceList":[{}]}`, "1: resourceList[0]: resourceName is missing"},
@@ -74,7 +74,7 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"additionalInfo":{"*":{"a":"x","a":"y"}}`), "additionalInfo.*.a: duplicate key"},
 	{resource(`"additionalInfo":{"0000:3b:00.0":{},"0000:3B:00.0":{}}`), "additionalInfo.0000:3B:00.0: duplicate key"},
 	{resource(`"isRdma":true`), "isRdma: unknown key; it belongs in selectors"},
-	// Dynamic Resource Allocation.
+	// Errors in the keys for Dynamic Resource Allocation.
 	{resource(`"api":"both"`), `api: "both": want device-plugin, dra`},
 	{resource(`"api":1`), `api: 1: want a string`},
 	{resource(`"vf":{}`), `vf: has no effect: want "api": "dra" beside it`},
@@ -113,7 +113,7 @@ var parseErrors = []struct{ config, want string }{
 	{`{"resourceList":[],"dra":{"taints":{"linkdwn":"off"}}}`, `1: dra.taints.linkdwn: unknown key; did you mean linkDown?`},
 	{`{"resourceList":[],"dra":{"taints":{"gone":"noexecute"}}}`,
 		`1: dra.taints.gone: "noexecute": want NoSchedule, NoExecute, None, off`},
-	// Selectors.
+	// Errors in selectors.
 	{resource(`"selectors":"x"`), `selectors: "x": want an object`},
 	{resource(`"selectors":[[]]`), `selectors[0]: a list: want an object`},
 	{resource(`"selectors":{"pfName":[]}`), "selectors.pfName: unknown key; did you mean pfNames?"},
@@ -145,7 +145,7 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"selectors":{"numaNodes":[1e0]}`), `selectors.numaNodes[0]: 1e0: want a whole number between -1 and 1023`},
 	{resource(`"selectors":{"numaNodes":[` + strings.Repeat("9", 99) + `]}`),
 		`selectors.numaNodes[0]: ` + strings.Repeat("9", 40) + `: want a whole number between -1 and 1023`},
-	// PFs.
+	// Errors in the list pfs.
 	{pfs(`{"numVfs":1}`), "pfs[0]: want either pfName or pciAddress"},
 	{pfs(`{"pfName":"a","pciAddress":"0000:3b:00.0","numVfs":1}`), "pfs[0]: want either pfName or pciAddress"},
 	{pfs(`{"pfName":"a"}`), "pfs[0]: numVfs is missing"},
@@ -184,7 +184,8 @@ func resource(keys string) string { return `{"resourceList":[{"resourceName":"a"
 
 func pfs(items string) string { return `{"resourceList":[],"pfs":[` + items + `]}` }
 
-// TestParseAllErrors checks that the error of Parse contains all errors of a file. The test also checks that each error is a Problem.
+// TestParseAllErrors checks that the error of Parse contains all errors of a file. TestParseAllErrors also checks that each of these errors
+// has the type Problem.
 func TestParseAllErrors(t *testing.T) {
 	_, err := Parse(source(), []byte(`{
   "resourceList": [

@@ -17,7 +17,7 @@ type Explanation struct {
 	Answers  []Answer    `json:"answers,omitempty"`  // one for each resource, in the order of the configuration
 }
 
-// Answer is the result of matching a device with one resource.
+// Answer says whether a device matches one resource, and why.
 type Answer struct {
 	Place
 	Resource  string           `json:"resource"` // without the suffix of a NUMA node
@@ -26,14 +26,14 @@ type Answer struct {
 	Selectors []selectorAnswer `json:"selectors,omitempty"`
 }
 
-// selectorAnswer is the result of matching a device with one selector.
+// selectorAnswer says whether a device matches one selector, and which conditions the device meets.
 type selectorAnswer struct {
 	Place
 	Met    bool              `json:"met"`
 	Checks []conditionResult `json:"checks,omitempty"`
 }
 
-// conditionResult is the result of one condition for a device.
+// conditionResult says whether a device meets one condition.
 type conditionResult struct {
 	Place
 	Name  string `json:"name"` // the key, such as pfNames
@@ -42,7 +42,7 @@ type conditionResult struct {
 	Met   bool   `json:"met"`
 }
 
-// Explain returns for each device the reason why it is offered or not offered.
+// Explain returns, for each device, the reason why the device is offered or not offered.
 func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	names := map[pci.Address]string{}
 	for _, p := range Assign(c, s, env) {
@@ -70,7 +70,7 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	return out
 }
 
-// A verdict is the assignment of one device to a resource.
+// The type verdict is the assignment of one device to a resource.
 type verdict struct {
 	device   int    // index in the snapshot
 	whyBusy  string // why no resource can have it
@@ -79,8 +79,8 @@ type verdict struct {
 	answers  []Answer
 }
 
-// matchAll assigns each device to a resource. If the last argument is true, matchAll also matches each device with the resources after the
-// first match, and records the reasons.
+// matchAll assigns each device to a resource. If the last argument of matchAll is true, matchAll also compares each device with the
+// resources after the first match, and stores the reason for each resource.
 func (c *Config) matchAll(n *node, all bool) []verdict {
 	out := make([]verdict, len(n.subjects))
 	for i, d := range n.subjects {
@@ -104,8 +104,8 @@ func (c *Config) matchAll(n *node, all bool) []verdict {
 	return out
 }
 
-// firstMatch returns the index of the first selector that matches the device, or -1 if the resource has no selectors. If the device does
-// not match the resource, firstMatch returns the reason.
+// firstMatch returns the index of the resource's first selector that matches the device. If the resource has no selectors, firstMatch
+// returns -1. If the device does not match the resource, firstMatch returns the reason.
 func (r *Resource) firstMatch(n *node, d subject) (int, string) {
 	d.bindTo = r.Driver
 	if r.otherType {
@@ -126,7 +126,7 @@ func (r *Resource) firstMatch(n *node, d subject) (int, string) {
 	return -1, why
 }
 
-// firstUnmet returns a description of the first condition that a device does not meet, or "" if it meets all conditions.
+// firstUnmet returns a description of the first condition that a device does not meet, or "" if the device meets all conditions.
 func (s *selector) firstUnmet(d subject) string {
 	for _, c := range s.Conditions {
 		if !c.test.met(d) {
@@ -144,7 +144,7 @@ func quoteEmpty(s string) string {
 }
 
 // whyNotOffered returns the reason why a resource does not offer a device, or "" if the resource offers the device. If the device does not
-// match the resource, the last argument is the reason.
+// match the resource, the last argument of whyNotOffered is the reason.
 func (v *verdict) whyNotOffered(c *Config, why string) string {
 	switch {
 	case why != "":
@@ -157,8 +157,8 @@ func (v *verdict) whyNotOffered(c *Config, why string) string {
 	return ""
 }
 
-// answerFor returns the Answer for a device. The second argument is the reason why the device does not match, or "". The last argument is
-// the reason why the resource does not offer the device, or "".
+// answerFor returns the Answer for a device and a resource. The second argument of answerFor is the reason why the device does not match
+// the resource, or "". The last argument of answerFor is the reason why the resource does not offer the device, or "".
 func (r *Resource) answerFor(d subject, why, refusal string) Answer {
 	a := Answer{Place: r.Place, Resource: r.FullName(), Matches: why == "", Reason: refusal}
 	if a.Reason == "" && len(r.Unserved) > 0 {

@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// explainDevice returns the lines of the explanation for a device: the reason, and the result and the checks for each resource.
+// explainDevice returns the lines of the explanation for a device. The first line of the explanation is the reason, and the other lines are
+// the result and the conditions of each resource.
 func explainDevice(c *Config, name string, env Env) []string {
 	var out []string
 	for _, e := range Explain(c, workerMachine(), env) {
@@ -35,7 +36,7 @@ func explainDevice(c *Config, name string, env Env) []string {
 	return out
 }
 
-// TestExplain checks the explanation for each possible result of a device.
+// TestExplain checks the explanation for each possible result.
 func TestExplain(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[
 		{"resourceName":"x","selectors":[{"pfNames":["ens1f0#0-1"],"drivers":["iavf"]},{"numaNodes":[1],"isRdma":true}]},
@@ -102,8 +103,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestFindings checks that Findings reports each selected value that the node does not have. The finding must also contain the values that
-// the node has.
+// TestFindings checks that Findings reports each value of a selector that no device of the node has. This finding must also contain the
+// values that the node's devices have.
 func TestFindings(t *testing.T) {
 	quiet := `{"resourceName":"q","selectors":{"pfNames":["ens1f0"]}}`
 	for _, test := range []struct{ config, want string }{

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// fewestPFs first uses the PFs of which some devices are already chosen. If these PFs do not have enough devices, fewestPFs adds as few
-// other PFs as possible. If several sets of PFs are equally small, fewestPFs uses the set that leaves the fewest devices unused.
+// fewestPFs first uses the PFs that already have chosen devices. If these PFs have too few devices, fewestPFs adds as few other PFs as
+// possible. If several sets of PFs are equally small, fewestPFs uses the set that leaves the fewest devices unused.
 func (q *query) fewestPFs(in nodeSet) []int {
 	plan := make([]int, len(q.pfs))
 	var others []int
@@ -30,7 +30,7 @@ func (q *query) fewestPFs(in nodeSet) []int {
 	return dropSurplus(plan, q.need)
 }
 
-// dropSurplus reduces a plan to size devices. dropSurplus removes devices of the last PFs first.
+// dropSurplus reduces the number of devices in a plan to size. dropSurplus removes devices of the last PFs first.
 func dropSurplus(plan []int, size int) []int {
 	for pf, n := range plan {
 		plan[pf] = min(n, size)
@@ -39,11 +39,11 @@ func dropSurplus(plan []int, size int) []int {
 	return plan
 }
 
-// maxTable is the maximum number of bit sets in the table of subsetSum. A typical table has only a few bit sets.
+// maxTable is the maximum number of bit sets in the table of subsetSum. Usually, the table of subsetSum has only a few bit sets.
 const maxTable = 4096
 
-// smallestCover returns the smallest set of PFs with enough devices. Among equally small sets, smallestCover prefers the set with the
-// smallest surplus, and then the set with the lowest addresses.
+// smallestCover returns the smallest set of PFs that together have enough devices. Among equally small sets, smallestCover prefers the set
+// with the fewest additional devices, and then the set with the lowest PCI addresses.
 func (q *query) smallestCover(pfs []int, need int) []int {
 	sizes := make([]int, len(pfs))
 	for i, pf := range pfs {
@@ -65,8 +65,8 @@ func (q *query) smallestCover(pfs []int, need int) []int {
 	return subsetSum(pfs, sizes, count, need, sum)
 }
 
-// subsetSum solves the subset-sum problem by dynamic programming. The table entry sums[i][n] is a set of sums: one sum for each choice of n
-// PFs with index i or higher.
+// subsetSum solves the subset-sum problem by dynamic programming. The table entry sums[i][n] is a set of numbers of devices: one sum for
+// each choice of n PFs with index i or higher.
 func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	sums, words := make([][]bitSet, len(pfs)+1), most/64+1
 	table := make(bitSet, (len(pfs)+1)*(count+1)*words)
@@ -99,7 +99,7 @@ func subsetSum(pfs, sizes []int, count, need, most int) []int {
 }
 
 // largestFirst is a heuristic for hundreds of PFs. largestFirst chooses the largest PFs first. The last PF that largestFirst chooses is the
-// smallest PF with enough devices for the rest.
+// smallest PF that still has enough devices for the rest.
 func (q *query) largestFirst(pfs []int, count, need int) []int {
 	bySize := slices.Clone(pfs)
 	slices.SortStableFunc(bySize, func(a, b int) int { return len(q.free[b]) - len(q.free[a]) })
@@ -121,8 +121,8 @@ type bitSet []uint64
 func (b bitSet) set(n int)      { b[n/64] |= 1 << (n % 64) }
 func (b bitSet) has(n int) bool { return b[n/64]>>(n%64)&1 == 1 }
 
-// addShifted adds the numbers of another set to the set. addShifted first adds the second argument to each of these numbers. addShifted
-// drops numbers that exceed the size of the set.
+// addShifted adds numbers to the set: each number of another set plus the second argument. addShifted drops numbers that exceed the size of
+// the set.
 func (b bitSet) addShifted(other bitSet, by int) {
 	words, rest := by/64, by%64
 	for i := len(b) - 1; i >= words; i-- {

@@ -12,8 +12,8 @@ func (q *query) fillEvenly(in nodeSet) []int {
 	return q.fillOneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// fillSpread chooses one device after another. For each device, fillSpread uses the PF with the fewest chosen devices. Among PFs with
-// equally few chosen devices, fillSpread prefers a PF whose PCI root has the fewest chosen devices. Among PFs that are still equal,
+// fillSpread chooses one device after another. For each device, fillSpread uses the PF with the fewest chosen devices. Among PFs with the
+// same number of chosen devices, fillSpread prefers a PF whose PCI root has the fewest chosen devices. If several PFs are still equal,
 // fillSpread prefers a PF whose card has the fewest chosen devices.
 func (q *query) fillSpread(in nodeSet) []int {
 	roots, cards, pfs := q.countChosen(nil)
@@ -25,12 +25,14 @@ func (q *query) fillSpread(in nodeSet) []int {
 	})
 }
 
-// countBits is the number of bits for a count of devices. Several counts are packed into one number, so that one comparison is enough.
+// countBits is the number of bits for one count of devices. One number contains several counts of devices, so that one comparison of
+// numbers is enough.
 const countBits = 16
 
-// fillOneByOne chooses one device after another. For each device, fillOneByOne uses the PF with the lowest rank. The rank consists of three
-// parts: the result of the function argument, the number of free devices, and the address. A PF with more free devices has a lower rank.
-// The rank of a PF never decreases. If the rank of the PF at the head of the queue is current, this PF therefore has the lowest rank.
+// fillOneByOne chooses one device after another. For each device, fillOneByOne uses the PF with the lowest rank. The rank of a PF consists
+// of three parts: the result of the argument order, the number of free devices, and the address. A PF with more free devices has a lower
+// rank. The rank of a PF never decreases while devices are chosen. If the rank that the queue has stored for its first PF is up to date,
+// this PF therefore has the lowest rank of all PFs.
 func (q *query) fillOneByOne(in nodeSet, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
 	rank := func(pf int) int { return order(pf)<<countBits - len(q.free[pf]) + plan[pf] }
@@ -59,7 +61,7 @@ func (q *query) fillOneByOne(in nodeSet, order func(pf int) int, took func(pf in
 	return plan
 }
 
-// A queue is a heap of PFs, sorted by rank.
+// The type queue is a heap of PFs, sorted by rank.
 type queue []turn
 
 type turn struct{ rank, pf int }
@@ -70,18 +72,18 @@ func (l queue) Less(i, j int) bool {
 }
 func (l queue) Swap(i, j int) { l[i], l[j] = l[j], l[i] }
 
-// Push implements heap.Interface. This package never calls Push.
+// Push implements heap.Interface. Package pool never calls Push.
 func (l *queue) Push(v any) { *l = append(*l, v.(turn)) }
 
-// Pop removes the last item.
+// Pop removes the last item of the queue.
 func (l *queue) Pop() any {
 	last := (*l)[len(*l)-1]
 	*l = (*l)[:len(*l)-1]
 	return last
 }
 
-// countChosen counts the chosen devices of each PCI root, each card and each PF. The chosen devices are the mandatory devices and the
-// devices of the plan.
+// countChosen counts the chosen devices of each PCI root, each card and each PF. The mandatory devices and the devices of the plan count as
+// chosen devices.
 func (q *query) countChosen(plan []int) (roots, cards, pfs []int) {
 	roots, cards, pfs = make([]int, len(q.pfs)), make([]int, len(q.pfs)), make([]int, len(q.pfs))
 	for pf, g := range q.pfs {
@@ -96,20 +98,20 @@ func (q *query) countChosen(plan []int) (roots, cards, pfs []int) {
 	return roots, cards, pfs
 }
 
-// perPF returns how many devices of each PF are chosen, in descending order.
+// perPF returns the number of chosen devices of each PF, in descending order.
 func (q *query) perPF(_ nodeSet, plan []int) []int {
 	_, _, pfs := q.countChosen(plan)
 	return descending(pfs)
 }
 
-// concentration returns one list that consists of three lists: the number of chosen devices of each PCI root, the number of chosen devices
-// of each card, and the result of leftPerPF. Each list is in descending order.
+// concentration() returns three lists in one list: the number of chosen devices of each PCI root, the number of chosen devices of each
+// card, and the result of leftPerPF. Each of the three lists is in descending order.
 func (q *query) concentration(in nodeSet, plan []int) []int {
 	roots, cards, _ := q.countChosen(plan)
 	return slices.Concat(descending(roots), descending(cards), q.leftPerPF(in, plan))
 }
 
-// leftPerPF returns the number of devices left on each PF, in descending order.
+// leftPerPF returns the number of devices that stay free on each PF, in descending order.
 func (q *query) leftPerPF(_ nodeSet, plan []int) []int {
 	left := make([]int, len(q.pfs))
 	for pf := range left {
@@ -135,7 +137,7 @@ func (q *query) pfsUsed(_ nodeSet, plan []int) []int {
 	return []int{used}
 }
 
-// leftOnPFs returns the number of devices left on the used PFs, and the number of devices left on the used NUMA nodes.
+// leftOnPFs returns two numbers: how many devices stay free on the used PFs, and how many stay free on the used NUMA nodes.
 func (q *query) leftOnPFs(in nodeSet, plan []int) []int {
 	onPFs, onNodes := 0, 0
 	for pf, g := range q.pfs {
@@ -150,8 +152,8 @@ func (q *query) leftOnPFs(in nodeSet, plan []int) []int {
 	return []int{onPFs, onNodes}
 }
 
-// leftOnNodes returns three numbers: the number of devices left on the used NUMA nodes, the number of used PFs, and the number of devices
-// left on the used PFs.
+// leftOnNodes returns three numbers: the free devices that stay on the used NUMA nodes, the used PFs, and the free devices that stay on the
+// used PFs.
 func (q *query) leftOnNodes(in nodeSet, plan []int) []int {
 	left := q.leftOnPFs(in, plan)
 	return []int{left[1], q.pfsUsed(in, plan)[0], left[0]}

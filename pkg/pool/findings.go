@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Findings returns warnings about a configuration on this node, such as devices that the node does not have. The warnings are in the order
-// of the configuration. The warnings are not errors, because one configuration may serve many nodes with different devices.
+// Findings returns warnings about a configuration on this node, such as configured devices that the node does not have. The findings are in
+// the order of the configuration. The findings are not errors, because many nodes with different devices may use the same configuration.
 func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	f := findings{node: newNode(s, env), c: c, out: slices.Clone(c.Notes)}
 	f.verdicts = c.matchAll(f.node, true)
@@ -110,7 +110,7 @@ func (f *findings) reportDevices(i int) {
 	}
 }
 
-// reportUnknownNodes reports that a resource has both devices with a known NUMA node and devices with an unknown NUMA node.
+// reportUnknownNodes reports a resource that contains devices with a known NUMA node and devices with an unknown NUMA node.
 func (f *findings) reportUnknownNodes(r *Resource, unknown int) {
 	switch name := r.FullName() + noNUMA; {
 	case r.SplitByNUMA || !r.maySplit(noNUMA):
@@ -123,7 +123,7 @@ func (f *findings) reportUnknownNodes(r *Resource, unknown int) {
 	}
 }
 
-// reportPF reports an entry of pfs that does not match the PFs of this node.
+// reportPF reports an entry of the list pfs that does not fit the PFs of this node.
 func (f *findings) reportPF(i int) {
 	want := &f.c.PFs[i]
 	at := slices.IndexFunc(f.subjects, want.matches)

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Place is a location in a configuration file.
+// Place is the position of a value in a configuration file.
 type Place struct {
 	File string `json:"file,omitempty"`
 	Line int    `json:"line"`
@@ -40,7 +40,7 @@ func (p Problem) Error() string {
 	return fmt.Sprintf("%s:%d: %s: %s", p.File, p.Line, p.Key, p.Text)
 }
 
-// Limits of a configuration. Larger input is refused.
+// Limits of a configuration: bytes, nesting levels and reported problems. Parse refuses larger input.
 const (
 	maxBytes    = 1 << 20
 	maxDepth    = 16
@@ -58,7 +58,7 @@ const (
 	object  kind = "an object"
 )
 
-// A value is a JSON value with its position in the file. encoding/json does not provide this position.
+// The type value is a JSON value with its position in the file. encoding/json does not provide this position.
 type value struct {
 	Place
 	kind    kind
@@ -73,7 +73,7 @@ type member struct {
 	value value
 }
 
-// A treeReader converts JSON into values.
+// The type treeReader converts JSON text into values with positions.
 type treeReader struct {
 	decoder *json.Decoder
 	breaks  []int // offsets of the line breaks
@@ -110,13 +110,13 @@ func parseJSON(r *reader, data []byte) (value, bool) {
 	return t.readValue(root, 0)
 }
 
-// lineOf returns the line number of an offset in the file.
+// lineOf returns the line number of the byte at an offset in the file.
 func (t *treeReader) lineOf(offset int64) int {
 	n, _ := slices.BinarySearch(t.breaks, int(offset))
 	return n + 1
 }
 
-// readValue reads the next value. If the nesting is too deep, the second result is false, and the caller must stop.
+// readValue reads the next value. If the nesting is too deep, readValue returns false as its second result, and the caller must stop.
 func (t *treeReader) readValue(at Place, depth int) (value, bool) {
 	token, err := t.decoder.Token()
 	at.Line = t.lineOf(t.decoder.InputOffset() - 1)

@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// pciAddr returns the PCI address with this bus, device and function.
+// pciAddr returns the PCI address with the given bus, device and function.
 func pciAddr(bus, device, function int) pci.Address {
 	a, err := pci.ParseAddress(fmt.Sprintf("0000:%02x:%02x.%d", bus, device, function))
 	if err != nil {
@@ -19,7 +19,7 @@ func pciAddr(bus, device, function int) pci.Address {
 	return a
 }
 
-// A card describes a network card of a test machine.
+// The type card describes a network card of a test machine.
 type card struct {
 	bus, node  int
 	root       string

@@ -18,20 +18,20 @@ var (
 	splitForm  = regexp.MustCompile(`^(.+)(_numa[0-9]+|_nonuma)$`)
 )
 
-// These limits apply to the names of extended resources. A Kubernetes quota refers to a resource by its name with the prefix "requests.".
-// The name with this prefix must also be valid.
+// The following limits apply to the names of extended resources. A Kubernetes quota refers to a resource by its name with the prefix
+// "requests.". The name with the prefix "requests." must also be valid.
 const (
 	maxName   = 63
 	maxPrefix = 253 - len("requests.")
 	maxNode   = 1023 // largest ID of a NUMA node in the kernel
 )
 
-// noNUMA is the suffix of a resource name. The resource contains the devices of an entry whose NUMA node is unknown, while the NUMA nodes
-// of the other devices of the entry are known.
+// The constant noNUMA is the suffix in the name of a resource whose devices have an unknown NUMA node. The suffix _nonuma is used if other
+// devices of the same configuration entry have a known NUMA node.
 const noNUMA = "_nonuma"
 
-// numaSuffix returns the suffix of the resource for one NUMA node. A valid name plus this suffix is a valid name, because names of extended
-// resources may contain letters, digits, "-", "_" and ".", and must end with a letter or digit.
+// numaSuffix returns the suffix in the name of the resource for one NUMA node. A valid name with this suffix is still valid: names of
+// extended resources may contain letters, digits, "-", "_" and ".". The last character must be a letter or digit.
 func numaSuffix(node int) string { return fmt.Sprintf("_numa%d", node) }
 
 func resourceName(s string) (string, error) {
@@ -64,7 +64,7 @@ func driverName(s string) (string, error) {
 	return s, nil
 }
 
-// interfaceName checks the name of an interface. interfaceName also accepts alternative names, which may have more than 15 bytes.
+// interfaceName checks the name of an interface. interfaceName also accepts alternative names, which may be longer than 15 bytes.
 func interfaceName(s string) (string, error) {
 	if s == "" || s == "." || s == ".." || len(s) > 127 ||
 		strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("/#:", c) }) {
@@ -80,7 +80,8 @@ func hostPattern(s string) (string, error) {
 	return s, nil
 }
 
-// onHost reports whether an entry with these host patterns applies to a host. An entry without patterns applies to all hosts.
+// onHost reports whether an entry with the given host patterns applies to a host. A configuration entry without host patterns applies to
+// all hosts.
 func onHost(patterns []string, host string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
 		ok, _ := path.Match(p, host)
@@ -88,12 +89,12 @@ func onHost(patterns []string, host string) bool {
 	})
 }
 
-// variableSuffix returns the part after PCIDEVICE_ in the name of the resource's environment variable.
+// variableSuffix returns the end of the name of the resource's environment variable, after PCIDEVICE_.
 func (r *Resource) variableSuffix() string {
 	return strings.ToUpper(strings.ReplaceAll(r.Prefix+"_"+r.Name, ".", "_"))
 }
 
-// maySplit reports whether devices of the resource may be offered with the given suffix of the name.
+// maySplit reports whether a pool of the resource may have the given suffix in its name.
 func (r *Resource) maySplit(ending string) bool {
 	if r.API == DRA {
 		return false
@@ -140,7 +141,7 @@ func (r *reader) checkSplit(res *Resource, keys map[string]Place) {
 	}
 }
 
-// checkDriver reports an error if the selectors require RDMA, but devices with the configured driver have no RDMA.
+// checkDriver reports an error if the selectors require RDMA but the configured driver does not support RDMA.
 func (r *reader) checkDriver(res *Resource, keys map[string]Place) {
 	for _, s := range res.Selectors {
 		if s.RDMA && slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, res.Driver) {
@@ -149,7 +150,7 @@ func (r *reader) checkDriver(res *Resource, keys map[string]Place) {
 	}
 }
 
-// checkPFs reports an error for a second entry with the same PF.
+// checkPFs reports an error if two entries configure the same PF.
 func (r *reader) checkPFs(pfs []pfEntry) {
 	for i, pf := range pfs {
 		for _, first := range pfs[:i] {

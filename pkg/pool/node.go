@@ -9,30 +9,31 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Env contains information about the node that is not in a scan of the devices.
+// Env contains information about the node that a scan of the devices does not contain.
 type Env struct {
-	// DefaultRoute lists the names of the interfaces with a default route.
+	// DefaultRoute contains the names of the interfaces with a default route.
 	DefaultRoute []string
-	// Last contains the attributes that each device had while its interface was on the node. Selectors use these attributes while the
-	// interface of the device is in a pod. If the driver of a device changes, these attributes are no longer valid.
+	// Last contains, for each device, the attributes that the device had while its interface was on the node. Selectors use these stored
+	// attributes while the interface of the device is in a pod. If the driver of a device changes, its stored attributes are invalid.
 	Last map[pci.Address]pci.Device
 }
 
-// A node is a machine with its devices and the data that selectors need about each device.
+// The type node is a machine with its devices and the data that selectors need about each device.
 type node struct {
 	*pci.Snapshot
 	env      Env
 	subjects []subject // in the order of Devices
 }
 
-// A subject is a device with the data that selectors compare.
+// The type subject is a device with the data that selectors compare.
 type subject struct {
 	pci.Device
 	pf     *pci.Device // the PF of a VF, otherwise the device itself
 	bindTo string      // driver that the resource binds devices to
 }
 
-// newNode returns the node for a snapshot. If the interface of a device is in a pod, its attributes are from env.Last.
+// newNode returns a value of type node for a snapshot of a machine. If the interface of a device is in a pod, its attributes are from
+// env.Last.
 func newNode(s *pci.Snapshot, env Env) *node {
 	n := &node{s, env, make([]subject, len(s.Devices))}
 	for i, d := range s.Devices {
@@ -53,7 +54,7 @@ func newNode(s *pci.Snapshot, env Env) *node {
 	return n
 }
 
-// pfOf returns the PF of a VF. If the snapshot does not contain the PF, the result has only the address.
+// pfOf returns the PF of a VF. If the snapshot does not contain the PF, pfOf returns a device that has only an address.
 func (n *node) pfOf(d *pci.Device) *pci.Device {
 	if !d.IsVF() {
 		return d
@@ -83,14 +84,14 @@ func (n *node) isOnline(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }
 
-// multiNUMA reports whether the machine has more than one NUMA node. With a single node the location of devices is irrelevant, and
-// firmware often does not report it.
+// multiNUMA reports whether the machine has more than one NUMA node. On a machine with a single NUMA node, the location of devices is
+// irrelevant, and firmware often does not report it.
 func (n *node) multiNUMA() bool { return len(n.Nodes) > 1 }
 
-// nodeKnown reports whether the NUMA node of a device is known and online. The kubelet ignores other NUMA nodes.
+// nodeKnown reports whether the NUMA node of a device is known and online. The kubelet ignores NUMA nodes that are unknown or not online.
 func (n *node) nodeKnown(d *pci.Device) bool { return n.isOnline(d.NUMANode) }
 
-// whyBusy returns the reason why no resource may contain a device, or "" if a resource may contain it.
+// whyBusy returns the reason why no resource may contain a device, or "" if a resource may contain the device.
 func (c *Config) whyBusy(n *node, i int) string {
 	d := &n.Devices[i]
 	if !d.IsVF() {
@@ -101,9 +102,9 @@ func (c *Config) whyBusy(n *node, i int) string {
 	return n.defaultRoute(d)
 }
 
-// whyReserved returns the reason why a function that is not a VF must stay with the node, or "" if a pod may have it. A PF is offered only
-// if offerWhole is set, or if offerPf is set and the PF has no VFs. The reason is that a pod with a PF could control all VFs of the PF. A
-// PF with the driver vfio-pci cannot have VFs. A function with an unreadable file is not offered, because it may be a PF.
+// whyReserved returns the reason why pods must not get a PCI function that is not a VF, or "" if pods may get it. A PF is offered only if
+// offerWhole is set, or if offerPf is set and the PF has no VFs. A pod that gets a PF could control all VFs of this PF. With the driver
+// vfio-pci, a PF cannot have VFs. A PCI function with an unreadable file is not offered, because it may be a PF.
 func (c *Config) whyReserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {
@@ -124,7 +125,7 @@ func (c *Config) whyReserved(d subject) string {
 	return ""
 }
 
-// entryOf returns the index of the first entry of pfs that matches a PF, or -1.
+// entryOf returns the index of the first entry of the list pfs that matches a PF, or -1.
 func (c *Config) entryOf(d subject) int {
 	return slices.IndexFunc(c.PFs, func(pf pfEntry) bool { return pf.matches(d) })
 }
@@ -138,7 +139,7 @@ func (n *node) defaultRoute(d *pci.Device) string {
 	return ""
 }
 
-// matches reports whether the entry identifies this PF.
+// matches() reports whether the entry of the list pfs identifies this PF.
 func (pf *pfEntry) matches(d subject) bool {
 	if d.IsVF() {
 		return false

@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferIsOptimal checks that Prefer returns the best of all possible subsets. The test computes the costs with its own simple
-// implementation.
+// TestPreferIsOptimal checks that Prefer returns the best of all possible subsets of devices. TestPreferIsOptimal computes the costs of a
+// subset of devices with its own simple implementation.
 func TestPreferIsOptimal(t *testing.T) {
 	for _, policy := range []Policy{NUMABestFit, Pack, Balance, DistinctPF} {
 		for seed := range uint64(2000) {
@@ -27,8 +27,8 @@ func TestPreferIsOptimal(t *testing.T) {
 	}
 }
 
-// TestPreferAsksNoOrder checks that the result of Prefer does not depend on the order of the devices in its arguments. Prefer must not
-// change the slices in its arguments.
+// TestPreferAsksNoOrder checks that Prefer returns the same result for any order of the devices in its arguments. Prefer must not change
+// the slices in its arguments.
 func TestPreferAsksNoOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		c := randomCase(seed)
@@ -63,8 +63,8 @@ type randomQuery struct {
 	of              map[string]pci.Device
 }
 
-// randomCase returns a random machine with at most four NUMA nodes and twelve VFs. The devices of a card may be on several NUMA nodes, or
-// on an unknown node.
+// randomCase returns a random machine with at most four NUMA nodes and twelve VFs. The devices of one card may be on several NUMA nodes, or
+// on an unknown NUMA node.
 func randomCase(seed uint64) randomQuery {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	count := 1 + rng.IntN(4)
@@ -124,8 +124,8 @@ func (c randomQuery) allIDs() []string {
 	return slices.Compact(all)
 }
 
-// bestSubset tries all subsets and returns the subset with the lowest cost. If several subsets have the lowest cost, bestSubset returns the
-// first subset in the order of addresses.
+// bestSubset tries all subsets of devices and returns the subset with the lowest cost. If several subsets have the same lowest cost,
+// bestSubset returns the subset with the lowest addresses.
 func (c randomQuery) bestSubset(policy Policy) []string {
 	all := c.allIDs()
 	var best []string

@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Prefer chooses the given number of devices for a container. Prefer chooses all mandatory devices, and fills the rest with available
-// devices. Each policy minimises a list of quantities, in this order:
+// Prefer chooses the given number of devices for a container. Prefer chooses all mandatory devices, and then available devices until the
+// number is reached. Each policy minimises a list of quantities, in this order:
 //
 //	numa-best-fit  NUMA nodes, their distance, devices left on the nodes, PFs, devices left on the PFs
 //	pack           PFs, NUMA nodes, their distance, devices left on the PFs, devices left on the nodes
@@ -18,13 +18,14 @@ import (
 //	distinct-pf    the most devices of one PF, then of the next, NUMA nodes, their distance, the most devices behind one
 //	               PCI root, then behind the next, the same for cards, the most devices left on a PF, then on the next
 //
-// The distance is the sum of the distances of all pairs of nodes. Among equally good devices, Prefer chooses the device with the lowest
-// address. Inside a PF it chooses the device with the lowest VF index. The result therefore does not depend on the order of the arguments.
-// The result is optimal unless the search over all sets of NUMA nodes exceeds its budget. On machines with ten or more nodes or hundreds of
-// devices, the search can exceed its budget. If the search exceeds its budget, a better result with fewer nodes may exist.
+// The distance of a set of NUMA nodes is the sum of the distances of all pairs of nodes. Among equally good devices, Prefer chooses the
+// device with the lowest address. Inside a PF, Prefer chooses the device with the lowest VF index. The result of Prefer therefore does not
+// depend on the order of the arguments. The result of Prefer is optimal unless the search over all sets of NUMA nodes exceeds its budget.
+// On machines with ten or more NUMA nodes or hundreds of devices, the search can exceed its budget. If the search exceeds its budget,
+// another result with fewer NUMA nodes may exist.
 //
-// Prefer returns no error, because an error would make the pod fail. Prefer uses unknown IDs only if the known devices do not suffice. If
-// too few devices are available, Prefer returns all available devices.
+// Prefer returns no error, because an error would make the pod fail. Prefer uses unknown IDs only if too few known devices are available.
+// If too few devices are available, Prefer returns all available devices.
 func Prefer(policy Policy, t *Topology, available, must []string, size int) []string {
 	q := newQuery(t, available, must)
 	switch q.need = size - len(q.must) - len(q.mustUnknown); {
@@ -40,7 +41,7 @@ func Prefer(policy Policy, t *Topology, available, must []string, size int) []st
 	return q.selectIDs(q.solve(rulesOf(policy)), 0)
 }
 
-// A query is the input of one call of Prefer.
+// The type query is the input of one call of Prefer.
 type query struct {
 	*Topology
 	free        [][]int // ranks by PF
@@ -82,7 +83,7 @@ func newQuery(t *Topology, available, must []string) *query {
 	return q
 }
 
-// compareID compares IDs by PCI address. IDs that are not PCI addresses are last.
+// compareID compares device IDs by PCI address. IDs that are not PCI addresses come after all PCI addresses.
 func compareID(a, b string) int {
 	x, errX := pci.ParseAddress(a)
 	y, errY := pci.ParseAddress(b)
@@ -107,7 +108,7 @@ func (q *query) countKnown() int {
 }
 
 // selectIDs returns the IDs of the mandatory devices, and of the first free devices of each PF according to the plan. selectIDs also
-// returns unknown IDs. The last argument is the maximum number of these IDs.
+// returns unknown IDs. The last argument of selectIDs is the maximum number of unknown IDs.
 func (q *query) selectIDs(plan []int, unknown int) []string {
 	ranks := slices.Clone(q.must)
 	for pf, n := range plan {

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferExamples shows the effect of each policy on a machine with two NUMA nodes. Each node has two cards, and each card has two ports
-// with VFs 0-3.
+// TestPreferExamples shows the effect of each policy on a machine with two NUMA nodes. Each NUMA node of this machine has two cards, and
+// each card has two ports with VFs 0-3.
 func TestPreferExamples(t *testing.T) {
 	var cards []card
 	for i := range 4 {
@@ -144,8 +144,8 @@ func TestPreferLarge(t *testing.T) {
 	}
 }
 
-// TestLargestFirst checks that largestFirst chooses the largest PFs first. As the last PF it must choose the smallest PF with enough
-// devices.
+// TestLargestFirst checks that largestFirst chooses the largest PFs first. The last PF that largestFirst chooses must be the smallest PF
+// that still has enough devices.
 func TestLargestFirst(t *testing.T) {
 	q := &query{}
 	for _, n := range []int{3, 8, 1, 5, 8, 4} {
@@ -159,7 +159,7 @@ func TestLargestFirst(t *testing.T) {
 	}
 }
 
-// TestBits checks that addShifted moves numbers across the borders of words, and drops numbers that exceed the size of the set.
+// TestBits checks that addShifted moves numbers across the borders between 64-bit words, and drops numbers that exceed the size of the set.
 func TestBits(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 500 {

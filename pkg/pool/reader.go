@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// A reader converts JSON values into a configuration and collects all problems.
+// The type reader converts JSON values into a configuration and collects all problems.
 type reader struct {
 	file     string
 	problems []Problem
@@ -38,7 +38,7 @@ func sortByLine(problems []Problem) {
 	slices.SortStableFunc(problems, func(a, b Problem) int { return a.Line - b.Line })
 }
 
-// joinProblems returns an error with all problems, sorted by line. joinProblems returns nil if there are no problems.
+// joinProblems returns an error with all problems, sorted by line, or nil if there are no problems.
 func (r *reader) joinProblems() error {
 	errs := make([]error, 0, len(r.problems)+1)
 	sortByLine(r.problems)
@@ -51,16 +51,16 @@ func (r *reader) joinProblems() error {
 	return errors.Join(errs...)
 }
 
-// A field is a key of an object, with the function that reads the value of the key.
+// The type field is a key of an object, with the function that reads the value of the key.
 type field struct {
 	key  string
 	read func(value)
 }
 
-// readObject reads an object. For each member of the object, readObject calls the function of the field with this key. readObject returns
-// the position of each key. Like encoding/json, readObject ignores null values and the case of keys. Some files for the SR-IOV network
-// device plugin may rely on this behaviour. The last arguments are keys of other programs. readObject accepts these keys, but does not
-// suggest them in errors.
+// readObject reads an object. For each member of the object, readObject calls the function of the field with the same key. readObject
+// returns the position of each key. Like encoding/json, readObject ignores null values, and does not distinguish upper and lower case in
+// keys. Some files for the SR-IOV network device plugin may rely on this behaviour of encoding/json. The last arguments of readObject are
+// keys of other programs. readObject accepts these keys, but does not suggest them in errors.
 func (r *reader) readObject(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.hasKind(v, object) {
@@ -112,7 +112,7 @@ func find(fields []field, key string) (field, bool) {
 	return field{}, false
 }
 
-// hasKind reports whether a value has the wanted kind. hasKind records a problem if the value has another kind.
+// hasKind reports whether a value has the wanted JSON type. If the value has another type, hasKind adds a problem to the list of problems.
 func (r *reader) hasKind(v value, want kind) bool {
 	if v.kind == want {
 		return true
@@ -169,7 +169,7 @@ func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	}
 }
 
-// listOf returns a function that reads a list. listOf calls the given function for each item of the list.
+// listOf returns a function that reads a list. For each item of the list, the returned function calls the given function.
 func (r *reader) listOf(item func(value)) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, list) {
@@ -181,7 +181,7 @@ func (r *reader) listOf(item func(value)) func(value) {
 	}
 }
 
-// checkedString returns a function that reads a string, checks it with the given function, and stores the result of the check.
+// checkedString returns a function that reads a string, checks the string with the given function, and stores the result of the check.
 func (r *reader) checkedString(to *string, check func(string) (string, error)) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, text) {
@@ -196,7 +196,7 @@ func (r *reader) checkedString(to *string, check func(string) (string, error)) f
 	}
 }
 
-// stringList returns a function that reads a list of strings. stringList checks each string in the same way as checkedString.
+// stringList returns a function that reads a list of strings. Each string is checked in the same way as in checkedString.
 func (r *reader) stringList(to *[]string, check func(string) (string, error)) func(value) {
 	return r.listOf(func(v value) {
 		before, s := len(r.problems), ""
@@ -214,7 +214,7 @@ func (r *reader) readAddress(to *pci.Address) func(value) {
 	})
 }
 
-// suggestion returns a hint for the error about an unknown key, such as the most similar known key.
+// suggestion() returns a hint for the error about an unknown key, such as the most similar known key.
 func suggestion(key string, fields []field) string {
 	_, selects := find((&reader{}).selectorKeys(&selector{}), key)
 	if _, ok := find(fields, "selectors"); ok && selects {

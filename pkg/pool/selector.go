@@ -69,7 +69,7 @@ func (r *reader) selectorKeys(s *selector) []field {
 	return fields
 }
 
-// add adds a condition. An empty list adds no condition.
+// add() adds a condition to the selector. An empty list of values adds no condition.
 func (s *selector) add(v value, t test) {
 	if v.kind == list && len(v.items) > 0 {
 		s.Conditions = append(s.Conditions, condition{v.Place, v.Key[strings.LastIndexByte(v.Key, '.')+1:], t})
@@ -105,7 +105,7 @@ func pciAddress(s string) (string, error) {
 // maxVFs is the maximum number of VFs of a PF in PCI Express.
 const maxVFs = 65535
 
-// A pfRange is a PF with all or some of its VFs, such as ens1f0#0-3,7,9.
+// The type pfRange is a PF with all or some of its VFs, such as ens1f0#0-3,7,9.
 type pfRange struct {
 	text, pf string
 	spans    [][2]int // first and last VF; empty means the PF with all its VFs
@@ -159,12 +159,13 @@ func parseSpan(s string) (span [2]int, err error) {
 	return span, nil
 }
 
-// contains reports whether a device is in one of the ranges. A device that is not a VF has no index, and is therefore in no range.
+// contains() reports whether a device is in one of the ranges of VFs. A device that is not a VF has no index, and is therefore in no range
+// of VFs.
 func (p pfRange) contains(d subject) bool {
 	return len(p.spans) == 0 || slices.ContainsFunc(p.spans, func(s [2]int) bool { return s[0] <= d.VFIndex && d.VFIndex <= s[1] })
 }
 
-// highestVF returns the highest VF in the ranges, or -1 if there are no ranges.
+// highestVF returns the highest VF number in the ranges, or -1 if there are no ranges.
 func (p pfRange) highestVF() int {
 	last := -1
 	for _, s := range p.spans {

@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// policyRules contains the rules of a policy as three functions. The first function chooses devices on a set of NUMA nodes. The other two
-// functions return costs. The search first minimises the costs of the second function. Among sets with equal costs, the search minimises
-// the number of nodes, then the distance of the nodes, and then the costs of the third function.
+// policyRules contains the rules of a policy in the form of three functions. The first function chooses devices on a set of NUMA nodes. The
+// second function and the third function return costs. The search first minimises the costs from the second function. If these costs are
+// equal, the search minimises three values in this order: the number of NUMA nodes, their distance, and the costs from the third function.
 type policyRules struct {
 	fill   func(*query, nodeSet) []int        // returns the number of devices of each PF
 	before func(*query, nodeSet, []int) []int // nil if the number of nodes comes first
 	after  func(*query, nodeSet, []int) []int
 }
 
-// A nodeSet is a set of NUMA nodes, by index.
+// The type nodeSet is a set of NUMA nodes, by index.
 type nodeSet []bool
 
 func rulesOf(p Policy) policyRules {
@@ -30,8 +30,8 @@ func rulesOf(p Policy) policyRules {
 	return policyRules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }
 
-// A choice is a plan with its costs. A choice contains only the costs that come after the number of nodes in the list of the policy. The
-// earlier costs in the list are equal for all compared choices.
+// The type choice is a plan with its costs. A choice contains only the costs that come after the number of NUMA nodes in the policy's list
+// of costs. The costs before the number of NUMA nodes are equal for all compared choices.
 type choice struct {
 	distance int
 	after    []int
@@ -39,7 +39,7 @@ type choice struct {
 }
 
 // less() reports whether this choice is better than another choice. Of two choices with equal costs, the better choice has more devices on
-// the first PF in which the plans differ. The devices of the better choice then have lower addresses.
+// the first PF for which the plans differ. The better choice therefore has devices with lower addresses.
 func (c *choice) less(other *choice) bool {
 	if c.distance != other.distance {
 		return c.distance < other.distance
@@ -50,8 +50,9 @@ func (c *choice) less(other *choice) bool {
 	return slices.Compare(c.plan, other.plan) > 0
 }
 
-// solve() searches the sets of NUMA nodes in the order of their size. A set is a solution if its costs from policyRules.before are as low
-// as the costs for the whole machine. The search stops at the first size with a solution, and the result is the best solution of this size.
+// solve() searches the sets of NUMA nodes in the order of their size. A set of NUMA nodes is a solution if its costs from
+// policyRules.before are as low as the costs for the whole machine. The search stops at the smallest size for which a solution exists. The
+// result of solve() is the best solution of this size.
 func (q *query) solve(r policyRules) []int {
 	all, forced := make(nodeSet, len(q.distance)), make(nodeSet, len(q.distance))
 	for pf, g := range q.pfs {
@@ -81,7 +82,7 @@ func (q *query) solve(r policyRules) []int {
 	return s.growSet()
 }
 
-// A search is the state of the search through the sets of NUMA nodes.
+// The type search is the state of the search through the sets of NUMA nodes.
 type search struct {
 	*query
 	policyRules
@@ -91,7 +92,7 @@ type search struct {
 	best     *choice
 }
 
-// trySets tries all sets that have n more nodes, chosen from the optional nodes with index i or higher.
+// trySets tries all sets that contain n more NUMA nodes. The n nodes are chosen from the optional nodes with index i or higher.
 func (s *search) trySets(i, n int) {
 	if s.budget <= 0 {
 		return
@@ -123,8 +124,8 @@ func (s *search) try() {
 	}
 }
 
-// growSet is the heuristic that is used when the budget of the search is exhausted. growSet adds the node with the most free devices until
-// the set has enough devices.
+// growSet chooses the NUMA nodes after the search has used up its budget. growSet adds the NUMA node with the most free devices until the
+// set has enough devices.
 func (s *search) growSet() []int {
 	free := make([]int, len(s.in))
 	for pf, g := range s.pfs {
@@ -140,7 +141,7 @@ func (s *search) growSet() []int {
 	return s.fill(s.query, s.in)
 }
 
-// freeDevices returns the number of free devices on the nodes of the set.
+// freeDevices returns the number of free devices on the NUMA nodes of the set.
 func (s *search) freeDevices() int {
 	n := 0
 	for pf, g := range s.pfs {
@@ -151,7 +152,7 @@ func (s *search) freeDevices() int {
 	return n
 }
 
-// totalDistance returns the sum of the distances of all pairs of nodes in the set.
+// totalDistance returns the sum of the distances between all pairs of NUMA nodes in the set.
 func (s *search) totalDistance() int {
 	sum := 0
 	for i, row := range s.distance {

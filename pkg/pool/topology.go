@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Topology contains the NUMA node, the card and the PF of each device of a pool. Topology is built once, and can be used for many calls of
+// Topology contains the NUMA node, the card and the PF of each device of a pool. Build a Topology once, and use it for many calls of
 // Prefer.
 type Topology struct {
 	rank     map[string]int // device ID to rank: sorted by the PF's address, then by VF index
@@ -20,15 +20,16 @@ type Topology struct {
 	distance [][]int // between NUMA nodes, by index
 }
 
-// A pfGroup is the group of all devices of one PF in the pool. A device without a PF is a group of its own.
+// The type pfGroup is the group of all devices of one PF in the pool. A device without a PF has its own group.
 type pfGroup struct {
 	node, root, card int // indexes
 }
 
-// If the firmware reports no distance between two NUMA nodes, this default distance applies (ACPI SLIT).
+// The constant unreachable is the distance between two NUMA nodes if the firmware reports no distance. In the ACPI SLIT, this value means
+// that no path exists.
 const unreachable = 255
 
-// NewTopology returns the topology of the devices of a pool. The IDs of the devices are their PCI addresses.
+// NewTopology returns the topology of the devices of a pool. NewTopology uses the PCI addresses of the devices as their IDs.
 func NewTopology(p Pool, s *pci.Snapshot) *Topology {
 	n := node{Snapshot: s}
 	t := &Topology{rank: map[string]int{}}
@@ -69,7 +70,8 @@ func compareRank(a, b Device) int {
 		cmp.Compare(a.VFIndex, b.VFIndex), a.Address.Compare(b.Address))
 }
 
-// nodeOf returns the NUMA node of a device. On a machine with one NUMA node it always returns Unknown, because the node is irrelevant.
+// nodeOf returns the NUMA node of a device. On a machine with one NUMA node, nodeOf always returns Unknown, because the NUMA node of a
+// device is irrelevant there.
 func (n *node) nodeOf(d *pci.Device) int {
 	if n.multiNUMA() && n.nodeKnown(d) {
 		return d.NUMANode
@@ -77,8 +79,8 @@ func (n *node) nodeOf(d *pci.Device) int {
 	return pci.Unknown
 }
 
-// failureDomains returns the root of the PCI hierarchy of a device, and its card. Two ports belong to the same card if they are functions
-// of one slot or have the same switch ID.
+// failureDomains returns the PCI root of a device, and its card. Two ports belong to the same card if they are PCI functions of the same
+// slot or have the same switch ID.
 func (n *node) failureDomains(d *pci.Device) (root, card string) {
 	pf := d
 	if found, ok := n.Device(d.PF); ok {
@@ -91,7 +93,7 @@ func (n *node) failureDomains(d *pci.Device) (root, card string) {
 	return cmp.Or(d.Root, slot), slot
 }
 
-// An indexMap assigns numbers to keys in the order in which the keys are first used.
+// The type indexMap assigns numbers to keys in the order in which the keys are first used.
 type indexMap[T comparable] map[T]int
 
 func (x indexMap[T]) of(key T) int {

@@ -4,13 +4,13 @@ package pool
 
 import "fmt"
 
-// noteUnsupported records that the current resource has a valid key that this program does not support. The program does not offer this
-// resource. All other resources are offered.
+// noteUnsupported records that the current resource has a valid key that Podlace does not support. Podlace does not offer a resource with
+// such a key. The other resources are offered as usual.
 func (r *reader) noteUnsupported(at Place, format string, args ...any) {
 	r.unserved = append(r.unserved, Problem{at, fmt.Sprintf(format, args...)})
 }
 
-// readDeviceType reads the device type of a resource.
+// readDeviceType reads the key deviceType of a resource.
 func (r *reader) readDeviceType(v value, res *Resource) {
 	if !r.hasKind(v, text) {
 		return
@@ -25,19 +25,19 @@ func (r *reader) readDeviceType(v value, res *Resource) {
 	}
 }
 
-// readUnsupported reads a key of a selector that this program does not support. An empty value has no effect.
+// readUnsupported reads a key of a selector that Podlace does not support. An empty value of an unsupported key has no effect.
 func (r *reader) readUnsupported(v value, key string) {
 	if len(v.items) > 0 || v.kind == text && v.text != "" || v.kind != list && v.kind != text {
 		r.noteUnsupported(v.Place, "unsupported: %s", key)
 	}
 }
 
-// readNull reads a key whose only valid value is null. Other programs write such a key with the value null.
+// readNull reads a key whose only valid value is null. Other programs write the value null for this key.
 func (r *reader) readNull(v value) {
 	r.fail(v.Place, "want null, as the SR-IOV network operator writes it")
 }
 
-// Unserved returns the reasons why valid resources are not offered.
+// Unserved returns, for each valid resource that is not offered, the reason.
 func (c *Config) Unserved() (out []Problem) {
 	for _, res := range c.Resources {
 		for _, p := range res.Unserved {

@@ -31,8 +31,8 @@ func TestParseOperator(t *testing.T) {
 	}
 }
 
-// TestUnserved checks that a resource with an unsupported key is not offered. The test also checks that later resources do not get the
-// devices of this resource. All other resources are offered.
+// TestUnserved checks that a resource with an unsupported key is not offered. TestUnserved also checks that later resources in the list do
+// not get the devices of this resource. All resources without an unsupported key are offered.
 func TestUnserved(t *testing.T) {
 	const fast = `{"resourceName":"fast","selectors":{"drivers":["iavf"]}}`
 	for _, test := range []struct{ entry, why, pools string }{

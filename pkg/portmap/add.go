@@ -73,8 +73,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return nil, nil
 }
 
-// wantedState returns the state that the configuration requires. Without ports, this state is empty. If the configuration cannot work on
-// any node, wantedState returns an error before any change.
+// wantedState returns the state that the configuration requires. If the configuration requests no ports, the wanted state is empty. If the
+// configuration cannot work on any node, wantedState returns an error before ADD changes anything.
 func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portState, err error) {
 	if len(pod) == 0 {
 		return portState{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
@@ -98,7 +98,7 @@ func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portStat
 }
 
 // endPrevious removes the state of an earlier ADD of the same attachment, even if the earlier ADD has no record. endPrevious returns the
-// ports in the record.
+// ports in the record of the earlier ADD.
 func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old portState
 	ok, err := att.Load(&old)
@@ -115,7 +115,7 @@ func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachmen
 	return old.Ports, err
 }
 
-// locatePod stores two interfaces in the state: the node's interface towards the pod, and the pod's bridge.
+// locatePod stores two interfaces in the state: the node's interface through which packets reach the pod, and the pod's bridge.
 func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, pod []netip.Prefix) error {
 	if c.Backend == "iptables" {
 		st.Rules = c.rules(pod)
@@ -134,8 +134,8 @@ func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, p
 	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
 		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
 	}) {
-		// After a flush of the rules, every machine in the network of the uplink could reach the node's 127.0.0.1 if only route_localnet
-		// remained.
+		// A flush of the rules could leave only route_localnet enabled. Every machine in the network of the uplink could then reach the
+		// node's 127.0.0.1.
 		if link.Kind != "bridge" && host.IsUplink(link) {
 			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
 		} else {
@@ -158,7 +158,8 @@ func (c *Config) chooseBackend() error {
 		"load the module nf_tables, or use backend iptables")
 }
 
-// checkTools returns an error if the iptables backend is not installed. ADD calls checkTools before any change.
+// checkTools returns an error if the programs that the iptables backend needs are not installed. ADD calls checkTools before it changes
+// anything.
 func (c Config) checkTools(pod []netip.Prefix) error {
 	for _, p := range pod {
 		if c.Backend == "iptables" && !iptables.Installed(p.Addr().Is4()) {
@@ -170,8 +171,8 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// programNode makes all changes on the node. programNode returns the ports that this ADD took from other pods. Before programNode makes the
-// node's loopback reachable, it protects the loopback from the pods.
+// programNode makes all changes on the node. programNode returns the ports that this ADD took from other pods. programNode first protects
+// the node's loopback address from the pods, and then makes it reachable.
 func programNode(
 	r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState,
 ) (former []ports.Port, err error) {
@@ -201,7 +202,7 @@ func programNode(
 	if err != nil {
 		return nil, err
 	}
-	// After this write, a process that restores the ports of all pods also restores the ports of this pod.
+	// After this write of the record, a process that restores the ports of all pods also restores the ports of this pod.
 	st.Begun = false
 	return former, att.Save(*st)
 }
@@ -209,8 +210,8 @@ func programNode(
 // maxRaces is the maximum number of times that ADD makes a new plan after a race with another program.
 const maxRaces = 3
 
-// takePorts takes either all ports or no port. If another program changed the table after the plan was made, takePorts makes a new plan.
-// The lock excludes the ADDs of other pods, but it does not exclude other programs.
+// takePorts takes either all ports or no port. If another program changes the table after takePorts has made its plan, takePorts makes a
+// new plan. The lock portsLock excludes the ADDs of other pods, but not other programs.
 func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState) (p claimPlan, err error) {
 	var taken []portTakeover
 	for races := 0; ; races++ {
@@ -238,10 +239,11 @@ func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *
 	}
 }
 
-// isRace reports whether an element was added or removed after the plan was made.
+// isRace reports whether another program added or removed an element after ADD made its plan.
 func isRace(err error) bool { return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) }
 
-// If another attachment of the container has a part of a range, takeSinglePorts splits the ranges into single ports and makes a new plan.
+// If another attachment of the container has some ports of a range, takeSinglePorts splits the ranges into single ports and makes a new
+// plan.
 func takeSinglePorts(cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState, want *portClaim) (claimPlan, error) {
 	want.Ports = ports.Singles(st.Ports)
 	if err := cfg.checkCount(want.Ports); err != nil {
@@ -279,7 +281,7 @@ func ensureRules(host *kernel.Node, log *slog.Logger) error {
 
 const notRestored = "hostPorts of other pods could not be restored"
 
-// openLoopback lets the node reach the pod through 127.0.0.1 if a port needs this path.
+// openLoopback makes the pod reachable through the node's 127.0.0.1 if a port needs this path.
 func openLoopback(host *kernel.Node, key attachment.Key, st *portState) error {
 	if st.Localhost == "" {
 		return nil
@@ -293,7 +295,8 @@ func openLoopback(host *kernel.Node, key attachment.Key, st *portState) error {
 	return err
 }
 
-// linkTo returns the link towards the pod. The second result is false if the node has no route to any address of the pod.
+// linkTo returns the node's link through which packets reach the pod. The second result of linkTo is false if the node has no route to any
+// address of the pod.
 func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
 	for _, p := range pod {
 		index, err := host.RouteTo(p.Addr())

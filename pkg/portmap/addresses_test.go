@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestHostIPRefused (S-09): ADD refuses a hostIP with an ambiguous spelling. ADD also refuses addresses at which no client can reach a pod.
+// TestHostIPRefused (S-09) checks that ADD refuses a hostIP with an ambiguous spelling. ADD must also refuse addresses at which no client
+// can reach a pod.
 func TestHostIPRefused(t *testing.T) {
 	const noAddress, group, local, loopback = "want an IP address", "not one of a group", "link-local addresses are not routed",
 		"cannot route from ::1"
@@ -62,7 +63,7 @@ func TestPodAddresses(t *testing.T) {
 	}
 }
 
-// TestHostPorts checks the ports that result from port mappings and the address families of the pod.
+// TestHostPorts checks the ports for different port mappings and address families of the pod.
 func TestHostPorts(t *testing.T) {
 	c, err := parsed(`"masqAll":true,` + withMappings(`{"hostPort":1,"containerPort":11}`,
 		`{"hostPort":2,"containerPort":12,"hostIP":"192.0.2.1"}`,

@@ -103,8 +103,8 @@ func TestCheckDetectsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsAhead (C-63) inserts one rule of another program before Podlace's rules. If packets do not reach the hostPort rules
-// because of the inserted rule, CHECK fails.
+// TestCheckDetectsAhead (C-63) inserts one rule of another program before Podlace's rules. CHECK must fail if, because of the inserted
+// rule, packets do not reach the hostPort rules.
 func TestCheckDetectsAhead(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -139,7 +139,7 @@ func TestCheckDetectsAhead(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestCheckDetectsRecords (F-21): CHECK fails if the record is damaged or missing while the hostPorts exist.
+// TestCheckDetectsRecords (F-21) checks that CHECK fails if the record is damaged or missing while the hostPorts exist.
 func TestCheckDetectsRecords(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		path := "/run/podlace/net/portmap-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
@@ -159,8 +159,8 @@ func TestCheckDetectsRecords(t *testing.T) {
 	})
 }
 
-// TestForeignElements: another program writes elements into the hostPort maps. CHECK reports these elements, and GC replaces or deletes
-// them.
+// TestForeignElements checks the case that another program writes elements into the hostPort maps. CHECK must report the elements of the
+// other program, and GC must replace or delete them.
 func TestForeignElements(t *testing.T) {
 	l := newLab(t)
 	const table, own = "inet podlace_hostport ", "tcp . 8080"
@@ -189,7 +189,7 @@ func TestForeignElements(t *testing.T) {
 	}
 }
 
-// applyIPTables changes the nat table.
+// applyIPTables changes the nat table of iptables.
 func applyIPTables(t *testing.T, is4 bool, lines func(iptables.NAT) []string) {
 	t.Helper()
 	table, err := iptables.Open(is4, true)

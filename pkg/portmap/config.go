@@ -19,8 +19,8 @@ import (
 // defaultMarkBit is 13, as in the reference plugin. kube-proxy and the kubelet use the bits 14 and 15.
 const defaultMarkBit = 13
 
-// If maxHostPorts has its default value, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
-// maxHostPorts keeps the record within the size limit of the state folder.
+// With the default value of maxHostPorts, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
+// maxHostPorts keeps the record of an attachment smaller than the size limit for files in the state folder.
 const (
 	defaultHostPorts  = 1024
 	maxHostPortsLimit = 10000
@@ -41,7 +41,7 @@ type Config struct {
 	MaxHostPorts    int
 }
 
-// rawMapping is one entry of the portMappings capability.
+// The type rawMapping is one entry of the portMappings capability.
 type rawMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
@@ -118,8 +118,8 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables reports whether the conditions are in the syntax of iptables. isIPTables looks at the first character, as the reference plugin
-// does.
+// isIPTables reports whether the conditions are in the syntax of iptables. Like the reference plugin, isIPTables looks only at the first
+// character.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
 }
@@ -178,8 +178,8 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// isMatch rejects words that are not part of a match in the syntax of iptables(8). Other words could change the meaning of the rule, or run
-// a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
+// isMatch rejects words that are not part of a match in the syntax of iptables(8). Words that are not part of a match could change the
+// meaning of the rule, or run a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote differently.
 func isMatch(word string) bool {
 	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {
 		return false
@@ -216,7 +216,8 @@ func parseMaxHostPorts(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// checkCount returns an error if a family has more ports than maxHostPorts. A range counts as one port.
+// checkCount returns an error if the configuration has more ports of one address family than maxHostPorts. A range of ports counts as one
+// port.
 func (c Config) checkCount(wanted []ports.Port) error {
 	four := len(ports.OfFamily(wanted, true))
 	n := max(four, len(wanted)-four)
@@ -247,7 +248,8 @@ func parseMappings(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// parseMapping returns one port for each address family of the entry. 0.0.0.0 and :: stand for all addresses of their family.
+// parseMapping returns one port for each address family of the entry. The value 0.0.0.0 stands for all IPv4 addresses, and :: stands for
+// all IPv6 addresses.
 func parseMapping(raw rawMapping) (list []ports.Port, err error) {
 	if raw.HostPort < 1 || raw.HostPort > 65535 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "Invalid host port number: %d, want 1-65535", raw.HostPort)
@@ -295,8 +297,8 @@ func checkHostIP(addr netip.Addr) error {
 	return nil
 }
 
-// hostPorts sets the target of each port to the pod's address of the same family. hostPorts skips ports of a family in which the pod has no
-// address.
+// hostPorts sets the target of each port to the pod's address of the same family. hostPorts skips ports of a family if the pod has no
+// address of this family.
 func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	var out []ports.Port
 	seen := map[ports.Port]bool{}
@@ -318,8 +320,8 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. podAddresses also uses addresses that have no
-// interface in prevResult.
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. podAddresses also uses addresses for which
+// prevResult contains no interface.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}
 	for _, ip := range prev.IPs {

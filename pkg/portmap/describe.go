@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// Ports returns the hostPorts in a record of the plugin, in the order of the configuration. The list is empty if DEL of the attachment has
-// begun.
+// Ports returns the hostPorts in a record of the portmap plugin, in the order of the configuration. Ports returns an empty list if a DEL of
+// the attachment has begun.
 func Ports(rec attachment.Record) ([]ports.Port, error) {
 	var st portState
 	if err := json.Unmarshal(rec.State, &st); err != nil || st.Ended {

@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// elementsOf returns the elements that forward a port. The argument owner becomes the comment of each element.
+// elementsOf returns the nftables set elements that forward a port to the pod. The argument owner of elementsOf becomes the comment of each
+// element.
 func elementsOf(p ports.Port, owner string) []nft.Element {
 	family := nft.Digit(p.Is4())
 	fields := func(address ...byte) func(port uint16) []byte {
@@ -30,7 +31,7 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 		e.Set, e.Last, e.Value = "ranges"+family, fields()(p.Last), p.To.Addr().AsSlice()
 	}
 	out := []nft.Element{e}
-	// The client's destination port distinguishes this connection from a connection that reaches the same pod through a Service.
+	// The client's destination port distinguishes a hostPort connection from a connection that reaches the same pod through a Service.
 	back := fields(p.To.Addr().AsSlice()...)
 	for _, set := range []struct {
 		name string
@@ -48,34 +49,36 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 	return out
 }
 
-// takenElement returns the element that reserves a port for the iptables backend.
+// takenElement returns the set element that reserves a port while the iptables backend forwards this port.
 func takenElement(p ports.Port, owner string) nft.Element {
 	return nft.Element{Set: "taken" + nft.Digit(p.Is4()), Comment: owner,
 		Key: nft.Key(p.Address().AsSlice(), []byte{p.Number()}, nft.BigEndian(p.Port))}
 }
 
-// ownedPorts holds the ports of one attachment.
+// The type ownedPorts holds the ports of one attachment.
 type ownedPorts struct {
-	// Owner is the attachment's hash, a space and a readable name. Only the attachment with this hash may change and delete the elements.
+	// Owner consists of the attachment's hash, a space and a readable name. Only the attachment whose hash is in Owner may change and
+	// delete the set elements of these ports.
 	Owner string
-	// Bridge is the bridge of the pod, or "" if the pod's link on the node has no bridge.
+	// Bridge is the bridge of the pod, or "" if the pod's link on the node is not connected to a bridge.
 	Bridge string
 	// Taken is true if another backend forwards the ports.
 	Taken bool
-	// Localhost is the link whose route_localnet was enabled for these ports, or "". When the ports are removed, route_localnet is disabled
-	// again.
+	// Localhost is the link whose route_localnet was enabled for these ports, or "". When the ports are removed, route_localnet of this
+	// link is disabled again.
 	Localhost string
-	// Netns is the path of the pod's network namespace, or "" if the path is unknown. If this namespace no longer exists, the owner is dead.
+	// Netns is the path of the pod's network namespace, or "" if the path is unknown. If the network namespace at the path Netns does not
+	// exist, the pod is gone, and its ports can be removed.
 	Netns string
 	Ports []ports.Port
-	// Shared lists the ports that another attachment of the same container forwards.
+	// Shared contains the ports that another attachment of the same container forwards.
 	Shared []ports.Port
 }
 
 func (h ownedPorts) comment() string { return h.Owner[:min(len(h.Owner), nft.MaxComment-1)] }
 
-// ownerElement returns the element that represents an attachment. The element's comment ends with the path of the pod's network namespace,
-// if the path is known.
+// ownerElement returns the set element that represents an attachment. If the path of the pod's network namespace is known, the comment of
+// this element ends with the path.
 func ownerElement(comment string) nft.Element {
 	sum, _ := hex.DecodeString(ownerHash(comment))
 	return nft.Element{Set: "owners", Key: append(sum, make([]byte, 8)...)[:8], Comment: comment}
@@ -104,7 +107,7 @@ func (h ownedPorts) elements() []nft.Element {
 	return uniqueElements(out)
 }
 
-// uniqueElements removes each element whose key already occurred.
+// uniqueElements removes each element whose key an earlier element already has.
 func uniqueElements(elements []nft.Element) []nft.Element {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(elements, func(e nft.Element) bool {
@@ -115,14 +118,15 @@ func uniqueElements(elements []nft.Element) []nft.Element {
 	})
 }
 
-// isForward reports whether the element is in a set that gives each port exactly one owner.
+// isForward reports whether the element is in one of the nftables sets in which each port has exactly one owner.
 func isForward(e nft.Element) bool {
 	name := strings.TrimRight(e.Set, "46")
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
-// portOf parses the node port from the key of a forwarding element. The key consists of the address, the protocol and the first port. The
-// target address is the value of the element. If the element has no value, the name of the set determines the address family.
+// portOf parses the node port from the key of a forwarding element. The key of a forwarding element consists of the address, the protocol
+// and the first port. The value of a forwarding element is the target address. If a forwarding element has no value, the name of the set
+// determines the address family.
 func portOf(e nft.Element) ports.Port {
 	to, size := netip.IPv6Unspecified(), 16
 	if strings.HasSuffix(e.Set, "4") {
@@ -151,13 +155,13 @@ func portOf(e nft.Element) ports.Port {
 	return p
 }
 
-// portOwner describes an attachment with hostPorts. All data in a portOwner comes from nf_tables.
+// The type portOwner describes an attachment with hostPorts. All data in a portOwner comes from nf_tables.
 type portOwner struct {
 	Hash  string // of the attachment's key
 	Netns string // as in ownedPorts.Netns
 }
 
-// ownerOf parses an element that represents an attachment.
+// ownerOf parses a set element that represents an attachment.
 func ownerOf(e nft.Element) portOwner {
 	hash, netns, _ := strings.Cut(e.Comment, " ")
 	if !strings.HasPrefix(netns, "/") {
@@ -166,7 +170,7 @@ func ownerOf(e nft.Element) portOwner {
 	return portOwner{hash, netns}
 }
 
-// ownerHash returns the hash at the start of an owner comment.
+// ownerHash returns the attachment's hash at the start of an owner comment.
 func ownerHash(comment string) string {
 	hash, _, _ := strings.Cut(comment, " ")
 	return hash

@@ -49,7 +49,7 @@ func gc(r *plugin.Request) error {
 	return err
 }
 
-// collectUnrecorded removes hostPorts of dead pods that have no record.
+// collectUnrecorded removes the hostPorts of dead pods for which no record exists.
 func collectUnrecorded(host *kernel.Node) error {
 	owners, err := listOwners(host)
 	errs := []error{err}
@@ -66,8 +66,9 @@ func collectUnrecorded(host *kernel.Node) error {
 	return errors.Join(errs...)
 }
 
-// removePorts ends the forwarding, regardless of the current configuration. removePorts marks the record as ended before all other steps
-// and deletes the record after all other steps. A process that restores all ports at the same time therefore does not restore these ports.
+// removePorts ends the forwarding, regardless of the current configuration. removePorts first marks the record as ended, and at the very
+// end deletes the record. A process that restores the ports of all pods at the same time therefore does not restore the ports of this
+// attachment.
 func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) error {
 	if err := endForwarding(host, att.Key, st, att); err != nil {
 		return err
@@ -76,8 +77,8 @@ func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) er
 	return att.Remove()
 }
 
-// endForwarding ends the forwarding of an attachment. endForwarding first gives the shared ports to the other attachment. If att is not
-// nil, endForwarding then marks the record as ended.
+// endForwarding ends the forwarding of an attachment. If another attachment of the container shares some of the ports, endForwarding first
+// gives these ports to that attachment. If att is not nil, endForwarding then marks the record as ended.
 func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
@@ -100,8 +101,8 @@ func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *att
 }
 
 func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPorts) error {
-	// The steps run in the reverse order of ADD. The last step removes the protection of 127.0.0.1. Other pods can take the ports only after
-	// this step.
+	// endPorts removes the state in the reverse order of ADD. endPorts removes the protection of 127.0.0.1 last. Other pods can take the
+	// ports only after the protection of 127.0.0.1 is removed.
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
@@ -110,12 +111,12 @@ func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPo
 	return delHostPorts(host, ports)
 }
 
-// delUnrecorded removes the state of an attachment without a record. Either the record is lost, or the reference plugin created the
-// attachment.
+// delUnrecorded removes the state of an attachment without a record. Either the record of this attachment is lost, or the reference plugin
+// created the attachment.
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
 	if err == nil && !lost && passesPorts(r) {
-		// Even if both the record and the rules are lost, 127.0.0.1 may still be open for this pod.
+		// If both the record and the rules are lost, 127.0.0.1 may still be open for this pod.
 		err = mendLoopbackLocked(host)
 	}
 	if err != nil {
@@ -125,7 +126,7 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 }
 
 // endUnrecorded removes the hostPorts of an attachment that has no record. endUnrecorded finds the hostPorts by the hash of the
-// attachment's key. The first result is true if the function found hostPorts.
+// attachment's key. The first result of endUnrecorded is true if the attachment has hostPorts.
 func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err
@@ -145,7 +146,7 @@ func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	return true, err
 }
 
-// mendLoopbackLocked takes portsLock and runs mendLoopback.
+// mendLoopbackLocked takes the lock portsLock and calls mendLoopback.
 func mendLoopbackLocked(host *kernel.Node) error {
 	if open, err := LoopbackOpen(host); err != nil || !open && !loopbackUsed() {
 		return err

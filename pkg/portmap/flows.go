@@ -11,16 +11,16 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// endFlows only logs failures. If the deletion fails, a client that keeps sending UDP reaches the previous pod until the connection
-// tracking entry expires.
+// endFlows only logs failures. If the deletion of connection tracking entries fails, a client that keeps sending UDP reaches the previous
+// pod until its entry expires.
 func endFlows(host *kernel.Node, of []ports.Port) {
 	if err := delFlows(host, of); err != nil {
 		slog.Warn("stale UDP connections could not be removed", "error", err)
 	}
 }
 
-// delFlows deletes the connection tracking entries of the UDP ports. Without the deletion, a client that keeps sending from one port would
-// reach the previous pod or no pod. The call has no effect without UDP ports.
+// delFlows deletes the connection tracking entries of the UDP ports. Without this deletion, a client that keeps sending from one source
+// port would reach the previous pod or no pod. If there are no UDP ports, delFlows does nothing.
 func delFlows(host *kernel.Node, of []ports.Port) error {
 	wanted, families := map[uint16][]ports.Port{}, map[bool]bool{}
 	for _, p := range ports.Singles(of) {
@@ -51,9 +51,9 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 	return table.DelUDP(slices.DeleteFunc(stale, func(f kernel.UDPFlow) bool { return !local[f.To.Addr()] && !f.To.Addr().IsLoopback() }))
 }
 
-// isStaleFlow reports whether a connection tracking entry for the port would prevent a client from reaching the pod. The entry is stale if
-// it was created before the port was mapped, or if it leads to the pod. The caller checks that the entry's destination is an address of the
-// node.
+// isStaleFlow reports whether a connection tracking entry for the port would prevent a client from reaching the pod. The connection
+// tracking entry is stale if it was created before the port was mapped, or if it leads to the pod. The caller checks that the destination
+// of the connection tracking entry is an address of the node.
 func isStaleFlow(f kernel.UDPFlow, p ports.Port) bool {
 	if f.To.Addr().Is4() != p.Is4() || p.HostIP.IsValid() && p.HostIP != f.To.Addr() {
 		return false

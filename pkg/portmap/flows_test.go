@@ -18,8 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// conntrackWalks returns a function that reads the debug log. Each call of the returned function returns the dumps of the connection
-// tracking table since the previous call. The text of a dump is "family" or "family filtered".
+// conntrackWalks returns a function that finds dumps of the connection tracking table in the debug log. Each call of the returned function
+// returns the dumps of the connection tracking table since the previous call. Each dump is described by the text "family" or "family
+// filtered".
 func conntrackWalks(t *testing.T) func() []string {
 	t.Helper()
 	var seen bytes.Buffer
@@ -37,7 +38,8 @@ func conntrackWalks(t *testing.T) func() []string {
 	}
 }
 
-// TestDelFlows (F-38): delFlows deletes only those entries that would prevent a client of a mapped UDP port from reaching the pod.
+// TestDelFlows (F-38) checks that delFlows deletes only those entries that would prevent a client of a mapped UDP port from reaching the
+// pod.
 func TestDelFlows(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64", "192.0.2.1/32")
 	const udp, tcp = "17", "6"
@@ -91,8 +93,8 @@ func TestDelFlows(t *testing.T) {
 	}
 }
 
-// TestDelFlowsOfOneFamily: the kernel returns only entries of one family. If the request contains a single port, the kernel returns only
-// entries with this port.
+// TestDelFlowsOfOneFamily checks that the kernel returns only entries of one address family. If the request contains a single port, the
+// kernel returns only entries with this port.
 func TestDelFlowsOfOneFamily(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64")
 	var flows []kerneltest.Flow
@@ -126,10 +128,11 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 	}
 }
 
-// If a table has manyFlows entries, package kernel does not list the table without a filter.
+// Package kernel does not read a connection tracking table with manyFlows entries without a filter.
 const manyFlows = 3500
 
-// TestDelFlowsOfMany: delFlows does not read all connections of a node with many connections, even if the pod has both address families.
+// TestDelFlowsOfMany checks that delFlows does not read all connections of a node with many connections, even if the pod has both address
+// families.
 func TestDelFlowsOfMany(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24")
 	var flows []kerneltest.Flow

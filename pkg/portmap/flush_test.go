@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestFlushed: no elements are added to a table without rules. The rules are written together with the ports of all pods. If the rules were
-// written without the ports, the mark of the rules would hide that ports are missing.
+// TestFlushed checks that Podlace adds no elements to a table without rules. Podlace writes the rules together with the ports of all pods.
+// If Podlace wrote the rules without the ports, the rules would look complete although ports are missing.
 func TestFlushed(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -33,7 +33,8 @@ func TestFlushed(t *testing.T) {
 	}
 }
 
-// TestRestoreHostPorts: Restore adds missing elements. If a port now belongs to another attachment, the other attachment keeps the port.
+// TestRestoreHostPorts checks that Restore adds missing elements. If a port belongs to another attachment in the meantime, the other
+// attachment keeps the port.
 func TestRestoreHostPorts(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -64,8 +65,8 @@ func restored(h *kernel.Node, all []ownedPorts) error {
 	return err
 }
 
-// TestCheckHints: if 'podlace reload' can restore the missing part, the error of CHECK contains a hint about this command. The error
-// contains no hint if another pod may own the port now.
+// TestCheckHints checks the error of CHECK. If the command 'podlace reload' can restore the missing part, the error must contain a hint
+// about this command. The error must contain no hint if another pod may own the port in the meantime.
 func TestCheckHints(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

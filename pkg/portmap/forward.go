@@ -15,13 +15,13 @@ import (
 )
 
 // droppingChain is a chain that drops forwarded packets to and from a pod unless a rule accepts them. No plugin adds a rule that accepts
-// packets, because the admin of a firewall with policy drop decides which packets pass.
+// packets, because the administrator of a firewall with policy drop decides which packets may pass.
 type droppingChain struct {
 	text string
 	fix  []string // commands that accept the pod's subnet in both directions
 }
 
-// warnForward warns about chains that may drop packets from other machines and pods to the ports. warnForward only warns and never fails,
+// warnForward warns about chains that may drop packets from other machines and pods to the ports. warnForward never returns an error,
 // because a rule of the firewall may still accept the packets.
 func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
 	list, err := droppingChains(host, pod)
@@ -53,8 +53,8 @@ func droppingChains(host *kernel.Node, pod []netip.Prefix) (list []droppingChain
 	return list, nil
 }
 
-// firewallProgram is a program that manages a chain, such as ufw. Podlace recognizes the program by a chain that only this program creates.
-// The fields "to" and "from" contain the program's commands that accept packets to and from a subnet.
+// firewallProgram is a program that manages a chain, such as ufw. Podlace recognizes a firewall program by a chain that only this program
+// creates. The fields to and from contain the commands with which the firewall program accepts packets to and from a subnet.
 type firewallProgram struct{ name, chain, to, from string }
 
 func (f firewallProgram) obstacle(chain chainName, subnet netip.Prefix) droppingChain {
@@ -87,8 +87,8 @@ func detectFirewall(host *kernel.Node, chain chainName, is4 bool) (firewallProgr
 	return firewallProgram{to: program + " -A FORWARD -d %s -j ACCEPT", from: program + " -A FORWARD -s %s -j ACCEPT"}, nil
 }
 
-// warnServices warns about a kube-proxy in nftables mode, whose chains have the same priority as the iptables chains. Of two chains with
-// the same priority, the kernel runs the newer chain first.
+// warnServices warns if kube-proxy is in nftables mode, because its chains have the same priority as the chains of iptables. Of two chains
+// with the same priority, the kernel runs the newer chain first.
 func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
 	services := chainName{Family: map[bool]string{true: "ip", false: "ip6"}[is4], Table: "kube-proxy", Name: "nat-prerouting"}
 	if there, err := hasChain(host, services); err != nil || !there {
@@ -98,8 +98,9 @@ func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
 		"fix", "use backend nftables, whose hostPorts come after Services")
 }
 
-// warnHairpin logs a warning if a pod cannot reach its own hostPorts through its interface. If br_netfilter is on, the bridge forwards the
-// translated packet itself. The bridge sends a packet back through the same bridge port only if this port is in hairpin mode.
+// warnHairpin logs a warning if a pod cannot reach its own hostPorts through its interface. If br_netfilter is on, the bridge itself
+// forwards the packet after the address translation. The bridge sends a packet back through the bridge port from which it came only if this
+// bridge port is in hairpin mode.
 func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 	every, err := host.Get("bridge/bridge-nf-call-iptables")
 	if err != nil {
@@ -121,14 +122,14 @@ func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 // policyDrop is NF_DROP: the chain drops each packet that no rule accepts.
 const policyDrop = 0
 
-// chainName is the name of a chain in nf_tables. The chains in nf_tables include the chains of iptables-nft. They do not include the chains
-// of iptables-legacy.
+// chainName is the name of a chain in nf_tables. The chains in nf_tables include the chains of iptables-nft. The chains in nf_tables do not
+// include the chains of iptables-legacy.
 type chainName struct{ Family, Table, Name string }
 
 // String returns the name in the form that 'nft list chain' expects.
 func (c chainName) String() string { return c.Family + " " + c.Table + " " + c.Name }
 
-// IPTables reports whether iptables or ip6tables lists the chain.
+// IPTables reports whether the commands iptables or ip6tables show this chain.
 func (c chainName) IPTables() bool { return c.Family != "inet" }
 
 // Covers reports whether packets of an address family pass through the chain.
@@ -143,8 +144,8 @@ func filterChain(is4 bool, name string) chainName {
 }
 
 // forwardDrops returns the chains that drop forwarded packets by policy. forwardDrops reads the chain FORWARD of iptables and ip6tables,
-// because Docker and ufw change its policy. forwardDrops also reads the chain forward of table inet filter, which the nftables.conf of
-// distributions creates. forwardDrops sends one request for each chain, regardless of the number of rules.
+// because Docker and ufw change the policy of this chain. forwardDrops also reads the chain forward of table inet filter, which the
+// nftables.conf of distributions creates. forwardDrops sends one request for each chain, regardless of the number of rules.
 func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
 	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
 		state, _, err := chain(host, c)

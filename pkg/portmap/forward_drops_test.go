@@ -32,7 +32,7 @@ func addChain(t *testing.T, family nftables.TableFamily, name string, hook *nfta
 	kerneltest.Must(t, c.Flush())
 }
 
-// TestForwardDrops: forwardDrops returns only the forward chains with policy drop.
+// TestForwardDrops checks that forwardDrops returns only the forward chains with policy drop.
 func TestForwardDrops(t *testing.T) {
 	h := openHost(t)
 	const (

@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// runAdmin runs the commands of an admin. runAdmin skips the test if the program of a command is not installed.
+// runAdmin runs the commands that an administrator would run. If the program of a command is not installed, runAdmin skips the test.
 func runAdmin(t *testing.T, commands ...string) {
 	t.Helper()
 	for _, c := range commands {
@@ -90,7 +90,7 @@ func newMachine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod 
 	return pod
 }
 
-// canConnect reports whether a machine reaches the pod's server on port 80. The first packet may be lost, and the client then sends the
+// canConnect reports whether a TCP client can connect to the pod's server on port 80. If the first packet is lost, the client sends the
 // packet again.
 func canConnect(t *testing.T, from *sandbox.Pod, address string, limit time.Duration) bool {
 	t.Helper()
@@ -104,8 +104,8 @@ func canConnect(t *testing.T, from *sandbox.Pod, address string, limit time.Dura
 	return err == nil
 }
 
-// TestForwardPolicy: a firewall with policy drop causes a warning that contains the name of the firewall. The commands in the warning let
-// connections pass.
+// TestForwardPolicy checks that a firewall with policy drop causes a warning that contains the name of the firewall. After an administrator
+// has run the commands in the warning, connections must be possible.
 func TestForwardPolicy(t *testing.T) {
 	lan := newMachine(t, "ptf0", []string{"10.74.0.1/24", "fd00:74::1/64"}, []string{"10.74.0.2/24", "fd00:74::2/64"})
 	pod := newMachine(t, "ptf1", []string{"10.75.0.1/24", "fd00:75::1/64"}, []string{"10.75.0.2/24", "fd00:75::2/64"})
@@ -116,8 +116,8 @@ func TestForwardPolicy(t *testing.T) {
 		}
 	}
 	var server net.Listener
-	// Package net checks the available address families only once. If the link lo of a pod is down, package net finds no address family in
-	// this pod.
+	// Package net checks only once which address families are usable. While the link lo of a pod is down, package net finds no usable
+	// address family in this pod.
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		l.Close()
 	}
@@ -185,8 +185,8 @@ func TestForwardPolicy(t *testing.T) {
 	}
 }
 
-// TestForwardKeeper: the other chains on the node show which firewall manages FORWARD, and the warning contains the commands of that
-// firewall.
+// TestForwardKeeper checks the warning about the chain FORWARD. The other chains on the node show which firewall manages FORWARD, and the
+// warning must contain the commands of that firewall.
 func TestForwardKeeper(t *testing.T) {
 	host := openHost(t)
 	for title, c := range map[string]struct {
@@ -235,7 +235,7 @@ func BenchmarkWarnForward(b *testing.B) {
 	}
 }
 
-// TestWarnHairpin: CHECK logs why a pod cannot reach its own hostPorts.
+// TestWarnHairpin checks that CHECK logs why a pod cannot reach its own hostPorts.
 func TestWarnHairpin(t *testing.T) {
 	l, host := newLab(t), openHost(t)
 	every := kernel.Sysctl{Path: "bridge/bridge-nf-call-iptables", Value: "0"}

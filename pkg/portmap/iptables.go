@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The chains and rules have the same names and text as the chains and rules of the reference plugin. After a rollback, the reference plugin
-// can therefore remove the chains and rules.
+// The iptables chains and rules have the same names and the same text as those of the reference plugin. After a rollback to the reference
+// plugin, the reference plugin can therefore remove these chains and rules.
 const (
 	dnatChain = reference.HostportChain
 	markChain = "CNI-HOSTPORT-SETMARK"
@@ -53,7 +53,7 @@ func addByIPTables(key attachment.Key, st portState, log *slog.Logger) error {
 	return nil
 }
 
-// addFamily forwards the ports of one address of the pod. If the rules that all pods share were missing, the result contains all recorded
+// addFamily forwards the ports of one address of the pod. If the rules that all pods share were missing, addFamily returns all recorded
 // attachments.
 func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger) (lost []recordedPorts, err error) {
 	table, err := iptables.Open(pod.Addr().Is4(), true)
@@ -82,8 +82,8 @@ func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Lo
 	return lost, err
 }
 
-// If iptables refuses the rules, nameConditions adds the conditions to the error. Only the conditions can be invalid, because all other
-// parts of the rules are the same for every pod.
+// If iptables refuses the rules, nameConditions adds the pod's conditions to the error. Only the conditions can be the cause, because all
+// other parts of the rules have the same form for every pod.
 func (of iptablesRules) nameConditions(err error, is4 bool) error {
 	key, words := of.conditionsOf(is4)
 	if len(words) == 0 || !iptables.Refused(err) {
@@ -92,7 +92,7 @@ func (of iptablesRules) nameConditions(err error, is4 bool) error {
 	return plugin.Errorf(plugin.CodeConfig, "%s %+.80q: %w", key, words, err)
 }
 
-// conditionsOf returns the conditions of an address family and their configuration key.
+// conditionsOf returns the conditions of an address family and the configuration key that contains them.
 func (of iptablesRules) conditionsOf(is4 bool) (key string, words []string) {
 	if is4 {
 		return "conditionsV4", of.ConditionsV4
@@ -100,7 +100,7 @@ func (of iptablesRules) conditionsOf(is4 bool) (key string, words []string) {
 	return "conditionsV6", of.ConditionsV6
 }
 
-// familyLines returns the lines for iptables-restore that forward the ports of one address of the pod.
+// familyLines returns the input lines for iptables-restore that forward the ports of one address of the pod.
 func (st portState) familyLines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
 	own := ports.OfFamily(st.Ports, pod.Addr().Is4())
 	if len(own) == 0 {
@@ -114,19 +114,19 @@ func (st portState) familyLines(nat iptables.NAT, key attachment.Key, pod netip.
 	return append(lines, entryLines(nat, key, *st.Rules, own)...), nil
 }
 
-// jumpsToHostports reports whether the base chains jump to the chain of all hostPorts.
+// jumpsToHostports reports whether the base chains contain a jump to the chain of all hostPorts.
 func jumpsToHostports(nat iptables.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 &&
 		len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
-// byIPTables reports whether iptables forwards the attachment's ports of an address family.
+// byIPTables reports whether iptables forwards the attachment's ports of this address family.
 func (rec recordedPorts) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ports.OfFamily(rec.Ports, is4)) > 0
 }
 
-// restoreIPTables restores the missing rules of attachments. The first result is true if any rule was missing. If another process holds the
-// lock and the argument wait is false, restoreIPTables returns a busy error.
+// restoreIPTables restores the missing rules of attachments. The first result of restoreIPTables is true if any rule was missing. If
+// another process holds the iptables lock and the argument wait is false, restoreIPTables returns a busy error.
 func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
@@ -151,8 +151,8 @@ func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed 
 	return changed, errors.Join(errs...)
 }
 
-// restoreFamily restores the missing rules of one address family with one command. The second result contains the errors of attachments
-// whose rules cannot be written.
+// restoreFamily restores the missing rules of one address family with one command. The second result of restoreFamily contains an error for
+// each attachment whose rules cannot be written.
 func restoreFamily(is4 bool, all []recordedPorts, wait bool, log *slog.Logger) (changed bool, skipped, err error) {
 	table, err := iptables.Open(is4, wait)
 	if err != nil {
@@ -166,7 +166,8 @@ func restoreFamily(is4 bool, all []recordedPorts, wait bool, log *slog.Logger) (
 	return len(lines) > 0, skipped, table.Apply(lines)
 }
 
-// missingLines returns the missing lines of attachments, and an error for each attachment whose lines cannot be written.
+// missingLines returns the iptables-restore lines for the missing rules of attachments, and an error for each attachment whose lines cannot
+// be written.
 func missingLines(nat iptables.NAT, all []recordedPorts, is4 bool) (lines []string, err error) {
 	for _, rec := range all {
 		if !rec.byIPTables(is4) {
@@ -185,7 +186,7 @@ func missingLines(nat iptables.NAT, all []recordedPorts, is4 bool) (lines []stri
 	return uniqueLines(lines), err
 }
 
-// uniqueLines removes each line that already occurred.
+// uniqueLines removes each line that is equal to an earlier line.
 func uniqueLines(lines []string) (out []string) {
 	seen := map[string]bool{}
 	for _, line := range lines {
@@ -197,7 +198,7 @@ func uniqueLines(lines []string) (out []string) {
 	return out
 }
 
-// sharedLines returns the lines that all pods share and that are missing.
+// sharedLines returns the lines for the missing rules that all pods share.
 func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
 	var chains, rules []string
 	need := func(chain, rule string, parts ...string) {
@@ -220,8 +221,8 @@ func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
 		make(masqChain)
 		need(markChain, fmt.Sprintf(`-A %s -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark %s`, markChain, mark), mark)
 		need(masqChain, fmt.Sprintf("-A %s -m mark --mark %s -j MASQUERADE", masqChain, mark), mark)
-		// A rule may still use the mark bit of an earlier configuration. Another program may use this bit now. All pods share these chains and
-		// therefore change to the new bit at the same time.
+		// A rule may still use the mark bit of an earlier configuration. Another program may use the old mark bit now. All pods share the
+		// chains with the mark bit, and therefore change to the new bit at the same time.
 		for _, rule := range append(nat.Rules(markChain, "-j MARK "), nat.Rules(masqChain, "-j MASQUERADE ")...) {
 			if !strings.Contains(rule, mark) {
 				rules = append(rules, "-D"+strings.TrimPrefix(rule, "-A"))
@@ -232,8 +233,8 @@ func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
 	return append(chains, rules...)
 }
 
-// podLines returns the lines of the pod's own chain. For each port, the lines that mark packets for masquerade come before the line that
-// translates the address.
+// podLines returns the iptables-restore lines for the pod's own chain. For each port, the rules that mark packets for masquerade come
+// before the rule that translates the address.
 func podLines(key attachment.Key, of iptablesRules, list []ports.Port, pod netip.Prefix) []string {
 	chain := podChain(key)
 	lines := []string{":" + chain + " - [0:0]"}
@@ -242,7 +243,8 @@ func podLines(key attachment.Key, of iptablesRules, list []ports.Port, pod netip
 		mark = of.MarkChain
 	}
 	if pod.Addr().Is6() {
-		// Packets from ::1 never leave the node. Without a translation, the kernel refuses a connection to [::1] at once.
+		// Packets from the address ::1 never leave the node. Without a translation of the address, the kernel refuses a connection to [::1]
+		// at once.
 		lines = append(lines, "-A "+chain+" -d ::1/128 -j RETURN")
 	}
 	for _, p := range namedFirst(list) {
@@ -278,8 +280,8 @@ func namedFirst(list []ports.Port) []ports.Port {
 	return sorted
 }
 
-// entryLines returns the lines that jump to the pod's chain. The lines of ports with a hostIP come before the lines of all ports without a
-// hostIP, including the lines of other pods. The lines also remove the pod's stale entries.
+// entryLines returns the iptables-restore lines for the rules that jump to the pod's chain. The rules for ports with a hostIP come before
+// the rules for all ports without a hostIP, including the rules of other pods. The lines from entryLines also remove the pod's stale rules.
 func entryLines(nat iptables.NAT, key attachment.Key, of iptablesRules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)

@@ -15,8 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether the shared rules exist for each address family that attachments use. iptablesIntact starts no program. The
-// rules of iptables-legacy are therefore not visible. If iptablesIntact cannot read some rules, it assumes that these rules are intact.
+// iptablesIntact reports whether the shared rules exist for each address family that attachments use. iptablesIntact does not start a
+// program. iptablesIntact therefore does not see the rules of iptables-legacy. If iptablesIntact cannot read some rules, it assumes that
+// these rules are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
@@ -77,9 +78,10 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkAhead returns an error if a rule of another program keeps packets from Podlace's rules. In the hostPort chains, any rule that ends
-// the chain causes this error. In PREROUTING and OUTPUT, only a rule that matches every packet causes this error. Podlace does not remove
-// the rule of another program, because other programs share the nat table.
+// checkAhead returns an error if packets do not reach Podlace's rules because of a rule of another program. In the hostPort chains, any
+// rule of another program that ends the chain makes checkAhead return an error. In PREROUTING and OUTPUT, only another program's rule that
+// matches every packet makes checkAhead return an error. Podlace does not remove rules of other programs, because other programs share the
+// nat table.
 func checkAhead(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},
@@ -103,7 +105,7 @@ func checkAhead(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// checkMasquerade returns an error if a pod's chain marks packets but the masquerade rules for the mark are missing.
+// checkMasquerade returns an error if the rules of a pod's chain mark packets, but the masquerade rules for this mark are missing.
 func checkMasquerade(nat iptables.NAT, chain string) error {
 	if len(nat.Rules(chain, "-j "+markChain+" ")) == 0 {
 		return nil // another program's chain marks the packets, or none does
@@ -118,7 +120,8 @@ func checkMasquerade(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// portsLedTo returns the node ports whose rules jump to a pod's chain. Each port has its protocol as a prefix.
+// portsLedTo returns the node ports that have a rule with a jump to the pod's chain. Each returned port has its protocol as a prefix, such
+// as tcp80.
 func portsLedTo(nat iptables.NAT, chain string) map[string]bool {
 	led := map[string]bool{}
 	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {

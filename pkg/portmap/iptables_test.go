@@ -25,7 +25,7 @@ func testKey() attachment.Key {
 	return attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: "eth0"}
 }
 
-// emptyNAT returns a nat table without chains.
+// emptyNAT returns an iptables nat table without chains.
 func emptyNAT() iptables.NAT { return iptables.NAT{} }
 
 // TestPodChain checks that the chain of a pod has the same name as in the reference plugin.
@@ -41,7 +41,7 @@ func TestPodChain(t *testing.T) {
 	}
 }
 
-// generatedLines returns the lines that one ADD writes for both address families of a pod.
+// generatedLines returns the iptables-restore lines that one ADD writes for both address families of a pod.
 func generatedLines(t *testing.T, keys string, nat4 iptables.NAT) string {
 	t.Helper()
 	cfg, err := parsed(keys)
@@ -65,7 +65,7 @@ func generatedLines(t *testing.T, keys string, nat4 iptables.NAT) string {
 	return b.String()
 }
 
-// TestLines compares the generated rules with golden files. -update rewrites the files.
+// TestLines compares the generated rules with golden files. The flag -update rewrites the golden files.
 func TestLines(t *testing.T) {
 	tcp := func(n int) string {
 		var list []string
@@ -100,7 +100,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestLinesAgain: a second ADD replaces the stale rules of the pod, but does not write the shared rules again.
+// TestLinesAgain checks that a second ADD replaces the stale rules of the pod, but does not write the shared rules again.
 func TestLinesAgain(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -2,5 +2,5 @@
 
 package portmap
 
-// Keys returns an empty struct that mirrors the JSON of the configuration, for plugin.SchemaOf.
+// Keys returns an empty struct with the keys of the JSON configuration, for plugin.SchemaOf.
 func Keys() any { return rawConfig{} }

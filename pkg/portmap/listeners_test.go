@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestListeners (F-40, S-27): if a process of the node listens on a port, the warning or the error contains this port.
+// TestListeners (F-40, S-27) checks that the warning or error contains each port on which a process of the node listens.
 func TestListeners(t *testing.T) {
 	newLab(t)
 	tcp, err := net.Listen("tcp", ":7180")
@@ -67,7 +67,7 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// TestListenersUnknown: if the listeners cannot be read, ADD fails only with refuseHostListeners.
+// TestListenersUnknown checks ADD if the listening processes are unknown. ADD must fail only with refuseHostListeners.
 func TestListenersUnknown(t *testing.T) {
 	for _, refuse := range []bool{false, true} {
 		var log bytes.Buffer
@@ -82,8 +82,8 @@ func TestListenersUnknown(t *testing.T) {
 	}
 }
 
-// TestRefuseHostListeners (F-40): with refuseHostListeners, ADD fails before any change. Without refuseHostListeners, ADD succeeds and the
-// pod gets the port.
+// TestRefuseHostListeners (F-40) checks that, with refuseHostListeners, ADD fails before it changes anything. Without refuseHostListeners,
+// ADD must succeed and give the port to the pod.
 func TestRefuseHostListeners(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		listener, err := net.Listen("tcp", ":8080")
@@ -106,7 +106,8 @@ func TestRefuseHostListeners(t *testing.T) {
 	})
 }
 
-// TestConntrackWalks (F-38): each verb reads the connection tracking table once. Without UDP ports, no verb reads the table.
+// TestConntrackWalks (F-38) checks that each CNI operation reads the connection tracking table only once. Without UDP ports, no CNI
+// operation reads the connection tracking table.
 func TestConntrackWalks(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		walks := func(verb string, keys ...any) int {
@@ -139,8 +140,8 @@ func TestConntrackWalks(t *testing.T) {
 	})
 }
 
-// TestHostIPOfNode (S-09): ADD refuses a broadcast address of the node before any change. ADD accepts a hostIP that the node does not have
-// yet.
+// TestHostIPOfNode (S-09) checks that ADD refuses a broadcast address of the node before it changes anything. ADD must accept a hostIP that
+// the node does not have yet.
 func TestHostIPOfNode(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		var log bytes.Buffer

@@ -20,29 +20,29 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// loopbackSchema is the version of the nftables table that protects the loopback.
+// loopbackSchema is the version of the nftables table that protects the node's loopback addresses from the pods.
 const loopbackSchema = 1
 
-// protectPriority is the priority of the raw table, before connection tracking.
+// protectPriority is the priority of the raw table: its chains run before connection tracking.
 const protectPriority = -300
 
-// loopbackUsers contains a folder for each link with route_localnet. Each of these folders contains a file for each attachment that needs
-// the link. Because these files may be lost, an empty folder does not prove that no attachment is left.
+// The folder loopbackUsers contains a folder for each link with route_localnet. The folder of a link contains a file for each attachment
+// that needs the link. Files may be lost, so an empty folder does not prove that the link has no attachments.
 var loopbackUsers = filepath.Join(store.Root, ".localhost")
 
 // foreignPrefix is the start of a folder's name if another program enabled route_localnet for the link. The name of a link cannot contain a
-// colon.
+// colon, so this prefix is unambiguous.
 const foreignPrefix = "foreign:"
 
-// buildLoopback writes rules that drop packets if they arrive from the network and their source or destination is in 127.0.0.0/8. A
-// hostPort on 127.0.0.1 needs route_localnet on the interface of the pods. Without these rules, every pod could then reach servers on the
-// node's loopback. The table remains while a link has route_localnet.
+// buildLoopback writes rules that drop packets that arrive from the network with a source or destination in 127.0.0.0/8. A hostPort on
+// 127.0.0.1 needs route_localnet on the interface of the pods. With route_localnet, but without the rules of buildLoopback, every pod could
+// reach servers on the node's loopback. The table with these rules must exist as long as a link has route_localnet.
 func buildLoopback(r nft.Ruleset) error {
 	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
 	ipv4 := nft.FamilyOf(true)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.IfName("lo")}}
 	for _, offset := range []uint32{ipv4.Source, ipv4.Destination} {
-		// All packets pass through this rule. The first match is therefore the match that fails for most packets.
+		// All packets of the node pass through this rule. The first match of the rule is therefore the match that fails for most packets.
 		r.Rule(chain, slices.Concat(ipv4.Only(), matchLoopback(offset), notLo, nft.Drop())...)
 	}
 	return r.Mark(loopbackSchema)
@@ -61,7 +61,7 @@ func marked(host *kernel.Node, table string, version uint16) (bool, error) {
 	return t.Marked(version)
 }
 
-// loopbackProtected reports whether the rules that protect the loopback exist.
+// loopbackProtected reports whether the rules that protect the node's loopback exist.
 func loopbackProtected(host *kernel.Node) (bool, error) {
 	return marked(host, nft.LoopbackTable, loopbackSchema)
 }
@@ -72,7 +72,7 @@ func loopbackUsed() bool {
 	return err != nil || len(users) > 0
 }
 
-// ProtectLoopback installs rules that drop packets if they arrive from the network and their source or destination is in 127.0.0.0/8.
+// ProtectLoopback installs rules that drop packets that arrive from the network with a source or destination in 127.0.0.0/8.
 func ProtectLoopback(host *kernel.Node) error {
 	if ok, err := marked(host, nft.LoopbackTable, loopbackSchema); ok || err != nil {
 		return err
@@ -84,7 +84,8 @@ func installLoopback() error {
 	return nft.Install("nft add table "+nft.LoopbackTable, nft.LoopbackTable, buildLoopback)
 }
 
-// restoreProtection rewrites the protection if it is missing or changed. The first result is true if the protection was rewritten.
+// restoreProtection writes the rules that protect 127.0.0.0/8 again if they are missing or changed. The first result of restoreProtection
+// is true if it wrote the rules again.
 func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	if drift, err := tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback); err != nil || drift == "" {
 		return false, err
@@ -92,8 +93,9 @@ func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	return true, installLoopback()
 }
 
-// openedByUs is the value of route_localnet that Podlace writes. For the kernel, every value except 0 means "on". Other programs write 1.
-// This value therefore shows which links Podlace opened, even if records and rules are lost.
+// openedByUs is the value of route_localnet that Podlace writes. For the kernel, every value of route_localnet except 0 means "on". Other
+// programs write the value 1. The value openedByUs therefore shows on which links Podlace enabled route_localnet, even if records and rules
+// are lost.
 const openedByUs = "2"
 
 func routeLocalnet(link, value string) kernel.Sysctl {
@@ -110,15 +112,15 @@ func loopbackReaches(host *kernel.Node, link string) bool {
 	return false
 }
 
-// OpenLoopback lets the node reach the pods behind a link through 127.0.0.1. The argument owner is the hash of the attachment that needs
-// the link. OpenLoopback first protects the node's loopback from the pods. Callers hold portsLock.
+// OpenLoopback makes the pods behind a link reachable through the node's 127.0.0.1. The argument owner of OpenLoopback is the hash of the
+// attachment that needs the link. OpenLoopback first protects the node's loopback from the pods. Callers hold portsLock.
 func OpenLoopback(host *kernel.Node, owner, link string) error {
 	on, _ := host.Get(routeLocalnet(link, "").Path)
 	name := link
 	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil && on == "1" {
 		name = foreignPrefix + link
 	}
-	// The file is created first, because DEL needs it to find the link.
+	// OpenLoopback creates the file before it changes the link, because DEL finds the link by this file.
 	users, err := store.Make(filepath.Join(loopbackUsers, name), 0o700)
 	if err != nil {
 		return err
@@ -137,8 +139,8 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	return host.Set(routeLocalnet(link, openedByUs))
 }
 
-// leaveLoopbackOpen keeps route_localnet on for a link that Podlace opened. The rules of the reference plugins need route_localnet, and the
-// reference plugins never disable it.
+// leaveLoopbackOpen keeps route_localnet enabled for a link on which Podlace enabled it. The rules of the reference plugins need
+// route_localnet, and the reference plugins never disable it.
 func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	if on, err := host.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
 		return fault.Ignore(err, fs.ErrNotExist)
@@ -157,9 +159,9 @@ func openedLinks(host *kernel.Node) (links []string, err error) {
 	return links, err
 }
 
-// openedUnknown reports whether any link has route_localnet although no file says which program enabled it. Earlier versions of Podlace
-// wrote the value 1, like other programs. If records are lost, Podlace cannot know whether another program enabled route_localnet on the
-// link.
+// openedUnknown reports whether a link has route_localnet although no file says which program enabled it. The value 1 is ambiguous: other
+// programs and earlier versions of Podlace write this value. If records are lost, Podlace cannot know whether another program enabled
+// route_localnet on this link.
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -206,9 +208,9 @@ func CloseLoopback(host *kernel.Node) error {
 	return err
 }
 
-// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. If there are no records and no hostPorts
-// in the kernel, mendLoopback disables route_localnet on all links. The second argument contains the hashes of the recorded attachments.
-// The caller holds portsLock.
+// mendLoopback restores the rules that protect the node's 127.0.0.0/8 while a link has route_localnet. If there are no records and no
+// hostPorts in the kernel, mendLoopback disables route_localnet on all links. The second argument of mendLoopback contains the hashes of
+// the recorded attachments. The caller holds portsLock.
 func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()
 	links, err := openedLinks(host)
@@ -242,7 +244,7 @@ func mendLoopback(host *kernel.Node, users []string) error {
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
-// forgetUsers removes the files of attachments that are not in users. forgetUsers also removes empty folders.
+// forgetUsers removes the files of attachments that are not in the argument users. forgetUsers also removes empty folders.
 func forgetUsers(users []string) error {
 	keep := map[string]bool{}
 	for _, owner := range users {
@@ -263,12 +265,13 @@ func forgetUsers(users []string) error {
 	return err
 }
 
-// anyLink means every link. If a caller does not know which link was opened, the caller passes anyLink.
+// anyLink means every link. A caller passes anyLink if it does not know on which link route_localnet was enabled.
 const anyLink = "*"
 
-// closeLoopback undoes OpenLoopback for an owner on a link. If link is "", there is nothing to undo. If the link has no other user,
-// closeLoopback disables its route_localnet. The second result is true if Podlace keeps route_localnet enabled on no link. The caller may
-// then remove the protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
+// closeLoopback undoes OpenLoopback for one attachment and one link. If link is "", closeLoopback does nothing. If no other attachment uses
+// the link, closeLoopback disables route_localnet on this link. The second result of closeLoopback is true if Podlace keeps route_localnet
+// enabled on no link. The caller may then remove the rules that protect 127.0.0.0/8. After closeLoopback, the caller calls forgetUser for
+// the returned links. Callers hold portsLock.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
 	switch link {
@@ -279,7 +282,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 			return nil, false, err
 		}
 	}
-	// A killed process may have left an empty folder.
+	// A process that was killed may have left an empty folder.
 	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
 	ending := 0
 	for _, link := range links {
@@ -314,7 +317,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 	return users, last, err
 }
 
-// forgetUser removes the files of an owner for the given links. forgetUser also removes empty folders.
+// forgetUser removes the files of one attachment for the given links. forgetUser also removes empty folders.
 func forgetUser(owner string, links []string) error {
 	var errs []error
 	for _, link := range links {
@@ -330,8 +333,8 @@ func forgetUser(owner string, links []string) error {
 	return errors.Join(errs...)
 }
 
-// closeUnused asks the kernel for other owners of hostPorts, because the records can be lost. If no other owner exists, closeUnused
-// disables route_localnet. As long as another attachment has hostPorts, the links remain open and protected.
+// closeUnused asks the kernel for other attachments with hostPorts, because the records can be lost. If no other attachment has hostPorts,
+// closeUnused disables route_localnet. While another attachment has hostPorts, route_localnet and the rules that protect 127.0.0.0/8 stay.
 func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	links, err := openedLinks(host)
 	if err != nil || len(links) == 0 {
@@ -344,8 +347,8 @@ func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	return true, CloseLoopback(host)
 }
 
-// readNames returns the names in a folder. The second argument is the maximum number of names; a value less than 1 means no limit. For a
-// missing folder, the result is empty.
+// readNames returns the names in a folder. The second argument of readNames is the maximum number of names. A maximum less than 1 means no
+// limit. If the folder is missing, readNames returns no names.
 func readNames(folder string, most int) ([]string, error) {
 	list, err := store.Names(folder, most)
 	return list, fault.Ignore(err, fs.ErrNotExist)

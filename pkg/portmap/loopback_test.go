@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestProtectLoopback checks that the protection has its own nftables table.
+// TestProtectLoopback checks that the rules that protect 127.0.0.0/8 have their own nftables table.
 func TestProtectLoopback(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -38,8 +38,8 @@ func loopbackState(t *testing.T, h *kernel.Node, want string) {
 	}
 }
 
-// TestLoopbackUsers (S-04): the last user of a link disables route_localnet, and the last user on the node removes the protection. A link
-// that another program opened keeps route_localnet.
+// TestLoopbackUsers (S-04) checks that DEL of the last attachment on a link disables route_localnet. DEL of the last attachment on the node
+// must remove the rules that protect 127.0.0.0/8. A link must keep route_localnet if another program enabled it.
 func TestLoopbackUsers(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -77,8 +77,8 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 2")
 	kerneltest.Must(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
-	// Earlier versions of Podlace wrote the value 1, and such a version may have written the lost record. Podlace may therefore have opened
-	// the link.
+	// Earlier versions of Podlace wrote the value 1, and one of these versions may have written the lost record. Podlace may therefore have
+	// enabled route_localnet on this link.
 	kerneltest.Must(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
 	state("0 1 2")
 	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
@@ -88,9 +88,10 @@ func TestLoopbackUsers(t *testing.T) {
 	}
 }
 
-// TestLoopbackUsersLost (S-04): if the files in loopbackUsers are lost, Podlace looks for hostPorts in the kernel. Each link remains open
-// and protected while another attachment has hostPorts. The last attachment closes all links. Podlace restores the protection after a
-// flush. A link that another program opened keeps route_localnet.
+// TestLoopbackUsersLost (S-04) checks that Podlace looks for hostPorts in the kernel if the files in loopbackUsers are lost. While another
+// attachment has hostPorts, each link must keep route_localnet and the rules that protect 127.0.0.0/8. The last attachment must disable
+// route_localnet on all links. After a flush, Podlace must restore the rules that protect 127.0.0.0/8. A link must keep route_localnet if
+// another program enabled it.
 func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestManyPorts: with iptables, the memory that CHECK needs grows linearly with the number of ports of the pod.
+// TestManyPorts checks that, with iptables, the memory that CHECK needs grows linearly with the number of ports of the pod.
 func TestManyPorts(t *testing.T) {
 	const chain = "CNI-DN-X"
 	jump := func(from string) []string { return []string{"-A " + from + " -j " + dnatChain + " "} }
@@ -44,7 +44,7 @@ func TestManyPorts(t *testing.T) {
 	}
 }
 
-// TestParseMany (S-15): the time to parse port mappings grows linearly with their number, not quadratically.
+// TestParseMany (S-15) checks that the time to parse port mappings grows linearly with their number, not quadratically.
 func TestParseMany(t *testing.T) {
 	entries := func(n int) (list []string) {
 		for i := range n {
@@ -78,7 +78,7 @@ func TestParseMany(t *testing.T) {
 	}
 }
 
-// scatteredPorts returns ports that do not form a range.
+// scatteredPorts returns ports that cannot be merged into a range.
 func scatteredPorts(n int) (list []any) {
 	for i := range n {
 		list = append(list, port(2000+2*i, 80, "udp"))
@@ -86,8 +86,8 @@ func scatteredPorts(n int) (list []any) {
 	return list
 }
 
-// TestTooManyPorts (S-15): the limit on ports per pod keeps one pod from holding the lock too long. ADD of a pod with more ports fails
-// before any change.
+// TestTooManyPorts (S-15) checks the maximum number of ports per pod. Because of this limit, no pod holds the lock too long. ADD of a pod
+// with more ports must fail before it changes anything.
 func TestTooManyPorts(t *testing.T) {
 	pod := []netip.Prefix{netip.MustParsePrefix("10.71.0.5/24"), netip.MustParsePrefix("fd00:71::5/64")}
 	for _, c := range []struct {
@@ -122,13 +122,14 @@ func TestTooManyPorts(t *testing.T) {
 	if left, err := attachment.All(); err != nil || len(left) > 0 || l.isMapped("a") {
 		t.Errorf("left %v, %v", left, err)
 	}
-	// If another attachment has a part of a range, the range becomes single ports.
+	// If another attachment has some ports of a range, the plugin splits the range into single ports.
 	l.OK(l.Call("ADD", "a", asking("10.71.0.5/24", sequence(8000, 31)...)...))
 	l.Fails(l.Call("ADD", "a", inOther("nftables", sequence(8001, 31)...)...), plugin.CodeConfig, "31 hostPorts: want at most 30")
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestLargestRecord: DEL can read the largest possible record, with the highest allowed number of ports and the longest text for each port.
+// TestLargestRecord checks that DEL can read the largest possible record. This record has the highest allowed number of ports and the
+// longest text for each port.
 func TestLargestRecord(t *testing.T) {
 	r := &plugin.Request{Plugin: "portmap", Network: "largest", ContainerID: strings.Repeat("c", 64), IfName: "eth0",
 		NetnsPath: "/run/netns/x"}

@@ -15,7 +15,7 @@ func addBridge(t testing.TB, name string, addresses ...string) {
 	t.Cleanup(func() { kerneltest.Must(t, delLink(name)) })
 }
 
-// newNode returns a node with a bridge. The bridge has the given addresses.
+// newNode returns a node with a bridge. The bridge gets the given addresses.
 func newNode(t testing.TB, addresses ...string) *kernel.Node {
 	t.Helper()
 	kerneltest.Clean(t)

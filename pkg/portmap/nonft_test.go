@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// withoutNFT calls f() on a thread that cannot open netfilter sockets. This simulates a kernel without nf_tables. Child processes of the
-// thread cannot open these sockets either.
+// withoutNFT calls f() on a thread that cannot open netfilter sockets. The missing sockets simulate a kernel without nf_tables. Child
+// processes of the thread cannot open netfilter sockets either.
 func withoutNFT(t *testing.T, f func()) {
 	t.Helper()
 	const number, family, protocol = 0, 16, 32 // places in struct seccomp_data
@@ -48,8 +48,8 @@ func withoutNFT(t *testing.T, f func()) {
 	}
 }
 
-// TestWithoutNFT: on a kernel without nf_tables, ADD uses iptables unless the configuration requires nftables. If the configuration
-// requires nftables, ADD fails at once.
+// TestWithoutNFT checks that, on a kernel without nf_tables, ADD uses iptables unless the configuration requires nftables. If the
+// configuration requires nftables, ADD must fail at once.
 func TestWithoutNFT(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -14,13 +14,13 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// portClaim contains the ports that an ADD requests for one attachment, with the container and the pod of the attachment.
+// portClaim contains the ports that an ADD requests for one attachment, and the container and pod of this attachment.
 type portClaim struct {
 	ownedPorts
 	container, pod string
 }
 
-// portConflicts holds the elements and attachments that conflict with a claim.
+// portConflicts holds the set elements and attachments that conflict with the ports that an ADD requests.
 type portConflicts struct {
 	elements []nft.Element         // elements with the same keys, and with the same ports in other sets
 	holders  map[string]portHolder // other attachments that forward a port of the claim, by hash
@@ -35,12 +35,13 @@ type portHolder struct {
 	elements []nft.Element   // if the container is gone: all elements of these attachments
 }
 
-// mustYield reports whether the holder must give up its ports, because its pod is gone or is an older pod of the same name.
+// mustYield reports whether the holder must give up its ports. A holder must give up its ports if its pod is gone, or is an older pod with
+// the same name as the new pod.
 func (h portHolder) mustYield(to portClaim) bool {
 	return h.found && h.ContainerID != to.container && (h.gone || h.Pod != "" && h.Pod == to.pod)
 }
 
-// claimPlan is the set of changes that a claim needs.
+// claimPlan is the set of changes that are necessary to give an attachment its requested ports.
 type claimPlan struct {
 	remove, add []nft.Element
 	taken       []portTakeover
@@ -55,9 +56,9 @@ type portTakeover struct {
 	portHolder
 }
 
-// makePlan decides what happens to each attachment that has a port of the claim. An attachment of the same container keeps its port. An
-// attachment whose container is gone loses all its ports. An attachment of an older pod of the same name loses only the claimed port. If
-// any other attachment has the port, the claim fails.
+// makePlan decides what happens to each attachment that already has a requested port. An attachment of the same container keeps its port.
+// An attachment whose container is gone loses all its ports. An attachment of an older pod with the same name loses only the requested
+// port. If any other attachment has the port, makePlan returns an error.
 func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 	var kept ports.Index
 	for _, e := range have.elements {
@@ -95,7 +96,7 @@ func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 const takenBy = "hostPort %s is in use by %s"
 
 // displacedAttachments returns all attachments of the containers that lose ports. The list includes the attachments of these containers in
-// all networks, because an attachment that shares a port may also have rules for the port.
+// all networks. An attachment that shares a port may also have rules for this port.
 func (p claimPlan) displacedAttachments() (all []recordedPorts) {
 	for _, t := range p.taken {
 		for _, rec := range t.all {
@@ -107,7 +108,7 @@ func (p claimPlan) displacedAttachments() (all []recordedPorts) {
 	return all
 }
 
-// planFor reads the conflicts on the node and makes a plan.
+// planFor reads the conflicts on the node and makes a plan for the requested ports.
 func planFor(host *kernel.Node, want portClaim) (claimPlan, error) {
 	have, err := readConflicts(host, want)
 	if err != nil {
@@ -116,8 +117,8 @@ func planFor(host *kernel.Node, want portClaim) (claimPlan, error) {
 	return makePlan(have, want)
 }
 
-// readConflicts reads the elements and attachments that conflict with a claim. readConflicts looks up the keys of the claim and reads the
-// records of the owners.
+// readConflicts reads the set elements and attachments that conflict with the requested ports. readConflicts looks up the keys of the
+// ports, and reads the records of their owners.
 func readConflicts(host *kernel.Node, want portClaim) (have portConflicts, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -167,7 +168,7 @@ func observeHolder(t *nft.Handle, hash string, want portClaim) (h portHolder, er
 	return h, err
 }
 
-// mergeTakeovers adds new takeovers to those of an earlier plan.
+// mergeTakeovers adds new takeovers of ports to the takeovers of an earlier plan.
 func mergeTakeovers(earlier, more []portTakeover) []portTakeover {
 	for _, m := range more {
 		if !slices.ContainsFunc(earlier, func(t portTakeover) bool { return t.Key == m.Key }) {

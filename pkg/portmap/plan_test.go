@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestMakePlan (F-39) checks which attachments keep a port, which attachments lose a port, and which attachments make a claim fail.
-// Container "new" of pod shop/web-0 makes the claim.
+// TestMakePlan (F-39) checks which attachments keep a port, which attachments lose a port, and which attachments make the ADD fail. In
+// TestMakePlan, container "new" of pod shop/web-0 requests ports.
 func TestMakePlan(t *testing.T) {
 	of := func(container, pod string) attachment.Record {
 		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: container, IfName: "eth0"}, Pod: pod}
@@ -95,7 +95,8 @@ func TestMakePlan(t *testing.T) {
 	}
 }
 
-// TestMakePlanOnce: an attachment loses many ports. The plan lists the attachment once and removes each of its elements once.
+// TestMakePlanOnce checks the plan if one attachment loses many ports. The plan must contain this attachment once, and must remove each of
+// its set elements once.
 func TestMakePlanOnce(t *testing.T) {
 	rec := attachment.Record{Key: attachment.Key{ContainerID: "old"}, Pod: "shop/web-0"}
 	list := portList("tcp 80 10.1.0.6:80", "tcp 81 10.1.0.6:81")
@@ -111,8 +112,8 @@ func TestMakePlanOnce(t *testing.T) {
 	}
 }
 
-// TestStalePlan: another program adds or removes an element after the plan was made. The old plan fails with the error for a race, and a
-// new plan succeeds.
+// TestStalePlan checks a plan that is outdated, because another program has added or removed an element in the meantime. The old plan must
+// fail with the error for a race, and a new plan must succeed.
 func TestStalePlan(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -139,7 +140,7 @@ func containers(all []recordedPorts) string {
 	return strings.Join(out, " ")
 }
 
-// nameElements returns the set and the port of each element.
+// nameElements returns the name of the set and the port of each set element.
 func nameElements(elements []nft.Element) string {
 	var out []string
 	for _, e := range elements {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package portmap forwards ports of the node to pods. In Kubernetes, these ports are called hostPorts. Runtimes pass hostPorts as the
-// portMappings capability. The plugin is chained after any plugin that gives the pod an address.
+// Package portmap forwards ports of the node to pods. In Kubernetes, these ports are called hostPorts. Runtimes pass the hostPorts in the
+// capability portMappings. The portmap plugin can be chained after any plugin that gives the pod an address.
 package portmap
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// portState is the content of an attachment's record. An attachment without ports has no record.
+// The type portState is the content of an attachment's record. An attachment without ports has no record.
 type portState struct {
 	Backend   string         `json:"backend"`
 	Ports     []ports.Port   `json:"ports"`
@@ -28,7 +28,7 @@ type portState struct {
 	Begun     bool           `json:"begun,omitempty"`     // the ADD has not finished
 }
 
-// iptablesRules holds the settings from which the iptables backend can rewrite an attachment's rules.
+// The type iptablesRules holds the settings from which the iptables backend can write an attachment's rules again.
 type iptablesRules struct {
 	Pod          []netip.Prefix `json:"pod"`
 	MarkBit      int            `json:"markBit"`
@@ -44,14 +44,15 @@ func (c Config) rules(pod []netip.Prefix) *iptablesRules {
 // portsLock is the name of the lock for the state that the pods of all networks share.
 const portsLock = "hostports"
 
-// hostPorts returns the attachment's entry in the hostPort table. The argument owner becomes the comment of the elements.
+// hostPorts returns the ports of the attachment as they are stored in the hostPort table. The argument owner of hostPorts becomes the
+// comment of the set elements.
 func (st portState) hostPorts(owner string) ownedPorts {
 	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
-// netnsPath returns the namespace path that is stored in nf_tables. The result is "" for the iptables backend. If the path is stored and
-// the namespace no longer exists, the attachment is considered dead. An attachment with iptables rules must not be considered dead, because
-// these rules cannot be removed without a record.
+// netnsPath returns the path of the network namespace that is stored in nf_tables. For the iptables backend, netnsPath returns "". If the
+// path is stored but the namespace does not exist, Podlace considers the attachment dead. An attachment with iptables rules must not be
+// considered dead, because its rules cannot be removed without a record.
 func (st portState) netnsPath(path string) string {
 	if st.Backend == "iptables" {
 		return ""
@@ -64,7 +65,7 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "portmap", Chained: true, ForeignArgs: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-// ownerComment returns the comment of an attachment's elements: the attachment's hash and a readable name.
+// ownerComment returns the comment of an attachment's set elements: the attachment's hash and a readable name.
 func ownerComment(key attachment.Key, pod string) string {
 	if pod == "" {
 		pod = key.ContainerID
@@ -122,8 +123,9 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// loadRecorded completes the state with the record of ADD and with the value of route_localnet in the kernel. If the record is missing and
-// nf_tables does not contain the attachment as an owner, loadRecorded assumes that the reference plugin forwards the ports.
+// loadRecorded completes the state from two sources: the record that ADD wrote, and the value of route_localnet in the kernel. Some
+// attachments have no record and no owner element in nf_tables. For these attachments, loadRecorded assumes that the reference plugin
+// forwards the ports.
 func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 	old, ok, err := attachment.Checked[portState](r)
 	if err != nil {
@@ -147,8 +149,8 @@ func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// STATUS fails only if every ADD would fail, because the configuration is wrong or the backend cannot work on this node. STATUS restores
-// flushed rules.
+// The operation STATUS fails only if every ADD would fail. Every ADD fails if the configuration is wrong, or if the backend cannot work on
+// this node. STATUS restores flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {

@@ -37,7 +37,7 @@ func eachBackend(t *testing.T, test func(testLab)) {
 	}
 }
 
-// isMapped reports whether either backend has any state of a container.
+// isMapped reports whether the nftables backend or the iptables backend has any state of a container.
 func (l testLab) isMapped(id string) bool {
 	l.Helper()
 	for _, line := range podElements(l.T) {
@@ -87,8 +87,8 @@ func TestAddCheckDel(t *testing.T) {
 	})
 }
 
-// TestAddAgainChanged: a second ADD of the same attachment replaces the ports of the first ADD, even if the second ADD uses another
-// backend.
+// TestAddAgainChanged checks that a second ADD of the same attachment replaces the ports of the first ADD, even if the second ADD uses
+// another backend.
 func TestAddAgainChanged(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -105,7 +105,7 @@ func TestAddAgainChanged(t *testing.T) {
 	})
 }
 
-// TestDelKeepsOthers: DEL works with any current configuration and removes only the state of its pod.
+// TestDelKeepsOthers checks that DEL works with any current configuration and removes only the state of its pod.
 func TestDelKeepsOthers(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -121,7 +121,8 @@ func TestDelKeepsOthers(t *testing.T) {
 	})
 }
 
-// TestConflict: with nftables, only one pod can have a port. The error of the second ADD contains the name of the first pod.
+// TestConflict checks that, with nftables, only one pod can have a port. The error of the second ADD must contain the name of the first
+// pod.
 func TestConflict(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -168,7 +169,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestRouteLocalnet: the node reaches the pod through 127.0.0.1 if a port requires it.
+// TestRouteLocalnet checks that the pod is reachable through the node's 127.0.0.1 if a port requires this path.
 func TestRouteLocalnet(t *testing.T) {
 	const path = "ipv4/conf/pt0/route_localnet"
 	for what, c := range map[string]struct {
@@ -231,8 +232,8 @@ func TestGC(t *testing.T) {
 	})
 }
 
-// TestStaleFlows (F-38): a client that keeps sending to a UDP port reaches the pod that has the port now. The client also reaches this pod
-// after the record or the rules were lost.
+// TestStaleFlows (F-38) checks that a client that keeps sending to a UDP port reaches the pod to which the port currently belongs. The
+// client must also reach this pod after the record or the rules were lost.
 func TestStaleFlows(t *testing.T) {
 	l := newLab(t)
 	t.Cleanup(func() { _ = netlink.ConntrackTableFlush(netlink.ConntrackTable) })
@@ -283,7 +284,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestLoopback6: a connection to a mapped port on [::1] is refused at once. A server that listens on [::1] stays reachable.
+// TestLoopback6 checks that the kernel refuses a connection to a mapped port on [::1] at once. A server that listens on [::1] must stay
+// reachable.
 func TestLoopback6(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -314,7 +316,7 @@ func TestLoopback6(t *testing.T) {
 			l.Fatal(err)
 		}
 		c.Close()
-		// A connection to any other address of the node reaches the pod, which does not reply in this test.
+		// A connection to an IPv6 address of the node other than [::1] reaches the pod, which does not reply in this test.
 		if c, err := net.DialTimeout("tcp6", "[fd00:71::1]:8080", 100*time.Millisecond); err == nil || errors.Is(err, unix.ECONNREFUSED) {
 			l.Errorf("the port of another address: %v, %v, want no answer", c, err)
 		}

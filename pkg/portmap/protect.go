@@ -13,10 +13,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// protect() restores the protection of the node's 127.0.0.0/8 after a flush, while hostPorts need route_localnet. ADD and DEL call
-// protect() first, even if the pod has no ports. The call has no effect if loopbackUsers has no attachment and Podlace did not open the
-// pod's links. If loopbackUsers has attachments, an ADD that forwards ports restores the protection together with its other rules. In such
-// an ADD, protect() has no effect.
+// protect() restores the rules that protect the node's 127.0.0.0/8 if a flush removed them while hostPorts need route_localnet. ADD and DEL
+// call protect() first, even if the pod has no ports. If loopbackUsers contains no attachment and Podlace did not enable route_localnet on
+// the pod's links, protect() does nothing. If loopbackUsers contains attachments, an ADD that forwards ports restores the rules for
+// 127.0.0.0/8 together with its other rules. If loopbackUsers contains attachments, protect() therefore does nothing in an ADD that
+// forwards ports.
 func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
@@ -26,7 +27,7 @@ func protect(r *plugin.Request, forwards bool) {
 	}
 }
 
-// protectFlushed restores the protection if it is missing. protectFlushed does not wait for the lock.
+// protectFlushed restores the rules that protect 127.0.0.0/8 if they are missing. protectFlushed does not wait for the lock.
 func protectFlushed(log *slog.Logger) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -64,7 +65,7 @@ func opensLoopback(r *plugin.Request) bool {
 	})
 }
 
-// protectAgain rewrites the protection if it is missing or changed. The caller holds portsLock.
+// protectAgain writes the rules that protect 127.0.0.0/8 again if they are missing or changed. The caller holds portsLock.
 func protectAgain(host *kernel.Node, log *slog.Logger) error {
 	restored, err := restoreProtection(host)
 	if restored {

@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// changeLog is a log writer that calls a function after each change of the system.
+// The type changeLog is a log writer that calls a function after each change of the system.
 type changeLog func(line string)
 
 func (f changeLog) Write(line []byte) (int, error) {
@@ -32,8 +32,8 @@ func (f changeLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestProtectedThroughout (S-07): ADD and Restore write the protection of 127.0.0.0/8 before they enable route_localnet. DEL removes the
-// protection last.
+// TestProtectedThroughout (S-07) checks that ADD and Restore protect 127.0.0.0/8 from the pods before they enable route_localnet. DEL must
+// remove the rules that protect 127.0.0.0/8 last.
 func TestProtectedThroughout(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		opened, after := []string{}, "" // links that were open at some time, and the flush before
@@ -77,8 +77,8 @@ func TestProtectedThroughout(t *testing.T) {
 	})
 }
 
-// TestNotOnUplink: a pod behind the link of the default route does not open 127.0.0.1 to the network of that link. A pod behind a bridge
-// may make 127.0.0.1 of the node reachable.
+// TestNotOnUplink checks a pod behind the link of the default route. The network of that link must not get access to the node's 127.0.0.1.
+// A pod behind a bridge may be reachable through the node's 127.0.0.1.
 func TestNotOnUplink(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pt1"}, PeerName: "pt2"}
@@ -109,7 +109,7 @@ func TestNotOnUplink(t *testing.T) {
 	})
 }
 
-// openTo127 returns the lines of a snapshot that let 127.0.0.1 of the node reach a pod.
+// openTo127 returns the rules in a snapshot through which a connection to the node's 127.0.0.1 reaches a pod.
 func openTo127(snapshot string) (open []string) {
 	for _, rule := range []string{"nft element inet podlace_hostport ports4 ", "nft rule ip nat CNI-DN-"} {
 		if strings.Contains(snapshot, rule) {
@@ -119,8 +119,9 @@ func openTo127(snapshot string) (open []string) {
 	return open
 }
 
-// TestCheckDetectsReach (C-63): CHECK fails if the rules for pods on the same bridge or for 127.0.0.1 are missing. If the record of ports
-// is lost, DEL finds the ports through an element of the set "owners". CHECK also fails if this element is missing.
+// TestCheckDetectsReach (C-63) checks that CHECK fails if the rules for pods on the same bridge or for 127.0.0.1 are missing. If the record
+// of an attachment is lost, DEL finds the ports through an element of the set "owners". CHECK must also fail if the element of the set
+// "owners" is missing.
 func TestCheckDetectsReach(t *testing.T) {
 	l := newLab(t)
 	for command, says := range map[string]string{
@@ -140,8 +141,8 @@ func TestCheckDetectsReach(t *testing.T) {
 	}
 }
 
-// TestProtectedAfterLossAndFlush: the records and the rules are both lost while route_localnet is on. The next verb for a pod on that
-// bridge restores the protection, even if this pod has no ports.
+// TestProtectedAfterLossAndFlush removes the records and the rules while route_localnet is enabled. The next ADD or DEL for a pod on that
+// bridge must restore the rules that protect 127.0.0.0/8, even if this pod has no ports.
 func TestProtectedAfterLossAndFlush(t *testing.T) {
 	none := []any{"runtimeConfig", nil, "prevResult",
 		object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "pt0"}, object{"name": "eth0", "sandbox": "/x"}},

@@ -11,9 +11,10 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// delReference removes the rules of an attachment without a record. The reference plugin wrote these rules, or Podlace wrote iptables rules
-// in the same format. Most pods have no ports and therefore no record. Like the reference plugin, delReference looks for rules only if the
-// runtime passes ports to DEL. delReference also looks for rules if the last argument is true.
+// delReference removes the rules of an attachment without a record. Either the reference plugin wrote these rules, or Podlace wrote
+// iptables rules in the same format. Most pods have no ports and therefore no record, so delReference should not look for rules of every
+// pod. Like the reference plugin, delReference looks for rules only if the runtime passes ports to DEL. If the last argument is true,
+// delReference always looks for rules.
 func delReference(r *plugin.Request, hadPorts bool) error {
 	if !hadPorts && !passesPorts(r) {
 		return nil
@@ -21,7 +22,7 @@ func delReference(r *plugin.Request, hadPorts bool) error {
 	return asReference(r).Remove()
 }
 
-// passesPorts reports whether the runtime passes ports to DEL, even in an invalid form.
+// passesPorts reports whether the runtime passes ports to DEL. passesPorts also returns true for an invalid list of ports.
 func passesPorts(r *plugin.Request) bool {
 	var conf struct {
 		Runtime struct {
@@ -41,9 +42,9 @@ func asReference(r *plugin.Request) reference.Portmap {
 	return reference.Portmap(ref)
 }
 
-// madeByReference handles an attachment that has no record. madeByReference returns the backend with which the reference plugin forwards
-// the ports of the attachment. The result is "" if the reference plugin does not forward these ports. The iptables rules of the reference
-// plugin are equal to the rules of Podlace, so madeByReference only checks that these rules exist.
+// madeByReference handles an attachment that has no record. The result of madeByReference is the backend with which the reference plugin
+// forwards the ports of the attachment. If the reference plugin does not forward these ports, madeByReference returns "". The iptables
+// rules of the reference plugin are equal to the rules of Podlace, so madeByReference only checks that these rules exist.
 func madeByReference(r *plugin.Request, list []ports.Port) (backend string, err error) {
 	if attachment.Recorded(r) {
 		return "", nil

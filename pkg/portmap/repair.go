@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// recordedPorts is an attachment with ports that was read from its record.
+// The type recordedPorts is an attachment with ports that was read from its record.
 type recordedPorts struct {
 	attachment.Record
 	portState
@@ -31,8 +31,9 @@ func (rec recordedPorts) wantedPorts() ownedPorts {
 	return ports
 }
 
-// Restore uses the records to restore the hostPorts of all attachments of the node after a flush of the rules. Restore also restores or
-// removes the protection of the node's 127.0.0.0/8. Restore does not change state that is correct.
+// Restore restores the hostPorts of all attachments of the node from their records, for example after a flush of the rules. Restore also
+// restores the rules that protect the node's 127.0.0.0/8, or removes them if no attachment needs them. Restore changes only missing or
+// wrong state.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return repairPorts(host, log, attachment.Waiting)
 }
@@ -57,7 +58,7 @@ func repairPorts(host *kernel.Node, log *slog.Logger, locks attachment.Locker) e
 	return errors.Join(err, mendFromRecords(host))
 }
 
-// inUse reports whether the node has a record of hostPorts or a link with Podlace's route_localnet.
+// inUse reports whether the node has a record of hostPorts or a link on which Podlace enabled route_localnet.
 func inUse(host *kernel.Node) (bool, error) {
 	if loopbackUsed() {
 		return true, nil
@@ -68,8 +69,8 @@ func inUse(host *kernel.Node) (bool, error) {
 	return LoopbackOpen(host)
 }
 
-// restorePorts is the part of repairPorts for a caller that already holds the lock, such as an ADD that found the rules missing. If one
-// attachment cannot be restored, restorePorts continues with the others.
+// restorePorts is the part of repairPorts for a caller that already holds the lock, such as an ADD that found the rules missing. If
+// restorePorts cannot restore one attachment, it continues with the other attachments.
 func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
 	if loopbackUsed() {
@@ -90,13 +91,13 @@ func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, lock
 	changed, err := restoreIPTables(all, locks == attachment.Waiting, log)
 	errs = append(errs, locks.Tolerate(err))
 	if lacked || changed {
-		// Clients that sent packets while the rules were missing have connection tracking entries that lead to the node itself.
+		// While the rules were missing, packets of clients created connection tracking entries that lead to the node itself.
 		endFlows(host, flows)
 	}
 	return errors.Join(errs...)
 }
 
-// ignoreNoNFT returns nil for the error that the kernel has no nftables, because such a kernel has no rules that need a restore.
+// ignoreNoNFT returns nil for the error that the kernel has no nftables, because such a kernel has no rules to restore.
 func ignoreNoNFT(err error) error {
 	if nft.Unsupported(err) {
 		return nil
@@ -104,13 +105,13 @@ func ignoreNoNFT(err error) error {
 	return err
 }
 
-// allRecorded returns all attachments with ports. The newest attachment is first.
+// allRecorded returns all attachments with ports. The newest attachment is the first in the result.
 func allRecorded() ([]recordedPorts, error) { return recordedExcept("", "") }
 
-// recordedExcept is like allRecorded, but it skips the attachment whose key has the given hash. If two pods request the same port, the
-// newer pod has this port in the result. If several attachments of one container request a port, all these attachments have the port in the
-// result. In the result, the attachments of dead pods have no ports. The pod of the given container is an exception. A pod whose ADD has
-// not finished has no ports.
+// recordedExcept returns the same as allRecorded, but without the attachment whose key has the given hash. If two pods request the same
+// port, only the newer pod has this port in the result. If several attachments of one container request the same port, all of them have
+// this port in the result. In the result, the attachments of dead pods have no ports. The pod of the given container is an exception: it
+// keeps its ports in the result even if it is dead. A pod whose ADD has not finished has no ports in the result.
 func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
@@ -142,7 +143,7 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	return all, err
 }
 
-// Intact reports whether the nftables rules that all pods share are complete or not needed. If the state cannot be read, the result is
+// Intact reports whether the nftables rules that all pods share are complete or not needed. If Intact cannot read the state, it returns
 // true. Intact reads the records only if the rules are missing.
 func Intact(host *kernel.Node) bool {
 	drift, err := rulesDrift(host)

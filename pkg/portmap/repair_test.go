@@ -22,9 +22,9 @@ func (l testLab) withName(name string) (testLab, string) {
 	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name
 }
 
-// TestClash (F-39): ADD refuses a port of a live pod. The error contains the name of the live pod, its container and its age. The same port
-// with another protocol or hostIP is no conflict (Kubernetes conformance: "HostPort validates that there is no conflict between pods with
-// same hostPort but different hostIP and protocol").
+// TestClash (F-39) checks that ADD refuses a port of a live pod. The error must contain the name of the live pod, its container and its
+// age. The same port with another protocol or hostIP must cause no conflict (Kubernetes conformance: "HostPort validates that there is no
+// conflict between pods with same hostPort but different hostIP and protocol").
 func TestClash(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		t, backend := l.T, l.Conf["backend"].(string)
@@ -53,8 +53,8 @@ func TestClash(t *testing.T) {
 	})
 }
 
-// TestTakeOver (F-39): a new pod takes the port of a dead pod, and of an older pod with the same name. The error of CHECK of the older pod
-// contains the name of the new owner of the port. The older pod keeps its other ports until its own DEL.
+// TestTakeOver (F-39) checks that a new pod gets the port of a dead pod, and the port of an older pod with the same name. CHECK of the
+// older pod must return an error with the name of the pod to which the port belongs. The older pod keeps its other ports until its own DEL.
 func TestTakeOver(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for _, backend := range []string{"nftables", "iptables"} {
@@ -91,8 +91,8 @@ func (l testLab) takeOver(backend string, ask []any) {
 	other.OK(other.Call("DEL", "other"))
 }
 
-// TestDeadRange: a dead pod loses all its ports. The range of the dead pod therefore does not block a different range of the next pod at
-// the same address.
+// TestDeadRange checks that a dead pod loses all its ports. The port range of the dead pod therefore does not block a different range of
+// the next pod at the same address.
 func TestDeadRange(t *testing.T) {
 	l := newLab(t)
 	ports := func(first int) (list []any) {
@@ -117,8 +117,8 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "next"))
 }
 
-// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses these ports when another pod requests the ports, or at the
-// next GC.
+// TestLostOwner checks that a live pod keeps ports that have no record. A dead pod must lose its ports without a record when another pod
+// requests these ports, or at the next GC.
 func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {
@@ -163,8 +163,8 @@ func TestLostOwner(t *testing.T) {
 	}
 }
 
-// TestFlush (F-21): CHECK fails after a flush of the rules. STATUS restores all rules and succeeds. The next ADD also restores all rules
-// and succeeds.
+// TestFlush (F-21) checks that CHECK fails after a flush of the rules. STATUS must restore all rules and succeed. The next ADD must also
+// restore all rules and succeed.
 func TestFlush(t *testing.T) {
 	for what, flush := range map[string]func(t *testing.T, backend string){
 		"ruleset": func(t *testing.T, _ string) {
@@ -214,8 +214,8 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestBadNeighbour (F-21): after a flush, iptables refuses the rules of one pod. The rules of all other pods are restored, and a new pod
-// gets its ports.
+// TestBadNeighbour (F-21) checks the case that iptables refuses the rules of one pod after a flush. Restore must restore the rules of all
+// other pods, and a new pod must get its ports.
 func TestBadNeighbour(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -239,7 +239,7 @@ func TestBadNeighbour(t *testing.T) {
 	bad.OK(bad.Call("DEL", "bad"))
 }
 
-// TestBadConditions (S-10): if iptables rejects the conditions, ADD returns a configuration error and leaves no state.
+// TestBadConditions (S-10) checks that ADD returns a configuration error and leaves no state if iptables rejects the conditions.
 func TestBadConditions(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -253,8 +253,8 @@ func TestBadConditions(t *testing.T) {
 	l.Fails(l.Call("ADD", "a", "backend", "iptables", "externalSetMarkChain", "NONE"), plugin.CodeConfig, "no such chain")
 }
 
-// TestLostRecord: the record of an attachment is lost or unreadable. DEL removes all state of the attachment, although DEL knows only the
-// key of the attachment.
+// TestLostRecord checks the case that the record of an attachment is lost or unreadable. DEL must remove all state of the attachment,
+// although DEL knows only the key of the attachment.
 func TestLostRecord(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		t := l.T
@@ -298,8 +298,8 @@ func asking(address string, ports ...any) []any {
 	return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult(address)}
 }
 
-// TestRestoreAfterTakeOver: a pod has lost a port to another pod. Restore does not return the port to the first pod, for any combination of
-// backends. If two records contain the same port, Restore still restores the ports of other pods.
+// TestRestoreAfterTakeOver checks the case that a pod has lost a port to another pod. For any combination of backends, Restore must not
+// return the port to the pod that lost it. If two records contain the same port, Restore must still restore the ports of other pods.
 func TestRestoreAfterTakeOver(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
@@ -331,8 +331,8 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 	})
 }
 
-// TestSharedPort: a container requests the same ports in two networks, with one or two backends. The attachment of the first network keeps
-// the ports, and CHECK passes in both networks.
+// TestSharedPort checks the case that a container requests the same ports in two networks, with one or two backends. The attachment of the
+// first network must keep the ports, and CHECK must pass in both networks.
 func TestSharedPort(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
@@ -350,7 +350,8 @@ func TestSharedPort(t *testing.T) {
 	})
 }
 
-// TestLostProtection (S-04): CHECK fails if the protection of the node's loopback is missing. STATUS restores the protection.
+// TestLostProtection (S-04) checks that CHECK fails if the rules that protect the node's loopback are missing. STATUS must restore these
+// rules.
 func TestLostProtection(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -363,7 +364,8 @@ func TestLostProtection(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestFlushedChains: another program flushes only the masquerade chains. CHECK then fails, and Restore adds the rules again.
+// TestFlushedChains checks the case that another program flushes only the masquerade chains. CHECK must then fail, and Restore must add the
+// rules again.
 func TestFlushedChains(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		commands := []string{"nft flush map inet podlace_hostport ports4", "nft flush set inet podlace_hostport snat6"}

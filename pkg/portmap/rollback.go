@@ -15,8 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// ToReference returns the steps that write the reference plugin's rules for an attachment's ports. The reference plugin's DEL can then
-// remove these rules. The last steps remove the rules of Podlace. The pod's addresses must have the prefix lengths of their subnets.
+// ToReference returns functions that, one after another, write the reference plugin's rules for an attachment's ports. The reference
+// plugin's DEL can then remove these rules. The last of these functions remove the rules of Podlace. The pod's addresses in the argument of
+// ToReference must have the prefix lengths of their subnets.
 func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st portState
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -73,7 +74,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	}...), nil
 }
 
-// Targets returns the pod addresses to which the ports of an attachment lead.
+// Targets returns the pod addresses to which the ports of an attachment are forwarded.
 func Targets(rec attachment.Record) (addresses []netip.Addr, err error) {
 	var st portState
 	err = json.Unmarshal(rec.State, &st)
@@ -92,8 +93,8 @@ func EndPorts(host *kernel.Node, rec attachment.Record) error {
 	return endForwarding(host, rec.Key, st, nil)
 }
 
-// withSubnets returns the target addresses of ports with the prefix lengths of their subnets. If the subnet of an address is unknown, its
-// prefix length is 32 or 128.
+// withSubnets returns the target addresses of ports. Each returned address has the prefix length of its subnet. If the subnet of an address
+// is unknown, the prefix length is 32 or 128.
 func withSubnets(list []ports.Port, addresses []netip.Prefix) (pods []netip.Prefix) {
 	for _, p := range list {
 		of := netip.PrefixFrom(p.To.Addr(), p.To.Addr().BitLen())

@@ -13,17 +13,18 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// tableSchema is the version of the hostPort table.
+// tableSchema is the version of the hostPort table in nftables.
 const tableSchema = 2
 
-// hostportPriority gives Services precedence over hostPorts: kube-proxy translates at the priority -100 (CVE-2019-9946).
+// hostportPriority gives Services precedence over hostPorts, because kube-proxy translates addresses at the priority -100 (CVE-2019-9946).
 const hostportPriority = -99
 
-// hostports builds the table.
+// The type hostports builds the hostPort table.
 type hostports struct{ nft.Ruleset }
 
-// BuildTable writes the hostPort table without its mark. The caller adds the mark later, together with the ports of all pods. All pods
-// share the chains and rules. The ports of pods are elements of maps. The cost of a packet therefore does not depend on the number of pods.
+// BuildTable writes the hostPort table without its version mark. The caller adds the version mark later, together with the ports of all
+// pods. All pods share the chains and rules of the hostPort table. The ports of pods are elements of nftables maps. The cost of a packet
+// therefore does not depend on the number of pods.
 func BuildTable() error {
 	return nft.Install("nft add table "+nft.HostportTable, nft.HostportTable, buildHostports)
 }
@@ -44,14 +45,14 @@ func buildHostports(r nft.Ruleset) error {
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
 		chain := h.Chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
 		if hook.hook == nftables.ChainHookOutput {
-			// A packet from ::1 never reaches a pod. With this rule, the kernel refuses the connection at once, and the client does not wait for a
-			// reply.
+			// A packet from ::1 never reaches a pod. With this rule, the kernel refuses the connection to [::1] at once, so the client does
+			// not wait for a reply.
 			ipv6 := nft.FamilyOf(false)
 			h.Rule(chain, slices.Concat(ipv6.Only(), []expr.Any{nft.Network(1, ipv6.Destination, ipv6.Length),
 				nft.Equal(netip.IPv6Loopback().AsSlice()),
 				&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
-		// The rules apply only to packets for the node itself, never to forwarded traffic (CVE-2025-67499).
+		// The hostPort rules apply only to packets for the node itself, never to forwarded traffic (CVE-2025-67499).
 		h.Rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, nft.Equal(nft.Native(unix.RTN_LOCAL)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: forward.Name})
 	}
@@ -73,7 +74,7 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	dnat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1, RegProtoMin: f.Second}
 	h.Rule(forward, slices.Concat(f.Only(), []expr.Any{nft.Network(1, f.Destination, f.Length),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second}, nft.DestinationPort(f.Third), nft.Lookup(sets["hostip_ports"]), dnat})...)
-	// In a range, the port number in the pod equals the node port.
+	// For a range of ports, the port number in the pod equals the node port.
 	same := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1}
 	for _, any := range []struct {
 		set *nftables.Set
@@ -96,8 +97,8 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 		}
 		h.Rule(back, slices.Concat(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
 		h.Rule(back, slices.Concat(to("masqall"), []expr.Any{masquerade})...)
-		// The rule matches a pod that connects to itself. With bridge-nf-call-iptables, the packet stays on the bridge and has no incoming
-		// interface in this chain.
+		// This rule matches a pod that connects to its own hostPort. With bridge-nf-call-iptables, the packet stays on the bridge and has
+		// no incoming interface in this chain.
 		h.Rule(snat, slices.Concat(matchMapped(f.Source, sets["snat"+suffix]), []expr.Any{masquerade})...)
 	}
 	if f.Digit == "4" {
@@ -108,8 +109,8 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	return nil
 }
 
-// familySets creates the sets of an address family. The set "taken" holds the ports of the iptables backend. The ADDs of other pods read
-// this set; no rule uses it.
+// familySets creates the sets of an address family. The set "taken" contains the ports that the iptables backend forwards. No rule uses the
+// set "taken". The ADDs of other pods read the set "taken" to find conflicts.
 func (h hostports) familySets(f nft.Family) (map[string]*nftables.Set, error) {
 	target := []nftables.SetDatatype{f.Address, nftables.TypeInetService}
 	any := []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}

@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestRules compares the chains and rules that the kernel lists with golden files. -update rewrites the files. A change of the hostPort
-// rules needs a new schema number.
+// TestRules compares the chains and rules in the kernel with golden files. The flag -update rewrites the golden files. Increase the schema
+// number after each change of the hostPort rules.
 func TestRules(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -93,13 +93,13 @@ func (l testLab) recordFile(id string) string {
 	return filepath.Join(store.Root, "net", "portmap-"+attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}.Hash())
 }
 
-// Call is kerneltest.Lab.Call for a container of the pod shop/<id>.
+// Call calls kerneltest.Lab.Call for a container of the pod shop/<id>.
 func (l testLab) Call(verb, id string, keys ...any) outcome {
 	l.Helper()
 	return l.Lab.Call(verb, id, append([]any{"CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id}, keys...)...)
 }
 
-// podElements lists the elements of all pods in nftables.
+// podElements returns the nftables elements of all pods.
 func podElements(t testing.TB) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})

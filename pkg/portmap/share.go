@@ -14,16 +14,16 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// sharedPorts is the name of a file in a state folder of the node. The file says whether any attachments share hostPorts. If no ports are
-// shared, DEL reads no records of other pods. If the file is missing, DEL reads the records of other pods, because an earlier version of
-// Podlace did not write the file.
+// sharedPorts is the name of a file in a state folder of the node. This file says whether any attachments share hostPorts. If no
+// attachments share ports, DEL does not read the records of other pods. If the file is missing, an earlier version of Podlace did not write
+// it, and DEL reads the records of other pods.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"
 	noneShared  = "none"
 )
 
-// otherOwners caches the descriptions of other attachments. The key is the comment of an element.
+// The type otherOwners caches the descriptions of other attachments. The key of this cache is the comment of a set element.
 type otherOwners struct {
 	container string
 	known     map[string]otherOwner
@@ -36,7 +36,7 @@ type otherOwner struct {
 	shares bool
 }
 
-// lookUp reads the record of an owner. lookUp reads each record only once.
+// lookUp reads the record of a port's owner. lookUp reads each record only once.
 func (o otherOwners) lookUp(owner string) otherOwner {
 	a, ok := o.known[owner]
 	if !ok {
@@ -49,8 +49,8 @@ func (o otherOwners) lookUp(owner string) otherOwner {
 	return a
 }
 
-// describeOwner returns the name of an owner, with its container and creation time. The container and the creation time distinguish the
-// owner from an earlier pod of the same name.
+// describeOwner returns the name of a port's owner, with its container and creation time. The container and the creation time distinguish
+// the owner from an earlier pod with the same name.
 func describeOwner(rec attachment.Record, owner string) string {
 	name := "container " + rec.ContainerID
 	if rec.Pod != "" {
@@ -59,15 +59,15 @@ func describeOwner(rec attachment.Record, owner string) string {
 	return name + ", since " + rec.Written.UTC().Format(time.RFC3339)
 }
 
-// passPorts gives the ports of an ending attachment to other attachments that asked for them. The other attachments belong to the same
-// container in other networks, or to an older live pod with the same name. The last argument contains the ports that end; it is nil if
-// these ports are unknown. The caller holds portsLock.
+// passPorts gives the ports of an attachment that ends to other attachments that requested these ports. The other attachments belong to the
+// same container in other networks, or to an older live pod with the same name. The last argument of passPorts contains the ports that end,
+// or is nil if these ports are unknown. The caller holds portsLock.
 func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
-	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that requests the port then also removes
-	// the rules of this attachment.
+	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that requests this port then also
+	// removes the rules of this attachment.
 	own, _, _ := attachment.ByHash("portmap", hash) // recordedExcept reports the same error
 	all, err := recordedExcept(hash, own.ContainerID)
 	if err != nil {
@@ -98,8 +98,8 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 }
 
 // passHostPorts moves ports from their owner to the attachments that request these ports, in one transaction. passHostPorts does not change
-// ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller holds
-// portsLock.
+// ports that belong to a third attachment, or ports that no attachment requests. If the rules are missing, passHostPorts does nothing. The
+// caller holds portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	if ok, err := marked(host, nft.HostportTable, tableSchema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)
@@ -131,7 +131,7 @@ func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 }
 
 // sharedExcept reports whether two attachments request the same port. sharedExcept ignores the attachment whose key has the given hash.
-// sharedExcept also considers unfinished ADDs.
+// sharedExcept also considers attachments whose ADD has not finished.
 func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index

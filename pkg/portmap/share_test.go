@@ -15,14 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// inOther returns configuration keys for a second network of the same container, with a backend and the pod's address in that network.
+// inOther returns configuration keys for a second network of the same container: the backend, and the pod's address in that network.
 func inOther(backend string, ports ...any) []any {
 	return append(asking("10.71.0.9/24", ports...), "name", "other", "backend", backend)
 }
 
-// TestPortPassesOn (F-39): two networks of one container share a hostPort. Either attachment may end first: through DEL, through GC, or
-// after its record was lost. The remaining attachment then has the port. CHECK of the remaining attachment passes, and ADD of another pod
-// fails until this attachment ends.
+// TestPortPassesOn (F-39) checks two attachments of one container that share a hostPort. One of the two attachments ends first: through
+// DEL, through GC, or after its record was lost. The other attachment must then have the port. CHECK of the remaining attachment must pass,
+// and ADD of another pod must fail until this attachment ends.
 func TestPortPassesOn(t *testing.T) {
 	ends := map[string]func(l testLab, first []any){
 		"DEL": func(l testLab, first []any) { l.OK(l.Call("DEL", "a", first...)) },
@@ -82,7 +82,8 @@ func (l testLab) passesOn(other string, ports []any, end func(l testLab, first [
 	}
 }
 
-// TestSharedAfterFlush (F-21): two networks of a container share a port. After a flush, both attachments are restored.
+// TestSharedAfterFlush (F-21) checks the case that two networks of a container share a port. After a flush, Restore must restore the port
+// for both attachments.
 func TestSharedAfterFlush(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
@@ -101,8 +102,8 @@ func TestSharedAfterFlush(t *testing.T) {
 	})
 }
 
-// TestSharedInPart: a container requests a range while another network of the container has a part of this range. ADD forwards the rest of
-// the range. Once the other network ends, the whole range is forwarded.
+// TestSharedInPart checks the case that a container requests a range while another network of the container has a part of this range. ADD
+// must forward the rest of the range. When the attachment in the other network ends, the whole range must be forwarded.
 func TestSharedInPart(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for what, first := range map[string][]any{"single": {port(8085, 8085, "tcp")}, "range": sequence(8070, 20)} {
@@ -136,8 +137,8 @@ func TestSharedInPart(t *testing.T) {
 	})
 }
 
-// TestTakeOverOfShared (F-39): a newer pod of the same name takes a port from the older container in all its networks. No iptables rule of
-// the older container remains in front of the new rules.
+// TestTakeOverOfShared (F-39) checks that a newer pod with the same name takes a port from the older container in all its networks. No
+// iptables rule of the older container may remain before the new pod's rules.
 func TestTakeOverOfShared(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -178,7 +179,8 @@ func TestTakeOverOfShared(t *testing.T) {
 	}
 }
 
-// TestFailedTakeOver: an ADD takes a port from an older pod of the same name and then fails. The older pod gets the port back.
+// TestFailedTakeOver checks the case that an ADD takes a port from an older pod with the same name, and then fails. The older pod must get
+// the port back.
 func TestFailedTakeOver(t *testing.T) {
 	l := newLab(t)
 	old, args := l.withName("web-0")
@@ -191,8 +193,8 @@ func TestFailedTakeOver(t *testing.T) {
 	old.OK(old.Call("DEL", "old"))
 }
 
-// TestSharedByOlderVersion: two attachments share a port, but an earlier version of Podlace did not store this fact. DEL of one attachment
-// gives the port to the other attachment, even after DEL of a third pod.
+// TestSharedByOlderVersion checks the case that two attachments share a port, but an earlier version of Podlace did not store this fact.
+// DEL of one attachment must give the port to the other attachment, even after DEL of a third pod.
 func TestSharedByOlderVersion(t *testing.T) {
 	l := newLab(t)
 	first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther("nftables", port(8080, 80, "tcp"))
@@ -222,8 +224,8 @@ func TestSharedByOlderVersion(t *testing.T) {
 	l.OK(l.Call("DEL", "a", second...))
 }
 
-// TestSharedWithTheDead: two networks of a dead container share a hostPort. After one network has ended, the rules of the other network do
-// not block the next pod that requests the port.
+// TestSharedWithTheDead checks the case that two networks of a dead container share a hostPort. After DEL in one network, the rules of the
+// other network must not block the next pod that requests the port.
 func TestSharedWithTheDead(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		second := inOther(l.Conf["backend"].(string), port(8080, 80, "tcp"))

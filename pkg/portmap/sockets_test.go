@@ -57,7 +57,8 @@ func used(t testing.TB, ports ...string) string {
 	return strings.Join(names, " ")
 }
 
-// TestListening (F-40, S-27): listeningPorts finds a listener that would lose its port, in both address families.
+// TestListening (F-40, S-27) checks that listeningPorts finds listening sockets in both address families if a hostPort would take their
+// port.
 func TestListening(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	for i, x := range []struct {
@@ -76,7 +77,7 @@ func TestListening(t *testing.T) {
 		{"tcp6", "[fd00::1]:PORT", nil, []string{"tcp PORT [fd00::5]:80", "tcp [fd00::2]:PORT [fd00::5]:80", "tcp [fd00::1]:PORT [fd00::5]:80"},
 			"tcp PORT>fd00::5 tcp [fd00::1]:PORT>fd00::5"},
 		{"tcp4", "10.1.0.1:PORT", []int{unix.SO_REUSEPORT}, []string{"tcp PORT 10.1.0.5:80"}, "tcp PORT>10.1.0.5"},
-		// The node does not have this address yet.
+		// The node does not have the following hostIP yet.
 		{"tcp4", "0.0.0.0:PORT", nil, []string{"tcp 192.0.2.77:PORT 10.1.0.5:80"}, "tcp 192.0.2.77:PORT>10.1.0.5"},
 		{"tcp6", "[::]:PORT", nil, []string{"tcp [fd77::1]:PORT [fd00::5]:80"}, "tcp [fd77::1]:PORT>fd00::5"},
 		{"tcp4", "10.1.0.1:PORT", nil, []string{"tcp 192.0.2.77:PORT 10.1.0.5:80"}, ""},
@@ -105,8 +106,8 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// openConnection opens a connection from a port of the node. If the last argument is true, the node's side then closes the connection. The
-// socket then stays in TIME_WAIT.
+// openConnection opens a connection from a port of the node. If the last argument of openConnection is true, the node's side then closes
+// the connection. The socket of the node then stays in the state TIME_WAIT.
 func openConnection(t *testing.T, network, from, to string, closed bool) {
 	t.Helper()
 	dialer := net.Dialer{Timeout: 5 * time.Second}
@@ -126,7 +127,7 @@ func openConnection(t *testing.T, network, from, to string, closed bool) {
 	t.Cleanup(func() { c.Close() })
 }
 
-// TestListeningLeftOver: a connection from or to the port is not reported as a listener, whether the connection is open or closed.
+// TestListeningLeftOver checks that listeningPorts does not report a connection from or to the port, even if the connection is closed.
 func TestListeningLeftOver(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	openListener(t, "tcp", ":2100")
@@ -145,8 +146,8 @@ func TestListeningLeftOver(t *testing.T) {
 			t.Errorf("%+v: %s", x, got)
 		}
 	}
-	// A server has ended while one client is still connected and another client has just disconnected. A second server listens on another
-	// address.
+	// The following case has a server that has ended while one client is still connected. Another client has just disconnected. A second
+	// server listens on another address.
 	l, err := net.Listen("tcp4", "127.0.0.1:2300")
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +171,7 @@ func TestListeningLeftOver(t *testing.T) {
 	}
 }
 
-// TestListeningMany: for any number of ports, the check is cheap and finds the only listener.
+// TestListeningMany checks that, for any number of ports, listeningPorts is fast and finds the only listening socket.
 func TestListeningMany(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	openListener(t, "tcp", ":3150")

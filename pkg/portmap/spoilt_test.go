@@ -9,7 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestSpoiltSocket: a failed request leaves replies in the socket. The next request does not use these replies.
+// TestSpoiltSocket checks the case that a failed request leaves unread replies in the netlink socket. The next request must not use these
+// unread replies.
 func TestSpoiltSocket(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

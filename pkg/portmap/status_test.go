@@ -19,8 +19,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStatusNeverWaits (C-72): the rules are flushed while another process holds the lock of the ports. STATUS succeeds at once, restores
-// nothing and logs nothing but its phases. The next STATUS restores the rules and logs the restore.
+// TestStatusNeverWaits (C-72) checks the case that the rules are flushed while another process holds the lock of the ports. STATUS must
+// succeed at once, without restoring the rules, and must log only the durations of its phases. The next STATUS must restore the rules and
+// log the restore.
 func TestStatusNeverWaits(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -68,7 +69,7 @@ func TestStatusNeverWaits(t *testing.T) {
 	})
 }
 
-// TestGCRestores (F-21): GC restores any part that was flushed, and logs the restore once.
+// TestGCRestores (F-21) checks that GC restores any rules that were flushed, and logs the restore once.
 func TestGCRestores(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -101,8 +102,8 @@ func TestGCRestores(t *testing.T) {
 	})
 }
 
-// TestStatusTellsLastingFaultOnce (C-72): rules cannot be restored because another program's chain is missing. Repeated STATUS calls log
-// the fault once. GC runs rarely, so it logs the fault each time.
+// TestStatusTellsLastingFaultOnce (C-72) checks the case that Podlace cannot restore the rules because another program's chain is missing.
+// Repeated STATUS calls must log the fault only once. GC runs rarely, so GC must log the fault each time.
 func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l := newLab(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
@@ -135,7 +136,8 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestStatusStartsNothing (F-21): with the iptables backend, STATUS starts no program to find out whether the rules are intact.
+// TestStatusStartsNothing (F-21) checks STATUS with the iptables backend. STATUS must start no program to find out whether the rules are
+// intact.
 func TestStatusStartsNothing(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

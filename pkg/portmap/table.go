@@ -18,18 +18,18 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// ownedBy returns the elements that exist in the kernel and still belong to the attachment.
+// ownedBy returns the set elements that exist in the kernel and still belong to the attachment.
 func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 	found, err := t.Existing(h.elements())
 	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
 }
 
-// maxAsked is the length of the longest range whose ports are looked up one by one. For a longer range, conflictingElements reads all ports
-// of the node.
+// maxAsked is the number of ports of the longest range for which conflictingElements looks up each port. For a longer range of ports,
+// conflictingElements reads all ports of the node.
 const maxAsked = 2000
 
-// conflictingElements returns the elements in the kernel that conflict with an attachment: elements with the same keys, and elements for
-// the same ports in other sets.
+// conflictingElements returns the elements in the kernel that conflict with the ports of an attachment. The conflicting elements are
+// elements with the same keys, and elements for the same ports in other sets.
 func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element, error) {
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are read completely
@@ -68,9 +68,9 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 	return uniqueElements(append(found, clashes...)), err
 }
 
-// restoreTable rewrites the rules if they are missing or changed. restoreTable also adds the missing ports of all attachments. The first
-// result is true if any rule or port was missing. If a port belongs to another attachment now, the other attachment keeps the port. On a
-// kernel without nftables, the first result is false. The caller holds portsLock.
+// restoreTable writes the rules again if they are missing or changed. restoreTable also adds the missing ports of all attachments. The
+// first result of restoreTable is true if any rule or port was missing. If a port belongs to another attachment in the meantime, the other
+// attachment keeps the port. On a kernel without nftables, the first result of restoreTable is false. The caller holds portsLock.
 func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
 	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
 	if err != nil {
@@ -103,8 +103,8 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 	return true, err
 }
 
-// ensureHairpin masquerades connections that enter and leave through the same link. Only the node can translate the replies of these
-// connections. Without masquerade, the replies would bypass the node.
+// ensureHairpin masquerades connections that enter and leave through the same link. Only the node can translate the addresses in the
+// replies of these connections. Without masquerade, the replies would bypass the node.
 func ensureHairpin(t *nft.Handle, link string) error {
 	e := hairpin(link)
 	_, ok, err := t.Get(e)
@@ -119,8 +119,8 @@ func hairpin(link string) nft.Element {
 	return nft.Element{Set: "hairpin", Key: append(nft.IfName(link), nft.IfName(link)...)}
 }
 
-// delHostPorts ends the forwarding of the owner's ports. The same transaction removes the protection of 127.0.0.0/8 if no attachment needs
-// the protection.
+// delHostPorts ends the forwarding of an attachment's ports. In the same transaction, delHostPorts removes the rules that protect
+// 127.0.0.0/8 if no attachment needs these rules.
 func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	var own []nft.Element
@@ -133,8 +133,8 @@ func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	return endOwned(host, ownerHash(h.Owner), h.Localhost, own)
 }
 
-// delOwnedHostPorts ends the forwarding of all ports whose owner has the given hash, and returns these ports. delOwnedHostPorts reads all
-// ports of the node.
+// delOwnedHostPorts ends the forwarding of all ports that belong to the attachment with the given hash, and returns these ports.
+// delOwnedHostPorts reads all ports of the node.
 func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err error) {
 	own, err := elementsOfHash(host, hash)
 	if err := nft.IgnoreUnsupported(err); err != nil {
@@ -148,7 +148,7 @@ func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err e
 	return gone, endOwned(host, hash, anyLink, own)
 }
 
-// elementsOfHash returns all elements whose owner has the given hash.
+// elementsOfHash returns all set elements that belong to the attachment with the given hash.
 func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -169,8 +169,8 @@ func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err erro
 	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != hash }), nil
 }
 
-// endOwned deletes the elements of an owner. If no attachment needs the protection of 127.0.0.0/8 anymore, endOwned also deletes this
-// protection.
+// endOwned deletes the set elements of an attachment. If no other attachment needs the rules that protect 127.0.0.0/8, endOwned also
+// deletes these rules.
 func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	users, last, err := closeLoopback(host, hash, link)
 	if err != nil {
@@ -205,7 +205,7 @@ func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err er
 	return ownerOf(e), ok, nft.IgnoreUnsupported(err)
 }
 
-// listOwners returns all attachments that have hostPorts.
+// listOwners returns all attachments that have hostPorts in nf_tables.
 func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -218,7 +218,8 @@ func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// tableDrift describes how the rules of a table differ from the rules that build() writes. The result is "" if the rules are equal.
+// tableDrift describes how the rules of an nftables table in the kernel differ from the rules that build() writes. If the rules are equal,
+// tableDrift returns "".
 func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.Ruleset) error) (string, error) {
 	t, err := host.NFT.Open(table)
 	if err != nil {
@@ -231,8 +232,8 @@ func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.
 	return fmt.Sprintf("the rules of nftables table %s %s", nft.TableOf(table), drift), nil
 }
 
-// rulesDrift calls tableDrift for the hostPort rules. If an attachment needs the protection of the node's 127.0.0.0/8, rulesDrift also
-// calls tableDrift for that table.
+// rulesDrift calls tableDrift for the hostPort rules. If an attachment needs the rules that protect the node's 127.0.0.0/8, rulesDrift also
+// calls tableDrift for the table with these rules.
 func rulesDrift(host *kernel.Node) (string, error) {
 	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
 	if err != nil || drift != "" || !loopbackUsed() {
@@ -241,8 +242,8 @@ func rulesDrift(host *kernel.Node) (string, error) {
 	return tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback)
 }
 
-// rulesIntact reports whether the hostPort rules exist. If an attachment needs the protection of the node's 127.0.0.0/8, the protection
-// must also exist. ADD uses this check because it is quick: it only compares the number of rules.
+// rulesIntact reports whether the hostPort rules exist. If an attachment needs the rules that protect the node's 127.0.0.0/8, rulesIntact
+// also requires these rules. ADD uses rulesIntact because it is quick: it only compares the number of rules.
 func rulesIntact(host *kernel.Node) (bool, error) {
 	if ok, err := marked(host, nft.HostportTable, tableSchema); !ok || err != nil {
 		return false, err
@@ -254,7 +255,8 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 }
 
 // checkHostPorts returns nil if each port is forwarded to the pod, and if each port belongs to the owner or to an attachment that shares
-// the port. If a port is wrong, the result is an error with plugin.CodeStateDiffers. The last argument caches the names of other owners.
+// the port. If a port is wrong, checkHostPorts returns an error with the code plugin.CodeStateDiffers. The last argument of checkHostPorts
+// caches the names of other owners of ports.
 func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -279,7 +281,7 @@ func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	return checkShadows(t, h, by)
 }
 
-// checkElements compares each element of the owner.
+// checkElements compares each set element of the attachment in the kernel with the expected element.
 func checkElements(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	want := h.elements()
 	found, err := t.Find(want)
@@ -322,7 +324,7 @@ func stateDiffers(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// lostPorts returns the error for the first missing element. If another attachment shares the port and has an element that covers the port,
+// lostPorts returns the error for the first missing set element. If another attachment shares a port and has a set element for this port,
 // the port is not missing.
 func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwners) error {
 	if len(missing) == 0 {
@@ -353,8 +355,8 @@ func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwner
 	return nil
 }
 
-// checkShadows returns an error if another backend forwards a port to another pod. The rules of the other backend run before the nftables
-// rules.
+// checkShadows returns an error if another backend forwards the same port to another pod. The rules of the other backend run before the
+// nftables rules.
 func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	var ask []nft.Element
 	for _, p := range ports.Singles(h.Ports) {

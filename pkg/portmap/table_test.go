@@ -78,7 +78,7 @@ func checkPorts(h *kernel.Node, owner string, ports []ports.Port) error {
 	return checkHostPorts(h, ownedPorts{Owner: owner, Ports: ports}, otherOwners{"", map[string]otherOwner{}})
 }
 
-// portElements lists the elements of all port sets.
+// portElements returns the elements of all nftables sets for ports.
 func portElements(t *testing.T) (lines []string) {
 	t.Helper()
 	for _, line := range recordLines(t, "nft element inet "+nft.HostportTable) {
@@ -138,7 +138,8 @@ func TestCheckHostPorts(t *testing.T) {
 	}
 }
 
-// TestHostPortClash: two owners request the same port. The first owner keeps the port, and the second owner gets no port at all.
+// TestHostPortClash checks the case that two attachments request the same port. The first attachment must keep the port, and the second
+// attachment must get no port at all.
 func TestHostPortClash(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -158,12 +159,12 @@ func TestHostPortClash(t *testing.T) {
 	if diff := cmp.Diff(before, portElements(t)); diff != "" {
 		t.Errorf("what changed:\n%s", diff)
 	}
-	// Other protocols, addresses and families do not conflict.
+	// A port with another protocol, address or address family must cause no conflict.
 	kerneltest.Must(t, addPorts(h, ownerB, "kt0", portList("udp 8080 10.1.0.6:80", "udp 192.0.2.2:53 10.1.0.6:53", "tcp 443 10.1.0.6:443",
 		"tcp 8080 [fd00::6]:80")))
 }
 
-// TestReplaceOwn: replacing the ports of an attachment gives the same result for any previous ports.
+// TestReplaceOwn checks that replacing the ports of an attachment gives the same result for any previous ports.
 func TestReplaceOwn(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -178,7 +179,7 @@ func TestReplaceOwn(t *testing.T) {
 	}
 }
 
-// TestAfterFlush: a flush of the ruleset removes the static rules too. The next ADD writes all rules again.
+// TestAfterFlush checks the case that a flush of the ruleset also removes the static rules. The next ADD must write all rules again.
 func TestAfterFlush(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -208,7 +209,7 @@ func TestAfterFlush(t *testing.T) {
 	}
 }
 
-// TestTableTwice: the first two pods are added concurrently, and the static rules are created only once.
+// TestTableTwice adds the first two pods at the same time, and checks that the static rules are created only once.
 func TestTableTwice(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	for range 3 {
@@ -219,7 +220,7 @@ func TestTableTwice(t *testing.T) {
 	}
 }
 
-// TestSchema: rules of another schema version are rewritten, and the existing ports remain.
+// TestSchema checks that Podlace replaces rules of another schema version, and keeps the existing ports.
 func TestSchema(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -243,7 +244,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestRange: consecutive ports are stored as one element. A range conflicts with single ports and with other ranges.
+// TestRange checks that consecutive ports are stored as one set element. A range must conflict with single ports and with other ranges.
 func TestRange(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -281,7 +282,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestTaken: the ports of the iptables backend and of the nftables backend conflict with each other, in both directions.
+// TestTaken checks that the ports of the iptables backend and of the nftables backend conflict with each other, in both directions.
 func TestTaken(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -309,7 +310,8 @@ func TestTaken(t *testing.T) {
 		add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }
 
-// TestDelOwned: the ports of an owner are unknown. All ports of this owner are deleted. The ports of other owners stay.
+// TestDelOwned checks the case that the ports of an attachment are unknown. delOwnedHostPorts must delete all ports of this attachment. The
+// ports of other attachments must stay.
 func TestDelOwned(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -341,7 +343,8 @@ func TestDelOwned(t *testing.T) {
 	}
 }
 
-// TestTableManyPorts: the elements of a large range of ports exceed the size of a message and of a socket buffer.
+// TestTableManyPorts checks the case that the elements for a large range of ports exceed the size of a netlink message and of a socket
+// buffer.
 func TestTableManyPorts(t *testing.T) {
 	if data, err := os.ReadFile("/proc/sys/net/core/wmem_max"); err == nil {
 		if limit, err := strconv.Atoi(strings.TrimSpace(string(data))); err == nil && limit < 1<<20 {

@@ -4,12 +4,12 @@ package portmap
 
 import "github.com/podlace/podlace/pkg/plugin"
 
-// Findings describes the settings that are valid but do not do what their names suggest. Findings does no I/O.
+// Findings returns the settings that are valid but do not have the effect that their names suggest. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config)...)
 }
 
-// unloggedFindings returns the findings that Parse does not log itself.
+// unloggedFindings returns the findings that Parse does not log.
 func unloggedFindings(config []byte) []plugin.Finding {
 	return plugin.Capabilities(config, "portMappings", "no hostPort is forwarded")
 }

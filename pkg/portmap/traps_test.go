@@ -21,9 +21,9 @@ func (l testLab) addLog(id string, keys ...any) string {
 	return log.String()
 }
 
-// TestMissingCapabilityIsLoggedOnce: a plugin's capability is missing or misspelt in the configuration. The runtime then passes no ports,
-// as for a pod without ports. The first ADD logs the missing capability, and later ADDs do not log it. After a change of the configuration,
-// the next ADD logs the missing capability again.
+// TestMissingCapabilityIsLoggedOnce checks the case that the capability of the portmap plugin is missing or misspelt in the configuration.
+// Without the capability, the runtime passes no ports, as for a pod without ports. The first ADD must log the missing capability, and later
+// ADDs must not log it. After a change of the configuration, the next ADD must log the missing capability again.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any

@@ -4,19 +4,19 @@ package ports
 
 import "slices"
 
-// Index finds overlapping ports without a comparison of all pairs.
+// Index finds overlapping ports without comparing all pairs of ports.
 type Index struct {
 	singles map[uint16][]namedPort
 	ranges  []namedPort
 }
 
-// namedPort is a port together with the name under which it was added.
+// The type namedPort is a port together with the name under which it was added.
 type namedPort struct {
 	Port
 	name string
 }
 
-// Add adds ports under a name.
+// Add adds ports to the index under a name.
 func (x *Index) Add(name string, list ...Port) {
 	for _, p := range list {
 		if p.Last != 0 {
@@ -30,8 +30,8 @@ func (x *Index) Add(name string, list ...Port) {
 	}
 }
 
-// Overlap reports whether a port overlaps one of the ports in the index. Overlap ignores a port if it was added under the name in the last
-// argument.
+// Overlap reports whether a port overlaps one of the ports in the index. Overlap ignores the ports that were added under the name in the
+// last argument.
 func (x *Index) Overlap(p Port, except string) bool {
 	clash := func(o namedPort) bool { return o.name != except && p.Overlaps(o.Port) }
 	for port := int(p.Port); port <= int(p.End()) && len(x.singles) > 0; port++ {
@@ -42,7 +42,7 @@ func (x *Index) Overlap(p Port, except string) bool {
 	return slices.ContainsFunc(x.ranges, clash)
 }
 
-// Covers reports whether a single entry of the index contains all ports of p.
+// Covers reports whether a single entry of the index contains all port numbers of p.
 func (x *Index) Covers(p Port) bool {
 	if p.Last == 0 {
 		return x.Overlap(p, "")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ports defines the type for a port of the node that leads to a pod. The parser of the configuration, the code for the kernel's
-// rules and all packages between them use this type. The package does no I/O.
+// Package ports defines the type for a port of the node that leads to a pod. Three kinds of code use this type: the parser of the
+// configuration, the code for the kernel's rules, and all packages between them. Package ports does no I/O.
 package ports
 
 import (
@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Port forwards a node port to a port of a pod.
+// Port describes how a port of the node is forwarded to a port of a pod.
 type Port struct {
 	Protocol string         `json:"protocol"`         // "tcp", "udp" or "sctp"
 	HostIP   netip.Addr     `json:"hostIP,omitzero"`  // invalid: all node addresses of the pod's family
@@ -34,7 +34,7 @@ func (p Port) String() string {
 	return fmt.Sprintf("%s %d", p.Protocol, p.Port)
 }
 
-// Names joins the texts of several ports to one text. A port that exists in both address families is listed once.
+// Names joins the texts of several ports into one text. A port that exists in both address families is in this text only once.
 func Names(list []Port) string {
 	var names []string
 	for _, p := range list {
@@ -58,7 +58,7 @@ func (p Port) Number() byte {
 	return 0
 }
 
-// Address returns HostIP. Without a HostIP, the result is the unspecified address of the address family.
+// Address returns HostIP. If the port has no HostIP, Address returns the unspecified address of the address family.
 func (p Port) Address() netip.Addr {
 	switch {
 	case p.HostIP.IsValid():
@@ -69,7 +69,7 @@ func (p Port) Address() netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// End returns the last port of the range. End is equal to Port if the port is not a range.
+// End returns the last port number of the range. If the port is not a range, End is equal to Port.
 func (p Port) End() uint16 { return max(p.Port, p.Last) }
 
 // Is4 reports whether the port is for IPv4.
@@ -81,7 +81,7 @@ func (p Port) Overlaps(o Port) bool {
 	return p.Is4() == o.Is4() && p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.End() && o.Port <= p.End()
 }
 
-// OfFamily selects the ports of one address family, IPv4 or IPv6, from a list.
+// OfFamily returns the ports of one address family, IPv4 or IPv6, from a list.
 func OfFamily(list []Port, is4 bool) (own []Port) {
 	for _, p := range list {
 		if p.Is4() == is4 {
@@ -91,7 +91,7 @@ func OfFamily(list []Port, is4 bool) (own []Port) {
 	return own
 }
 
-// Singles splits ranges into single ports.
+// Singles splits each range in a list into single ports.
 func Singles(list []Port) (out []Port) {
 	for _, p := range list {
 		for port := int(p.Port); port <= int(p.End()); port++ {
@@ -106,7 +106,8 @@ func Singles(list []Port) (out []Port) {
 	return out
 }
 
-// MinRange is the minimum length of a sequence of ports that becomes a range. The port numbers in the pod must be the same.
+// MinRange is the minimum number of consecutive ports that become a range. Ports become a range only if the port numbers in the pod are the
+// same as on the node.
 const MinRange = 16
 
 // Ranges replaces consecutive ports with ranges. Other ports stay unchanged.

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// newPort returns a Port that leads to the same port number of a pod.
+// newPort returns a Port that is forwarded to the same port number of a pod.
 func newPort(protocol, hostIP string, first, last uint16, pod string) Port {
 	p := Port{Protocol: protocol, Port: first, Last: last, To: netip.AddrPortFrom(netip.MustParseAddr(pod), first)}
 	if hostIP != "" {
@@ -60,7 +60,7 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-// TestRanges: MinRange or more consecutive ports become a range. When the range is split, the result is the same list of ports.
+// TestRanges checks that MinRange or more consecutive ports become a range. Splitting this range must return the original list of ports.
 func TestRanges(t *testing.T) {
 	var list []Port
 	for i := range uint16(MinRange) {

@@ -12,9 +12,9 @@ import (
 // maxConns is the maximum number of open connections for probes and metrics. Each open connection needs about 13 KiB of memory.
 const maxConns = 64
 
-// openConns limits the number of open connections of a server. Above the limit, openConns closes the oldest connection that waits for a
-// request. If no connection waits, openConns closes the oldest connection. The limit keeps a client with many idle connections from using
-// much memory or delaying a probe.
+// openConns limits the number of open connections of a server. If there are more than maxConns connections, openConns closes the oldest
+// connection that waits for a request. If no connection waits for a request, openConns closes the oldest connection. Without this limit, a
+// client with many idle connections could use much memory or delay a probe.
 type openConns struct {
 	mu   sync.Mutex
 	all  []net.Conn // oldest first

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// TestOpenConns: above the limit, the oldest connection that waits for a request is closed. A connection with a running request is closed
-// only if all connections have a running request.
+// TestOpenConns checks that, above the limit, the oldest connection that waits for a request is closed. A connection with a running request
+// must be closed only if all connections have a running request.
 func TestOpenConns(t *testing.T) {
 	o := openConns{busy: map[net.Conn]bool{}}
 	var ends []net.Conn

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probes serves the HTTP endpoints of a daemon: /healthz and /readyz for the kubelet, and /metrics for Prometheus. The package
-// limits the number of connections and the time of each request. If another program removes the unix socket of the server, the package
-// creates the socket again.
+// Package probes serves the HTTP endpoints of a daemon: /healthz and /readyz for the kubelet, and /metrics for Prometheus. Package probes
+// limits the number of connections and the duration of each request. If another program removes the unix socket of the server, package
+// probes creates the socket again.
 package probes
 
 import (
@@ -21,8 +21,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// UnixPrefix is the prefix of an address that contains the path of a unix socket. Only root can use this socket. An address without this
-// prefix is host:port.
+// UnixPrefix is the prefix of an address that contains the path of a unix socket. Only root can use the unix socket at this path. An
+// address without UnixPrefix has the form host:port.
 const UnixPrefix = "unix:"
 
 // Server answers health probes and scrapes of Prometheus.
@@ -32,8 +32,8 @@ type Server struct {
 	Log     *slog.Logger
 }
 
-// Start serves at host:port or unix:/path until ctx is done. For a unix socket, a goroutine removes the socket when ctx is done. The caller
-// can wait for this goroutine through the argument running.
+// Start serves the HTTP endpoints at host:port or unix:/path until ctx is done. For a unix socket, Start also runs a goroutine that removes
+// the socket file when ctx is done. With the argument running, the caller can wait for the end of this goroutine.
 func (s Server) Start(ctx context.Context, address string, running *sync.WaitGroup) error {
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {
 		return ServeSocket(ctx, path, s.Log, running, func(ctx context.Context, l *net.UnixListener) { s.serve(ctx, l) })
@@ -65,8 +65,8 @@ func (s Server) serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// AskReady asks a server whether the server is ready. The readiness probe of a container sends the same request. The argument address is
-// the address that was passed to Start. If the server is not ready, the error contains the reason.
+// AskReady asks a server over HTTP whether it is ready. The readiness probe of a container sends the same request. The argument address of
+// AskReady is the address at which Start serves the HTTP endpoints. If the server is not ready, the error of AskReady contains the reason.
 func AskReady(ctx context.Context, address string) error {
 	network, where := "tcp", address
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {

@@ -18,10 +18,12 @@ import (
 	"time"
 )
 
-// MaxSocketPath is the maximum length of a socket's path. According to unix(7), sun_path has 108 bytes, including a terminating zero.
+// MaxSocketPath is the maximum length of a socket's path. According to unix(7), the field sun_path has 108 bytes, including a terminating
+// zero.
 const MaxSocketPath = 107
 
-// lookEvery is the time between two checks of the socket file. The checks are needed because another program may remove the socket file.
+// lookEvery is the time between two checks of the socket file. These checks are necessary because another program may remove the socket
+// file.
 const lookEvery = time.Second
 
 // RandomHex returns eight random hexadecimal digits.
@@ -37,11 +39,11 @@ type SocketID struct {
 	made       int64 // nanoseconds since 1970, because inode numbers are reused
 }
 
-// Same reports whether two IDs belong to the same socket. The result is valid only while the caller has the socket open. The kernel may
-// reuse the inode number after the socket is closed.
+// Same reports whether two IDs belong to the same socket. The result of Same is valid only while the caller has the socket open. After the
+// socket is closed, the kernel may reuse its inode number for another socket.
 func (id SocketID) Same(other SocketID) bool { return id.dev == other.dev && id.inode == other.inode }
 
-// SocketAt returns the ID of the socket at a path. The second result is false if there is no socket at the path.
+// SocketAt returns the ID of the socket at a path. If there is no socket at this path, the second result of SocketAt is false.
 func SocketAt(path string) (id SocketID, ok bool) {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
@@ -58,8 +60,8 @@ func statSocket(info fs.FileInfo) (id SocketID, ok bool) {
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replaceSocket creates a socket and its folder. replaceSocket replaces a socket of another instance. After the replacement, this instance
-// gets the requests. replaceSocket does not replace a file that is not a socket.
+// replaceSocket creates a socket and its folder. If another instance of the program has a socket at this path, replaceSocket replaces it.
+// After the replacement, this instance of the program receives the requests. replaceSocket does not replace a file that is not a socket.
 func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, SocketID{}, err
@@ -74,9 +76,9 @@ func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	return Listen(path)
 }
 
-// ServeSocket serves a socket until ctx is done. The caller can wait for its goroutines through the argument running. If the socket was
-// removed, ServeSocket creates the socket again. ServeSocket also creates the socket again if another instance replaced the socket and then
-// ended.
+// ServeSocket serves a socket until ctx is done. With the argument running, the caller can wait for the end of the goroutines that
+// ServeSocket starts. If another program removes the socket, ServeSocket creates the socket again. ServeSocket also creates the socket
+// again if another instance replaced it and then ended.
 func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sync.WaitGroup,
 	serve func(context.Context, *net.UnixListener)) error {
 	l, own, err := replaceSocket(path)
@@ -94,8 +96,8 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 	return nil
 }
 
-// awaitLost waits until this instance no longer serves the path. When the path is lost, awaitLost creates the socket again and returns the
-// new listener. When ctx is done, the socket is removed and the result is nil.
+// awaitLost waits until no process serves the path. awaitLost then creates the socket again and returns the new listener. When ctx is done,
+// awaitLost removes the socket and returns nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
 	lastError := ""
 	for {
@@ -133,9 +135,9 @@ func Answered(path string) bool {
 	return true
 }
 
-// Listen creates a unix socket that only root can use. The socket file appears at its path only when the socket accepts connections. Until
-// the socket accepts connections, the file has a temporary name with a leading dot. The kubelet ignores files with a leading dot. The file
-// remains when the listener is closed.
+// Listen creates a unix socket that only root can use. The socket file gets its final path only when the socket accepts connections. Until
+// the socket accepts connections, its file has a temporary name with a leading dot. The kubelet ignores files with a leading dot. When the
+// listener is closed, the socket file stays.
 func Listen(path string) (*net.UnixListener, SocketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+RandomHex())
 	if most := max(len(path), len(hidden)); most > MaxSocketPath {

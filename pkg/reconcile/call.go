@@ -19,7 +19,7 @@ import (
 const (
 	// bannerTimeout is the timeout of the call that checks whether a program is a plugin of Podlace.
 	bannerTimeout = 10 * time.Second
-	// statusTimeout is the maximum time of one plugin's STATUS.
+	// statusTimeout is the maximum duration of one plugin's STATUS.
 	statusTimeout = 10 * time.Second
 )
 
@@ -27,11 +27,11 @@ const (
 var ErrForeign = errors.New("it is not Podlace's")
 
 // bannerText is the text before the version in the output of Podlace's plugins. The plugins print this text if they are started without a
-// verb.
+// CNI command.
 const bannerText = " plugin of Podlace "
 
-// Version returns the version of a plugin of Podlace. For another program, the error is ErrForeign. For a file that is missing or cannot
-// run, the error comes from stat(2) or execve(2).
+// Version returns the version of a plugin of Podlace. For a program that is not a plugin of Podlace, Version returns ErrForeign. For a file
+// that is missing or cannot be executed, Version returns the error of stat(2) or execve(2).
 func Version(path string) (string, error) {
 	if _, err := os.Stat(path); err != nil {
 		return "", err
@@ -53,7 +53,7 @@ func Version(path string) (string, error) {
 	return version, nil
 }
 
-// Status calls STATUS of those plugins of the network that belong to Podlace. Status returns an error for each plugin that is not ready.
+// Status calls STATUS of all plugins of the network that belong to Podlace. Status returns an error for each plugin that is not ready.
 func Status(n Network, binDir string) (errs []error) {
 	for _, p := range n.Plugins {
 		if _, err := Version(filepath.Join(binDir, p.Type)); err != nil {
@@ -70,8 +70,8 @@ func Status(n Network, binDir string) (errs []error) {
 	return errs
 }
 
-// callPlugin runs a plugin with a verb. If the verb needs an attachment, the argument env contains the variables that identify the
-// attachment. The error contains the error code and the message of the plugin.
+// callPlugin runs a CNI operation of a plugin. If the CNI operation needs an attachment, the argument env contains the variables that
+// identify the attachment. The error of callPlugin contains the error code and the message of the plugin.
 func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration, env ...string) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(filepath.Join(binDir, name))
@@ -93,11 +93,11 @@ func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration,
 	return Refusal{failure.Code, failure.Msg}
 }
 
-// Refusal is an error that a plugin returned.
+// Refusal is an error that a plugin returned in its output.
 type Refusal struct {
 	Code uint
 	Msg  string
 }
 
-// Error returns the code and the message.
+// Error returns the code and the message of the plugin's error.
 func (r Refusal) Error() string { return fmt.Sprintf("code %d: %s", r.Code, r.Msg) }

@@ -21,7 +21,7 @@ type FailedCheck struct {
 	Err    error
 }
 
-// The type added contains the data of an ADD from an entry of libcni's cache.
+// The type added contains the data of an ADD, read from the cache of libcni.
 type added struct {
 	cachedResult
 	Config       []byte                     `json:"config"`
@@ -30,9 +30,9 @@ type added struct {
 	version      string                     // cniVersion of the result
 }
 
-// CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. After the budget has passed,
-// CheckAll starts no more CHECKs. CheckAll also returns the number of attachments for which CHECK ran, and the number of attachments that
-// were left out.
+// CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. When the time in the argument
+// budget has passed, CheckAll does not start another CHECK. CheckAll also returns the number of attachments for which CHECK ran, and the
+// number of attachments that were not checked.
 func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked, left int, failed []FailedCheck) {
 	ours := map[string]bool{}
 	isOurs := func(name string) bool {
@@ -69,8 +69,8 @@ func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked,
 	return checked, left, failed
 }
 
-// readADD reads the data of an attachment's ADD. If the cache does not contain the ADD, or if the runtime does not call CHECK, the result
-// is nil.
+// readADD reads the data of an attachment's ADD from the cache of libcni. If the cache of libcni does not contain the ADD, or if the
+// runtime does not call CHECK, readADD returns nil.
 func readADD(a *Attachment) (*added, []json.RawMessage) {
 	var add added
 	var list struct {
@@ -92,7 +92,7 @@ func readADD(a *Attachment) (*added, []json.RawMessage) {
 	return &add, list.Plugins
 }
 
-// The method input() returns the type of a plugin and the configuration that the runtime passes to the plugin.
+// The method input() returns the type of a plugin and the configuration that the runtime passes to this plugin.
 func (a *added) input(raw json.RawMessage) (name string, config []byte, err error) {
 	var p struct {
 		Type         string          `json:"type"`

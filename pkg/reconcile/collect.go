@@ -13,10 +13,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gcTimeout is the maximum time of one plugin's GC, which runs DEL for each dead attachment.
+// gcTimeout is the maximum duration of one plugin's GC, which runs DEL for each dead attachment.
 const gcTimeout = 10 * time.Minute
 
-// Plan lists the plugins whose GC is called for a network.
+// Plan contains the plugins whose GC is called for a network.
 type Plan struct {
 	Network Network
 	Run     []Plugin
@@ -24,11 +24,11 @@ type Plan struct {
 	binDir  string
 }
 
-// NewPlan finds the plugins of a network that belong to Podlace. The plan contains no plugins of other projects. The GC of a plugin of
-// another project would also remove a pod that was added after the list of attachments was made. GC of Podlace's plugins gets a list of the
-// dead attachments and removes only these attachments. If a main plugin of another project uses Podlace's host-local, the plan contains the
-// GC of host-local. If a plugin has state of dead attachments, the plan contains the GC of this plugin even if no configuration contains
-// the plugin.
+// NewPlan finds the plugins of a network that belong to Podlace. The plan of a network contains no plugins of other projects. The GC of
+// another project's plugin would also remove a pod that was added after the list of attachments was made. The GC of Podlace's plugins gets
+// a list of the dead attachments, and removes only these attachments. If another project's main plugin uses Podlace's host-local, the plan
+// contains the GC of host-local. If a plugin has state of dead attachments, the plan contains its GC even if the plugin is in no
+// configuration.
 func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	plan := Plan{Network: n, binDir: binDir}
 	if n.DisableGC {
@@ -65,7 +65,7 @@ func (p *Plan) add(pl Plugin) error {
 	return err
 }
 
-// addHolder adds a plugin that no configuration contains. addHolder uses the name under which the plugin is installed.
+// addHolder adds a plugin that is in no configuration to the plan. addHolder uses the name under which the plugin is installed.
 func (p *Plan) addHolder(kind string) error {
 	raw := json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)
 	if p.add(Plugin{Type: plugin.ClusterPrefix + kind, raw: raw}) == nil {
@@ -80,16 +80,16 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// The method covers() reports whether the plan already includes a plugin. covers() looks for the plugin itself and for an IPAM plugin, both
-// in the plan and in the network's configuration.
+// The method covers() reports whether a plugin is in the plan or in the network's configuration. covers() also finds a plugin that another
+// plugin uses for IPAM.
 func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
 }
 
-// Collect calls GC of the plugins, so that they remove the dead attachments of the network. If one plugin fails, Collect continues with the
-// other plugins. Collect never removes an attachment that is missing from its argument. The plugins get a list of valid attachments and a
-// list of dead attachments, and remove only the attachments in the second list.
+// Collect calls GC of the plugins, so that they remove the dead attachments of the network. If the GC of one plugin fails, Collect
+// continues with the other plugins. Collect never removes an attachment that is missing from its argument. The plugins get a list of valid
+// attachments and a list of dead attachments, and remove only the dead attachments.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {
@@ -131,7 +131,7 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 	return valid, dead
 }
 
-// The function gc() calls GC as libcni does. gc() passes the list of valid attachments under both keys that are in use.
+// The function gc() calls GC as libcni does. gc() passes the list of valid attachments under two keys, because both keys are in use.
 func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
 	config, err := inject(pl.raw, map[string]any{"name": p.Network.Name, "cniVersion": p.Network.gcVersion(),
 		"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid, plugin.DeadKey: dead})
@@ -156,7 +156,7 @@ func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {
 	return json.Marshal(keys)
 }
 
-// Compare marks those dead attachments whose records were removed. Compare returns the number of dead attachments that remain.
+// Compare marks the dead attachments whose records were removed. Compare returns the number of dead attachments that are still there.
 func Compare(before, after []*Attachment) (left int) {
 	still := map[key]bool{}
 	for _, a := range after {

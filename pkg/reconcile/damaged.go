@@ -8,8 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// AddDamaged adds unreadable records to the attachments in a list. If no other source contains the attachment of a record, only the network
-// of this attachment is known.
+// AddDamaged adds unreadable records to the list of attachments. If the attachment of an unreadable record is in no other source, only its
+// network is known.
 func AddDamaged(list []*Attachment, damaged []attachment.Damaged) []*Attachment {
 	for _, d := range damaged {
 		at := slices.IndexFunc(list, func(a *Attachment) bool {

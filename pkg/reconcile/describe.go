@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// addDescription adds the data in a plugin's record to the attachment. If the state in the record cannot be read, addDescription adds no
-// data. The verbs of the plugin report the unreadable state as an error.
+// addDescription adds the data in a plugin's record to an attachment. If addDescription cannot read the state in the record, it adds no
+// data from this state. The CNI operations of the plugin report the unreadable state as an error.
 func (a *Attachment) addDescription(rec attachment.Record) {
 	if a.Since.IsZero() || rec.Written.Before(a.Since) {
 		a.Since = rec.Written

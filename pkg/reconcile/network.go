@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gcVersion is the oldest cniVersion that has GC. Podlace's plugins support GC even if the conflist has an older version.
+// gcVersion is the oldest cniVersion in which GC exists. Podlace's plugins support GC even if the conflist has an older version.
 const gcVersion = "1.1.0"
 
 // Network is the configuration of a network, as a runtime loads it.
@@ -37,7 +37,7 @@ type Plugin struct {
 }
 
 // Networks reads all configurations in a folder, sorted by file name. If two configurations have the same network name, Networks uses the
-// first configuration, as runtimes do. The second result describes the files that cannot be read.
+// first configuration, as runtimes do. The second result of Networks describes the files that cannot be read.
 func Networks(dir string) (networks []Network, notes []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -127,8 +127,8 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 	return plugins, err
 }
 
-// Plugin returns the configuration of the first plugin of the given kind (plugin.Kind). The result is nil if the network has no plugin of
-// this kind.
+// Plugin returns the configuration of the network's first plugin of the given kind (plugin.Kind). If the network has no plugin of this
+// kind, Plugin returns nil.
 func (n Network) Plugin(kind string) json.RawMessage {
 	for _, p := range n.Plugins {
 		if plugin.Kind(p.Type) == kind {
@@ -138,10 +138,10 @@ func (n Network) Plugin(kind string) json.RawMessage {
 	return nil
 }
 
-// Config returns the unchanged text of the plugin's configuration in the file.
+// Config returns the unchanged text of the plugin's configuration from the file.
 func (p Plugin) Config() []byte { return p.raw }
 
-// DataDir returns the lease folder of the network's IPAM plugin. The result is "" for the default folder.
+// DataDir returns the folder in which the network's IPAM plugin stores leases. For the default folder, DataDir returns "".
 func (n Network) DataDir() string {
 	for _, p := range n.Plugins {
 		if dir := p.dataDir(); dir != "" {
@@ -151,7 +151,7 @@ func (n Network) DataDir() string {
 	return ""
 }
 
-// gcVersion returns the cniVersion that is used for GC of the network.
+// gcVersion returns the cniVersion with which GC of the network is called.
 func (n Network) gcVersion() string {
 	if ok, err := version.GreaterThanOrEqualTo(n.CNIVersion, gcVersion); ok && err == nil {
 		return n.CNIVersion
@@ -159,7 +159,7 @@ func (n Network) gcVersion() string {
 	return gcVersion
 }
 
-// dataDir returns the lease folder of host-local. The result is "" for the default folder.
+// dataDir returns the folder in which host-local stores leases. For the default folder, dataDir returns "".
 func (p Plugin) dataDir() string {
 	var conf struct {
 		IPAM struct {

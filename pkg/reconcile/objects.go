@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Objects returns the kernel objects in the record that a plugin has of an attachment. Each line describes one object.
+// Objects returns the kernel objects in a plugin's record of an attachment. Each line that Objects returns describes one object.
 func Objects(rec attachment.Record) ([]string, error) {
 	switch rec.Plugin {
 	case "bridge":

@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// maxConfiguration is much larger than any network configuration.
+	// maxConfiguration is the size limit for network configurations, which are much smaller.
 	maxConfiguration = 1 << 20
-	// maxCached is the maximum size of a configuration that a plugin accepts. The cache of libcni contains this configuration.
+	// maxCached is the maximum size of a configuration that a plugin accepts. The cache of libcni contains a configuration of this size.
 	maxCached = 16 << 20
-	// maxPidfile is larger than the length of a process ID and a newline.
+	// maxPidfile is the size limit for a file that contains a process ID and a newline.
 	maxPidfile = 32
 )
 
-// readRegular reads a regular file. A file that is larger than the given limit causes an error. readRegular follows symbolic links, because
-// a configuration may be a link. Each error contains the name of the file.
+// readRegular reads a regular file. For a file that is larger than the limit, readRegular returns an error. readRegular follows symbolic
+// links, because a configuration may be a symbolic link. Each error of readRegular contains the name of the file.
 func readRegular(path string, most int64) ([]byte, error) {
 	data, err := readSmall(path, most)
 	var of *fs.PathError
@@ -35,7 +35,8 @@ func readRegular(path string, most int64) ([]byte, error) {
 }
 
 func readSmall(path string, most int64) ([]byte, error) {
-	// The file type is checked before the file is opened. Opening a device may have an effect, and opening a socket returns an unclear error.
+	// readSmall checks the type of the file before it opens the file. Opening a device may have side effects, and opening a socket returns
+	// an unclear error.
 	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
 		return nil, orIrregular(err)
 	}

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconcile finds attachments on this node whose pods are gone. Package reconcile calls the plugins to remove these attachments.
+// Package reconcile finds attachments on this node whose pods are gone. Package reconcile calls the plugins, which remove these
+// attachments.
 //
 // An attachment counts as dead only if there is proof that its pod is gone. Reconcile never removes an attachment whose network namespace
-// exists or whose container runs. An attachment is dead if the network namespace of its ADD no longer exists. An attachment is also dead if
+// exists or whose container runs. An attachment is dead if the network namespace of its ADD does not exist. An attachment is also dead if
 // the node has rebooted since the ADD.
 //
-// The namespace is unknown if another program wrote the lease, or if the path no longer leads to a namespace. An attachment with an unknown
-// namespace is dead only under three conditions: a runtime answered, neither the runtime nor the cache of libcni contains the container,
-// and the lease is older than the longest ADD.
+// The namespace of an attachment is unknown if another program wrote the lease, or if the recorded path is not the path of a namespace. An
+// attachment with an unknown namespace is dead only if a runtime has answered and three conditions are met. The runtime does not know the
+// container, the cache of libcni does not contain the container, and the lease is older than the longest ADD.
 package reconcile
 
 import (
@@ -27,8 +28,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// maxADDAge is the maximum age of an attachment whose ADD may still be running if its namespace is unknown. While the ADD of a pod is
-// running, the runtime does not list the pod yet.
+// maxADDAge limits the age of an attachment with an unknown namespace whose ADD may still be running. While the ADD of a pod is running,
+// the list of the runtime does not contain the pod yet.
 const maxADDAge = 10 * time.Minute
 
 // States of a namespace.
@@ -38,7 +39,7 @@ const (
 	Unknown = "unknown"
 )
 
-// Attachment contains everything that is recorded about one attachment.
+// Attachment contains all recorded data about one attachment.
 type Attachment struct {
 	Network     string       `json:"network"`
 	Pod         string       `json:"pod,omitempty"`
@@ -67,7 +68,7 @@ type Attachment struct {
 	written time.Time
 }
 
-// Key returns the key of the attachment's records.
+// Key returns the key under which the attachment's records are stored.
 func (a *Attachment) Key() attachment.Key {
 	return attachment.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
 }
@@ -161,7 +162,7 @@ func stateOf(netns string, earlier bool) string {
 	return Unknown
 }
 
-// recordedAddresses returns the addresses in a plugin's part of a record.
+// recordedAddresses returns the addresses in the part of a record that the plugin itself defines.
 func recordedAddresses(rec attachment.Record) (list []netip.Addr) {
 	var state struct {
 		Addresses []netip.Prefix `json:"addresses"`
@@ -173,7 +174,7 @@ func recordedAddresses(rec attachment.Record) (list []netip.Addr) {
 	return list
 }
 
-// leaseFolders returns the lease folders that exist.
+// leaseFolders returns the existing folders with leases.
 func leaseFolders(networks []Network) map[string]bool {
 	folders := map[string]bool{}
 	paths, _ := filepath.Glob(hostlocal.DefaultDir + "/*")
@@ -199,7 +200,7 @@ func addLeases(found map[key]*Attachment, path string) error {
 	}
 	for _, l := range leases {
 		a := entry(found, filepath.Base(path), l.Attachment)
-		// Records are stored on tmpfs. An attachment with a record was therefore created after the last boot.
+		// Records are stored on tmpfs, so a reboot deletes them. An attachment with a record was therefore created after the last boot.
 		a.earlier = l.Earlier && len(a.Holders) == 0
 		a.Netns, a.written = either(a.Netns, l.Netns), l.Written
 		a.Holders = append(a.Holders, "host-local")
@@ -208,7 +209,8 @@ func addLeases(found map[key]*Attachment, path string) error {
 	return nil
 }
 
-// Judge marks dead attachments. If the last argument is true, an attachment with an unknown namespace is dead even if no runtime answered.
+// Judge marks dead attachments. If the last argument of Judge is true, an attachment with an unknown namespace is dead even if no runtime
+// answered.
 func Judge(list []*Attachment, rt Runtimes, all bool) {
 	for _, a := range list {
 		a.Pod = either(a.Pod, rt.pods[a.ContainerID])
@@ -229,7 +231,7 @@ func Judge(list []*Attachment, rt Runtimes, all bool) {
 	}
 }
 
-// Dead returns the dead attachments.
+// Dead returns the dead attachments in a list.
 func Dead(list []*Attachment) (dead []*Attachment) {
 	for _, a := range list {
 		if a.Dead != "" {
@@ -239,8 +241,8 @@ func Dead(list []*Attachment) (dead []*Attachment) {
 	return dead
 }
 
-// Doubt returns a reason why an admin should check the list of dead attachments before their state is removed. The result is nil if no
-// check is needed.
+// Doubt returns a reason why an administrator should check the list of dead attachments before their state is removed. If no check by an
+// administrator is necessary, Doubt returns nil.
 func Doubt(list []*Attachment, rt Runtimes) error {
 	dead := len(Dead(list))
 	switch {

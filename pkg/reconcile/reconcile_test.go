@@ -36,7 +36,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// TestJudge: an attachment counts as dead only if there is proof that its pod is gone.
+// TestJudge checks that an attachment counts as dead only if there is proof that its pod is gone.
 func TestJudge(t *testing.T) {
 	asked := Runtimes{Asked: []string{"crictl"}, Running: map[string]bool{"runs": true}}
 	silent := Runtimes{}
@@ -105,7 +105,8 @@ func writeLease(t *testing.T, network, id, netns string) {
 	}
 }
 
-// TestList (F-27) combines records, leases and the cache of libcni. The test also checks that leases from before the last boot are marked.
+// TestList (F-27) checks the list that results from records, leases and the cache of libcni. TestList also checks that List marks leases
+// from before the last boot.
 func TestList(t *testing.T) {
 	t.Cleanup(func() {
 		for _, dir := range []string{"/run/podlace/n1", "/var/lib/cni"} {
@@ -263,7 +264,8 @@ func script(t *testing.T, path, text string) {
 	}
 }
 
-// TestCollect: each plugin of Podlace gets both lists, and other plugins are not called. All errors are returned.
+// TestCollect checks that each plugin of Podlace gets both lists, and that other plugins are not called. Collect must return the errors of
+// all plugins.
 func TestCollect(t *testing.T) {
 	dir := t.TempDir()
 	keep := `[ -z "$CNI_COMMAND" ] && { echo "CNI plugin of Podlace x" >&2; exit; }
@@ -326,7 +328,8 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	}
 }
 
-// TestPlanByRecords: a plugin has state of dead attachments. The GC of this plugin is called even if no configuration contains the plugin.
+// TestPlanByRecords checks the case that a plugin has state of dead attachments. The GC of this plugin must be called even if the plugin is
+// in no configuration.
 func TestPlanByRecords(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"bridge", "portmap", "host-local"} {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// Runtimes contains what the container runtimes of this node report.
+// Runtimes contains the running containers and pods that the container runtimes of this node report.
 type Runtimes struct {
 	Asked   []string        // sources that answered
 	Running map[string]bool // running containers by ID
@@ -25,21 +25,21 @@ type Runtimes struct {
 	pods    map[string]string
 }
 
-// taskFolders returns the folders that have one entry for each running container. Containerd has one such folder for each of its
-// namespaces. The containerd of k3s uses other paths.
+// taskFolders returns the folders that contain one entry for each running container. Containerd has one such folder for each of its own
+// namespaces. In k3s, containerd uses other paths.
 func taskFolders() []string {
 	return []string{"/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/containerd/io.containerd.runtime.v2.task"}
 }
 
-// storageFolder has one folder for each container of CRI-O and podman. The folder exists until the container is removed, whether the
-// container runs or not.
+// storageFolder contains one folder for each container of CRI-O and podman. The folder of a container exists until the container is
+// removed, whether the container runs or not.
 const storageFolder = "/run/containers/storage/overlay-containers"
 
-// crictlTimeout is the timeout of crictl. The timeout is long enough for a runtime that is just starting.
+// crictlTimeout is the timeout of crictl. This timeout is long enough for a runtime that is just starting.
 const crictlTimeout = 20 * time.Second
 
-// AskRuntimes asks all sources on this node that list running containers. A container is running if at least one source lists it as
-// running.
+// AskRuntimes asks all sources on this node that know the running containers. A container counts as running if at least one source reports
+// that it runs.
 func AskRuntimes() Runtimes {
 	rt := Runtimes{Running: map[string]bool{}, pods: map[string]string{}}
 	answered := false
@@ -57,8 +57,8 @@ func AskRuntimes() Runtimes {
 	return rt
 }
 
-// readContainers reads a folder that has one entry for each container. The last argument is a function that gets the path of an entry and
-// reports whether the container runs.
+// readContainers reads a folder that contains one entry for each container. The last argument of readContainers is a function that gets the
+// path of an entry and reports whether the container runs.
 func (rt *Runtimes) readContainers(folder, level string, runs func(path string) bool) {
 	if _, err := os.ReadDir(folder); err != nil {
 		return
@@ -72,10 +72,10 @@ func (rt *Runtimes) readContainers(folder, level string, runs func(path string) 
 	}
 }
 
-// mayRun reports whether a container with a folder in storageFolder may be running. If crictl lists the pod, the result is the state that
-// crictl reports. If crictl does not list the pod, mayRun checks whether the process of the container exists. A sandbox of CRI-O may have
-// no pidfile. A sandbox without a pidfile is treated as running unless crictl answered. If the pidfile cannot be read, the container may be
-// running.
+// mayRun reports whether a container with a folder in storageFolder may be running. If crictl reports the pod, mayRun returns the state
+// that crictl reports. If crictl does not report the pod, mayRun checks whether the process of the container exists. A sandbox of CRI-O may
+// have no pidfile. A sandbox without a pidfile counts as running, unless crictl answered. If the pidfile of a container cannot be read, the
+// container may be running.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]
@@ -130,10 +130,10 @@ func (rt *Runtimes) askCRI(path string) error {
 	return nil
 }
 
-// cacheDir is libcni's cache. If a runtime uses this cache, the cache contains the data for the DEL of each attachment.
+// cacheDir is libcni's cache. If a runtime uses this cache of libcni, the cache contains the data for the DEL of each attachment.
 const cacheDir = "/var/lib/cni/results"
 
-// cachedResult is an entry in the cache of libcni.
+// The type cachedResult is an entry in the cache of libcni.
 type cachedResult struct {
 	Kind        string      `json:"kind"`
 	ContainerID string      `json:"containerId"`
@@ -154,7 +154,7 @@ func readCache() (entries []cachedResult) {
 	return entries
 }
 
-// Forget removes the attachments of a deleted network from the cache of libcni. Forget returns the removed files.
+// Forget removes the attachments of a deleted network from the cache of libcni. Forget returns the paths of the removed files.
 func Forget(network string) (removed []string) {
 	paths, _ := filepath.Glob(cacheDir + "/" + network + "-*")
 	for _, path := range paths {

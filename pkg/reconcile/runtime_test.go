@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStoppedContainers: containers/storage keeps the folder of a container until the container is removed. The folder alone therefore does
-// not prove that the container runs.
+// TestStoppedContainers checks containers that have ended. In containers/storage, the folders of ended containers exist until the
+// containers are removed. The folder of a container therefore does not prove that the container runs.
 func TestStoppedContainers(t *testing.T) {
 	bin := t.TempDir()
 	t.Setenv("PATH", bin)
@@ -51,8 +51,8 @@ func TestStoppedContainers(t *testing.T) {
 	}
 }
 
-// TestUnreadablePidfile: a container is not running if its pidfile is missing or contains the ID of a process that has ended. If the
-// pidfile cannot be read, the container may be running.
+// TestUnreadablePidfile checks that a container is not running if its pidfile is missing or contains the ID of a process that has ended. If
+// the pidfile of a container cannot be read, the container may be running.
 func TestUnreadablePidfile(t *testing.T) {
 	rt := Runtimes{}
 	for name, c := range map[string]struct {

@@ -18,13 +18,14 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Bridge reads, writes and removes the rules that the reference bridge plugin creates for an attachment. These rules are the masquerade
-// rules in all known variants, and the rules of the MAC check (macspoofchk).
+// Bridge reads, writes and removes the rules that the reference bridge plugin creates for an attachment. The reference plugin's rules are
+// masquerade rules in all known variants, and rules that check the source MAC (macspoofchk).
 type Bridge Attachment
 
 const postrouting = "POSTROUTING"
 
-// Chain returns the name of the attachment's chain in the iptables nat table. Rules in POSTROUTING jump to this chain.
+// Chain returns the name of the attachment's chain in the iptables nat table. Rules in the chain POSTROUTING jump to the chain of the
+// attachment.
 func (b Bridge) Chain() string { return b.chains()[postrouting][0] }
 
 func (b Bridge) chains() iptables.Chains {
@@ -50,8 +51,8 @@ func (b Bridge) isMasquerade(of nft.Rule) bool {
 	return strings.HasPrefix(of.Comment, b.commentPrefix())
 }
 
-// Remove removes the rules. If there are no rules, Remove changes nothing and sends only a few requests. If there are rules, Remove first
-// lists the rules.
+// Remove removes the rules. If there are no rules of the attachment, Remove changes nothing and sends only a few requests. If there are
+// rules of the attachment, Remove first reads all of them.
 func (b Bridge) Remove() error {
 	err := nft.Remove("nft delete rules that the reference plugins left", nft.Removal{
 		Chains: append(b.chains().Jumps(), nft.Jump{Parent: spoofJumps(), Chain: b.spoofChain()},
@@ -93,9 +94,10 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	}), err
 }
 
-// WriteMasquerade writes nftables rules that masquerade addresses. The rules are the same as the rules that the reference plugin writes.
-// Each address must have the prefix length of its subnet. Packets keep their source address if the last argument contains their
-// destination. WriteMasquerade keeps existing rules, because a connection that starts while a rule is missing would never get a reply.
+// WriteMasquerade writes nftables rules that masquerade addresses. These rules are the same as the rules that the reference plugin writes.
+// Each address in the argument of WriteMasquerade must have the prefix length of its subnet. If a packet's destination is in the last
+// argument, the packet keeps its source address. WriteMasquerade keeps existing rules. A connection that starts while a rule is missing
+// would never get a reply.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
@@ -106,7 +108,8 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	return nft.Build("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
 		h := nft.NewRuleset(c, &nftables.Table{Name: masqueradeRules().Table, Family: nftables.TableFamilyINet})
 		checks := c.AddChain(&nftables.Chain{Table: h.Table, Name: masqueradeRules().Chain})
-		// The reference plugin sets no policy for this chain. The default policy of the kernel has the same effect.
+		// The reference plugin sets no policy for this postrouting chain. Without a policy, the kernel uses its default policy, which has
+		// the same effect.
 		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 		for _, multicast := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")} {
 			f := familyOf(multicast.Addr().Is4())
@@ -131,8 +134,8 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	})
 }
 
-// WriteSpoofCheck writes the same chains as the reference plugin (macspoofchk). A chain drops a frame from a bridge port unless the frame
-// has the given source MAC. WriteSpoofCheck does not rewrite chains that exist.
+// WriteSpoofCheck writes the same chains as the reference plugin with macspoofchk. The chains drop a frame from a bridge port unless the
+// frame has the given source MAC. WriteSpoofCheck keeps existing chains unchanged.
 func (b Bridge) WriteSpoofCheck(link string, mac net.HardwareAddr) error {
 	if ok, err := b.HasSpoofCheck(); ok || err != nil {
 		return err

@@ -16,11 +16,11 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// Portmap reads, writes and removes the rules that the reference portmap plugin creates for the hostPorts of an attachment. The type
+// Portmap reads, writes and removes the rules that the reference portmap plugin creates for the hostPorts of an attachment. Portmap
 // supports all known variants of these rules.
 type Portmap Attachment
 
-// HostportChain is the chain in the iptables nat table whose rules jump to the chains of attachments.
+// HostportChain is the chain in the iptables nat table with the jumps to the chains of attachments.
 const HostportChain = "CNI-HOSTPORT-DNAT"
 
 // Chain returns the name of the attachment's chain in the iptables nat table.
@@ -30,12 +30,13 @@ func (p Portmap) chains() iptables.Chains {
 	return iptables.Chains{HostportChain: hashNames(p.Hashes, "CNI-DN-", 21), "CNI-HOSTPORT-SNAT": hashNames(p.Hashes, "CNI-SN-", 21)}
 }
 
-// portRules returns the nftables table in which the reference plugin writes hostPorts. The rules are in several chains.
+// portRules returns the nftables table in which the reference plugin writes hostPorts. The rules for hostPorts are in several chains of
+// this table.
 func portRules(is4 bool) nft.Place {
 	return nft.Place{Family: familyOf(is4).Proto, Table: "cni_hostport"}
 }
 
-// Remove removes the rules. If there are no rules, Remove changes nothing.
+// Remove removes the rules. If the attachment has no rules, Remove changes nothing.
 func (p Portmap) Remove() error {
 	err := nft.Remove("nft delete hostPort rules that the reference plugins left", nft.Removal{
 		Chains: p.chains().Jumps(),
@@ -44,8 +45,8 @@ func (p Portmap) Remove() error {
 	return errors.Join(err, p.chains().RemoveLegacy())
 }
 
-// isRule reports whether a rule belongs to the attachment. The comment of a rule contains only the container ID. The addresses are needed
-// to distinguish two networks of one container.
+// isRule reports whether an nftables rule belongs to the attachment. The comment of a rule from the reference plugin contains only the
+// container ID. isRule needs the addresses to distinguish two networks of one container.
 func (p Portmap) isRule(of nft.Rule) bool {
 	if of.Comment != p.ContainerID {
 		return false
@@ -82,7 +83,8 @@ func (p Portmap) HasChain() (bool, error) {
 	return false, nil
 }
 
-// Write forwards ports with the same nftables rules as the reference plugin 1.9. The call has no effect if these rules exist.
+// Write forwards ports with the same nftables rules as version 1.9 of the reference plugin. If these rules already exist, Write does
+// nothing.
 func (p Portmap) Write(list []ports.Port) error {
 	missing := false
 	for _, port := range list {
@@ -105,7 +107,7 @@ func (p Portmap) Write(list []ports.Port) error {
 	})
 }
 
-// writeFamily writes the ports of one address family to the nftables table of this family.
+// writeFamily writes the rules for the ports of one address family to the nftables table of this family.
 func (p Portmap) writeFamily(c *nftables.Conn, f addressFamily, list []ports.Port) {
 	h := nft.NewRuleset(c, &nftables.Table{Name: portRules(true).Table, Family: nftables.TableFamily(f.Proto)})
 	chain := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostports"})

@@ -37,8 +37,8 @@ func pipeTo(t *testing.T, text string, command ...string) {
 	}
 }
 
-// leftBy returns the rules that several versions of the reference plugins leave for a container. The rules are input for nft(8) and
-// iptables-restore(8). The hash is invented.
+// leftBy returns the rules that several versions of the reference plugins leave on the node for a container. These rules have the input
+// format of nft(8) and iptables-restore(8). The tests call leftBy with an invented hash.
 func leftBy(hash, masquerade, id, address, port string) (nft, iptables string) {
 	words := strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "MASQ", masquerade, "ID", id, "ADDR", address, "NUMBER", port)
 	return words.Replace(`
@@ -73,8 +73,8 @@ COMMIT
 `)
 }
 
-// TestDelReference (F-44): the rules that any version of the reference plugins left for an attachment are removed. Rules of other
-// attachments stay.
+// TestDelReference (F-44) checks that DEL removes the rules that any version of the reference plugins left for an attachment. The rules of
+// other attachments must stay.
 func TestDelReference(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	hash := func(digit string) string { return strings.Repeat(digit, 24) }
@@ -109,7 +109,7 @@ func TestDelReference(t *testing.T) {
 	}
 }
 
-// TestDelReferenceLegacy: the iptables program removes the chains of legacy xtables.
+// TestDelReferenceLegacy checks that the iptables program removes the chains of legacy xtables.
 func TestDelReferenceLegacy(t *testing.T) {
 	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); errors.Is(err, fs.ErrPermission) {
 		t.Skip("SKIPPED: the kernel does not list legacy tables for an ordinary user")
@@ -144,7 +144,7 @@ func TestDelReferenceLegacy(t *testing.T) {
 	}
 }
 
-// linesAbout returns a function that lists the lines about a container in the tables of the node.
+// linesAbout returns a function that returns all lines about a container in the tables of the node.
 func linesAbout(id, hash string) func(*testing.T) []string {
 	return func(t *testing.T) (lines []string) {
 		for _, line := range kerneltest.Records(t, "nft ") {
@@ -156,8 +156,8 @@ func linesAbout(id, hash string) func(*testing.T) []string {
 	}
 }
 
-// TestTwoNetworksOfOneContainer: the hostPort rules of the reference plugin contain only the container ID. DEL of one network must keep the
-// rules of the other network.
+// TestTwoNetworksOfOneContainer checks hostPort rules of the reference plugin, which contain only the container ID. DEL in one network must
+// keep the rules of the other network.
 func TestTwoNetworksOfOneContainer(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	pipeTo(t, `table ip cni_hostport { chain hostports {

@@ -18,10 +18,10 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// Leftovers removes all state of Podlace that belongs to no pod from a node. This state consists of bridges without ports, nftables tables,
-// lease folders without leases, records and locks. The first list contains the networks of Podlace. The second list contains the networks
-// in the current configuration of the runtime. The caller must ensure that no pod of Podlace exists. If a step fails, the remaining steps
-// are still run.
+// Leftovers removes all of Podlace's state that belongs to no pod from a node. Podlace's state without pods consists of bridges without
+// ports, nftables tables, lease folders without leases, records and locks. The argument networks contains the networks of Podlace. The
+// argument others contains the networks in the current configuration of the runtime. Before Leftovers, the caller must ensure that no pod
+// of Podlace exists. If one part of the state cannot be removed, Leftovers still removes the other parts.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -64,14 +64,14 @@ func nonNil(err error) []error {
 	return []error{err}
 }
 
-// report() prints a completed step, or stores the error of a failed step.
+// report() prints what was removed if the error is nil. If the error is not nil, report() stores the error.
 func (l *leftovers) report(text string, err error) {
 	if l.note(err); err == nil {
 		l.say(text)
 	}
 }
 
-// delBridge deletes the bridge of a network. If the bridge has ports or if another network may use the bridge, delBridge keeps the bridge.
+// delBridge deletes the bridge of a network. delBridge keeps a bridge that has ports or that another network may use.
 func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) error {
 	conf := n.Plugin("bridge")
 	if conf == nil {
@@ -100,11 +100,11 @@ func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) e
 	return nil
 }
 
-// bridgeName returns the name of the bridge in a configuration of the bridge plugin.
+// bridgeName returns the name of the bridge from a configuration of the bridge plugin.
 func bridgeName(conf []byte) string { return plugin.Plain(bridge.NameIn(conf), reconcile.MaxName) }
 
 // delTables deletes the nftables tables of Podlace. If route_localnet cannot be disabled, for example in a container, delTables keeps the
-// protection of 127.0.0.0/8.
+// rules that protect 127.0.0.0/8.
 func (l *leftovers) delTables() {
 	open, err := portmap.LoopbackOpen(l.host)
 	if err == nil && open {

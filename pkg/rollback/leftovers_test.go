@@ -15,8 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// TestLeftovers: the bridge, the tables, the lease folder, the index and libcni's results of Podlace's network are removed. A bridge is
-// kept if it has a port or if another network may use it. A lease folder with a lease is kept too.
+// TestLeftovers checks that Leftovers removes the bridge, the tables, the lease folder, the index and libcni's results of Podlace's
+// network. Leftovers must keep a bridge that has a port or that another network may use. Leftovers must also keep a lease folder that
+// contains a lease.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	put := func(path, text string) {

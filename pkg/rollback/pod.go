@@ -70,7 +70,8 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	return steps, nil
 }
 
-// checkLegible returns an error if a plugin cannot parse its part of a record. The error contains the file name.
+// checkLegible returns an error if a plugin cannot parse its part of a record. The error of checkLegible contains the name of the record
+// file.
 func checkLegible(records map[string]attachment.Record) error {
 	readers := map[string]func(attachment.Record) error{
 		"bridge":    func(rec attachment.Record) error { _, err := bridge.FromRecord(rec); return err },
@@ -85,7 +86,7 @@ func checkLegible(records map[string]attachment.Record) error {
 	return nil
 }
 
-// If a configuration is missing, explain() adds the path of the searched folder to the error.
+// If a configuration is missing, explain() adds the path of the folder with the configurations to the error.
 func (j *job) explain(err error, conf json.RawMessage) error {
 	if conf != nil {
 		return err
@@ -94,7 +95,8 @@ func (j *job) explain(err error, conf json.RawMessage) error {
 }
 
 // isAlive reports whether the interface of an attachment still exists. If a plugin of another project created the interface, isAlive looks
-// into the pod's namespace. The pod's namespace must have an interface with one of the addresses to which the ports lead.
+// into the pod's namespace. In this case, the pod's namespace must have an interface with one of the addresses to which the ports are
+// forwarded.
 func (j *job) isAlive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
 	if _, ok := records["bridge"]; ok {
 		_, alive, err := j.host.Link(key.HostVeth())
@@ -153,8 +155,8 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 	return addresses, nil
 }
 
-// removeResidue returns the step that removes the rules and devices of a pod whose interface is gone. removeResidue does not release the
-// addresses of the pod. The next DEL of Podlace or of the reference plugin releases the addresses.
+// removeResidue returns a conversion step that removes the rules and devices of a pod whose interface is gone. removeResidue does not
+// release the addresses of the pod. The next DEL of Podlace or of the reference plugin releases the addresses.
 func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
 		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rollback converts the network state of running pods on a node: it replaces the state of Podlace with the state of the reference
-// plugins. After the conversion, the package removes the remaining state of Podlace. The reference plugins can then delete these pods
-// completely. The network of the pods works during the whole conversion, because the package adds new rules before it removes old rules.
-// Connections keep their address translation.
+// Package rollback converts the network state of running pods on a node from Podlace to the reference plugins. After the conversion,
+// package rollback removes the rest of Podlace's state. The reference plugins can then completely delete the network of these pods. The
+// network of the pods works during the whole conversion, because new rules are added before old rules are removed. Existing connections
+// keep their address translation.
 //
-// Each step is idempotent, and the records are removed last. After a failure or a kill, the next run therefore completes the work.
+// Each conversion step is idempotent, and the records are removed last. If a run fails or is killed, the next run therefore completes the
+// conversion.
 package rollback
 
 import (
@@ -25,7 +26,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Options contains the options of one run.
+// Options contains the options of one call of Run.
 type Options struct {
 	ConfDir  string              // the runtime's configuration folder
 	Networks []reconcile.Network // networks in that folder
@@ -43,7 +44,8 @@ type job struct {
 	state   bool // the state folder exists
 }
 
-// Run prints all steps. If Act is true, Run also executes the steps. If Run returns an error, some state of Podlace is left on the node.
+// Run prints all conversion steps. If Act is true, Run also executes these steps. If Run returns an error, some of Podlace's state is left
+// on the node.
 func Run(o Options) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -75,7 +77,7 @@ func Run(o Options) error {
 	return j.cleanNode()
 }
 
-// lockRun takes a lock that prevents a second run at the same time.
+// lockRun takes a lock that prevents a second rollback at the same time.
 func lockRun() (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -111,8 +113,8 @@ func readAll() (all []networkRecords, err error) {
 	return all, nil
 }
 
-// checkReadable searches for networks that have attachments but no configuration. If such a network exists and any configuration file
-// cannot be read, the result is an error.
+// checkReadable searches for networks that have attachments but no configuration. If checkReadable finds such a network, and a
+// configuration file cannot be read, checkReadable returns an error.
 func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
 		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
@@ -122,8 +124,8 @@ func (j *job) checkReadable(all []networkRecords) error {
 	return nil
 }
 
-// configurationOf returns the configuration of a network. If no configuration of the network exists, the result is an empty configuration.
-// With an empty configuration, a step that needs the configuration fails.
+// configurationOf returns the configuration of a network. If the network has no configuration, configurationOf returns an empty
+// configuration. With an empty configuration, each conversion step that needs the configuration fails.
 func (j *job) configurationOf(network string) reconcile.Network {
 	for _, n := range j.Networks {
 		if n.Name == network {
@@ -133,8 +135,8 @@ func (j *job) configurationOf(network string) reconcile.Network {
 	return reconcile.Network{}
 }
 
-// remedyHint is the hint for an unreadable record. DEL works without the record, because DEL computes the names of the attachment's
-// objects.
+// remedyHint is the hint for an administrator about an unreadable record. DEL works without the record, because DEL computes the names of
+// the attachment's objects.
 const remedyHint = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
 func (j *job) network(r networkRecords) {
@@ -160,7 +162,8 @@ func (j *job) network(r networkRecords) {
 	}
 }
 
-// printLine prints a line. The parts may contain the name of a pod, and this name is not trusted.
+// printLine prints a line. The texts in the argument parts may contain the name of a pod. The name of a pod is not trusted, so printLine
+// replaces special characters.
 func (j *job) printLine(format string, parts ...string) {
 	plain := make([]any, len(parts))
 	for i, p := range parts {
@@ -169,8 +172,8 @@ func (j *job) printLine(format string, parts ...string) {
 	fmt.Fprintf(j.Out, format+"\n", plain...)
 }
 
-// rewrite() prints and runs the steps for an attachment while it holds the attachment's lock. The second argument contains all attachments
-// of the container in the network.
+// rewrite() prints the conversion steps for an attachment and runs them, while it holds the attachment's lock. The second argument of
+// rewrite() contains all attachments of the container in the network.
 func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {
 		if j.Act {
@@ -272,7 +275,7 @@ func (j *job) cleanNode() error {
 	return attachment.Clear() // also removes this run's lock
 }
 
-// checkNoNewPods returns an error if a plugin of Podlace added a pod after the run started.
+// checkNoNewPods returns an error if a plugin of Podlace has added a pod since the rollback started.
 func (j *job) checkNoNewPods() error {
 	networks, err := attachment.Networks()
 	if err != nil {

@@ -53,7 +53,7 @@ func dryRun(o Options) (string, error) {
 	return out.String(), err
 }
 
-// TestReadsEachRecordOnce: the time for one pod does not grow with the number of pods in its network.
+// TestReadsEachRecordOnce checks that the time for one pod does not grow with the number of pods in its network.
 func TestReadsEachRecordOnce(t *testing.T) {
 	const pods = 20
 	for i := range pods {
@@ -81,7 +81,8 @@ func TestReadsEachRecordOnce(t *testing.T) {
 	}
 }
 
-// TestTold: if a record is unreadable, a configuration is missing or a pod has a hostile name, the output tells an admin what to do.
+// TestTold checks that the output says what an administrator must do. The test covers an unreadable record, a missing configuration, and a
+// pod with a hostile name.
 func TestTold(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	ports := func(id string) map[string]any { return map[string]any{"ports": "damaged " + id} }
@@ -117,7 +118,7 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// TestNoConfiguration: the output contains the folder that was read, and the flag that selects another folder.
+// TestNoConfiguration checks that the output contains the folder with the configurations, and the flag that selects another folder.
 func TestNoConfiguration(t *testing.T) {
 	key := attachment.Key{Network: "none", ContainerID: "c", IfName: "eth0"}
 	link := key.HostVeth()
@@ -135,7 +136,8 @@ func TestNoConfiguration(t *testing.T) {
 	}
 }
 
-// TestVFs: rollback does not convert a pod with VFs. Rollback keeps the journal of a VF whose settings are not restored yet.
+// TestVFs checks that a rollback does not convert a pod with VFs. The rollback must keep the saved settings of a VF until they are
+// restored.
 func TestVFs(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	file := writeRecord(t, "sriov", "n", "c", pod.Path, plugin.Pod{Namespace: "shop", Name: "web-0"}, map[string]any{})
@@ -169,7 +171,8 @@ func TestVFs(t *testing.T) {
 	}
 }
 
-// TestTables (F-44): a rollback deletes each nftables table of Podlace. The registry contains all these tables.
+// TestTables (F-44) checks that a rollback deletes each nftables table of Podlace. The list of nft.Tables must contain all of Podlace's
+// tables.
 func TestTables(t *testing.T) {
 	host, err := kernel.Host()
 	if err != nil {
@@ -208,7 +211,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// ownTables lists the kernel's nftables tables whose names start with Podlace's prefix.
+// ownTables returns the nftables tables in the kernel whose names start with Podlace's prefix.
 func ownTables(t *testing.T) (list []string) {
 	t.Helper()
 	out, err := exec.Command("nft", "list", "tables").Output()

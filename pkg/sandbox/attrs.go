@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An attr is a single netlink attribute.
+// The type attr is a single netlink attribute.
 type attr struct {
 	typ  uint16
 	data []byte
 }
 
-// parseAttrs splits b into attributes. The second result is true if no bytes are left over.
+// parseAttrs splits b into netlink attributes. The second result of parseAttrs is true if no bytes are left after the last attribute.
 func parseAttrs(b []byte) (list []attr, whole bool) {
 	for len(b) >= unix.SizeofRtAttr {
 		size := int(native.Uint16(b))
@@ -50,11 +50,11 @@ func nestedAttrs(list []attr, typ uint16) []attr {
 	return inner
 }
 
-// A schema defines how the attributes of a message are formatted. An attribute without an entry in the schema is shown as raw data.
-// Snapshots therefore also compare attributes that only newer kernels have.
+// The type schema defines how the netlink attributes of a message are formatted. An attribute that is missing in the schema is shown as raw
+// data. Snapshots therefore also compare attributes that only newer kernels have.
 type schema map[uint16]column
 
-// A column formats one attribute. If the field show is nil, the snapshot leaves out the attribute.
+// The type column defines how one netlink attribute is formatted. If the field show is nil, the snapshot does not contain the attribute.
 type column struct {
 	name string
 	show func(c *collector, data []byte) string
@@ -79,7 +79,7 @@ func (c *collector) toFields(list []attr, by schema) []field {
 	return out
 }
 
-// joinFields joins fields into one line.
+// joinFields joins named fields into one line.
 func joinFields(fields []field) string {
 	var words []string
 	for _, f := range fields {
@@ -102,7 +102,7 @@ func number(_ *collector, b []byte) string {
 	return hex.EncodeToString(b)
 }
 
-// bigNumber formats a number in network byte order, which nfnetlink uses.
+// bigNumber formats a number in network byte order. nfnetlink uses network byte order.
 func bigNumber(_ *collector, b []byte) string {
 	switch len(b) {
 	case 4:
@@ -140,10 +140,11 @@ func linkIndex(c *collector, b []byte) string {
 	return c.linkName(native.Uint32(b))
 }
 
-// treeColumn formats an attribute with treeText, and can be used as a column.
+// treeColumn formats an attribute with treeText. Use treeColumn as the function show of a column.
 func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
-// schemaColumn returns a function that formats nested attributes with a schema. The returned function can be used as a column.
+// schemaColumn returns a function that formats nested attributes with a schema. Use the function that schemaColumn returns as the function
+// show of a column.
 func schemaColumn(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {
 		list, _ := parseAttrs(b)
@@ -151,8 +152,8 @@ func schemaColumn(by schema) func(*collector, []byte) string {
 	}
 }
 
-// treeText formats data whose structure is unknown. If the data can be parsed as nested attributes, treeText shows these attributes. All
-// other data is shown as text or hex digits.
+// treeText formats data whose structure is unknown. If treeText can parse the data as nested attributes, it shows these attributes.
+// treeText shows all other data as text or as hexadecimal digits.
 func treeText(b []byte) string {
 	list, whole := parseAttrs(b)
 	if !whole || len(list) == 0 || !plausible(list) {
@@ -174,7 +175,7 @@ func plausible(list []attr) bool {
 	return true
 }
 
-// bytesText formats printable bytes as quoted text, and all other bytes as hex digits.
+// bytesText formats printable bytes as quoted text, and all other bytes as hexadecimal digits.
 func bytesText(b []byte) string {
 	if s := strings.TrimRight(string(b), "\x00"); len(s) >= 3 && isText(s) {
 		return strconv.Quote(s)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A collector collects the records of one network namespace.
+// The type collector collects the records of one network namespace.
 type collector struct {
 	scope   string
 	records []record
@@ -55,8 +55,8 @@ func (c *collector) add(name string, fields ...field) {
 	c.records = append(c.records, record{scope: c.scope, name: name, fields: fields})
 }
 
-// addList adds a list of lines in which the order is significant. Each line becomes its own record. If one line is added, the result of
-// Diff therefore contains only one line. Diff also reports a change that affects only the order of lines.
+// addList adds a list of lines whose order is significant. Each line of the list becomes a separate record. If one line is added to the
+// list, the result of Diff therefore contains only this line. Diff also reports a change of only the order of lines.
 func (c *collector) addList(prefix string, lines []string) {
 	for _, line := range lines {
 		c.add(prefix + " " + line)

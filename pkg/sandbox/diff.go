@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Diff returns one line for each object that appeared, vanished or changed. If the snapshots are equal, the result is empty. Diff
-// ignores a pod that existed during only one of the snapshots.
+// Diff returns one line for each object that appeared, vanished or changed. If the snapshots are equal, Diff returns no lines. Diff ignores
+// a pod that existed in only one of the snapshots.
 func Diff(before, after *Snapshot) []string {
 	lines := map[string]string{}
 	for key, old := range before.records {
@@ -33,7 +33,7 @@ func Diff(before, after *Snapshot) []string {
 	return dropExplained(lines, before, after)
 }
 
-// dropExplained removes the line of a change if another change explains this change. For example, the sysctls of a link appear and vanish
+// dropExplained removes the line about a change if another change is the cause. For example, the sysctls of a link appear and disappear
 // together with the link.
 func dropExplained(lines map[string]string, before, after *Snapshot) []string {
 	var out []string

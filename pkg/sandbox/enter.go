@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandbox gives a program its own network, which the program can change. The package also compares the state of the network before
-// and after a change.
+// Package sandbox gives a program a private network that the program can change. Package sandbox also compares the state of the network
+// before and after a change.
 //
-// Enter executes the program again in new user, mount, UTS and network namespaces. Enter works for root and for an ordinary user. NewPod
+// Enter starts the program again in new user, mount, UTS and network namespaces. Enter works for root and for an ordinary user. NewPod
 // creates more network namespaces, as a container runtime does. Take and Diff compare all state that a CNI plugin may change. The network
-// of the machine itself does not change.
+// of the machine itself stays unchanged.
 package sandbox
 
 import (
@@ -21,18 +21,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// markEnv is an environment variable of the process in the sandbox. The value of markEnv is the network namespace of the parent process.
-// With this value, the process knows whether the variable was set for this process or was inherited by accident.
+// markEnv is the name of an environment variable of the process in the sandbox. The value of the variable markEnv is the network namespace
+// of the parent process. With this value, the process knows whether its parent set the variable for the sandbox, or whether the variable
+// was inherited by accident.
 const markEnv = "PODLACE_SANDBOX_PARENT"
 
-// Enter runs the rest of the program in a user, mount, UTS and network namespace of its own.
+// Enter runs the rest of the program in its own user, mount, UTS and network namespaces.
 //
 // In the first process, which the user started, Enter runs the same command line again in new namespaces. The first process waits for the
-// second process. In the first process, Enter then returns inside=false and the exit code of the second process. The first process passes
-// signals to the second process. The second process dies when the first process dies. In the second process, Enter prepares the mounts and
-// returns inside=true. If the second process starts a program that also calls Enter, this program gets a sandbox inside the sandbox.
+// second process. In the first process, Enter returns inside=false and the exit code of the second process after the second process has
+// ended. The first process passes signals to the second process. If the first process dies, the second process dies too. In the second
+// process, Enter prepares the mounts and returns inside=true. If a program that the second process starts also calls Enter, this program
+// gets a sandbox inside the sandbox.
 //
-// If the kernel refuses namespaces, the error contains the reason and a hint.
+// If the kernel refuses to create namespaces, the error of Enter contains the reason and a hint.
 func Enter() (inside bool, exitCode int, err error) {
 	if parent, ok := os.LookupEnv(markEnv); ok {
 		return enterInside(parent)
@@ -65,9 +67,9 @@ func enterInside(parent string) (bool, int, error) {
 	return true, 0, nil
 }
 
-// reexec() runs the program again in new namespaces. reexec() returns the exit code of that process.
+// reexec() runs the program again in new namespaces. reexec() returns the exit code of the new process.
 func reexec(env []string) (int, error) {
-	// The kernel sends Pdeathsig when the thread that started the process ends, not when the parent process ends.
+	// The kernel sends the signal Pdeathsig when the thread that started the process ends, not when the parent process ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -105,8 +107,8 @@ func exitStatus(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// start() starts the second process. If user namespaces are disabled, root uses only the other namespaces, because root does not need a
-// user namespace.
+// start() starts the second process, which runs in the sandbox. If user namespaces are disabled, root uses only the other namespaces,
+// because root does not need a user namespace.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()
 	if err != nil {

@@ -33,7 +33,7 @@ const (
 	nobody  = 65534
 )
 
-// insideFacts contains what a program observes in the sandbox.
+// The type insideFacts contains the properties that a program observes in the sandbox.
 type insideFacts struct {
 	UID, GID     int
 	OwnNetwork   bool // differs from that of the starting process
@@ -126,8 +126,8 @@ func sleep() int {
 // enterNested enters a sandbox inside the sandbox.
 func enterNested() int { return again("report", 0) }
 
-// enterForbidden enters a nested sandbox while user namespaces are disabled. The process enters the nested sandbox with the user ID from
-// the variable ASK_UID.
+// enterForbidden enters a nested sandbox while user namespaces are disabled. enterForbidden enters this nested sandbox with the user ID
+// from the variable ASK_UID.
 func enterForbidden() int {
 	if self, _ := os.Readlink("/proc/self/ns/user"); self == "user:[4026531837]" {
 		fmt.Fprintln(os.Stderr, "this is the machine's own user namespace")
@@ -176,7 +176,7 @@ func wantFacts(t *testing.T) insideFacts {
 }
 
 func TestEnter(t *testing.T) {
-	// On most machines, mounts are shared. In the sandbox of these tests, mounts are private.
+	// On most machines, mounts are shared. In the sandbox of these tests, mounts are private, so the test makes them shared.
 	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""))
 	defer func() { must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")) }()
 	for _, role := range []string{"report", "nest"} {
@@ -252,7 +252,7 @@ func TestEnterDiesWithParent(t *testing.T) {
 	_ = unix.Kill(pid, unix.SIGKILL)
 }
 
-// startPlayer starts the test binary in a role and waits for the first line of its output.
+// startPlayer starts the test binary with a task and waits for the first line of its output.
 func startPlayer(t *testing.T, role string) (*exec.Cmd, *bufio.Scanner) {
 	cmd := player(role)
 	pipe, err := cmd.StdoutPipe()
@@ -294,7 +294,7 @@ func TestEnterRefusesToHide(t *testing.T) {
 	}
 }
 
-// TestEnterForbidden disables user namespaces inside a user namespace.
+// TestEnterForbidden checks Enter after user namespaces were disabled inside a user namespace.
 func TestEnterForbidden(t *testing.T) {
 	t.Run("root", func(t *testing.T) {
 		cmd := player("forbid")
@@ -314,7 +314,7 @@ func TestEnterForbidden(t *testing.T) {
 	})
 }
 
-// needsUser skips a test if the test program cannot run a process as another user. Only root can start such a process.
+// needsUser skips a test if the test program cannot run a process as another user. Only root can start a process as another user.
 func needsUser(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.list=^$")
@@ -327,7 +327,7 @@ func needsUser(t *testing.T) {
 	_ = cmd.Wait()
 }
 
-// TestAsOrdinaryUser runs many tests of this package a second time without root.
+// TestAsOrdinaryUser runs many tests of this package a second time as a user other than root.
 func TestAsOrdinaryUser(t *testing.T) {
 	needsUser(t)
 	dir, err := os.MkdirTemp("", "ordinary")

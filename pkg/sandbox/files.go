@@ -14,8 +14,8 @@ import (
 	"syscall"
 )
 
-// collectFiles adds records for all files and folders below a folder. collectFiles adds no record for the top folder itself. A missing
-// folder is therefore equal to an empty folder.
+// collectFiles adds records for all files and folders below a folder, but no record for this folder itself. A missing folder therefore
+// gives the same records as an empty folder.
 func (s *Snapshot) collectFiles(dir string, ignore *regexp.Regexp) error {
 	var records []record
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -59,7 +59,7 @@ func fileRecord(path string, entry fs.DirEntry) (record, error) {
 	return r, nil
 }
 
-// contentOf returns the target of a symbolic link. For a file, the result is the size and a hash.
+// contentOf returns the target of a symbolic link. For a file, contentOf returns the size and a hash.
 func contentOf(path string, mode fs.FileMode) (string, error) {
 	switch {
 	case mode&fs.ModeSymlink != 0:

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// coveredFolders returns the folders on which an empty tmpfs is mounted. The folders contain the state of runtimes and plugins.
+// coveredFolders returns the folders over which the sandbox mounts an empty tmpfs. These folders contain the state of runtimes and plugins.
 func coveredFolders() []string { return []string{"/run", "/var/lib"} }
 
-// prepareMounts prepares the mounts in the new namespaces.
+// prepareMounts prepares the mounts of the sandbox.
 func prepareMounts(parent string) error {
 	self, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -42,8 +42,8 @@ func prepareMounts(parent string) error {
 	return loopbackUp()
 }
 
-// freshSysfs mounts a /sys/class/net that shows the network of the sandbox. The kernel does not always permit this mount: for example, a
-// container may mask /sys. Only a few programs need a mount of this kind.
+// freshSysfs mounts a new sysfs, so that /sys/class/net shows the network of the sandbox. The kernel does not always permit this mount. For
+// example, a container may mask /sys. Only a few programs need this sysfs mount.
 func freshSysfs() {
 	const cgroups, kept = "/sys/fs/cgroup", "/run/.cgroup"
 	if os.Mkdir(kept, 0o700) != nil {
@@ -84,8 +84,8 @@ func checkVisible() error {
 	return errors.Join(errs...)
 }
 
-// neededFolders returns the folders that the program uses. The list contains no missing folder, because a folder that does not exist cannot
-// be hidden.
+// neededFolders returns the folders that the program uses and that exist. A missing folder is not in the list, because the sandbox cannot
+// hide it.
 func neededFolders() map[string]string {
 	paths := map[string]string{"temporary folder": os.TempDir()}
 	if wd, err := os.Getwd(); err == nil {

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withoutUser contains the flags for all namespaces of the second process except the user namespace.
+// The constant withoutUser contains the flags for all new namespaces of the second process except the user namespace.
 const withoutUser = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
 
-// userNamespace returns the attributes with which the second process is started in new namespaces. Root keeps all its user IDs. An ordinary
-// user becomes root and has only this user ID.
+// userNamespace returns the attributes with which Enter starts the second process in new namespaces. Root keeps all user IDs in the new
+// user namespace. In the new user namespace, an ordinary user is root, and no other user ID exists.
 func userNamespace() (*syscall.SysProcAttr, error) {
 	attr := &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | withoutUser,
@@ -32,14 +32,14 @@ func userNamespace() (*syscall.SysProcAttr, error) {
 	if attr.GidMappings, err = ownMap("/proc/self/gid_map"); err != nil {
 		return nil, err
 	}
-	// A namespace cannot have more rights than its parent. If the file setgroups of the parent namespace contains "deny", the kernel does not
-	// accept "allow" for the new namespace.
+	// A user namespace cannot have more rights than its parent. If the file setgroups of the parent namespace contains "deny", the kernel
+	// does not accept "allow" for the new namespace.
 	groups, err := os.ReadFile("/proc/self/setgroups")
 	attr.GidMappingsEnableSetgroups = err == nil && strings.TrimSpace(string(groups)) == "allow"
 	return attr, nil
 }
 
-// ownMap returns a map from every existing ID to the same ID.
+// ownMap returns an ID map in which every existing ID is mapped to itself.
 func ownMap(file string) ([]syscall.SysProcIDMap, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeSocket returns a socket that answers each request with the next reply.
+// fakeSocket returns a socket that answers each request with the next of the given replies.
 func fakeSocket(t *testing.T, replies ...func(seq uint32) []byte) *socket {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -46,7 +46,7 @@ func message(typ, flags uint16, seq uint32, body ...byte) []byte {
 	return append(append(b, 0, 0, 0, 0), body...)
 }
 
-// replyWith returns one object and the message that ends the dump.
+// replyWith returns a function that builds a reply: one object and the message that ends the dump.
 func replyWith(flagsOnObject, flagsOnEnd uint16) func(uint32) []byte {
 	return func(seq uint32) []byte {
 		return slices.Concat(
@@ -146,7 +146,7 @@ func TestVLANs(t *testing.T) {
 	}
 }
 
-// TestFlowtables needs no flowtables in the kernel, because many kernels do not support them.
+// TestFlowtables uses a fake netlink socket, because many kernels do not support flowtables.
 func TestFlowtables(t *testing.T) {
 	body := []byte{unix.NFPROTO_INET, 0, 0, 0}
 	body = appendAttr(body, nftaFlowtableTable, []byte("lace\x00"))

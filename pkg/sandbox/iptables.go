@@ -36,7 +36,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 		c.add(fmt.Sprintf("note: table %s is loaded but not compared, for want of %s", table, save))
 		return nil
 	}
-	// The thread is locked, so the new process has the network namespace of this thread.
+	// The goroutine is locked to its thread, so the child process starts in the thread's network namespace.
 	out, err := exec.Command(path, "-t", table).Output()
 	if err != nil {
 		return fmt.Errorf("%s -t %s: %w", save, table, err)
@@ -45,8 +45,8 @@ func (c *collector) collectLegacyTable(save, table string) error {
 	return nil
 }
 
-// legacyRules removes comments, counters, and built-in chains that accept every packet. A table stays loaded forever after its first use.
-// An empty table has no effect.
+// legacyRules removes comments, counters, and built-in chains that accept every packet. Such chains have no effect, and they exist as soon
+// as the kernel has loaded an iptables table.
 func legacyRules(save string) []string {
 	counters := regexp.MustCompile(` ?\[\d+:\d+\] ?`)
 	var out []string

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The type link contains those properties of an interface that the records of other objects need.
+// The type link holds the properties of an interface that are needed to describe other objects, such as addresses and routes.
 type link struct {
 	name string
 	mac  string
@@ -29,7 +29,7 @@ const (
 	filterSkipStats   = 8 // RTEXT_FILTER_SKIP_STATS
 )
 
-// flagNames returns the names of those link flags that an admin sets. Other flags are not included, because they change with the carrier.
+// flagNames returns the names of the link flags that an admin sets. flagNames omits all flags that change with the carrier.
 func flagNames() map[uint32]string {
 	return map[uint32]string{
 		unix.IFF_UP: "up", unix.IFF_PROMISC: "promisc", unix.IFF_ALLMULTI: "allmulti", unix.IFF_NOARP: "noarp",
@@ -183,7 +183,7 @@ func bridgePortSchema() schema {
 	return s
 }
 
-// inet6Spec formats those settings that have no sysctl: the token and the mode of address generation.
+// inet6Spec formats the IPv6 settings of an interface that have no sysctl: the token and the mode of address generation.
 func inet6Spec(c *collector, b []byte) string {
 	families, _ := parseAttrs(b)
 	list := nestedAttrs(families, unix.AF_INET6)

@@ -45,8 +45,8 @@ func (s *socket) close() { _ = unix.Close(s.fd) }
 // errInterrupted means that a table changed while it was dumped.
 var errInterrupted = errors.New("dump interrupted")
 
-// dump() returns the bodies of the messages that describe a table. If the table changed during the dump, dump() repeats the request. If the
-// kernel does not have the table, the result is empty.
+// dump() returns the bodies of the messages that describe a table. If the table changed during the dump, dump() repeats the request. If
+// the kernel does not have the table, dump() returns an empty list.
 func (s *socket) dump(what string, typ uint16, body []byte) ([][]byte, error) {
 	for try := 1; ; try++ {
 		bodies, err := s.dumpOnce(typ, body)

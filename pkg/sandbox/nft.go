@@ -11,7 +11,7 @@ import (
 
 const sizeofNfGenMsg = 4
 
-// The package x/sys/unix has no names for these attributes.
+// The package x/sys/unix has no constants for these nftables attributes.
 const (
 	nftaTableHandle, nftaTablePad, nftaTableUserdata, nftaTableOwner = 4, 5, 6, 7
 	nftaChainFlags, nftaChainID, nftaChainUserdata                   = 10, 11, 12
@@ -101,7 +101,7 @@ func (c *collector) collectChains(s *socket) error {
 	return err
 }
 
-// collectNftRules keeps the order of rules. The dump lists all rules of one chain, then those of the next chain.
+// collectNftRules keeps the order of rules. The dump lists all rules of one chain, then all rules of the next chain.
 func (c *collector) collectNftRules(s *socket) error {
 	rules, err := s.dumpNft("rules", unix.NFT_MSG_GETRULE, make([]byte, sizeofNfGenMsg))
 	byChain := map[string][]string{}
@@ -152,7 +152,8 @@ func (c *collector) collectSets(s *socket) error {
 	return nil
 }
 
-// collectElements uses the key of an element as the name of its record. If a key gets a new value or owner, Diff then reports a change.
+// collectElements uses the key of an element as the name of its record. Diff therefore reports a change if the key of an element gets a
+// new value.
 func (c *collector) collectElements(s *socket, set nftObject) error {
 	body := []byte{set.family, 0, 0, 0}
 	body = appendAttr(body, unix.NFTA_SET_ELEM_LIST_TABLE, findAttr(set.attrs, unix.NFTA_SET_TABLE))

@@ -16,7 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A ruleset is a table with a chain, a set and a map. A ruleset also contains a connection for changes to the table.
+// A ruleset is a table with a chain, a set and a map. A ruleset also contains the netlink connection through which a test changes the
+// table.
 type ruleset struct {
 	*nftables.Conn
 	table *nftables.Table
@@ -59,7 +60,7 @@ func port(to byte) []nftables.SetElement {
 	return []nftables.SetElement{{Key: []byte{0x1f, 0x90}, Val: net.IP{10, 1, 2, to}}}
 }
 
-// editWith returns a function that makes a change to the table.
+// editWith returns a function that changes the test's nftables table with f().
 func editWith(f func(*ruleset) error) func(*testing.T) {
 	return func(t *testing.T) {
 		r := newRuleset(t)
@@ -182,7 +183,7 @@ func TestDetectsIptables(t *testing.T) {
 	}
 }
 
-// needs() skips the test with a message if a tool is missing or the kernel lacks the table of the tool.
+// needs() skips the test if a tool is not installed or if the kernel lacks the tool's table.
 func needs(t *testing.T, tool, table string) {
 	t.Helper()
 	path, err := exec.LookPath(tool)

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A change is an action in a namespace, together with the differences that are expected.
+// The type change describes an action in a namespace and the differences that Diff must then report.
 type change struct {
 	name  string
 	setup func(*testing.T) // before the first snapshot
@@ -23,18 +23,18 @@ type change struct {
 	want  []string // regular expressions for whole lines, without the scope
 }
 
-// A namespace is either the host or a pod.
+// The type namespace describes the network namespace of the host or of a pod.
 type namespace struct {
 	scope string
 	do    func(func() error) error
 	opt   sandbox.Options
 }
 
-// newNamespaces returns two new namespaces: one for the host, and one for a pod. The namespaces contain only lo.
+// newNamespaces returns two new namespaces: one for the host, and one for a pod. Both new namespaces contain only the interface lo.
 func newNamespaces(t *testing.T) []namespace {
 	host, pod := kerneltest.NewPod(t), kerneltest.NewPod(t)
 	return []namespace{
-		// A second pod is used as the host. The second pod separates the state of the test cases.
+		// A second new pod takes the role of the host, so that test cases do not share the state of the real host.
 		{"host", host.Do, sandbox.Options{}},
 		{"pod " + pod.Name, pod.Do, sandbox.Options{Pods: []*sandbox.Pod{pod}}},
 	}
@@ -61,8 +61,8 @@ func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	must(t, n.do(func() error { f(t); return nil }))
 }
 
-// must() ends the test after an error. If must() is called on the thread of a pod, the call ends only this thread. The method Do then
-// returns an error, which ends the test.
+// must() ends the test after an error. In a function that Pod.Do runs, must() ends only the goroutine of Do. Do then returns an error,
+// which ends the test.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

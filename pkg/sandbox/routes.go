@@ -78,8 +78,8 @@ func (c *collector) addRoute(m []byte) {
 	c.add(name)
 }
 
-// derivedRoute reports whether the kernel added the route because of an address or an interface. The kernel adds these IPv6 routes with a
-// delay.
+// derivedRoute reports whether the kernel added the route because of an address or an interface. For IPv6, the kernel adds such routes
+// some time after the address.
 func derivedRoute(m []byte, list []attr) bool {
 	if m[5] != unix.RTPROT_KERNEL {
 		return false

@@ -13,7 +13,7 @@ import (
 // Options selects the objects that a snapshot contains. A snapshot always contains the network namespace of the caller, which is called the
 // host here.
 type Options struct {
-	// A snapshot also contains the pods in this list. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
+	// Pods lists the pods that the snapshot contains. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
 	Pods []*Pod
 	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in these folders.
 	Dirs []string
@@ -38,8 +38,8 @@ type record struct {
 	scope  string  // "host" or "pod NAME"
 	name   string  // "link eth0"
 	fields []field // properties of the object that may change
-	// The field owner contains the name of another record. This record appears and vanishes together with its owner, and Diff then reports
-	// only the owner.
+	// The field owner contains the name of another record or is empty. An owned record appears and vanishes together with its owner, and
+	// Diff then reports only the owner.
 	owner string
 }
 
@@ -74,7 +74,7 @@ func Take(opt Options) (*Snapshot, error) {
 	return s, nil
 }
 
-// collect() adds the records of one network namespace: that of the calling thread.
+// collect() adds the records of the calling thread's network namespace.
 func (s *Snapshot) collect(scope string, opt Options) error {
 	c := &collector{scope: scope}
 	if err := c.collect(opt.Conntrack); err != nil {
@@ -84,8 +84,8 @@ func (s *Snapshot) collect(scope string, opt Options) error {
 	return nil
 }
 
-// add() appends a number to the names of records that have the same name. All records of one name in one scope must be passed in the same
-// call.
+// add() appends a number to the names of records that have the same name. The caller must pass all records of one name in one scope in the
+// same call of add().
 func (s *Snapshot) add(records []record, ignore *regexp.Regexp) {
 	same := map[string]int{}
 	for _, r := range records {

@@ -27,7 +27,7 @@ func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	return node, pod
 }
 
-// connect() sets the container's end of the veth up. The node's end then gets a carrier.
+// connect() sets the container's end of the veth up, so that the node's end gets a carrier.
 func connect(t *testing.T, pod *sandbox.Pod) {
 	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
 }
@@ -78,8 +78,8 @@ func takeAll(t *testing.T, pods ...*sandbox.Pod) *sandbox.Snapshot {
 	return s
 }
 
-// TestStableWhileTheKernelSettles takes snapshots directly after a change and later, and compares these snapshots. In the meantime, the
-// kernel still changes the carrier, link-local addresses, multicast groups and the state of duplicate address detection.
+// TestStableWhileTheKernelSettles takes a snapshot directly after a change and compares it with later snapshots. Between the snapshots,
+// the kernel still changes the carrier, link-local addresses, multicast groups and the state of duplicate address detection.
 func TestStableWhileTheKernelSettles(t *testing.T) {
 	node, pod := unconnected(t)
 	first := takeAll(t, node)
@@ -139,7 +139,8 @@ func send(to string, n int) error {
 	return nil
 }
 
-// TestEqualAfterChurn adds and removes all objects once. The indexes and handles are different afterwards, but the snapshots are equal.
+// TestEqualAfterChurn removes all objects and adds them again. The new objects have other indexes and handles, but the snapshots are
+// equal.
 func TestEqualAfterChurn(t *testing.T) {
 	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)

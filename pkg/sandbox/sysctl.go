@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctlRoot contains the settings of the network namespace of the thread that opens it.
+// sysctlRoot is the folder of sysctls. The kernel shows the sysctls of the network namespace of the thread that opens the folder.
 const sysctlRoot = "/proc/sys/net/"
 
 // collectSysctls reads all settings of every interface. collectSysctls also reads those general settings that network plugins may change.
@@ -67,8 +67,8 @@ func (c *collector) collectConf(name, owner string) error {
 	return nil
 }
 
-// readSysctl reads a setting. The second result is false if the setting can only be written or has no value. readSysctl makes only three
-// system calls for each setting, because there are hundreds of settings.
+// readSysctl reads a setting. The second result of readSysctl is false if the setting is write-only or has no value. readSysctl makes only
+// three system calls for each setting, because there are hundreds of settings.
 func readSysctl(dir int, name string) (string, bool) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

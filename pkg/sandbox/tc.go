@@ -158,7 +158,8 @@ func (c *collector) collectFilters(s *socket, dev, parent uint32) error {
 	return nil
 }
 
-// filterOptions formats the settings of a classifier. Each classifier stores its actions in a different attribute. Counters are left out.
+// filterOptions formats the settings of a classifier. Each classifier stores its actions in a different attribute. filterOptions leaves
+// out counters.
 func filterOptions(kind string) func(*collector, []byte) string {
 	actions := map[string]uint16{
 		"u32": 7, "flower": 3, "matchall": 2, "bpf": 1, "basic": 3, "fw": 4, "cgroup": 1, "route": 6, "flow": 9,
@@ -200,7 +201,7 @@ func (c *collector) actionsText(b []byte) string {
 	return joinFields(out)
 }
 
-// actionOptions removes the times of use from the parameters of an action. actionOptions also removes the index and the numbers of
+// actionOptions removes the timestamps from the parameters of an action. actionOptions also removes the index and the numbers of
 // references and bindings.
 func actionOptions(kind string) func(*collector, []byte) string {
 	times, parms := uint16(1), uint16(2)

@@ -15,11 +15,12 @@ import (
 )
 
 // annotationKey is the name of the pod annotation in which a pod sets properties of its VFs. The value of the annotation is a JSON object.
-// Each key is an interface name from the configuration. Each value is an object with the properties that the pod chooses.
+// Each key in this object is an interface name from the configuration. The value of a key is an object with the properties that the pod
+// chooses for this interface.
 const annotationKey = "podlace.io/vfs"
 
-// allowedChoices are the keys that a pod may set. The configuration can reduce this list. A pod may never set VLAN, trust or the checks of
-// sent packets, because these settings protect other pods.
+// allowedChoices are the keys that a pod may set. The configuration can reduce the allowed keys with allowAnnotations. A pod may never set
+// VLAN, trust or the checks of sent packets, because these settings protect other pods.
 var allowedChoices = []string{"mac", "ips", "name"}
 
 // vfChoice holds the properties that a pod chose for one VF.

@@ -88,7 +88,7 @@ func TestChoicesRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestDeviceInfo (V-23): a pod that knows its UID can find the VF of each interface. After DEL no file remains.
+// TestDeviceInfo (V-23): a pod that knows its UID can find the VF of each interface. DEL removes all device-info files.
 func TestDeviceInfo(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -130,7 +130,8 @@ func TestDeviceInfo(t *testing.T) {
 	for _, file := range []string{"info", "/run/podlace/.vfs/info.json", defaultInfoDir + "/../x.json"} {
 		l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"CNIDeviceInfoFile": file}), plugin.CodeConfig, "want a file in "+defaultInfoDir)
 	}
-	// The test also replaces the device-info file with a folder. Despite the error, DEL must restore the VF.
+	// The test also replaces the folder of device-info files with a file. DEL must restore the VF, although DEL cannot remove the
+	// device-info file.
 	a = l.add("c", "CNI_ARGS", args)
 	must(t, os.RemoveAll(defaultInfoDir), os.WriteFile(defaultInfoDir, nil, 0o600))
 	if o := l.OK(l.Call("DEL", "c")); !strings.Contains(o.Log, "could not remove the device-info file") {
@@ -144,8 +145,8 @@ func TestDeviceInfo(t *testing.T) {
 	l.isGolden()
 }
 
-// TestLogFile: the plugin writes its log, including errors, to the file whose path is in the configuration. sriov-cni supports the same
-// setting. A file that cannot be written causes no error.
+// TestLogFile: the plugin writes its log, including errors, to the file in the configuration's key logFile, as sriov-cni does. DEL
+// succeeds even if the plugin cannot write the log file.
 func TestLogFile(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

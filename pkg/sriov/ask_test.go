@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// fakeKubelet is a kubelet that runs the pod shop/web-0.
+// fakeKubelet imitates a kubelet that runs the pod shop/web-0.
 type fakeKubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	containers []*api.ContainerResources
@@ -112,7 +112,7 @@ func TestOtherPod(t *testing.T) {
 		unsure           bool
 	}{
 		{checkpointOf(checkpointEntry("new", vf2), checkpointEntry("old", vf1)), vf2, true},
-		// an earlier or a later pod may have the same name, and the device plugin may return its devices
+		// An earlier or a later pod may have the same name, and the device plugin may return the devices of that pod.
 		{checkpointOf(checkpointEntry("new", vf1), checkpointEntry("old", vf2)), vf1, false},
 	} {
 		*l.unsure = c.unsure

@@ -87,7 +87,7 @@ func (j *requestJob) restoreResidue(h *lockedVF) error {
 	return j.restoreUnlessHeld(h, left, left.Owner == j.att.Key)
 }
 
-// restoreUnlessHeld restores the VF of a journal, unless another pod still has the VF.
+// restoreUnlessHeld restores the VF that a journal describes, unless another pod still has the VF.
 func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left vfJournal, own bool) error {
 	if !own {
 		if has, err := n.ownerHas(left); err != nil || has {
@@ -98,7 +98,7 @@ func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left vfJournal, own bool) erro
 	return n.restoreVF(h, left)
 }
 
-// ownerHas reports whether the pod of a journal still has the VF.
+// ownerHas reports whether the pod in a VF's journal still has the VF.
 func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 	pod, link, alive, err := findInPod(left)
 	if err != nil || !alive {
@@ -260,9 +260,8 @@ func (j *requestJob) bindDriver(c vfCard, driver string) (vfCard, error) {
 	return c, nil
 }
 
-// moveToPod sets the MAC and MTU of the interface. The function then moves the interface into the pod and sets its name in the pod. First,
-// moveToPod removes the interface's alternative names. The alternative names are meant for the node and could conflict with names of other
-// interfaces in the pod.
+// moveToPod removes the alternative names of a VF's interface, sets its MAC and MTU, moves it into the pod and renames it. The alternative
+// names are meant for the node and could conflict with names of other interfaces in the pod.
 func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	if c.link.Up {
 		if err := j.host.SetDown(c.link); err != nil {
@@ -342,8 +341,8 @@ func (j *requestJob) configureLink(link kernel.Link, v *vf) error {
 	return nil
 }
 
-// keepDefault preserves the pod's default route. If the pod already has a default route, the function removes all default routes from the
-// planned routes of a VF. Earlier plugins of the chain created the route of the pod. With two default routes, the kernel would prefer the
+// keepDefault preserves a default route that an earlier plugin of the chain created in the pod. If the pod has such a route, keepDefault
+// removes all default routes from the routes that ADD is about to create for a VF. With two default routes, the kernel would prefer the
 // newer route.
 func (j *requestJob) keepDefault(v *vf) (err error) {
 	v.Routes = slices.DeleteFunc(v.Routes, func(route kernel.Route) bool {
@@ -359,8 +358,8 @@ func (j *requestJob) keepDefault(v *vf) (err error) {
 	return err
 }
 
-// awaitDAD waits until the IPv6 addresses of all VFs are usable. The detection runs for all VFs at the same time and takes one or two
-// seconds.
+// awaitDAD waits until the IPv6 addresses of all VFs are usable. Duplicate address detection runs for all VFs at the same time and takes
+// one or two seconds.
 func (j *requestJob) awaitDAD() error {
 	until := time.Now().Add(dadTimeout)
 	for _, v := range j.st.VFs {

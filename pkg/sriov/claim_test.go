@@ -22,15 +22,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// claimedDevice returns a device of a claim. The third argument is the index of the device in the results of the claim.
+// claimedDevice returns a device of a claim. The argument `result` is the index of the device in the allocation results of the claim.
 func claimedDevice(uid, podClaim string, result int, address string) allocation.Device {
 	return allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &allocation.Claim{UID: uid, Namespace: "shop",
 		Name: "web-0-" + podClaim, PodClaim: podClaim, Request: "nic", Result: result, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
 }
 
-// prepareClaims writes the claim records of devices. The function also writes the kubelet's file, in which the pod with the given UID uses
-// the claims.
+// prepareClaims writes the claim records of devices. prepareClaims also writes the kubelet's state file, according to which the pod with
+// the given UID uses these claims.
 func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device) {
 	l.Helper()
 	records := map[string]claim.Record{}
@@ -49,7 +49,8 @@ func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device
 }
 
 // TestClaims: the VFs of the pod's claims come after the VFs of its containers. The VFs are sorted by claim and allocation result. The
-// order must not depend on whether the device plugin or the kubelet returns the VFs. VFs with administrative access stay on the node.
+// order must not depend on whether the device plugin or the kubelet returns the VFs. VFs of claims with administrative access stay on the
+// node.
 func TestClaims(t *testing.T) {
 	admin := claimedDevice("c-0", "a", 0, vf2)
 	admin.Claim.Admin = true
@@ -111,8 +112,9 @@ func TestClaimUncertain(t *testing.T) {
 	l.isGolden()
 }
 
-// TestClaimOfOtherResource: ADD fails if the configuration does not list the resource of a claim. The test gets the devices once from the
-// device plugin and once from the kubelet. ADD succeeds if another network attaches the VF, or if the access is administrative.
+// TestClaimOfOtherResource: ADD fails if the configuration does not list the resource of a claim. In one test case, the devices come from
+// the device plugin, and in others from the kubelet. ADD succeeds if another network attaches the VF, or if the claim has administrative
+// access.
 func TestClaimOfOtherResource(t *testing.T) {
 	const third = "example.com/third"
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
@@ -187,8 +189,8 @@ func TestResetClaimed(t *testing.T) {
 	must(t, claim.Remove(l.sriov.claims, "c-0"), Reset(o))
 }
 
-// TestReturnClaim checks that RestoreClaim restores the VFs of a claim even if the runtime never calls DEL. The cases include a live
-// namespace, changes by a tenant, and a driver that creates no interface. The VFs of other claims stay in their pods.
+// TestReturnClaim checks that RestoreClaim restores the VFs of a claim even if the runtime never calls DEL. The test cases include a pod
+// whose namespace still exists, changes by a tenant, and a driver that creates no interface. The VFs of other claims stay in their pods.
 func TestReturnClaim(t *testing.T) {
 	l := newLab(t)
 	devices := []allocation.Device{claimedDevice("c-0", "a", 0, vf0), claimedDevice("c-0", "a", 1, vf1), claimedDevice("c-1", "b", 0, vf2)}
@@ -254,8 +256,8 @@ func TestSettle(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettleUnseen simulates a daemon in a container in which the folder of namespaces is invisible. The daemon then takes no VF from a
-// live pod.
+// TestSettleUnseen simulates a daemon in a container in which the folder of namespaces is invisible. FreeOrphan must not take a VF from a
+// live pod, even if the daemon cannot see the pod's namespace.
 func TestSettleUnseen(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
@@ -321,7 +323,8 @@ func TestClaimedPF(t *testing.T) {
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 }
 
-// TestHoldingGone simulates a process in a container in which the folder of namespaces is invisible. Gone then returns false.
+// TestHoldingGone simulates a process in a container in which the folder of namespaces is invisible. In such a container, Gone must return
+// false.
 func TestHoldingGone(t *testing.T) {
 	folder := t.TempDir()
 	for netns, gone := range map[string]bool{

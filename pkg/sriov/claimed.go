@@ -37,8 +37,8 @@ func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s, which is not a claim of this pod", v.Address, record)
 }
 
-// applyClaim applies the settings of the VF's claim and class. The argument index is the number of the VF in interface names. The index 0
-// stands for the interface that the runtime requires.
+// applyClaim applies the settings of the VF's claim and class. The argument `index` is the number of the VF in interface names. The VF
+// with index 0 becomes the interface whose name the runtime sets in CNI_IFNAME.
 func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 	if v.config.IsZero() {
 		return nil
@@ -58,8 +58,8 @@ func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 	return v.renameByClaim(r, v.config.IfName, index)
 }
 
-// renameByClaim applies the key ifName of the claim or its class. If ifName contains {index}, it does not apply to the interface that the
-// runtime requires.
+// renameByClaim applies the key ifName of the claim or its class. An ifName with {index} does not apply to the interface whose name the
+// runtime sets in CNI_IFNAME.
 func (v *vf) renameByClaim(r *plugin.Request, ifName string, index int) error {
 	name := vfconfig.ExpandName(ifName, index)
 	switch {

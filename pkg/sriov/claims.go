@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// JournalFolder contains one file for each attached VF. The name of the file is the PCI address of the VF. ADD writes these files, and DEL
-// removes them.
+// JournalFolder contains one journal file for each attached VF. The name of a journal file is the PCI address of its VF. ADD writes the
+// journal files, and DEL removes them.
 const JournalFolder = vfsFolder
 
 // Holding describes the attachment that has a VF, as read from the journal of the VF.
@@ -36,7 +36,7 @@ type Holding struct {
 	Ready       bool              // ADD has finished; set only for a claim
 }
 
-// Gone reports whether the network namespace of the attachment no longer exists. The result is false if this process cannot see the folder
+// Gone reports whether the network namespace of the attachment no longer exists. Gone returns false if this process cannot see the folder
 // of namespaces, for example in a container without a mount of the folder.
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
@@ -50,8 +50,8 @@ func Holdings() (all []Holding, err error) {
 	return all, err
 }
 
-// stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the lock of the VF. The result cannot be outdated,
-// because unprepare changes the claim record before unprepare takes the lock of the VF.
+// stillPrepared returns an error unless the claim of a VF is prepared. The caller must hold the lock of the VF. The result is valid as
+// long as the caller holds this lock, because unprepare changes the claim record first and then waits for the lock.
 func (s sriov) stillPrepared(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -66,7 +66,8 @@ func (s sriov) stillPrepared(v *vf) error {
 	return nil
 }
 
-// noteReady writes to the journal that ADD has finished, and adds the VF's addresses. The status of the claim is built from the journal.
+// noteReady writes to the journal that ADD has finished, and adds the VF's addresses. The device plugin reads the journal to report the
+// status of the claim.
 func (h *lockedVF) noteReady(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -82,9 +83,9 @@ func (h *lockedVF) noteReady(v *vf) error {
 	return h.save(j)
 }
 
-// FreeOrphan prepares a VF for a claim. If the attachment of the VF has ended without a DEL, FreeOrphan restores the VF. The call has no
-// effect if the VF has no journal, or if the journal belongs to the same claim. If a pod still has the VF, the error contains the name of
-// the pod. FreeOrphan needs CAP_NET_ADMIN.
+// FreeOrphan prepares a VF for a claim. If the attachment of the VF has ended without a DEL, FreeOrphan restores the VF. FreeOrphan has no
+// effect if the VF has no journal, or if the journal belongs to the same claim. If a pod still has the VF, FreeOrphan returns an error
+// with the name of the pod. FreeOrphan needs CAP_NET_ADMIN.
 func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
 	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j vfJournal) error {
 		if j.Claim != nil && j.Claim.UID == claimUID {
@@ -98,8 +99,8 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 }
 
 // checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. The folder of namespaces may be
-// invisible, for example for a process in a container. When a network namespace ends, the kernel moves the interface back to the node.
-// Therefore, if the interface is not on the node, the namespace still exists.
+// invisible, for example for a process in a container. When a network namespace ends, the kernel moves the interface back to the node. If
+// the interface is not on the node, checkNotAlive therefore assumes that the namespace still exists.
 func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	if !plugin.NetnsGone(j.Netns) {
 		return nil // ownerHas checks this namespace
@@ -122,9 +123,9 @@ func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	return nil
 }
 
-// RestoreClaim restores the VFs of a claim's pods, as DEL does. The VFs of a claim are those in the claim's record and those whose
-// journals contain the claim. Before the call, all containers of these pods must have stopped. If a pod's namespace still exists,
-// RestoreClaim moves the interface out of the namespace. The caller needs CAP_NET_ADMIN.
+// RestoreClaim restores the VFs of a claim's pods, as DEL does. RestoreClaim restores the VFs in the argument `recorded` and all VFs whose
+// journals contain the claim. Before a call of RestoreClaim, all containers of the claim's pods must have stopped. If a pod's namespace
+// still exists, RestoreClaim moves the VF's interface out of the namespace. RestoreClaim needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
 	all, err := readJournals()
 	errs := []error{err}
@@ -150,7 +151,7 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 	})
 }
 
-// withJournal calls f() while it holds the lock of a VF. The call has no effect if the VF has no journal.
+// withJournal calls f() while it holds the lock of a VF. If the VF has no journal, withJournal does not call f().
 func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide, *lockedVF, vfJournal) error) error {
 	h, err := lockKnown(a)
 	if h == nil {

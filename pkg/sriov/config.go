@@ -48,7 +48,7 @@ type vfSettings struct {
 	Rebind bool   // rebind the VF's own driver afterwards
 }
 
-// pfSettings holds the settings of a VF on its PF. A field that is nil or "" leaves the setting unchanged.
+// pfSettings holds the settings of a VF that are set on its PF. A field that is nil or "" leaves the VF's setting unchanged.
 type pfSettings struct {
 	VLAN       *int
 	QoS        *int
@@ -95,7 +95,7 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// bandwidthCapability is the runtime's capability "bandwidth". The limits are in bits per second.
+// bandwidthCapability is the runtime's capability "bandwidth". Both rates are in bits per second.
 type bandwidthCapability struct {
 	IngressRate uint64 `json:"ingressRate"`
 	EgressRate  uint64 `json:"egressRate"`
@@ -137,7 +137,7 @@ func Check(r *plugin.Request) error {
 	return err
 }
 
-// Findings describes settings that are valid but do not have the effect that their names suggest. The function does no I/O.
+// Findings describes settings that are valid but do not have the effect that their names suggest. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
 }
@@ -230,7 +230,7 @@ func parseSettings(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 // megabit is one Mbit/s, the unit of a PF's rate limits.
 const megabit = 1_000_000
 
-// parseRates reads the egress limit. If the VF is the pod's own interface, the pod's egress limit applies to the VF.
+// parseRates reads the egress limit. The pod's egress limit applies to the VF only if the VF is the pod's main interface.
 func parseRates(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	limit := raw.RuntimeConfig.Bandwidth
 	if limit == nil || isChained(r) {
@@ -270,8 +270,8 @@ func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The last argument is a
-// function that converts keys for error messages.
+// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The function name()
+// converts keys for error messages.
 func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)
@@ -319,7 +319,8 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// applyTo returns the settings that the VF has on its PF after the change. The argument contains the settings before the change.
+// applyTo returns the settings that the VF has on its PF after the change. The argument `now` contains the VF's settings before the
+// change.
 func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	if s.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"
@@ -346,8 +347,7 @@ func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	return now
 }
 
-// needsPF reports whether the PF must be changed. If a change is needed, the function also returns the key of one setting that requires
-// the change.
+// needsPF reports whether a setting must be set on the PF. If so, needsPF also returns the key of the first such setting.
 func (s pfSettings) needsPF() (key string, ok bool) {
 	for _, k := range []struct {
 		key string

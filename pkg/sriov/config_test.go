@@ -77,7 +77,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// TestWhichMAC: if the runtime passes a MAC, that MAC is used. In a chain, CNI_ARGS apply to the interface of the main plugin, not to the
+// TestWhichMAC: a MAC that the runtime passes takes precedence. In a chain, CNI_ARGS apply to the interface of the main plugin, not to the
 // VF.
 func TestWhichMAC(t *testing.T) {
 	runtime := object{"mac": "02:00:00:00:00:06"}

@@ -17,7 +17,7 @@ type Attached struct {
 	MAC     string
 }
 
-// VFs returns the VFs in a record of this plugin.
+// VFs returns the VFs in an attachment record of plugin sriov.
 func VFs(rec attachment.Record) (list []Attached, err error) {
 	var st attachmentState
 	err = json.Unmarshal(rec.State, &st)

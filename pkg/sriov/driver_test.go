@@ -48,7 +48,7 @@ func (l testLab) onBinding(address string, f func(net string)) {
 	l.Cleanup(func() { close(end); <-done })
 }
 
-// TestDriver: a VF for a user space program has no interface in the pod. When the pod ends, the former driver of the VF is bound again.
+// TestDriver: a VF for a user space program has no interface in the pod. When the pod ends, DEL binds the VF to its former driver again.
 func TestDriver(t *testing.T) {
 	l := newLab(t, "driver", "vfio-pci")
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -70,8 +70,8 @@ func TestDriver(t *testing.T) {
 	l.isGolden()
 }
 
-// TestRebind (V-08): if the configuration requests a rebind, the driver is bound again when the pod ends. The interface then has its former
-// settings.
+// TestRebind (V-08): if the configuration requests a rebind, DEL binds the driver of the VF again. After this rebind, the interface has
+// its former settings.
 func TestRebind(t *testing.T) {
 	l := newLab(t, "rebind", true)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)

@@ -12,9 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// RestoreOrphans restores the orphaned VFs of ended pods. Each restored VF causes one log line. RestoreOrphans helps with runtimes that do
-// not call GC. RestoreOrphans skips VFs whose interface is not on the node. It also skips VFs of user space programs. A pod may still use
-// these VFs. The next ADD checks these VFs. RestoreOrphans needs CAP_NET_ADMIN.
+// RestoreOrphans restores the orphaned VFs of ended pods. Each restored VF causes one log line. RestoreOrphans is useful for runtimes that
+// do not call GC. RestoreOrphans skips VFs whose interface is not on the node, and VFs of user space programs, because a pod may still use
+// such a VF. The next ADD checks the skipped VFs. RestoreOrphans needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	all, err := readJournals()
 	if err != nil || len(all) == 0 {

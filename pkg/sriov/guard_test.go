@@ -71,7 +71,8 @@ func TestResetHidden(t *testing.T) {
 		!strings.Contains(err.Error(), "its interface is in another namespace") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// The path of the network namespace cannot be resolved. A path in another mount namespace causes a similar error.
+	// The path of the network namespace is a symbolic link to itself, so the plugin cannot open the namespace. A path in another mount
+	// namespace causes a similar error.
 	must(t, os.Rename(l.journalOf(vf0), l.journalOf(vf0)+"~"))
 	data, err := os.ReadFile(l.journalOf(vf0) + "~")
 	loop := filepath.Join(t.TempDir(), "loop")
@@ -110,7 +111,7 @@ func TestGCSpares(t *testing.T) {
 	}
 	must(t, os.WriteFile(record, good, 0o600))
 
-	// Plugin bridge could not remove the attachment of this lease.
+	// The record of plugin bridge shows that the attachment with this lease is not removed yet.
 	key := attachment.Key{Network: "net", ContainerID: "stale", IfName: "eth0"}
 	must(t, os.MkdirAll("/var/lib/cni/networks/net", 0o755),
 		os.WriteFile("/var/lib/cni/networks/net/10.61.0.9", []byte("stale\r\neth0"), 0o644),
@@ -179,8 +180,8 @@ func TestCheckOldVersions(t *testing.T) {
 	}
 }
 
-// TestDaemonBreaks: the device plugin drops the connection or has another protocol version. The plugin then asks the kubelet, and ADD
-// succeeds.
+// TestDaemonBreaks: the device plugin drops the connection or has another protocol version. If the device plugin fails, plugin sriov asks
+// the kubelet, and ADD succeeds.
 func TestDaemonBreaks(t *testing.T) {
 	l := newLab(t)
 	l.sriov.socket = filepath.Join(t.TempDir(), "s")

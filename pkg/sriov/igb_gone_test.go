@@ -87,8 +87,8 @@ func (l igb) recreateVFs() {
 	kerneltest.RealNIC(l.T, 2)
 }
 
-// TestIGBPodDies (F-34, F-35): when a namespace ends, the kernel moves its VF to the node. In the test, the VF keeps the name that it had
-// in the pod, or gets another name. DEL finds the VF by its PCI address, even if the runtime passes no namespace.
+// TestIGBPodDies (F-34, F-35): when a namespace ends, the kernel moves its VF to the node. The test covers a VF that keeps its name from
+// the pod and a VF that gets another name. DEL finds the VF by its PCI address, even if the runtime passes no namespace.
 func TestIGBPodDies(t *testing.T) {
 	l := newIGB(t)
 	for _, netns := range []string{"named", ""} {

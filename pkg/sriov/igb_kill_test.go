@@ -27,12 +27,12 @@ func binaryPath(t *testing.T, folder, name string) string {
 	return path
 }
 
-// killFault is the environment variable that kills the plugin at its nth moment. A moment is a numbered point of the code at which a fault
-// can occur.
+// killFault is the environment variable that kills the plugin at its nth fault point. A fault point is a place in the code at which tests
+// can cause a fault. The code calls fault points "moments".
 const killFault = "PODLACE_RUN_AT=%d kill -KILL $PPID"
 
-// runWithFault runs the plugin with a fault at the nth change or moment. runWithFault also returns the list of the moments that the plugin
-// reached.
+// runWithFault runs the plugin with a fault at the nth change or fault point. runWithFault also returns the list of the fault points that
+// the plugin reached.
 func (l igb) runWithFault(fault string, at int, verb, id string, keys ...any) (o outcome, moments []string) {
 	l.Helper()
 	trace := filepath.Join(l.TempDir(), "trace")
@@ -53,7 +53,8 @@ func (l igb) runWithFault(fault string, at int, verb, id string, keys ...any) (o
 	return o, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// runKilled runs a verb and kills the plugin at the nth moment. The second result is true if the plugin reached fewer than n moments.
+// runKilled runs a CNI command and kills the plugin at the nth fault point. The second result of runKilled is true if the plugin reached
+// fewer than n fault points.
 func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done bool) {
 	l.Helper()
 	o, moments := l.runWithFault(killFault, at, verb, id, keys...)
@@ -66,7 +67,8 @@ func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done
 	return moments[at-1], false
 }
 
-// findResidue describes the residue: VFs that are not restored, records, and an unexpected number of leases.
+// findResidue describes the state that the plugin should have removed: VFs that are not restored, records, and an unexpected number of
+// leases.
 func (l igb) findResidue(leases int) (dirt string) {
 	l.Helper()
 	dirt = cmp.Diff(l.golden, l.nodeLinks())
@@ -87,14 +89,14 @@ func (l igb) findResidue(leases int) (dirt string) {
 	return dirt
 }
 
-// everySetting returns the settings of the pods in the kill tests: every kind of setting that the driver supports.
+// everySetting returns the VF settings for tests that kill the plugin. The list contains every kind of setting that the driver supports.
 func everySetting() []any {
 	return []any{"vlan", 100, "vlanQoS", 3, "mac", "02:00:00:00:aa:01", "spoofchk", "on", "trust", "on", "max_tx_rate", 100, "mtu", 1400,
 		"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}}}
 }
 
-// killSweep runs a verb once for each moment and kills the plugin at this moment. After each kill, killSweep calls after() to clean up.
-// killSweep counts the moments at which a kill leaves residue.
+// killSweep runs a CNI command once for each fault point and kills the plugin at this fault point. After each kill, killSweep calls
+// after() to clean up. killSweep counts the fault points at which a kill leaves residue.
 func (l igb) killSweep(what string, before func(l igb, id string), verb string, after func(l igb, id string) (dirt string)) {
 	points, dirty := 0, 0
 	for at, done := 1, false; !done; at++ {
@@ -126,8 +128,8 @@ func (l igb) attachNext(index int, old string) (dirt string) {
 	return l.findResidue(0)
 }
 
-// TestIGBKillAdd (F-31) kills the plugin at every moment of an ADD. After the kill, DEL restores the VF, and the next pod gets the VF in
-// the initial state.
+// TestIGBKillAdd (F-31) kills the plugin at every fault point of an ADD. After the kill, DEL restores the VF, and the next pod gets the VF
+// in the initial state.
 func TestIGBKillAdd(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -147,7 +149,7 @@ func TestIGBKillAddOnly(t *testing.T) {
 	})
 }
 
-// TestIGBKillDel (F-31) kills the plugin at every moment of a DEL. The next DEL completes the removal.
+// TestIGBKillDel (F-31) kills the plugin at every fault point of a DEL. The next DEL completes the removal.
 func TestIGBKillDel(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -160,13 +162,13 @@ func TestIGBKillDel(t *testing.T) {
 	})
 }
 
-// TestIGBLives (F-31, F-32) creates and removes many pods in a row. At one in twenty changes, the change fails or the plugin is killed
+// TestIGBLives (F-31, F-32) creates and removes many pods in a row. Each change fails with a probability of 5 %, or the plugin is killed
 // before the change.
 func TestIGBLives(t *testing.T) {
 	const lives = 100
 	l := newIGB(t)
 	random := rand.New(rand.NewPCG(1, 2))
-	// misfortune returns the number of the change at which the fault occurs.
+	// misfortune() returns the number of the change at which the fault occurs.
 	misfortune := func() (n int) {
 		for n = 1; random.Float64() > 0.05; n++ {
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// endpoint is a pod or the node, as sender or receiver of packets.
+// The type endpoint is a sender or receiver of packets: a pod or the node.
 type endpoint struct {
 	do func(func() error) error
 	ip netip.Addr
@@ -67,8 +67,8 @@ func (e endpoint) canReach(t *testing.T, to endpoint, within time.Duration) bool
 	return false
 }
 
-// The first value is the maximum time until a packet must arrive. The second value is the time to wait for a packet that must not arrive.
-// The machine is emulated.
+// The constant patience is the maximum time until a packet must arrive. The constant inVain is the time to wait for a packet that must not
+// arrive. The times are long because the machine is emulated.
 const (
 	patience = 20 * time.Second
 	inVain   = time.Second

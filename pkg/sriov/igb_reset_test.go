@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestIGBReset (V-08): an orphaned VF has its default settings after a reset of its function. No driver is bound during the reset. The
-// reset of a pod's VF is refused.
+// TestIGBReset (V-08): an orphaned VF has its default settings after a reset of its function. The VF has no driver during the reset.
+// 'podlace sriov reset' refuses a VF that a pod uses.
 func TestIGBReset(t *testing.T) {
 	l := newIGB(t)
 	vf := l.second()

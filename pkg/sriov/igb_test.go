@@ -38,9 +38,9 @@ func newIGB(t *testing.T, keys ...any) igb {
 	must(t, err)
 	t.Cleanup(host.Close)
 	l := igb{testLab: unsetLab(t, host)}
-	// When a PF is set up, the PF forgets the MACs of its VFs. The drivers of the VFs report the MACs to the PF again later. The igb
-	// driver of Linux 6.12 crashes if the kernel sets the PF's multicast addresses while VFs are removed. IPv6 can cause the kernel to
-	// set these addresses at any time.
+	// When a PF is set up, the PF forgets the MACs of its VFs. Each VF's driver later reports the MAC to the PF again. The igb driver of
+	// Linux 6.12 crashes if the kernel sets the PF's multicast addresses while VFs are removed. With IPv6, the kernel can set the PF's
+	// multicast addresses at any time, so newIGB disables IPv6 on the PF.
 	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))
 	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
 	l.nic = kerneltest.RealNIC(t, 2)
@@ -129,8 +129,8 @@ func (l igb) second() string {
 	return l.nic.VFs[1].Device
 }
 
-// changeAll makes every change to the pod's interface that a tenant can make. changeAll returns the error that the kernel returned for the
-// change of the MAC.
+// changeAll makes every change to the pod's interface that a tenant can make. changeAll returns the kernel's error for the change of the
+// MAC.
 func (l igb) changeAll(name string) (mac error) {
 	l.Helper()
 	l.changeAsTenant(name)
@@ -162,8 +162,8 @@ func (l igb) isDefault(name string, index int) {
 	}
 }
 
-// TestIGBLife (F-31, S-30) uses real VFs with every setting that their driver supports. Each setting is read back from the kernel. After
-// any changes by a tenant, DEL restores the VFs.
+// TestIGBLife (F-31, S-30) uses real VFs with every setting that their driver supports. The test reads each setting back from the kernel.
+// After any changes by a tenant, DEL restores the VFs.
 func TestIGBLife(t *testing.T) {
 	l := newIGB(t)
 	const admin = "02:00:00:00:aa:01"
@@ -231,7 +231,8 @@ func TestIGBMain(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBRefused (F-32): the PF's driver refuses a setting. The error contains the key of the setting, and ADD undoes its earlier changes.
+// TestIGBRefused (F-32): the PF's driver refuses a setting. The error of ADD contains the key of the refused setting, and ADD undoes its
+// earlier changes.
 func TestIGBRefused(t *testing.T) {
 	l := newIGB(t, "vlan", 100, "mac", "02:00:00:00:aa:01", "trust", "on", "mtu", 1400)
 	for _, vf := range []string{l.first(), l.second()} {

@@ -58,8 +58,8 @@ func writeInfo(path string, d pci.Device) error {
 	return nil
 }
 
-// removeInfo removes the device-info file of a VF. The function only logs an error, because an error must not prevent the restoration of
-// the VF.
+// removeInfo removes the device-info file of a VF. removeInfo only logs errors, because an error must not prevent the restoration of the
+// VF.
 func (n *nodeSide) removeInfo(path string) {
 	if path == "" {
 		return

@@ -66,7 +66,7 @@ type formerState struct {
 	Driver string     `json:"driver,omitempty"`
 	PF     *kernel.VF `json:"pf,omitempty"` // settings on the PF; nil if the PF is not in the plugin's namespace
 
-	// Settings of the interface. Name is "" if the VF had no interface.
+	// The following fields are settings of the VF's interface. Name is "" if the VF had no interface.
 	Name     string           `json:"name,omitempty"`
 	AltNames []string         `json:"altnames,omitempty"`
 	Alias    string           `json:"alias,omitempty"`
@@ -119,8 +119,8 @@ func lockVF(dir *store.Dir, a pci.Address) (*lockedVF, error) {
 
 func (h *lockedVF) close() { h.lock.Unlock(); h.dir.Close() }
 
-// load() reads the journal of a VF. The second result is false if the VF has no journal. An unreadable journal causes an error, because the
-// former settings of the VF are stored only in the journal.
+// load() reads the journal of a VF. The second result of load() is false if the VF has no journal. An unreadable journal causes an error,
+// because the former settings of the VF are stored only in the journal.
 func (h *lockedVF) load() (j vfJournal, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -167,8 +167,9 @@ func parseJournal(data []byte, a pci.Address) (j vfJournal, err error) {
 	return j, err
 }
 
-// save() writes the journal. Only the journal is synced to disk. A lost record needs no sync, because the plugin can rebuild it from the
-// kernel's state and from names that the key determines. The former settings of a VF are stored only in the journal.
+// save() writes the journal. The journal is synced to disk, because the former settings of a VF are stored only in the journal. Attachment
+// records are not synced. The plugin can rebuild a lost record from the kernel's state and from names that the attachment's key
+// determines.
 func (h *lockedVF) save(j vfJournal) error {
 	data, err := json.Marshal(j)
 	if err == nil {
@@ -183,13 +184,13 @@ func (h *lockedVF) save(j vfJournal) error {
 // removeJournal removes the journal.
 func (h *lockedVF) removeJournal() error { return h.dir.Remove(h.address.String()) }
 
-// journalsOf returns the journals of an attachment.
+// journalsOf returns the journals of all VFs of an attachment.
 func journalsOf(owner attachment.Key) ([]vfJournal, error) {
 	all, err := readJournals()
 	return slices.DeleteFunc(all, func(j vfJournal) bool { return j.Owner != owner }), err
 }
 
-// readJournals returns all readable journals. The function reads the journals without taking the locks of the VFs.
+// readJournals returns all readable journals. readJournals reads the journals without taking the locks of the VFs.
 func readJournals() (all []vfJournal, err error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -15,8 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// A chained plugin appends chainedSuffix to the network name for the leases of its VFs. Leases under the plain network name belong to the
-// main plugin. GC of the main plugin would delete the leases of VF interfaces, because the runtime does not list these interfaces.
+// A chained plugin appends chainedSuffix to the network name under which it requests the leases of its VFs. Leases under the network name
+// without this suffix belong to the main plugin. GC of the main plugin would delete leases of VF interfaces, because the runtime does not
+// pass these interfaces to GC.
 const chainedSuffix = ".vf"
 
 // leaseAddresses requests the addresses of a VF from the IPAM plugin.
@@ -96,8 +97,8 @@ func (s sriov) releaseAddresses(r *plugin.Request, st attachmentState, v vf) err
 	return s.ipam.Del(as, of)
 }
 
-// checkLease runs CHECK of the IPAM plugin for the addresses of a VF. The function builds its own prevResult, because the prevResult of
-// the request may not contain exactly the addresses of the VF.
+// checkLease runs CHECK of the IPAM plugin for the addresses of a VF. checkLease builds a prevResult with only the addresses of the VF,
+// because the prevResult of the request can contain other addresses.
 func (s sriov) checkLease(j *requestJob, v vf) error {
 	of := ipam.Type(j.st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
@@ -121,8 +122,8 @@ func (s sriov) checkLease(j *requestJob, v vf) error {
 	return s.ipam.Check(as, of)
 }
 
-// collectLeases runs GC of the IPAM plugin. The function keeps the leases of all interfaces of attachments with a record, including the
-// attachments of other plugins. The function also keeps the leases of VFs that are not restored yet.
+// collectLeases runs GC of the IPAM plugin. collectLeases keeps the leases of all attachments with a record, including the attachments of
+// other plugins. collectLeases also keeps the leases of VFs that are not restored yet.
 func (s sriov) collectLeases(r *plugin.Request) error {
 	name := ipam.Type(ipam.Object(r.Config))
 	if ipam.ValidType(name) != nil {

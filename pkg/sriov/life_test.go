@@ -18,8 +18,8 @@ import (
 )
 
 // endPod ends the pod and its namespace. The tests use a veth in place of a VF. When a namespace ends, the kernel moves its VFs to the
-// node. endPod likewise moves the veth to the node. The veth keeps the name that it had in the pod, and the veth is down. The function
-// also adds the name of the veth to sysfs.
+// node. In place of the kernel, endPod moves the veth to the node. The veth keeps the name that it had in the pod, and the veth is down.
+// endPod also adds the name of the veth to sysfs.
 func (l testLab) endPod(address string) {
 	l.Helper()
 	l.addSysfsName(address, "net1")
@@ -110,8 +110,8 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): a pod gives its VF a name of another VF and then ends. After DEL, all VFs have their former names again,
-// including the VF of the ended pod.
+// TestSquatted (F-34): a pod gives its VF the name that another VF has on the node, and then ends. After DEL, all VFs have their former
+// names again, including the VF of the ended pod.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {
 		t.Run(how, func(t *testing.T) {

@@ -24,15 +24,15 @@ const (
 	linkPoll    = 5 * time.Millisecond
 )
 
-// nodeSide gives one request access to the network namespace of the node. ADD takes VFs from this namespace, and DEL moves them back to
-// this namespace.
+// nodeSide gives one request access to the network namespace of the node. ADD takes VFs from the node's namespace, and DEL moves the VFs
+// back.
 type nodeSide struct {
 	sysfs string
 	host  *kernel.Node
 	r     *plugin.Request
 }
 
-// openNode opens the network namespace of the process. The caller must close the field host.
+// openNode opens the network namespace of the process. The caller of openNode must close the field `host` of the result.
 func openNode(sysfs string, r *plugin.Request) (*nodeSide, error) {
 	host, err := kernel.Host()
 	return &nodeSide{sysfs: sysfs, host: host, r: r}, err
@@ -51,8 +51,8 @@ func Userspace(driver string) bool {
 	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
 }
 
-// userspaceDriver returns the name of the VF's driver if this driver passes the VF to a user space program. In all other cases, the result
-// is "".
+// userspaceDriver returns the name of the VF's driver if this driver passes the VF to a user space program. In all other cases,
+// userspaceDriver returns "".
 func (c vfCard) userspaceDriver() string {
 	if Userspace(c.vf.Driver) {
 		return c.vf.Driver
@@ -60,8 +60,8 @@ func (c vfCard) userspaceDriver() string {
 	return ""
 }
 
-// readCard reads a VF. If the interface of the VF is on the node, readCard also reads the interface. If the VF does not exist, the error is
-// fs.ErrNotExist.
+// readCard reads a VF. If the interface of the VF is on the node, readCard also reads the interface. If the VF does not exist, readCard
+// returns fs.ErrNotExist.
 func (n *nodeSide) readCard(a pci.Address) (c vfCard, err error) {
 	if c.vf, c.pf, err = pci.Read(n.sysfs, a); err != nil {
 		return c, err
@@ -73,8 +73,8 @@ func (n *nodeSide) readCard(a pci.Address) (c vfCard, err error) {
 	return c, err
 }
 
-// linkOnNode returns the interface of a function if the interface is on the node. The function finds the name of the interface in sysfs.
-// Another interface may have this name as an alternative name.
+// linkOnNode returns the interface of a PCI function if the interface is on the node. linkOnNode reads the interface's name from sysfs.
+// linkOnNode ignores another interface that has this name as an alternative name.
 func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	for _, name := range d.Interfaces {
 		link, ok, err := n.host.Link(name)
@@ -85,8 +85,8 @@ func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	return kernel.Link{}, nil
 }
 
-// settingsOnPF returns the VF's settings on its PF. The second result is false if the PF is in another namespace or if the driver of the PF
-// does not report these settings.
+// settingsOnPF returns the VF's settings on its PF. The second result of settingsOnPF is false if the PF is in another namespace or if the
+// driver of the PF does not report VF settings.
 func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 	if c.pfLink.Index == 0 || c.vf.VFIndex < 0 {
 		return vf, false, nil
@@ -94,9 +94,9 @@ func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 	return n.host.VF(c.pfLink, c.vf.VFIndex)
 }
 
-// findInPod finds the interface of a journal's VF in the pod's namespace. The function compares the PCI device of each interface. Kernels
-// before Linux 5.14 do not report the PCI device of an interface. On these kernels, findInPod compares name and MAC. The third result is
-// true if the namespace exists. If the third result is true, the caller must close the returned namespace.
+// findInPod finds the interface of a journal's VF in the pod's namespace. findInPod compares the PCI device of each interface with the VF.
+// Kernels before Linux 5.14 do not report the PCI device of an interface, so findInPod compares name and MAC on these kernels. The result
+// `alive` is true if the namespace exists. If `alive` is true, the caller must close the result `pod`.
 func findInPod(j vfJournal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -124,7 +124,7 @@ func findInPod(j vfJournal) (pod *kernel.NS, link kernel.Link, alive bool, err e
 	return pod, link, true, nil
 }
 
-// awaitLink waits until the interface of a VF is on the node. After a timeout, c.link.Index is 0.
+// awaitLink waits until the interface of a VF is on the node. If the interface is still missing after linkTimeout, c.link.Index is 0.
 func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	for end := time.Now().Add(linkTimeout); ; time.Sleep(linkPoll) {
 		if c, err = n.readCard(a); err != nil || c.link.Index != 0 || time.Now().After(end) {
@@ -133,7 +133,7 @@ func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	}
 }
 
-// rebind() unbinds the driver of a VF and binds it again. The driver then creates a new interface.
+// rebind() unbinds the driver of a VF and binds it again. On binding, a network driver creates a new interface.
 func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	a, ctx := of.vf.Address, context.Background()
 	if err := pci.Unbind(ctx, n.sysfs, a); err != nil {
@@ -154,8 +154,8 @@ func (n *nodeSide) awaitBound(a pci.Address) (vfCard, error) {
 	return n.awaitLink(a)
 }
 
-// setMAC changes the MAC of the VF's interface. Some drivers accept only the MAC that the PF has set. These drivers read the MAC that the
-// PF has set only when they are bound.
+// setMAC changes the MAC of the VF's interface. Some VF drivers accept only the MAC that is set on the PF. Such a driver reads this MAC
+// only when it is bound, so setMAC may rebind the driver.
 func (n *nodeSide) setMAC(c vfCard, mac net.HardwareAddr) (vfCard, error) {
 	if bytes.Equal(c.link.MAC, mac) {
 		return c, nil

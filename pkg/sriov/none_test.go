@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNoVFUncertain (V-25): ADD treats a pod as a pod without VFs only if PodResources and a readable checkpoint agree. In all other cases,
-// ADD fails with code 11. If the device plugin runs, it must also answer that the pod has no VFs.
+// TestNoVFUncertain (V-25): ADD treats a pod as a pod without VFs only if PodResources and a readable checkpoint agree. If the device
+// plugin runs, its answer must also contain no VFs. Otherwise, ADD fails with code 11.
 func TestNoVFUncertain(t *testing.T) {
 	l := newLab(t)
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
@@ -73,8 +73,8 @@ func (l testLab) wantHint(o outcome, hint string) {
 	}
 }
 
-// TestNoVFByClaims: on a node where pods get VFs through claims, the kubelet may have no checkpoint. ADD of a pod without VFs still
-// succeeds.
+// TestNoVFByClaims: on a node where pods get VFs through claims, the kubelet may have no checkpoint. Even without a checkpoint, ADD of a
+// pod without VFs succeeds.
 func TestNoVFByClaims(t *testing.T) {
 	l := newLab(t)
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
@@ -89,7 +89,8 @@ func TestNoVFByClaims(t *testing.T) {
 	l.isGolden()
 }
 
-// TestStatusKubeletDir: STATUS warns once if kubeletDir has no kubelet. STATUS warns again if the kubelet's folder disappears later.
+// TestStatusKubeletDir: STATUS warns once if kubeletDir is not the folder of a kubelet. STATUS warns again if the kubelet's folder appears
+// and later disappears.
 func TestStatusKubeletDir(t *testing.T) {
 	l := newLab(t)
 	root := t.TempDir()

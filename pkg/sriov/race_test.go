@@ -73,7 +73,7 @@ func TestHidden(t *testing.T) {
 		if err == nil {
 			_, err = l.host.AddVeth(kernel.Veth{Host: "eth7", Pod: "ens0f0v0peer"})
 		}
-		// At the next read of sysfs, the interface has its former name.
+		// The next read of sysfs returns the former name of the interface.
 		if err := errors.Join(err, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755), os.Mkdir(filepath.Join(net, "eth7"), 0o755)); err != nil {
 			t.Error(err)
 		}

@@ -78,7 +78,7 @@ func Reset(o ResetOptions) error {
 	return err
 }
 
-// checkUnused returns an error if the VF is in use. The last argument is true if the VF belonged to a pod whose namespace is gone.
+// checkUnused returns an error if the VF is in use. The argument `left` is true if the VF belonged to a pod whose namespace is gone.
 func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	if err := n.checkUsable(c, false); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	return err
 }
 
-// resetVF sets the defaults on the PF and rebinds the driver. The driver then creates a new interface.
+// resetVF sets the VF's default settings on the PF and rebinds the driver. On binding, a network driver creates a new interface.
 func (n *nodeSide) resetVF(c vfCard, o ResetOptions) error {
 	if err := n.resetPF(c, o); err != nil {
 		return err

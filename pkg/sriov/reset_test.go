@@ -69,8 +69,8 @@ func TestResetTorn(t *testing.T) {
 	l.isGolden()
 }
 
-// TestResetFails: after a failed reset of the function, the driver is bound again. After a timeout, the driver is not bound, because the
-// bind would hang.
+// TestResetFails: Reset binds the driver again even if the reset of the PCI function fails. If the reset of the PCI function times out,
+// Reset does not bind the driver, because the bind would hang.
 func TestResetFails(t *testing.T) {
 	for _, c := range []struct {
 		err    error
@@ -115,7 +115,7 @@ func TestResetRefused(t *testing.T) {
 		moved, _, err = pod.Link("theirs")
 		must(t, err, pod.MoveLink(moved, home, "ens0f0v2"))
 	})
-	// According to sysfs, another interface is on top of the VF's interface.
+	// According to sysfs, a macvlan interface uses the VF's interface.
 	pcitest.Set(t, l.sriov.sysfs, vf0, "net/ens0f0v0/upper_macvlan7/type", "1")
 	refused(vf0, "is in use on the node: ens0f0v0 is the lower interface of macvlan7")
 	l.isGolden()
@@ -149,7 +149,7 @@ func TestReturn(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestReturnUnseen: if sysfs does not show the VF, its journal is kept.
+// TestReturnUnseen: RestoreOrphans keeps the journal of a VF that sysfs does not show.
 func TestReturnUnseen(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

@@ -29,7 +29,8 @@ const askTimeout = 10 * time.Second
 // the plugin asks the kubelet.
 const daemonTimeout = allocation.AnswerTimeout + time.Second
 
-// wantedVFs returns the VFs for the pod of an ADD, with their interface names in the pod. The result is empty for a pod without VFs.
+// wantedVFs returns the VFs for the pod of an ADD, with their interface names in the pod. For a pod without VFs, wantedVFs returns an
+// empty list.
 func (s sriov) wantedVFs(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	vfs, err := s.podDevices(r, cfg)
 	if err != nil {
@@ -54,8 +55,8 @@ func (s sriov) podDevices(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	return sortDevices(devices, cfg.Resources)
 }
 
-// assignNames sets the interface names of the VFs. If Multus calls the plugin, or if sriov is the main plugin, the first VF becomes the
-// interface that the runtime requires.
+// assignNames sets the interface names of the VFs. If Multus calls the plugin, or if sriov is the main plugin, the first VF gets the
+// interface name that the runtime sets in CNI_IFNAME.
 func assignNames(r *plugin.Request, cfg requestConfig, vfs []vf) ([]vf, error) {
 	if cfg.MAC != nil && len(vfs) > 1 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: only one VF can have it, but the pod has %d VFs", cfg.MAC, len(vfs))
@@ -106,14 +107,14 @@ func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices [
 	}
 	devices, others, err := s.askDevices(r, cfg)
 	if err != nil {
-		// ADD fails closed. This error is necessary because a pod without its VF might wait forever or use another interface.
+		// ADD fails closed: without its VF, a pod might wait forever or use another interface.
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "find the VFs of the pod: %w", err), "%s", cfg.hintFor(err))
 	}
 	return devices, cfg.checkAttached(others)
 }
 
-// checkAttached returns an error if no network attaches the VF of one of the pod's claims. This error means that neither resources nor
-// otherResources in the configuration contains the VF's resource.
+// checkAttached returns an error if no network attaches the VF of one of the pod's claims. This error means that the VF's resource is
+// missing from both `resources` and `otherResources` in the configuration.
 func (c requestConfig) checkAttached(others []allocation.Device) error {
 	for _, d := range others {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
@@ -125,7 +126,7 @@ func (c requestConfig) checkAttached(others []allocation.Device) error {
 	return nil
 }
 
-// hintFor returns the hint for an admin if the VFs of a pod are unknown.
+// hintFor returns a hint for the admin. The argument `err` is the error that occurred when the plugin searched for the pod's VFs.
 func (c requestConfig) hintFor(err error) string {
 	switch {
 	case errors.Is(err, podresources.ErrNoUID):
@@ -142,8 +143,8 @@ func (c requestConfig) hintFor(err error) string {
 
 // askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, askDevices asks the kubelet and
 // reads the records of claims. If the answer of the device plugin or of the kubelet contains a device, the pod certainly has this device.
-// If the kubelet reports no device, the pod may still have a device, because the kubelet lists a new device only after a delay. The
-// second result contains the devices that the pod's claims have from resources outside the configuration.
+// If the kubelet reports no device, the pod may still have a device, because the kubelet lists a new device only after a delay. The result
+// `others` contains the devices of the pod's claims whose resources are not in the configuration.
 func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []allocation.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
@@ -164,7 +165,7 @@ func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others
 	return append(devices, claimed...), others, nil
 }
 
-// askKubelet asks the kubelet for the pod's devices. The last argument is the error from the device plugin.
+// askKubelet asks the kubelet for the pod's devices. The argument `unanswered` is the error from the device plugin.
 func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time, unanswered error) ([]allocation.Device, error) {
 	away := errors.Is(unanswered, fs.ErrNotExist) || errors.Is(unanswered, syscall.ECONNREFUSED)
 	if !away {

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// releaseVF restores a VF to its state before the attachment. The call has no effect if the VF belongs to another attachment now, or to no
-// attachment.
+// releaseVF restores a VF to its state before the attachment. releaseVF has no effect if the VF belongs to another attachment now, or to
+// no attachment.
 func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 	a := v.Address
 	h, err := lockKnown(a)
@@ -40,8 +40,8 @@ func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 	return n.restoreVF(h, j)
 }
 
-// returnUnknown handles a VF whose journal is missing. The function moves the interface of the VF back to the node. The former settings of
-// the VF are unknown and cannot be restored.
+// returnUnknown handles a VF whose journal is missing. returnUnknown moves the interface of the VF back to the node. Without the journal,
+// the former settings of the VF are unknown and cannot be restored.
 func (n *nodeSide) returnUnknown(owner attachment.Key, v vf, netns string) error {
 	j := vfJournal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC, Former: formerState{Name: ownName(v.Address)}}
 	pod, link, alive, err := findInPod(j)
@@ -69,7 +69,7 @@ type vfRestore struct {
 }
 
 // restoreVF restores a VF to the settings in its journal. If the restoration of one setting fails, restoreVF continues with the next
-// setting. The function removes the journal at the end if all settings are restored or the VF no longer exists.
+// setting. restoreVF removes the journal once all settings are restored, or if the VF no longer exists.
 func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	x := vfRestore{nodeSide: n, j: j}
 	var err error
@@ -98,7 +98,7 @@ func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 }
 
 // returnLink moves the interface back to the node. If the namespace of the pod has ended, the kernel has already moved the interface back.
-// After such a move, the interface has the name that it had in the pod.
+// After a move by the kernel, the interface still has the name that it had in the pod.
 func (x *vfRestore) returnLink() error {
 	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspaceDriver() != "" {
 		return nil
@@ -120,7 +120,7 @@ func (x *vfRestore) returnLink() error {
 	if x.c = c; c.link.Index != 0 {
 		return nil
 	}
-	// The pod has moved the interface into an unnamed namespace. Unbinding the driver deletes the interface.
+	// The pod has moved the interface into an unnamed namespace. Unbinding the driver deletes the interface there.
 	x.r.Log.Warn("cannot find the interface of the VF; rebinding its driver", "vf", x.j.Address, "driver", x.c.vf.Driver)
 	if x.c, err = x.rebind(x.c); err == nil && x.c.link.Index == 0 {
 		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface cannot be found"),
@@ -129,8 +129,8 @@ func (x *vfRestore) returnLink() error {
 	return err
 }
 
-// moveToNode moves the interface from a pod to the node. The function removes alternative names that the pod added, because these names
-// could conflict with names on the node.
+// moveToNode moves the interface from a pod to the node. Before the move, moveToNode removes alternative names that the pod added, because
+// these names could conflict with names on the node.
 func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	home, err := x.host.File()
 	if err != nil {
@@ -149,7 +149,7 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	}
 	if was := x.j.Former.Traits; was != link.Traits && was != (kernel.Traits{}) {
 		// If an interface has the flag NOARP when it returns to the node, the kernel permanently disables duplicate address detection for
-		// the interface. If a setting cannot be restored here, the plugin tries to restore the same setting again on the node.
+		// the interface. If SetTraits fails in the pod, the plugin restores the flags again on the node.
 		_ = pod.SetTraits(link, was)
 	}
 	name, err := x.withFormerName(func(name string) error { return pod.MoveLink(link, home, name) })
@@ -164,8 +164,8 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	return err
 }
 
-// withFormerName calls f() to give the interface its former name. If another interface has the former name, the new name is derived from
-// the VF's PCI address.
+// withFormerName calls f() to give the interface its former name. If another interface has the former name, withFormerName uses a name
+// that is derived from the VF's PCI address.
 func (x *vfRestore) withFormerName(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
 	if err = x.retryReclaimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
@@ -188,9 +188,9 @@ func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	return f()
 }
 
-// reclaimName frees a name that a pod gave to another VF. The function has an effect only if the kernel has moved the other VF back to the
-// node with this name. The function is necessary because a VF cannot get its former name while another VF has this name. The journal of
-// the other VF contains the former name of that VF, and the plugin restores this former name later.
+// reclaimName renames another VF's interface that has the given name, because two interfaces cannot have the same name. Such a conflict
+// occurs if a pod gave this name to its VF and the kernel then moved that VF back to the node. The plugin later restores the other VF's
+// former name from its journal.
 func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {
@@ -216,12 +216,12 @@ func (x *vfRestore) reclaimName(name string) bool {
 // ownName returns a name that no other interface has, such as v00003b10.2.
 func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
 
-// parkedName returns the temporary name of an interface whose current name belongs to another VF. The interface keeps the temporary name
-// until the plugin restores the VF of the interface.
+// parkedName returns a temporary name for an interface whose current name belongs to another VF. The interface keeps the temporary name
+// until the plugin restores the interface's VF.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
-// restoreMAC sets the former MAC on the interface itself, if the driver allows this. The function does not set the MAC through the PF,
-// because later tenants could then no longer change the MAC.
+// restoreMAC sets the former MAC on the interface itself, if the driver allows this. restoreMAC does not set the MAC on the PF, because a
+// MAC that is set on the PF would prevent later tenants from changing it.
 func (x *vfRestore) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
@@ -282,8 +282,8 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 	return err
 }
 
-// dropXDP removes the XDP programs that the pod attached. An XDP link stays while a file descriptor or a file system holds it. Such an XDP
-// link disappears only together with the interface.
+// dropXDP removes the XDP programs that the pod attached. A program that is attached through an XDP link cannot be removed while a process
+// or a file in a BPF file system refers to the link. dropXDP then rebinds the driver, which deletes the interface together with the link.
 func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil
@@ -355,7 +355,7 @@ func (x *vfRestore) restoreSettings(link kernel.Link) error {
 	return errors.Join(errs...)
 }
 
-// restoreAltNames restores the alternative names in their former order. The function skips names that another interface has now.
+// restoreAltNames restores the alternative names in their former order. restoreAltNames skips names that another interface has now.
 func (x *vfRestore) restoreAltNames(link kernel.Link) error {
 	has, had := link.AltNames, x.j.Former.AltNames
 	for len(has) > 0 && len(had) > 0 && has[0] == had[0] {

@@ -4,8 +4,8 @@ package sriov
 
 import "testing"
 
-// TestNamesInOrder (F-31): an ADD is killed while it removes alternative names. After the restoration, the names are in the same order as
-// before the ADD.
+// TestNamesInOrder (F-31): an ADD is killed while it removes alternative names. DEL then restores the alternative names in the same order
+// as before the ADD.
 func TestNamesInOrder(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

@@ -37,13 +37,14 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// VFs of the card. The interfaces of the VFs are veths whose names are in sysfs. The PF is ens0f0.
+// The constants vf0, vf1 and vf2 are PCI addresses of VFs of the network card. Veths take the place of the VFs' interfaces, and the fake
+// sysfs contains the names of these veths. The interface of the PF is ens0f0.
 const (
 	vf0, vf1, vf2 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2"
 	fast, slow    = "example.com/fast", "example.com/slow"
 )
 
-// testLab is a node with a card of four VFs, a device plugin and a pod.
+// testLab is a node with a device plugin, a pod, and a network card that has four VFs.
 type testLab struct {
 	kerneltest.Lab
 	sriov   *sriov
@@ -56,7 +57,8 @@ type testLab struct {
 	card    func() string // describes the card if it is a real one
 }
 
-// newLab returns a node on which the plugin runs in a chain. When the test ends, the lab checks that the plugin has left nothing behind.
+// newLab returns a test lab in which the plugin runs in a chain after another plugin. When the test ends, newLab's cleanup checks that all
+// VFs are restored and that no state of the plugin remains.
 func newLab(t *testing.T, keys ...any) testLab {
 	t.Helper()
 	must(t, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"))
@@ -81,7 +83,7 @@ func newLab(t *testing.T, keys ...any) testLab {
 	return l
 }
 
-// unsetLab returns a lab without VFs, without a pod and without configuration.
+// unsetLab returns a test lab without VFs, without a pod and without configuration.
 func unsetLab(t *testing.T, host *kernel.Node) testLab {
 	t.Helper()
 	l := testLab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), claims: new(bool),
@@ -146,7 +148,7 @@ func (l testLab) allocate(addresses ...string) {
 	}
 }
 
-// otherPod returns the node of the lab together with another pod.
+// otherPod returns the same test lab with another pod.
 func (l testLab) otherPod() testLab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)

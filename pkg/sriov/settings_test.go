@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// claimDevice returns a device of the first claim with settings. The settings of the listed keys come from the claim, and all other
-// settings come from the class.
+// claimDevice returns a device of the first claim, with the given settings. The settings whose keys are listed come from the claim, and
+// all other settings come from the class.
 func claimDevice(result int, address string, c vfconfig.Config, claimed ...string) allocation.Device {
 	d := claimed1(result, address)
 	c.Claimed, d.Config = claimed, &c
@@ -59,14 +59,14 @@ func TestClaimSettings(t *testing.T) {
 	l.del("a")
 }
 
-// serveClaims makes the device plugin return devices of claims, and prepares these claims.
+// serveClaims makes the device plugin return the given devices of claims. serveClaims also writes the records of these claims.
 func (l testLab) serveClaims(devices ...allocation.Device) {
 	l.Helper()
 	*l.devices, *l.claims = devices, true
 	l.prepareClaims(l.TempDir(), "u-0", devices...)
 }
 
-// allocate0 allocates to the pod an additional VF that belongs to no claim.
+// allocate0 allocates an additional VF, which belongs to no claim, to the pod.
 func (l testLab) allocate0(address string) {
 	*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
 }
@@ -105,7 +105,7 @@ func TestClaimSettingsRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// lateRecord writes the record of a VF's claim with one setting, and returns the kubelet's folder.
+// lateRecord writes a claim record with one setting for a VF, and returns the kubelet's folder.
 func (l testLab) lateRecord(address, key string) string {
 	l.Helper()
 	dir := (&fakeKubelet{containers: []*api.ContainerResources{container("app")}}).serveSocket(l.T)
@@ -167,8 +167,8 @@ func TestClaimOfNamedVF(t *testing.T) {
 	l.del("a", keys("u-1")...)
 }
 
-// TestMergedSettings: if several sources define a setting, the last source applies on the PF. In addition to these settings, the pod's own
-// egress limit applies.
+// TestMergedSettings: if several sources define a setting, the last source applies on the PF. The pod's egress limit also applies if it is
+// lower than the configured max_tx_rate.
 func TestMergedSettings(t *testing.T) {
 	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
 		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})
@@ -188,8 +188,8 @@ func TestMergedSettings(t *testing.T) {
 	}
 }
 
-// TestIGBClaimSettings (DRA-F26): for each VF, the PF gets the settings of the class and the claim, which override the conflist. CHECK
-// compares these settings, and DEL restores the VFs.
+// TestIGBClaimSettings (DRA-F26): ADD sets the settings of each VF's class and claim on the PF. The settings of the class and the claim
+// override the conflist. CHECK compares all settings, and DEL restores the VFs.
 func TestIGBClaimSettings(t *testing.T) {
 	l := newIGB(t)
 	keys := []any{"vlan", 100, "spoofchk", "off", "max_tx_rate", 100}

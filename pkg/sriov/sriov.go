@@ -2,10 +2,10 @@
 
 // Package sriov attaches SR-IOV virtual functions (VFs) to pods. The plugin attaches the VFs that the kubelet allocated to the pod, or the
 // VF whose address Multus passes. If an earlier plugin in the chain created the pod's main interface, the VFs are additional interfaces.
-// Otherwise, the first VF is the main interface.
+// If sriov is the main plugin, the first VF is the main interface.
 //
-// After the pod ends, another pod gets the same VF. ADD therefore saves the VF's settings to a journal before the first change. DEL
-// restores these settings, even after a crash or a change by the pod.
+// After a pod ends, another pod can get the same VF. ADD therefore saves the VF's settings to a journal before the first change. DEL
+// restores the VF's settings from the journal, even after a crash or a change by the pod.
 package sriov
 
 import (
@@ -73,13 +73,12 @@ type sriov struct {
 	claims string // folder of claim records
 }
 
-// Plugin returns the sriov plugin. The arguments are IPAM plugins that run in the process of the sriov plugin.
+// Plugin returns the sriov plugin. The argument `builtin` contains IPAM plugins that run in the process of the sriov plugin.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
 }
 
-// PluginAt returns the sriov plugin with other paths: the paths of sysfs, of the device plugin's socket and of the folder of claim
-// records.
+// PluginAt returns the sriov plugin with the given paths of sysfs, the device plugin's socket and the folder of claim records.
 func PluginAt(sysfs, socket, claims string, builtin ...plugin.Plugin) plugin.Plugin {
 	return sriov{ipam.Runner{Builtin: builtin}, sysfs, socket, claims}.plugin()
 }
@@ -88,7 +87,7 @@ func (s sriov) plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "sriov", CallsPatient: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
 }
 
-// requestJob holds everything that one ADD or CHECK has opened.
+// requestJob holds the configuration, the namespaces and the attachment of one ADD or CHECK.
 type requestJob struct {
 	nodeSide
 	cfg requestConfig
@@ -181,8 +180,8 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.cniResult(), nil
 }
 
-// savePlan writes the record before the first change of the system. The record says that each VF has leased addresses. DEL can therefore
-// release the addresses even if ADD is killed.
+// savePlan writes the attachment record before the first change of the system. With an IPAM plugin, the record already marks each VF as
+// leased, so that DEL releases the addresses even if ADD is killed.
 func (j *requestJob) savePlan() error {
 	planned := j.st
 	planned.VFs = slices.Clone(j.st.VFs)
@@ -192,8 +191,8 @@ func (j *requestJob) savePlan() error {
 	return j.att.Save(planned)
 }
 
-// clearResidue removes the residue of an interrupted ADD with the same key. The result is an error if the pod already has an interface with
-// a planned name.
+// clearResidue removes the residue of an interrupted ADD with the same key. clearResidue returns an error if the pod already has an
+// interface with a planned name.
 func (s sriov) clearResidue(j *requestJob, vfs []vf) error {
 	var st attachmentState
 	recorded, err := j.att.Load(&st)
@@ -255,8 +254,8 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 	return s.removeAttachment(n, att, st)
 }
 
-// removeAttachment restores all VFs of an attachment. After an error, removeAttachment continues with the next VF. The function releases
-// the addresses once no VF uses them, and removes the record last.
+// removeAttachment restores all VFs of an attachment. After an error, removeAttachment continues with the next VF. After all VFs are
+// restored, removeAttachment releases the addresses and then removes the record.
 func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st attachmentState) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {
@@ -276,8 +275,8 @@ func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st atta
 	return att.Remove()
 }
 
-// delUnrecorded restores the VFs whose journals contain the attachment. ADD writes the record before the journals. If the record is
-// missing, another program has removed the record.
+// delUnrecorded restores the VFs of an attachment without a record, using the journals that contain the attachment. ADD writes the record
+// before the journals, so only another program can have removed the record.
 func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) error {
 	if !mayHaveVFs(r) {
 		return nil
@@ -300,9 +299,8 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	return s.removeFromNode(r, att, st)
 }
 
-// mayHaveVFs reports whether an attachment that has no record may have VFs. If the result is true, the caller must read the journals.
-// There is one journal for each attached VF of the node. The journals are not read if prevResult has only one pod interface and this
-// interface belongs to another plugin.
+// mayHaveVFs reports whether an attachment that has no record may have VFs. If mayHaveVFs returns true, the caller must read the journals
+// of all attached VFs of the node. To save time, mayHaveVFs returns false if prevResult has only the pod interface of an earlier plugin.
 func mayHaveVFs(r *plugin.Request) bool {
 	return !isChained(r) || len(r.Prev.Interfaces) == 0 ||
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })

@@ -79,7 +79,7 @@ func TestOrder(t *testing.T) {
 	l.del("a")
 }
 
-// TestMainPlugin: if the plugin is the main plugin, the first VF is the interface that the runtime requires.
+// TestMainPlugin: if sriov is the main plugin, the first VF gets the interface name that the runtime sets in CNI_IFNAME.
 func TestMainPlugin(t *testing.T) {
 	l := newLab(t, "prevResult", nil)
 	l.allocate(vf1, vf0)
@@ -99,8 +99,8 @@ func TestMainPlugin(t *testing.T) {
 	l.isGolden()
 }
 
-// TestMultus: the caller passes the address of a VF, and this VF becomes the interface. The plugin asks neither the device plugin nor the
-// kubelet.
+// TestMultus: the caller passes the PCI address of a VF, and this VF becomes the pod's interface. For such a VF, sriov asks neither the
+// device plugin nor the kubelet.
 func TestMultus(t *testing.T) {
 	l := newLab(t, "prevResult", nil, "resources", nil)
 	l.sriov.socket = "/nonexistent"
@@ -168,7 +168,7 @@ func TestFailClosed(t *testing.T) {
 	l.isGolden()
 }
 
-// TestNotToBeGiven (S-31): ADD refuses a PF and interfaces that are in use. The PF and these interfaces stay on the node.
+// TestNotToBeGiven (S-31): ADD refuses a PF and refuses interfaces that are in use. The refused interfaces stay on the node.
 func TestNotToBeGiven(t *testing.T) {
 	l := newLab(t)
 	l.allocate("0000:11:00.0")
@@ -184,7 +184,8 @@ func TestNotToBeGiven(t *testing.T) {
 	l.isGolden()
 }
 
-// TestPFUntold: if the PF is not available, ADD refuses a setting that the PF must apply. The error contains the key of the setting.
+// TestPFUntold: if the PF is not available, ADD refuses a setting that must be set on the PF. The error contains the key of the refused
+// setting.
 func TestPFUntold(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

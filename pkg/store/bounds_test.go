@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadFile: links are followed. Reading a file that is not regular or that is too large returns an error.
+// TestReadFile: ReadFile follows symbolic links. ReadFile returns an error for a file that is not regular or is too large.
 func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// hangTimeout is much longer than the time of any operation. The timeout ends a test that hangs.
+// hangTimeout ends a test that hangs. hangTimeout is much longer than the time that any operation takes.
 const hangTimeout = 20 * time.Second
 
-// irregularFiles returns a list of functions. Each function creates one kind of object in place of a regular file.
+// irregularFiles returns functions that each create one kind of non-regular file at a path.
 func irregularFiles(t *testing.T) map[string]func(path string) error {
 	elsewhere := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(elsewhere, 0o600); err != nil {

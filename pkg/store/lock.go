@@ -15,21 +15,22 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// LockTimeout is the maximum time for which Lock waits. A container runtime waits a minute or more for a verb, and retries the verb after
-// an error.
+// LockTimeout is the maximum time for which Lock waits. LockTimeout is shorter than a container runtime's timeout for a CNI command, which
+// is a minute or more. The runtime retries the command after an error.
 const LockTimeout = 10 * time.Second
 
-// NodeLockTimeout is the maximum time to wait for a lock that all pods of the node need. For example, a hundred pods start at the same
-// time, and each ADD runs some iptables processes. These processes keep two CPUs busy for more than ten seconds.
+// NodeLockTimeout is the maximum time to wait for a lock that all pods of the node need. NodeLockTimeout is longer than LockTimeout
+// because many pods can start at the same time. For example, the iptables processes of a hundred ADDs keep two CPUs busy for more than ten
+// seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
-// Lock takes an exclusive flock(2) on a file in the folder. Lock creates the file if the file does not exist. If the lock is still held
-// after LockTimeout, the error has the method Busy. The lock is released by Unlock or when the process ends.
+// Lock takes an exclusive flock(2) on a file in the folder. Lock creates the file if the file does not exist. If another process still
+// holds the lock after LockTimeout, Lock returns an error with the method Busy. Unlock or the end of the process releases the lock.
 func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 	return d.LockWithin(LockTimeout, name, mode)
 }
 
-// LockWithin is like Lock, but the caller passes the maximum time. If this time is 0, the call does not wait.
+// LockWithin is like Lock, but the caller passes the maximum time to wait. With 0, LockWithin does not wait.
 func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		return unix.Flock(fd, map[lockAction]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
@@ -37,13 +38,12 @@ func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lo
 }
 
 // LockAt is like Lock, but it locks only the byte at offset (fcntl(2), open file description locks). One file therefore contains 2^63
-// locks. The alternative would be one file for each lock. Such lock files would have to be removed later, but a lock file cannot be removed
-// safely.
+// locks. Separate lock files would have to be removed later, but a lock file cannot be removed safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.LockAtWithin(LockTimeout, name, mode, offset)
 }
 
-// LockAtWithin is like LockAt, but the caller passes the maximum time. If this time is 0, the call does not wait.
+// LockAtWithin is like LockAt, but the caller passes the maximum time to wait. With 0, LockAtWithin does not wait.
 func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		cmd, kind := unix.F_OFD_SETLK, int16(unix.F_WRLCK)
@@ -57,7 +57,7 @@ func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, of
 	})
 }
 
-// lockAction is an operation on a lock.
+// lockAction is an operation on a lock: try to take it, wait for it, or free it.
 type lockAction int
 
 const (
@@ -118,9 +118,9 @@ func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(er
 
 var errLockTimeout = errors.New("held by another process")
 
-// takeWithDeadline takes the lock. takeWithDeadline waits in the kernel, which wakes waiting processes one after the other. If a hundred
-// processes polled the lock, they would keep a CPU busy. After errLockTimeout, the file stays open until the kernel has completed the lock
-// request.
+// takeWithDeadline takes the lock. takeWithDeadline waits in the kernel, because a hundred processes that poll the lock would keep a CPU
+// busy. The kernel wakes waiting processes one after the other. If takeWithDeadline returns errLockTimeout, the file stays open until the
+// kernel has completed the lock request.
 func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how lockAction) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)
@@ -159,8 +159,8 @@ type Lock struct {
 	free func(fd int) error
 }
 
-// Lost reports whether the lock file was removed or replaced. After a removal or a replacement, another process may hold a lock with the
-// same name.
+// Lost reports whether the lock file was removed or replaced. If the lock file was removed or replaced, another process may hold a lock
+// with the same name.
 func (l *Lock) Lost() bool {
 	var own, there unix.Stat_t
 	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, unix.AT_SYMLINK_NOFOLLOW) != nil {
@@ -170,7 +170,7 @@ func (l *Lock) Lost() bool {
 }
 
 // File returns the lock file, which is open. A child process that inherits the open file also holds the lock until the child ends, even if
-// this process was killed.
+// its parent is killed.
 func (l *Lock) File() *os.File { return l.f }
 
 // Unlock releases the lock. Unlock also releases the lock for child processes that inherited the file.

@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// If the variable helperEnv contains a folder, the test program holds a lock in this folder until its input ends.
+// helperEnv is an environment variable. If the variable contains a folder, the test program holds a lock in this folder until its standard
+// input ends.
 const helperEnv = "STORE_HELPER_DIR"
 
 func TestMain(m *testing.M) {
@@ -34,7 +35,7 @@ func holdLock(path, which string) int {
 	return 0
 }
 
-// inheritedLock is the name of a lock that the process inherited.
+// inheritedLock is the name that tests use for a lock that a process inherited.
 const inheritedLock = "inherited"
 
 // takeLock takes the lock with the name "whole", or the lock of one byte of the lock file.
@@ -49,7 +50,8 @@ func takeLock(d *Dir, which string) (*Lock, error) {
 	return d.LockAt("bytes", 0o600, offset)
 }
 
-// startHolder starts a second process. The second process holds a lock until it ends. The returned function ends the second process.
+// startHolder starts a second process. The second process holds a lock until it ends. startHolder returns a function that ends the second
+// process.
 func startHolder(t *testing.T, dir, which string, files ...*os.File) (release func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -73,7 +75,7 @@ func startHolder(t *testing.T, dir, which string, files ...*os.File) (release fu
 	return func() { stdin.Close(); _ = cmd.Wait() }
 }
 
-// mustWait reports whether taking a lock has to wait. mustWait then calls release() and takes the lock.
+// mustWait reports whether a process that takes the lock has to wait. mustWait then calls release() and takes the lock.
 func mustWait(t *testing.T, d *Dir, which string, release func()) bool {
 	t.Helper()
 	got := make(chan error, 1)
@@ -129,8 +131,8 @@ func TestLocksWithinProcess(t *testing.T) {
 	}
 }
 
-// TestLockInherited: a child process holds the lock of a dead parent process until the child ends. If the parent process is alive, it can
-// release the lock.
+// TestLockInherited: a child process holds the lock of a dead parent process until the child ends. A live parent process can release the
+// lock, even for its child.
 func TestLockInherited(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		for _, unlocked := range []bool{false, true} {
@@ -207,7 +209,8 @@ func TestLockCannotBeMade(t *testing.T) {
 	}
 }
 
-// TestLockFileReplaced (F-07): while a process waits for a lock, the lock file is removed. The process then gets the lock of the new file.
+// TestLockFileReplaced (F-07): the lock file is replaced while a process waits for the lock. The waiting process gets the lock of the new
+// file.
 func TestLockFileReplaced(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {
@@ -252,7 +255,7 @@ func TestLockFileReplaced(t *testing.T) {
 	second.Unlock()
 }
 
-// TestStamp: the stamp is the current time and not the time of the last tick. A later change has a different time.
+// TestStamp: Stamp sets the current time and not the time of the last kernel tick, so that a later change gets a different time.
 func TestStamp(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {

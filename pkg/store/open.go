@@ -79,7 +79,7 @@ func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	}
 }
 
-// Names returns the names in a folder. The second argument is the maximum number of names; a value less than 1 means no limit.
+// Names returns the names in a folder. The argument `most` is the maximum number of names; a value less than 1 means no limit.
 func Names(path string, most int) ([]string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) // a FIFO in place of the folder would block
 	if err != nil {
@@ -90,8 +90,8 @@ func Names(path string, most int) ([]string, error) {
 	return names, fault.Ignore(err, io.EOF)
 }
 
-// ReadFile returns the content of a file that another program wrote. The file may have at most maxFile bytes. ReadFile follows symbolic
-// links. If the file is not regular, ReadFile returns an error, because reading a pipe would block.
+// ReadFile returns the content of a file that another program wrote. ReadFile returns an error for a file with more than maxFile bytes.
+// ReadFile follows symbolic links. ReadFile returns an error for a file that is not regular, because reading a pipe would block.
 func ReadFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -112,8 +112,8 @@ func ReadFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// ReadSmall returns the content of a regular file. A file that is larger than the given limit causes an error. The last argument contains
-// additional flags for open(2).
+// ReadSmall returns the content of a regular file. ReadSmall returns an error for a file with more than the given number of bytes. The
+// argument `flags` contains additional flags for open(2).
 func ReadSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
 	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package store stores small files in a state folder. The package provides atomic writes, exclusive creation of a file with its content,
-// and locks with a deadline. Files are accessed through os.Root. A name or a symbolic link therefore cannot lead out of the folder.
+// and locks with a deadline. All accesses go through os.Root, so a name or a symbolic link cannot lead out of the folder.
 package store
 
 import (
@@ -22,11 +22,11 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// tempPrefix is the prefix of the names of files that are being written. List does not return these files.
+// tempPrefix is the prefix of the names of files that are being written. List does not return files with this prefix.
 const tempPrefix = ".tmp-"
 
-// maxFile is the maximum size of a file in bytes, both for reading and for writing. With the same limit in all versions, any version of
-// Podlace can read the files of any other version. For comparison, a record with 1,000 ports has 130 kB.
+// maxFile is the maximum size of a file in bytes, both for reading and for writing. All versions of Podlace have the same limit, so any
+// version can read the files of any other version. For comparison, a record with 1,000 ports has 130 kB.
 const maxFile = 4 << 20
 
 // ErrTooLarge is the error for a file that has more than maxFile bytes.
@@ -42,7 +42,7 @@ type Dir struct {
 	path string
 }
 
-// Open opens the folder at path. If the folder is missing, errors.Is(err, fs.ErrNotExist) is true.
+// Open opens the folder at path. If the folder is missing, Open returns an error that matches fs.ErrNotExist.
 func Open(path string) (*Dir, error) {
 	if info, err := os.Stat(path); err == nil && !info.IsDir() { // a FIFO would block
 		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
@@ -87,7 +87,7 @@ func Make(path string, mode fs.FileMode) (*Dir, error) {
 	return Open(path)
 }
 
-// RemoveAll deletes the folder at path with its content. The call has no effect if the folder is missing.
+// RemoveAll deletes the folder at path with its content. RemoveAll has no effect if the folder is missing.
 func RemoveAll(path string) error {
 	if err := fault.Point("remove " + path); err != nil {
 		return err
@@ -119,15 +119,15 @@ func (d *Dir) Written(name string) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// SetWritten sets the time that Written returns.
+// SetWritten sets the modification time of a file in the folder.
 func (d *Dir) SetWritten(name string, at time.Time) error {
 	fault.Step("set time of", name)
 	return d.withFolder(d.root.Chtimes(name, time.Time{}, at))
 }
 
-// Stamp sets the modification time of the folder to the current time. The result is the value that Modified returns after the change.
-// Kernels before 6.13 store the time of the last tick as the time of a change. Several changes within a few milliseconds may therefore have
-// the same time. Stamp writes a more precise time than the time of a tick. A later change therefore has a different time.
+// Stamp sets the modification time of the folder to the current time. Stamp returns the value that Modified returns after the change. For
+// a normal change, kernels before 6.13 store the time of the last tick, so changes within a few milliseconds may get the same time. Stamp
+// sets a time in nanoseconds, so a later change gets a different time.
 func (d *Dir) Stamp() (int64, error) {
 	fault.Step("stamp", d.path)
 	now := unix.NsecToTimespec(time.Now().UnixNano())
@@ -138,7 +138,7 @@ func (d *Dir) Stamp() (int64, error) {
 	return d.Modified()
 }
 
-// Move moves a file to another folder and keeps its name. An existing file in that folder is replaced.
+// Move moves a file to another folder and keeps the file's name. Move replaces a file of the same name in that folder.
 func (d *Dir) Move(name string, to *Dir) error {
 	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -149,7 +149,7 @@ func (d *Dir) Move(name string, to *Dir) error {
 	return nil
 }
 
-// Read returns the content of a file in the folder. The file may have at most maxFile bytes.
+// Read returns the content of a file in the folder. Read returns an error for a file with more than maxFile bytes.
 func (d *Dir) Read(name string) ([]byte, error) {
 	f, err := d.openFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -185,14 +185,14 @@ func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 	return data, nil
 }
 
-// Write replaces a file in the folder atomically. A reader sees either the old content or the new content, never a mixture. Two processes
-// that write the same file must use a lock.
+// Write replaces a file in the folder atomically. A reader sees either the old content or the new content, never a mixture. If several
+// processes may write the same file, the caller must hold a lock.
 func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
 }
 
-// WriteSync is like Write, but it waits until the data on the disk can survive a crash of the kernel. The folder must be on a disk for this
-// guarantee.
+// WriteSync is like Write, but it waits until the data is on the disk and survives a crash of the kernel. WriteSync gives this guarantee
+// only if the folder is on a disk.
 func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	if err := d.write(name, data, mode, (*os.File).Sync); err != nil {
 		return err
@@ -208,7 +208,7 @@ func (d *Dir) checkSize(name string, data []byte) error {
 	return nil
 }
 
-// CopySync is like WriteSync for content of any size. The file gets exactly the given mode, regardless of the umask.
+// CopySync is like WriteSync, but copies content of any size from a reader. The file gets exactly the given mode, regardless of the umask.
 func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	err := d.replaceFile(name, mode, func(f *os.File) error {
 		_, err := io.Copy(f, from)
@@ -220,7 +220,8 @@ func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	return d.withFolder(d.self.Sync())
 }
 
-// Rename renames a file within the folder. An existing file with the new name is replaced. Rename returns when the change is on the disk.
+// Rename renames a file within the folder. Rename replaces an existing file with the new name. Rename returns when the change is on the
+// disk.
 func (d *Dir) Rename(name, to string) error {
 	if err := fault.Point("rename " + filepath.Join(d.path, name) + " to " + to); err != nil {
 		return err
@@ -243,8 +244,8 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	})
 }
 
-// replaceFile creates a temporary file and calls fill() to write its content. After this call, the temporary file replaces the file with
-// the given name.
+// replaceFile creates a temporary file and calls fill() to write its content. replaceFile then renames the temporary file to the given
+// name, which replaces an existing file.
 func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -286,8 +287,9 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// Create is like Write, but the file must not exist. If it exists, the error is fs.ErrExist (errors.Is). Create writes an unnamed file and
-// gives it a name with link(2), so that the file and its content appear in one step. A process that is killed therefore leaves no file.
+// Create is like Write, but the file must not exist. If the file exists, Create returns an error that matches fs.ErrExist. Create writes
+// an unnamed file and then names the file with link(2), so that the file and its content appear in one step. If the process is killed
+// during Create, no incomplete file remains.
 func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
@@ -333,14 +335,14 @@ func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, d.withFolder(d.root.Remove(temp)))
 }
 
-// Remove deletes the file with the given name. The call has no effect if the file is missing.
+// Remove deletes the file with the given name. Remove has no effect if the file is missing.
 func (d *Dir) Remove(name string) error {
 	if err := fault.Point("remove " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
 	err := d.root.Remove(name)
 	if temp := d.root.Remove(tempPrefix + name); temp == nil {
-		// The temporary file is from a writer that was killed.
+		// A killed process has left this temporary file.
 		slog.Debug("removed an unfinished file", "folder", d.path, "name", name)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -349,8 +351,8 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// List returns the names of the files in the folder. The result of List does not contain the temporary files of killed writers. List
-// removes temporary files that are older than a minute.
+// List returns the names of the files in the folder. List does not return temporary files. List removes temporary files that are older
+// than a minute, because only killed processes leave such files.
 func (d *Dir) List() ([]string, error) {
 	f, err := d.root.Open(".")
 	if err != nil {

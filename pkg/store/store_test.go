@@ -260,8 +260,8 @@ func TestFolderGone(t *testing.T) {
 	}
 }
 
-// TestListRemovesStale: List removes the file of a killed writer once the file is old. List also removes this file if the clock was
-// changed.
+// TestListRemovesStale: List removes the temporary file of a killed process once the file is old. List also removes a temporary file whose
+// time is far in the future, because the clock was changed.
 func TestListRemovesStale(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -283,7 +283,7 @@ func TestListRemovesStale(t *testing.T) {
 	}
 }
 
-// TestRemoveTakesUnfinished: Remove deletes a file and also the temporary file of a killed writer of this file.
+// TestRemoveTakesUnfinished: Remove deletes a file and also the temporary file that a killed process left for this file.
 func TestRemoveTakesUnfinished(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Codes of problems. Package plugin defines the codes of the plugins' findings. If a plugin returns an error, the code is the number of the
-// CNI error.
+// The following constants are codes of problems. Package plugin defines the codes of the plugins' findings. If a plugin returns an error,
+// the problem's code is the number of the CNI error.
 const (
 	emptyFile         plugin.FindingCode = "empty-file"
 	syntax            plugin.FindingCode = "syntax"

@@ -48,8 +48,8 @@ type File struct {
 	Data []byte
 }
 
-// Files returns the problems of each file. Files also returns conflicts between the networks in different files. Files does no I/O with one
-// exception: it reads the file whose path is the value of the key resolvConf.
+// Files returns the problems of each file. Files also returns conflicts between the networks in different files. Files does no I/O, except
+// that Files reads the file whose path is the value of the key resolvConf.
 func Files(files []File, node Node) []Problem {
 	c := &checker{node: node}
 	for _, f := range files {
@@ -59,7 +59,7 @@ func Files(files []File, node Node) []Problem {
 	return c.problems
 }
 
-// checker collects problems.
+// The type checker collects the problems of all files.
 type checker struct {
 	node     Node
 	problems []Problem
@@ -78,7 +78,7 @@ type part struct {
 	places map[string]plugin.Place // of its keys
 }
 
-// The method add() adds a problem. The second argument is the position of the problem within the part.
+// The method add() adds a problem. The argument `at` is the position of the problem within the part.
 func (c *checker) add(t part, at plugin.Place, key string, code plugin.FindingCode, isError bool, format string, args ...any) {
 	if t.key != "" {
 		key = strings.TrimSuffix(t.key+": "+key, ": ")
@@ -87,8 +87,8 @@ func (c *checker) add(t part, at plugin.Place, key string, code plugin.FindingCo
 	c.problems = append(c.problems, Problem{t.file, at.Line, at.Column, key, code, isError, fmt.Sprintf(format, args...)})
 }
 
-// inFile converts a position within the part to a position in the file. If the exact column cannot be computed, the result is the position
-// of the first word of the line.
+// inFile converts a position within the part to a position in the file. If the exact column cannot be computed, inFile returns the
+// position of the first word of the line.
 func (t part) inFile(at plugin.Place) plugin.Place {
 	line := min(t.line+max(at.Line, 1), t.total) // YAML's errors may be after the end
 	outer, inner := lineOf(t.source, line), lineOf(t.data, max(at.Line, 1))
@@ -155,7 +155,7 @@ func (c *checker) syntax(t part, err error) {
 	c.add(t, place, "", syntax, true, "%v", err)
 }
 
-// anyPrefix is used in place of the daemon's --resource-prefix. The result of each check is the same with any prefix.
+// anyPrefix takes the place of the device plugin's option --resource-prefix. The checks give the same result for any prefix.
 const anyPrefix = "example.com"
 
 // The method pools() checks a configuration of sriov-device-plugin.
@@ -197,8 +197,8 @@ func (c *checker) nodeFile(t part) {
 	}
 }
 
-// placeOf returns the position of a key. If this position is unknown, the result is the position of the innermost object that contains the
-// key.
+// placeOf returns the position of a key. If the position of the key is unknown, placeOf returns the position of the innermost object that
+// contains the key.
 func (t part) placeOf(key string) plugin.Place {
 	for ; key != ""; key = key[:max(strings.LastIndexAny(key, ".["), 0)] {
 		if at, ok := t.places[key]; ok {
@@ -208,7 +208,7 @@ func (t part) placeOf(key string) plugin.Place {
 	return plugin.Place{}
 }
 
-// placeOnLine returns the line and column of a key. The line of the key is known.
+// placeOnLine returns the line and column of a key on the given line.
 func (t part) placeOnLine(key string, line int) plugin.Place {
 	if at := t.placeOf(key); at.Line == line {
 		return at
@@ -219,7 +219,7 @@ func (t part) placeOnLine(key string, line int) plugin.Place {
 var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
 // The method mentioned() searches a message for a key of the part. mentioned() returns the first key that it finds, with the line and
-// column of the key. Each message contains the key among its first words.
+// column of the key. The messages of the checks contain the key among their first words.
 func (t part) mentioned(message string) (key string, place plugin.Place) {
 	for _, name := range word.FindAllString(message, -1) {
 		for path, at := range t.places {

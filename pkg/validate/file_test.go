@@ -81,7 +81,8 @@ func prefixes(lines, want []string) bool {
 	return cmp.Equal(want, lines, cmp.Comparer(func(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) }))
 }
 
-// TestClashes checks networks with the same name or the same subnet. The conflicts are found even if the networks are in different files.
+// TestClashes checks networks with the same name or the same subnet. Files must find such conflicts even if the networks are in different
+// files.
 func TestClashes(t *testing.T) {
 	other := strings.Replace(bridgeNet, `"a"`, `"b"`, 1)
 	for name, c := range map[string]struct {

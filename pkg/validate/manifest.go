@@ -49,7 +49,7 @@ func yamlLine(err error) int {
 	return line
 }
 
-// The function at() follows a path of keys from a node and returns the value. The result is nil if a key of the path is missing.
+// The function at() follows a path of keys from a node and returns the value. at() returns nil if a key of the path is missing.
 func at(n *yaml.Node, path ...string) *yaml.Node {
 	n = withoutAlias(n)
 	for _, key := range path {
@@ -67,7 +67,7 @@ func at(n *yaml.Node, path ...string) *yaml.Node {
 	return n
 }
 
-// withoutAlias returns the node that an alias such as *name stands for. An alias never stands for another alias.
+// withoutAlias returns the node to which a YAML alias such as *name refers. An alias never refers to another alias.
 func withoutAlias(n *yaml.Node) *yaml.Node {
 	if n != nil && n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -75,7 +75,7 @@ func withoutAlias(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// valueOf returns the scalar at a path below a node. The result is "" if the scalar is missing.
+// valueOf returns the scalar at a path below a node. valueOf returns "" if the scalar is missing.
 func valueOf(n *yaml.Node, path ...string) string {
 	if v := at(n, path...); v != nil {
 		return v.Value
@@ -98,7 +98,7 @@ func podTemplates() map[string][]string {
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// The method object() checks a Kubernetes object. The method object() returns the number of parts of the object that Podlace uses.
+// The method object() checks a Kubernetes object and returns how many parts of the object Podlace uses.
 func (c *checker) object(t part, o *yaml.Node) (known int) {
 	kind := valueOf(o, "kind")
 	if list := at(o, "items"); list != nil && strings.HasSuffix(kind, "List") {
@@ -194,7 +194,7 @@ func (c *checker) annotation(t part, key, value *yaml.Node) {
 	}
 }
 
-// unitHint returns a hint about the suffix m. Users of tc(8) expect that m means mega.
+// unitHint returns a hint about the suffix m, because users of tc(8) may expect that m means mega.
 func unitHint(rate string) string {
 	if strings.HasSuffix(rate, "m") {
 		return fmt.Sprintf("; m means a thousandth: did you mean %sM?", strings.TrimSuffix(rate, "m"))
@@ -226,7 +226,7 @@ func items(list *yaml.Node) []*yaml.Node {
 	return list.Content
 }
 
-// hostPort returns the port of the node that a container port uses. The result is "" if the container port has no hostPort.
+// hostPort returns the port of the node that a container port uses. hostPort returns "" if the container port has no hostPort.
 func (c *checker) hostPort(t part, port *yaml.Node, key string) string {
 	host := valueOf(port, "hostPort")
 	if host == "" || host == "0" {

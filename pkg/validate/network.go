@@ -30,14 +30,14 @@ type network struct {
 	subnets []subnet
 }
 
-// The type subnet is a subnet of a plugin, with the addresses that the plugin assigns.
+// The type subnet is a subnet in a plugin's configuration, with the range of addresses that the plugin assigns.
 type subnet struct {
 	netip.Prefix
 	bridge      string     // "" for other plugins than bridge
 	first, last netip.Addr // invalid if unknown
 }
 
-// subnetsOf returns the subnets of a configuration. Each has the range that host-local has parsed.
+// subnetsOf returns the subnets of a configuration. Each subnet contains the address range that host-local parsed.
 func subnetsOf(config []byte, kind string, podCIDRs []netip.Prefix, parsed hostlocal.Config) (list []subnet) {
 	ranges := slices.Concat(parsed.Sets...)
 	for _, prefix := range hostlocal.Subnets(config, podCIDRs) {
@@ -54,8 +54,8 @@ func subnetsOf(config []byte, kind string, podCIDRs []netip.Prefix, parsed hostl
 	return list
 }
 
-// clashes reports whether two subnets of different networks exclude each other. Networks of one link may divide a subnet by rangeStart and
-// rangeEnd.
+// The method clashes() reports whether two subnets of different networks conflict. Networks of the same bridge may divide a subnet with
+// rangeStart and rangeEnd.
 func (s subnet) clashes(other subnet) bool {
 	apart := s.first.IsValid() && other.first.IsValid() && (s.last.Less(other.first) || other.last.Less(s.first))
 	return s.Overlaps(other.Prefix) && (!apart || s.bridge != other.bridge)
@@ -126,8 +126,8 @@ func (c *checker) plugin(n *network, path, version string, config []byte) {
 	}
 }
 
-// misspelt() reports a type that resembles a plugin of Podlace. The type may also be a plugin of another project, so the finding is only a
-// warning.
+// misspelt() reports a type that resembles a plugin of Podlace. The type may also belong to a plugin of another project, so the finding is
+// only a warning.
 func (c *checker) misspelt(n *network, path, kind string) {
 	if near := plugin.Nearest(kind, plugin.Kinds()); near != "" && near != kind {
 		c.add(n.part, n.placeOf(path), path, misspeltPlugin, false, "%q is no plugin of Podlace: did you mean %s?", kind, near)
@@ -148,7 +148,7 @@ func withDeviceID(config []byte) []byte {
 	return more
 }
 
-// The function parse() parses the configuration of a plugin of Podlace. Plugins of other projects are ignored.
+// The function parse() parses the configuration of a Podlace plugin. For plugins of other projects, parse() returns nil.
 func parse(r *plugin.Request, kind string) (err error) {
 	switch kind {
 	case "bridge":

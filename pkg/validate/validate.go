@@ -25,7 +25,7 @@ type Node struct {
 	PodCIDRs []netip.Prefix
 }
 
-// ThisNode reads the facts about the node on which the program runs. If the node has no podCIDRs, ThisNode returns no error.
+// ThisNode reads the facts about the node on which the program runs. Missing podCIDRs of the node cause no error.
 func ThisNode() (node Node, err error) {
 	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
 	host, err := kernel.Host()
@@ -60,7 +60,7 @@ func Config(data []byte, node Node) []plugin.Finding {
 	return found
 }
 
-// The function findings() returns the findings for one plugin with their keys.
+// The function findings() returns the findings for one plugin. Each finding contains its key.
 func findings(config []byte, node Node) (found []plugin.Finding) {
 	var pods []netip.Prefix
 	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {

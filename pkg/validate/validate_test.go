@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The function text() returns the keys of a configuration's findings. The function text() also returns all findings as one text.
+// The function text() returns the keys of a configuration's findings, and all findings as one text.
 func text(config string, node Node) (keys []string, all string) {
 	found := Config([]byte(config), node)
 	for _, f := range found {
@@ -26,8 +26,8 @@ func text(config string, node Node) (keys []string, all string) {
 	return keys, fmt.Sprint(found)
 }
 
-// TestTrapsAreNamedByTheirKeys checks that each misleading setting in a list of plugins causes exactly one finding. The key of the finding
-// is its path in the list.
+// TestTrapsAreNamedByTheirKeys checks that each misleading setting in a list of plugins causes exactly one finding. Each finding must
+// contain the path of the misleading key in the list.
 func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 	const bridge = `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/16"}],[{"subnet":"usePodCidrIPv6"}]]}}`
 	list := func(plugins ...string) string {
@@ -117,7 +117,7 @@ func shipped(t *testing.T) (names []string) {
 	return names
 }
 
-// The map contains subnets that other software uses by default.
+// The map defaults contains the subnets that other software uses by default.
 var defaults = map[string]string{
 	"podman":                 "10.88.0.0/16",
 	"podman, more networks":  "10.89.0.0/16",
@@ -140,7 +140,7 @@ var defaults = map[string]string{
 }
 
 // TestShippedSubnetsAreFree checks examples that must work on any node. The subnets of these examples are not the default subnets of other
-// software. Some examples replace another program in an existing network. Such an example keeps the subnet of the other program.
+// software. An example that replaces another program in an existing network keeps that program's subnet.
 func TestShippedSubnetsAreFree(t *testing.T) {
 	var node Node
 	for name, subnet := range defaults {

@@ -18,7 +18,7 @@ type Range struct{ From, To int }
 // value.
 type Allowance map[string][]Range
 
-// DefaultAllowance returns the keys that claims may set if the configuration does not define them. These keys do not include a key that
+// DefaultAllowance returns the keys that claims may set if the configuration does not define them. DefaultAllowance includes no key that
 // protects other pods or the network from the pod.
 func DefaultAllowance() Allowance {
 	return Allowance{"mac": nil, "ips": nil, "ifName": nil, "mtu": nil}
@@ -77,8 +77,8 @@ func parseLimit(key string, limit any) (ranges []Range, err error) {
 	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, formatValue(limit))
 }
 
-// smallestValue returns the smallest value that is allowed if the limit is a maximum. The value 0 means "no limit" for some keys. For these
-// keys, the value 0 is therefore larger than every maximum.
+// smallestValue returns the smallest value that is allowed if the limit is a maximum. For some keys, the value 0 means "no limit", so
+// smallestValue does not allow 0 for these keys.
 func smallestValue(key string) int {
 	switch key {
 	case "maxTxRate":
@@ -108,8 +108,8 @@ func parseRange(key, s string) (Range, error) {
 	return Range{from, to}, nil
 }
 
-// Check returns an error if a configuration contains a setting that claims may not set. The error contains the key, the value and the
-// values that are allowed.
+// Check returns an error if a configuration contains a setting that claims may not set. The error of Check contains the key, the value and
+// the allowed values.
 func (a Allowance) Check(c *Config) error {
 	for _, key := range c.Set() {
 		ranges, ok := a[key]
@@ -124,7 +124,7 @@ func (a Allowance) Check(c *Config) error {
 	return nil
 }
 
-// String returns the allowed settings in one line, such as "mac, vlan 100-199,300". If no setting is allowed, the result is "nothing".
+// String returns the allowed settings in one line, such as "mac, vlan 100-199,300". If no setting is allowed, String returns "nothing".
 func (a Allowance) String() string {
 	var out []string
 	for _, key := range Keys() {

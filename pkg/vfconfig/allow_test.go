@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestAllowance checks that a claim can set allowed values. For other values, the error must contain the key, the value and the allowed
-// values.
+// TestAllowance checks that a claim can set allowed values. For a forbidden value, the error must contain the key, the value and the
+// allowed values.
 func TestAllowance(t *testing.T) {
 	a := DefaultAllowance()
 	for _, limit := range []struct {

@@ -21,13 +21,14 @@ const (
 )
 
 // Validate returns an error if a value is invalid or if two settings contradict each other. Validate accepts vlanQoS and vlanProto without
-// a vlan, because the vlan may come from another source. The method Complete() does not accept vlanQoS and vlanProto without a vlan.
+// a vlan, because the vlan may come from another source. The method Complete() is stricter: it refuses vlanQoS and vlanProto without a
+// vlan.
 func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }
 
-// Complete checks the final settings of a VF like Validate, but is stricter. The argument is a function that converts a key to its name in
-// the source of the settings. Errors contain the converted names.
+// Complete checks the final settings of a VF. Complete is stricter than Validate. The argument `name` is a function that converts a key to
+// the spelling in the conflist or claim. Error messages of Complete contain the converted keys.
 func (c *Config) Complete(name func(key string) string) error { return c.check(name, true) }
 
 func (c *Config) check(name func(string) string, complete bool) error {
@@ -64,7 +65,7 @@ func (c *Config) checkRelation(key string, name func(string) string, complete bo
 	return nil
 }
 
-// checkKey checks the value of a single setting. The text of the error starts with the value.
+// checkKey checks the value of a single setting. The error of checkKey starts with the wrong value.
 func (c *Config) checkKey(key string) error {
 	switch f := c.fieldOf(key).(type) {
 	case **int:

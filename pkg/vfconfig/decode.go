@@ -23,7 +23,7 @@ const (
 	maxBytes = 10 << 10 // limit of the Kubernetes API
 )
 
-// Entry is one entry in the configuration of a ResourceClaim or DeviceClass. Entry contains settings for the VFs of a resource.
+// Entry is one entry in the configuration of a ResourceClaim or DeviceClass. An entry contains settings for the VFs of a resource.
 type Entry struct {
 	Resource string // applies only to VFs of this resource; "": of all
 	Config
@@ -171,9 +171,9 @@ func syntax(err error) error {
 	return err
 }
 
-// UnmarshalJSON reads the settings in a record. UnmarshalJSON reads the format that MarshalJSON writes. UnmarshalJSON stores the keys of
-// another version in Unknown, and Validate refuses them. Without the field Unknown, a setting of another version would be lost without an
-// error.
+// UnmarshalJSON reads the settings in a record, in the format that MarshalJSON writes. UnmarshalJSON stores keys that this version does
+// not know in the field Unknown, and Validate refuses these keys. Without the field Unknown, a setting of another version would be lost
+// without an error.
 func (c *Config) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil

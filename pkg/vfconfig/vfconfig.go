@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package vfconfig defines the settings of one VF. Settings come from a conflist, a DeviceClass, a ResourceClaim or an annotation. For all
-// these sources, the package uses the same type, the same validation and the same merge. No I/O.
+// these sources, the package uses the same type, the same validation and the same merge. The package does no I/O.
 package vfconfig
 
 import (
@@ -29,14 +29,14 @@ type Config struct {
 	IfName    string   `json:"ifName,omitempty"` // in the pod; {index} stands for the number of the VF in the pod, starting at 1
 	IPs       []string `json:"ips,omitempty"`    // requested from the IPAM plugin
 
-	// Claimed lists the keys that the ResourceClaim itself sets. The list does not contain keys that only the class sets. An annotation of the
-	// pod must not contradict these keys.
+	// Claimed lists the keys that the ResourceClaim itself sets. Claimed does not contain keys that only the class sets. An annotation of
+	// the pod must not contradict a setting that the claim sets.
 	Claimed []string `json:"claimed,omitempty"`
-	// Unknown lists keys that this version does not support. Validate refuses them.
+	// Unknown lists keys that this version does not support. Validate refuses unknown keys.
 	Unknown []string `json:"-"`
 }
 
-// claimedKey is the JSON key for the field Claimed. Users never write this key.
+// claimedKey is the JSON key for the field Claimed. Only Podlace writes claimedKey, never a user.
 const claimedKey = "claimed"
 
 // Keys returns the keys of all possible settings.
@@ -45,7 +45,7 @@ func Keys() []string {
 		"rebind", "ifName", "ips"}
 }
 
-// fieldOf returns a pointer to the field of a key. The type of the pointer is **int, *string, **bool or *[]string. fieldOf returns nil for
+// fieldOf returns a pointer to the field of a key. The pointer has the type **int, *string, **bool or *[]string. fieldOf returns nil for
 // an unknown key.
 func (c *Config) fieldOf(key string) any {
 	switch key {
@@ -107,7 +107,7 @@ func (c *Config) Set() []string {
 // IsZero reports whether no setting is set.
 func (c *Config) IsZero() bool { return len(c.Set()) == 0 && (c == nil || len(c.Unknown) == 0) }
 
-// Text returns a setting as JSON text for an error message. The result is "" if the setting is not set.
+// Text returns a setting as JSON text for an error message. Text returns "" if the setting is not set.
 func (c *Config) Text(key string) string {
 	if !c.Has(key) {
 		return ""
@@ -134,8 +134,8 @@ func (c *Config) String() string {
 	return strings.Join(out, ", ")
 }
 
-// Merge combines two configurations. If both contain a setting, the result has the value from the second argument. Both arguments may be
-// nil, and Merge changes neither of them.
+// Merge combines two configurations. If both arguments contain a setting, Merge returns the value from the second argument. Both arguments
+// may be nil, and Merge changes neither of them.
 func Merge(base, over *Config) *Config {
 	out := base.deepCopy()
 	more := over.deepCopy()
@@ -165,7 +165,7 @@ func union(a, b []string) []string {
 	return a
 }
 
-// deepCopy returns a deep copy of the settings. For nil, the result is empty settings.
+// deepCopy returns a deep copy of the settings. For nil, deepCopy returns empty settings.
 func (c *Config) deepCopy() *Config {
 	if c == nil {
 		return &Config{}
@@ -186,7 +186,7 @@ func (c *Config) deepCopy() *Config {
 }
 
 // Put stores a value for the setting with the given key. The value is a JSON value: a string, a json.Number, a bool or a list of strings.
-// If the type of the value is wrong, the error contains the valid type.
+// If the value has the wrong type, Put returns an error with the valid type.
 func (c *Config) Put(key string, value any) error {
 	fresh := Config{}
 	if err := fresh.putValue(key, value); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// full() has every setting.
+// full() returns a configuration with every setting.
 func full() Config {
 	return Config{VLAN: new(100), VLANQoS: new(3), VLANProto: "802.1ad", MAC: "02:00:00:00:00:01", SpoofChk: "on", Trust: "off",
 		LinkState: "auto", MinTxRate: new(1), MaxTxRate: new(1000), MTU: new(9000), Driver: "vfio-pci", Rebind: new(false),
@@ -36,7 +36,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestRoundTrip checks that settings do not change when they are written to parameters or records and then read.
+// TestRoundTrip writes settings to parameters and to records. The settings must be the same when they are read again.
 func TestRoundTrip(t *testing.T) {
 	want := full()
 	want.Claimed = []string{"vlan", "ips"}
@@ -59,7 +59,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestUnknownInRecord checks a record of another version. The record can be read, and Validate refuses its unknown settings.
+// TestUnknownInRecord reads a record of another version of Podlace. Validate must refuse the unknown settings in the record.
 func TestUnknownInRecord(t *testing.T) {
 	var got struct{ Config *Config }
 	if err := json.Unmarshal([]byte(`{"Config":{"vlan":5,"vlan2":[{"a":{}}]}}`), &got); err != nil {
@@ -127,7 +127,7 @@ func asJSON(t *testing.T, configs ...*Config) string {
 	return string(text)
 }
 
-// entryText returns parameters with the given keys.
+// entryText returns the JSON text of parameters with the given keys.
 func entryText(keys string) string {
 	return `{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VFConfig",` + keys + `}`
 }
@@ -205,7 +205,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestComplete checks contradictions in the final settings. The errors must use the key names of the source.
+// TestComplete checks contradictions in the final settings. The errors must contain the keys as they are spelt in the conflist or claim.
 func TestComplete(t *testing.T) {
 	name := func(key string) string { return strings.ToUpper(key) }
 	for _, test := range []struct {
@@ -235,8 +235,8 @@ func TestString(t *testing.T) {
 	}
 }
 
-// FuzzDecode checks arbitrary parameters. Decode must return either an error or settings. The error must be one line and contain the path.
-// The settings must be the same after encoding and decoding.
+// FuzzDecode checks arbitrary parameters. Decode must return either an error or settings. An error must be one line and contain the path.
+// If Decode returns settings, encoding and decoding must not change the settings.
 func FuzzDecode(f *testing.F) {
 	c := full()
 	data, _ := Parameters("example.com/fast", c)

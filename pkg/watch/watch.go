@@ -12,7 +12,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// lookEvery is the pause before the next attempt to watch a folder that is missing.
+// lookEvery is the time between two attempts to watch a folder that is missing.
 const lookEvery = time.Second
 
 // Folder calls changed() after each event in a folder, until ctx is done. The argument of changed() is the name of the file, or "" if any

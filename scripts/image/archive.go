@@ -36,7 +36,8 @@ func newImage(platform v1.Platform, config v1.Config, layer v1.Layer, at time.Ti
 	return mutate.ConfigFile(img, file)
 }
 
-// imageName parses the name of an image. A short name is an error, because containerd and the kubelet compare complete names.
+// imageName parses the name of an image. imageName returns an error for a short name, because containerd and the kubelet compare complete
+// names.
 func imageName(s string) (name.Tag, error) {
 	tag, err := name.NewTag(s, name.StrictValidation)
 	if err != nil {
@@ -50,7 +51,7 @@ func imageAnnotations(tag name.Tag) map[string]string {
 	return map[string]string{"io.containerd.image.name": tag.Name(), "org.opencontainers.image.ref.name": tag.TagStr()}
 }
 
-// saveLayout writes an OCI layout into a new folder. In the layout, each name refers to the given image or index.
+// saveLayout writes an OCI layout into a new folder. In the layout, each of the tags refers to the given image or index.
 func saveLayout(folder string, what mutate.Appendable, tags []name.Tag) error {
 	to, err := layout.Write(folder, empty.Index)
 	if err != nil {
@@ -71,7 +72,7 @@ func saveLayout(folder string, what mutate.Appendable, tags []name.Tag) error {
 	return nil
 }
 
-// dockerEntry is an element of manifest.json. docker reads this file if docker does not use containerd's image store.
+// dockerEntry is an element of manifest.json. docker reads manifest.json if docker does not use containerd's image store.
 type dockerEntry struct {
 	Config   string
 	RepoTags []string

@@ -30,8 +30,8 @@ type buildOptions struct {
 	at                time.Time // the time of all files and of the image
 }
 
-// rootPrograms returns the programs in the root folder of the image. Every other folder of plugins/ is a CNI plugin. The image contains the
-// CNI plugins in the folder /plugins.
+// rootPrograms returns the programs in the root folder of the image. All other programs below plugins/ are CNI plugins, which are in the
+// image's folder /plugins.
 func rootPrograms() []string { return []string{"podlace", "podlace-node", "sriov-device-plugin"} }
 
 func platforms() []v1.Platform {

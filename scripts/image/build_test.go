@@ -45,9 +45,9 @@ func testOptions(folder string) buildOptions {
 	return buildOptions{root: folder, ldflags: "-s -w", version: "v1.2.3", revision: "abc", at: time.Unix(1_700_000_000, 0).UTC()}
 }
 
-// TestReproducible builds an image of one program in two folders and compares the bytes. One folder is a git clone. Folders, modification
-// times and git must not affect the bytes. Both builds may use Go's build cache: if their inputs differed, their cache keys would
-// also differ.
+// TestReproducible builds an image of one program in two folders and compares the bytes. One of the folders is a git clone. Folders,
+// modification times and git must not affect the bytes. Both builds may use Go's build cache, because builds with different inputs have
+// different cache keys.
 func TestReproducible(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is missing, which makes one of the folders")

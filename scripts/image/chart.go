@@ -26,8 +26,8 @@ const imageAction = `{{ required "image: the chart has no default image: --set i
 // chartFiles maps names to contents of the files in the Helm chart.
 type chartFiles map[string]string
 
-// newChart makes the chart from the folder conf. newChart converts the Kustomize base and components to templates. A value of the
-// chart switches each component on or off. The schema of the values contains the schema of podlace-node.
+// newChart makes the chart from the folder conf. newChart converts the Kustomize base and components to templates. For each component, the
+// chart has a value that switches the component on or off. The schema of the values contains the schema of podlace-node.
 func newChart(conf, image, version, appVersion string) (chartFiles, error) {
 	if _, err := parseImage(image); err != nil {
 		return nil, err
@@ -88,7 +88,8 @@ func validChoices(components []string) (all [][]string) {
 	return all
 }
 
-// objectTemplates renders the manifest with each choice of components, and merges the resulting texts of each object into one template.
+// objectTemplates renders the manifest once for each valid set of components. Then objectTemplates merges all texts of the same object
+// into one template.
 func objectTemplates(conf string, components []string) (chartFiles, error) {
 	all := validChoices(components)
 	if len(all) > 64 {
@@ -131,7 +132,8 @@ func withoutHeader(text string) string {
 	return strings.TrimSuffix(text, "\n")
 }
 
-// objectTemplate returns the name and the lines of an object. Chart values replace the parts of the object that a user may change.
+// objectTemplate returns the name and the template lines of an object. In these lines, chart values replace the parts of the object that a
+// user may change.
 func objectTemplate(text string, config []string) (name string, lines []string, err error) {
 	var object struct {
 		Kind     string
@@ -164,7 +166,7 @@ func wrap(before string, lines []string, after string) []string {
 	return slices.Concat([]string{before}, lines, []string{after})
 }
 
-// replaceText replaces the text of a key in the data of a ConfigMap.
+// replaceText calls by() to replace the text of a key in the data of a ConfigMap.
 func replaceText(lines []string, key string, by func([]string) []string) []string {
 	start := slices.Index(lines, "  "+key+": |") + 1
 	end := start
@@ -174,7 +176,8 @@ func replaceText(lines []string, key string, by func([]string) []string) []strin
 	return slices.Concat(lines[:start], by(lines[start:end]), lines[end:])
 }
 
-// unlessSet returns a function that converts a text to a template. If the user sets the given value, this value replaces the text.
+// unlessSet returns a function that converts a text to a template. The template inserts the shipped text unless the user sets the given
+// chart value.
 func unlessSet(value, text string) func([]string) []string {
 	return func(shipped []string) []string {
 		set := []string{"{{- if .Values." + value + " }}", "{{ " + text + " | indent 4 }}", "{{- else }}"}

@@ -107,7 +107,7 @@ func TestChartEqualsManifest(t *testing.T) {
 	}
 }
 
-// TestChartNamespace checks that a release in the namespace podlace does not contain the Namespace object. Helm creates the
+// TestChartNamespace checks that a release in the namespace podlace does not contain the Namespace object, because Helm creates the
 // namespace.
 func TestChartNamespace(t *testing.T) {
 	text, err := helmTemplate(loadedChart(t), "podlace", "")

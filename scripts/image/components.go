@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// componentRule restricts the combination of a component with other components.
+// componentRule contains the components that one component excludes, and the components of which it needs one.
 type componentRule struct {
 	component string
 	without   []string // components that the component excludes

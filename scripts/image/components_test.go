@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// typeOf returns a new object of each kind that a manifest may contain.
+// typeOf returns a new, empty object of a kind that a manifest may contain.
 func typeOf(kind string) meta.Object {
 	switch kind {
 	case "Namespace":
@@ -55,10 +55,10 @@ func typeOf(kind string) meta.Object {
 	return nil
 }
 
-// objectsByName maps kind and name to objects of a manifest.
+// objectsByName contains the objects of a manifest. The key is the kind and name of an object.
 type objectsByName map[string]meta.Object
 
-// decodeObjects reads a manifest as strictly as an API server. Two objects with the same kind and name are an error.
+// decodeObjects reads a manifest as strictly as an API server. decodeObjects fails the test if two objects have the same kind and name.
 func decodeObjects(t *testing.T, text []byte) objectsByName {
 	t.Helper()
 	found := objectsByName{}
@@ -173,8 +173,8 @@ func TestOpenShift(t *testing.T) {
 	}
 }
 
-// TestOpenShiftAccount checks the daemon's ServiceAccount. The admission policies of the component dra must contain this account,
-// and the role must be bound to it.
+// TestOpenShiftAccount checks the daemon's ServiceAccount. The admission policies of the component dra must contain this account, and a
+// role binding must contain this account.
 func TestOpenShiftAccount(t *testing.T) {
 	got := decodeObjects(t, rendered(t, "openshift", "dra"))
 	account := got["ServiceAccount sriov-device-plugin"]
@@ -247,7 +247,7 @@ func refusalReason(scc *security.SecurityContextConstraints, set *apps.DaemonSet
 }
 
 // TestKubeletConfig checks that the KubeletConfig has the settings of conf/kubelet-numa.conf and no feature gate. The selector must use a
-// label that no pool has by default.
+// label that no MachineConfigPool has by default.
 func TestKubeletConfig(t *testing.T) {
 	got := decodeObjects(t, rendered(t, "openshift", "sriov"))["KubeletConfig podlace-numa"].(*machine.KubeletConfig)
 	text, err := os.ReadFile(root + "/conf/kubelet-numa.conf")

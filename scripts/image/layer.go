@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// imageEntry is one file, link or folder of an image. Its owner is root.
+// imageEntry is one file, link or folder of an image. Each entry is owned by root.
 type imageEntry struct {
 	path string // in the image, absolute
 	kind byte   // tar.TypeReg, tar.TypeSymlink or tar.TypeDir
@@ -27,8 +27,8 @@ type imageEntry struct {
 	mode int64
 }
 
-// newLayer returns one compressed layer of entries and their parent folders. The bytes of the layer depend only on the entries and
-// the given time. The order of the entries, and the owners and times of the files, have no effect.
+// newLayer returns one compressed layer of entries and their parent folders. The bytes of the layer depend only on the entries and the
+// given time. The order of the entries, and the owners and times of the files, have no effect on the bytes.
 func newLayer(entries []imageEntry, at time.Time) (v1.Layer, error) {
 	all, err := withFolders(entries)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// A command is one subcommand of the program.
+// The type command describes one subcommand of the program, such as `build`.
 type command struct {
 	name, args string
 	run        func(args []string) error
@@ -45,7 +45,7 @@ func run(args []string) error {
 	return fmt.Errorf("which command?\n%s", strings.Join(usage, "\n"))
 }
 
-// repeatedFlag is a flag that may occur several times.
+// repeatedFlag is a command-line flag that may occur several times.
 type repeatedFlag []string
 
 func (w *repeatedFlag) String() string     { return strings.Join(*w, " ") }

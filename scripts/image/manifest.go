@@ -48,7 +48,7 @@ func runManifest(args []string) error {
 	return os.WriteFile(*out, text, 0o644)
 }
 
-// parseImage parses the name of an image that nodes pull. A short name is an error, because there is no public image.
+// parseImage parses the name of an image that nodes pull. parseImage returns an error for a short name, because there is no public image.
 func parseImage(image string) (kustomize.Image, error) {
 	to := kustomize.Image{Name: placeholder}
 	if image == "" {
@@ -69,7 +69,8 @@ func parseImage(image string) (kustomize.Image, error) {
 	return to, nil
 }
 
-// removalNote returns a reminder for the user: a removal also needs the components that set folders of the node.
+// removalNote returns a note for a user who chose the component `removal` without k3s and crio. If the installation contains k3s or crio,
+// which set folders of the node, the removal also needs this component.
 func removalNote(components []string) string {
 	folders := func(c string) bool { return c == "k3s" || c == "crio" }
 	if !slices.Contains(components, "removal") || slices.ContainsFunc(components, folders) {
@@ -78,7 +79,7 @@ func removalNote(components []string) string {
 	return "note: if the installation had the component k3s or crio, give it here, too: COMPONENTS='k3s removal'"
 }
 
-// missingPart returns an error with the missing part of an incomplete image name.
+// missingPart returns an error that contains the missing part of an incomplete image name.
 func missingPart(image string, err error) error {
 	registry, rest, found := strings.Cut(image, "/")
 	if !found || registry != "localhost" && !strings.ContainsAny(registry, ".:") {

@@ -35,7 +35,7 @@ type manifestObjects struct {
 	agent     apps.DaemonSet
 }
 
-// parseManifest reads a manifest as strictly as an API server. An unknown or duplicate key is an error.
+// parseManifest reads a manifest as strictly as an API server. parseManifest fails the test if a key is unknown or duplicate.
 func parseManifest(t *testing.T, text []byte) (o manifestObjects) {
 	t.Helper()
 	want := []struct {
@@ -160,7 +160,7 @@ func TestComponents(t *testing.T) {
 		i := slices.IndexFunc(c.VolumeMounts, func(m core.VolumeMount) bool { return m.Name == "leases" })
 		leases := c.VolumeMounts[i]
 		leases.ReadOnly = false // DEL removes leases
-		// The patch of the component moves the mount of the leases to the front.
+		// The component's patch moves the volume mount of the leases to the front of the list.
 		c.VolumeMounts = append([]core.VolumeMount{leases}, slices.Delete(slices.Clone(c.VolumeMounts), i, i+1)...)
 	}
 	noroutes := func(o *manifestObjects) {

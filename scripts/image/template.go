@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// mergedLine is a line of an object. Each bit of the bit set stands for one choice of components. The bit is 1 if the object
-// contains the line with this choice.
+// mergedLine is a line of an object. Each bit of the field `in` stands for one valid set of components. The bit is 1 if the object
+// contains the line with this set of components.
 type mergedLine struct {
 	text string
 	in   uint64
 }
 
-// mergeLines adds a further text of an object to the merged lines. The lines of each choice keep their order and therefore still form the
-// text of this choice.
+// mergeLines adds another text of an object to the merged lines. The lines of each text keep their order, so the text can be rebuilt from
+// the merged lines.
 func mergeLines(merged []mergedLine, text []string, in uint64) (all []mergedLine) {
 	common := commonLines(merged, text)
 	i, j := 0, 0
@@ -36,7 +36,7 @@ func mergeLines(merged []mergedLine, text []string, in uint64) (all []mergedLine
 	return all
 }
 
-// splitUnits splits the text of an object into lines. A list item without an inner list is one unit of several lines, so that lines of
+// splitUnits splits the text of an object into lines. splitUnits does not split a list item without an inner list, so that lines of
 // similar items, such as volumes, are not mixed.
 func splitUnits(text string) (all []string) {
 	lines := strings.Split(text, "\n")
@@ -59,8 +59,8 @@ func hasList(lines []string) bool {
 	return slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(strings.TrimLeft(l, " "), "- ") })
 }
 
-// commonLines returns a table. Element [i][j] of the table is the length of the longest common subsequence of merged from line i and text
-// from line j.
+// commonLines returns a table for the merge of two texts. Element [i][j] of the table is the length of the longest common subsequence of
+// merged from line i and text from line j.
 func commonLines(merged []mergedLine, text []string) [][]int {
 	common := make([][]int, len(merged)+1)
 	for i := range common {
@@ -98,8 +98,8 @@ func allLiterals(components []string, choices [][]string) (all []componentLitera
 	return all
 }
 
-// shortestCondition returns the shortest condition that separates two groups of choices. The condition is true for each choice in
-// the first set. The condition is false for each choice that is only in the second set.
+// shortestCondition returns the shortest template condition that is true for each component set in the argument `in`. The condition is
+// false for each component set that is only in the argument `scope`.
 func shortestCondition(all []componentLiteral, in, scope uint64) (string, error) {
 	for size := 1; size <= 3; size++ {
 		if text, ok := conditionOf(all, size, nil, in, scope); ok {
@@ -109,7 +109,7 @@ func shortestCondition(all []componentLiteral, in, scope uint64) (string, error)
 	return "", fmt.Errorf("no condition of three components selects the choices %b of %b", in, scope)
 }
 
-// conditionOf returns a condition that joins literals by "and" or by "or". The condition contains the literals in `chosen` and
+// conditionOf returns a template condition that joins literals by "and" or by "or". The condition contains the literals in `chosen` and
 // `size` further literals.
 func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in, scope uint64) (string, bool) {
 	if size > 0 {
@@ -139,8 +139,8 @@ func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in
 	return "", false
 }
 
-// objectTemplateText returns the template of an object. In the template, each group of lines is inside the condition of the
-// components that need these lines.
+// objectTemplateText returns the template of an object. In the template, each group of lines is inside a condition that is true if the
+// chosen components need these lines.
 func objectTemplateText(merged []mergedLine, all []componentLiteral, choices int) (string, error) {
 	everything := uint64(1)<<choices - 1
 	scope := uint64(0)
@@ -173,7 +173,7 @@ func objectTemplateText(merged []mergedLine, all []componentLiteral, choices int
 	return fmt.Sprintf("{{- if %s }}\n%s{{- end }}\n", when, body.String()), err
 }
 
-// groupLines joins neighbouring lines with the same choices.
+// groupLines joins neighbouring lines that belong to the same component sets.
 func groupLines(lines []mergedLine) (groups []mergedLine) {
 	for _, l := range lines {
 		if n := len(groups); n > 0 && groups[n-1].in == l.in {

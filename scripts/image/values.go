@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// chartValue describes a value of the chart. Values that switch a component on or off have another type.
+// chartValue describes a value of the chart, except the values that switch a component on or off.
 type chartValue struct {
 	name, initial, comment string
 	schema                 map[string]any
@@ -28,7 +28,7 @@ func otherValues(config map[string]any) []chartValue {
 
 const imageComment = "Image of Podlace that the nodes can pull: REGISTRY/NAME@sha256:DIGEST or REGISTRY/NAME:TAG."
 
-// headComment returns the comment at the start of a file as one line. The result does not contain the license.
+// headComment returns the comment at the start of a file as one line, without the license.
 func headComment(file string) (string, error) {
 	data, err := os.ReadFile(file)
 	var words []string

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nothing is a CNI plugin for measurements. Its ADD only prints the prevResult. The time of a real plugin
-// minus the time of this plugin is the cost of the real plugin.
+// Command nothing is a CNI plugin for measurements. ADD of this plugin only prints the prevResult. The additional time of a real plugin is
+// its time minus the time of this plugin.
 package main
 
 import (

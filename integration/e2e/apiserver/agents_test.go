@@ -17,15 +17,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// agentCluster consists of three nodes: two share a link, and the third is behind a router.
+// The type agentCluster is a cluster of three nodes. Two nodes share a link; the third node is behind a router.
 type agentCluster struct {
 	*controlPlane
 	nodes []*agentNode
 	other []int // the numbers of Node objects without a machine
 }
 
-// TestStreamedNodes: agents with the rights of the shipped manifest manage three nodes, and the API server streams the Node objects to
-// them.
+// TestStreamedNodes: three agents with the rights of the shipped manifest manage three nodes. The API server streams the Node objects to
+// the agents.
 func TestStreamedNodes(t *testing.T) {
 	c := newCluster(t)
 	c.runEvents()
@@ -46,7 +46,7 @@ func TestStreamedNodes(t *testing.T) {
 	}
 }
 
-// TestNodesInPages: agents manage three nodes, and the API server sends the Node objects in pages because it cannot stream lists.
+// TestNodesInPages: agents manage three nodes. The API server cannot stream lists, so it sends the Node objects in pages.
 func TestNodesInPages(t *testing.T) {
 	c := newCluster(t, "--feature-gates=WatchList=false")
 	c.runEvents()
@@ -111,8 +111,7 @@ func (c *agentCluster) attachPods() {
 	}
 }
 
-// joinNodes adds nodes one after another. Before joinNodes adds the next node, it waits until all nodes have the routes that lead to the
-// previous node.
+// joinNodes adds nodes one after another. After each new node, joinNodes waits until all other nodes have routes to the new node.
 func (c *agentCluster) joinNodes(count int) {
 	c.Helper()
 	var heard []*routeArrivals
@@ -132,8 +131,8 @@ func (c *agentCluster) joinNodes(count int) {
 	c.checkRoutes()
 }
 
-// awaitRoutes returns the time at which the last of the given routes appeared. If the kernel dropped the event of a route, awaitRoutes uses
-// the time at which awaitRoutes finds the route in the kernel.
+// awaitRoutes waits until all given routes exist, and returns the time at which the last route appeared. If the kernel dropped the event of
+// a route, awaitRoutes uses the time at which it reads the route from the kernel.
 func (a *routeArrivals) awaitRoutes(t *testing.T, prefixes []netip.Prefix) (last time.Time) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -170,8 +169,8 @@ func (c *agentCluster) checkRoutes() {
 	}
 }
 
-// deleteNode deletes a Node object while one agent is stopped. When the stopped agent starts again, this agent deletes the routes that lead
-// to the deleted node.
+// deleteNode deletes a Node object while one agent is stopped. After its start, the stopped agent must delete the routes to the deleted
+// node.
 func (c *agentCluster) deleteNode() {
 	c.Helper()
 	n, id := c.nodes[0], c.other[0]
@@ -200,8 +199,8 @@ func (n *agentNode) lacks(id int) {
 	})
 }
 
-// restartAPI restarts the API server while the agents run. No agent deletes a route because of the restart. After the restart, a node joins
-// the cluster, and all agents add the routes that lead to this node.
+// restartAPI restarts the API server while the agents run. No agent may delete a route because of the restart. After the restart, a node
+// joins the cluster, and all agents must add routes to the new node.
 func (c *agentCluster) restartAPI() {
 	c.Helper()
 	var heard []*routeArrivals
@@ -223,8 +222,8 @@ func (c *agentCluster) restartAPI() {
 	c.checkRoutes()
 }
 
-// restartWritesNothing restarts an agent while the cluster does not change, and expects no write. At the end, the function deletes routes,
-// to prove that the monitor notices writes.
+// restartWritesNothing restarts an agent while the cluster does not change. The agent must write nothing to the kernel or to files. At the
+// end, restartWritesNothing deletes a node, to prove that the monitor detects changes of routes.
 func (c *agentCluster) restartWritesNothing() {
 	c.Helper()
 	n := c.nodes[1]
@@ -237,8 +236,8 @@ func (c *agentCluster) restartWritesNothing() {
 	}
 }
 
-// agentRequests returns the requests of the agents. agentRequests checks that the agents sent requests only for nodes. agentRequests also
-// checks that the agents' token permits no other access.
+// agentRequests returns the requests that the agents sent to the API server. The agents must have requested only Node objects. The token of
+// the agents must permit no other access.
 func (c *agentCluster) agentRequests() (agents []auditRequest) {
 	c.Helper()
 	for _, r := range c.auditRequests() {

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// clusterLoad is the load of kubelets that report their status and of clients that watch all nodes.
+// The type clusterLoad puts load on the API server: kubelets report their status, and clients watch all nodes.
 type clusterLoad struct {
 	updates, events atomic.Int64
 	failure         atomic.Value
@@ -88,8 +88,8 @@ func measureCPU(t *testing.T, p *testProcess) (percent func() float64) {
 
 var lagFigure = regexp.MustCompile(`(?m)^podlace_node_route_lag_seconds_(sum|count) (\S+)$`)
 
-// agentLag reads a metric of the agent: the delay from a change until all routes are updated. The results are the sum and the number of the
-// delays.
+// agentLag reads the agent's metric for the delay from a change of the cluster until all routes are updated. The results are the sum of all
+// delays in seconds and the number of delays.
 func (n *agentNode) agentLag() (sum, count float64) {
 	n.Helper()
 	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package apiserver runs podlace-node processes against a real etcd and kube-apiserver. No kubelet and no controller runs, so the tests
-// create the Node objects. `make apiserver` runs the tests that every change has to pass. `make scale` measures an agent among thousands of
-// nodes.
+// create the Node objects. `make apiserver` runs all tests except the measurements with thousands of nodes. `make scale` measures an agent
+// among thousands of nodes.
 //
 //	KUBERNETES    folder of etcd and kube-apiserver
 package apiserver

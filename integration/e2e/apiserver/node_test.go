@@ -29,7 +29,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// agentNode is a network namespace with its own state folders, in which an agent runs.
+// The type agentNode is a simulated node: a network namespace with its own state folders, in which an agent runs.
 type agentNode struct {
 	*controlPlane
 	name  string
@@ -38,8 +38,8 @@ type agentNode struct {
 	agent *testProcess
 }
 
-// createLinks creates the two links of the nodes. The namespace of the tests is the router between the links. This router has no routes to
-// pods.
+// createLinks creates the two links of the nodes. The namespace of the tests is the router between the links. The simulated router has no
+// routes to pods.
 func createLinks(t *testing.T) {
 	t.Helper()
 	harness.Shell(t, `
@@ -71,7 +71,7 @@ func (p *controlPlane) newNode(id int, link string) *agentNode {
 	return n
 }
 
-// writeConfig writes the shipped configuration with the folders of the node.
+// writeConfig writes the shipped configuration of the agent, but with the folders of this simulated node.
 func (n *agentNode) writeConfig() {
 	n.Helper()
 	conf := map[string]any{}
@@ -115,7 +115,7 @@ func (n *agentNode) startAgent() {
 	n.agent = startProcess(n.T, filepath.Join(n.dir, "agent.log"), cmd)
 }
 
-// stopAgent ends the agent with SIGTERM, as a kubelet does.
+// stopAgent ends the agent with SIGTERM, like a kubelet.
 func (n *agentNode) stopAgent() { n.agent.signalWait(syscall.SIGTERM) }
 
 // awaitReady waits until the agent reports that its node is ready.
@@ -124,8 +124,8 @@ func (n *agentNode) awaitReady() {
 	harness.Await(n, n.name+" to be ready", func() bool { return n.nodeCommand(agentProgram(), "run", "--ready").Run() == nil })
 }
 
-// routeGateways returns the gateways of the agent's routes in the kernel. An unreachable route has no gateway, so its value in the map is
-// the zero value.
+// routeGateways returns the gateways of the agent's routes in the kernel. A route of type unreachable has no gateway, so its value in the
+// map is the zero value.
 func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	n.Helper()
 	list = map[netip.Prefix]netip.Addr{}
@@ -152,7 +152,7 @@ func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	return list
 }
 
-// monitorWrites records changes in the kernel and in the node's files. The returned function returns the recorded changes.
+// monitorWrites records changes in the kernel and in the node's files. monitorWrites returns a function that returns the recorded changes.
 func (n *agentNode) monitorWrites() (changes func() []string) {
 	n.Helper()
 	kerneltest.Must(n, n.ns.Do(func() error {
@@ -166,7 +166,7 @@ func (n *agentNode) monitorWrites() (changes func() []string) {
 	return changes
 }
 
-// routeArrivals contains the times of the kernel's route events on a node.
+// The type routeArrivals contains the times at which the kernel reported new routes on a node.
 type routeArrivals struct {
 	mu   sync.Mutex
 	at   map[netip.Prefix]time.Time // the first event
@@ -175,7 +175,7 @@ type routeArrivals struct {
 	node *agentNode
 }
 
-// recordArrivals records route events until the end of the test.
+// recordArrivals stores the time of each new route until the end of the test.
 func (n *agentNode) recordArrivals() *routeArrivals {
 	n.Helper()
 	a := &routeArrivals{at: map[netip.Prefix]time.Time{}, node: n}
@@ -207,7 +207,7 @@ func (n *agentNode) recordArrivals() *routeArrivals {
 	return a
 }
 
-// lastArrival returns the time at which the last of the given routes arrived; the second result is false if one of the routes is missing.
+// lastArrival returns the time at which the last of the given routes appeared. The second result is false if a route is missing.
 func (a *routeArrivals) lastArrival(prefixes []netip.Prefix) (last time.Time, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -237,7 +237,7 @@ func (a *routeArrivals) droppedEvents() bool {
 	return a.lost != nil
 }
 
-// readRoutes reads the routes from the kernel and records the current time for each route that has no event.
+// readRoutes reads the routes from the kernel, and stores the current time for each route whose event was lost.
 func (a *routeArrivals) readRoutes() {
 	routes, now := a.node.routeGateways(), time.Now()
 	a.mu.Lock()
@@ -249,7 +249,7 @@ func (a *routeArrivals) readRoutes() {
 	}
 }
 
-// nodeExec runs the plugins of a conflist in a node.
+// The type nodeExec runs CNI plugins in the namespace of a node.
 type nodeExec struct {
 	*invoke.DefaultExec
 	node *agentNode
@@ -267,7 +267,7 @@ func (p nodeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, env
 	return out, ctx.Err()
 }
 
-// openNetwork opens the agent's conflist, as the node's runtime does.
+// openNetwork opens the conflist that the agent installed, in the same way as a container runtime.
 func (n *agentNode) openNetwork() *harness.Network {
 	n.Helper()
 	text, err := os.ReadFile(n.dir + "/net.d/" + conflistName)
@@ -279,7 +279,7 @@ func (n *agentNode) openNetwork() *harness.Network {
 	return network
 }
 
-// attachPod attaches a pod until the end of the test. A server in the pod returns the pod's name on port 80.
+// attachPod attaches a pod to the node, and detaches the pod at the end of the test. A server in the pod returns the pod's name on port 80.
 func (n *agentNode) attachPod() *sandbox.Pod {
 	n.Helper()
 	pod, network := harness.NewPod(n, n.ns.Name+"-pod"), n.openNetwork()

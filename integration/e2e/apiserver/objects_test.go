@@ -41,7 +41,7 @@ func podCIDRs(id int) []netip.Prefix {
 		netip.MustParsePrefix(fmt.Sprintf("fd00:10:244:%x::/64", id))}
 }
 
-// nodeObject returns a Node object without podCIDRs, as a kubelet registers it.
+// nodeObject returns a Node object without podCIDRs, like the Node object that a kubelet registers.
 func nodeObject(id int, link string) *corev1.Node {
 	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(id)}}
 	o.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: o.Name}}
@@ -85,7 +85,7 @@ func (p *controlPlane) create(o *corev1.Node) error {
 	return p.admin.Post().Resource("nodes").Body(o).Do(context.Background()).Error()
 }
 
-// setPodCIDRs sets the podCIDRs of a node, as kube-controller-manager does.
+// setPodCIDRs sets the podCIDRs of a node, like kube-controller-manager.
 func (p *controlPlane) setPodCIDRs(id int) error {
 	cidrs := podCIDRs(id)
 	return p.admin.Patch(types.StrategicMergePatchType).Resource("nodes").Name(nodeName(id)).
@@ -135,7 +135,7 @@ func (p *controlPlane) fillCluster(first, last int) {
 	}
 }
 
-// shippedContainer returns the container of the shipped DaemonSet.
+// shippedContainer returns the container specification of the shipped DaemonSet.
 func shippedContainer(t *testing.T) corev1.Container {
 	t.Helper()
 	text, err := os.ReadFile("../../../conf/cluster/base/daemonset.yaml")

@@ -33,13 +33,13 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// apiAddress is the address of the API server. This address belongs to the router, on the link that two nodes share.
+// apiAddress is the address of the API server. The router has this address on the link of the first two nodes.
 const apiAddress = "172.31.255.254"
 
 // agentAccount is the ServiceAccount of the shipped manifest.
 const agentAccount = "system:serviceaccount:podlace:podlace-node"
 
-// controlPlane is an API server with its etcd, in the namespace of the tests.
+// The type controlPlane is an API server with its etcd. The two programs run in the network namespace of the tests.
 type controlPlane struct {
 	*testing.T
 	dir   string
@@ -145,7 +145,7 @@ func (p *controlPlane) clientFor(token string) *rest.RESTClient {
 	return c
 }
 
-// applyRights applies the rights of the shipped manifest and requests a token for their ServiceAccount.
+// applyRights creates the ServiceAccount, roles and role bindings of the shipped manifest, and requests a token for the ServiceAccount.
 func (p *controlPlane) applyRights() {
 	p.Helper()
 	text, err := os.ReadFile("../../../conf/cluster/base/rights.yaml")
@@ -184,7 +184,7 @@ func (p *controlPlane) post(path string, object any) ([]byte, error) {
 	return answer, err
 }
 
-// auditRequest is one line of the API server's audit log.
+// The type auditRequest contains the fields of one request in the API server's audit log.
 type auditRequest struct {
 	Verb       string
 	RequestURI string

@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// testProcess is a program that runs until the end of the test at the latest.
+// The type testProcess is a running program. The program ends at the latest with the test.
 type testProcess struct {
 	name  string
 	cmd   *exec.Cmd
 	ended chan struct{}
 }
 
-// startProcess runs a program. The kernel kills the program when the test program ends for any reason.
+// startProcess runs a program. If the test program ends for any reason, the kernel kills the started program.
 func startProcess(t *testing.T, log string, cmd *exec.Cmd) *testProcess {
 	t.Helper()
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

@@ -31,7 +31,7 @@ const (
 	within   = time.Minute
 )
 
-// scaleRow contains the measurements for one number of nodes.
+// The type scaleRow contains the measured values for one cluster size.
 type scaleRow struct {
 	nodes          int
 	lists          string
@@ -44,8 +44,8 @@ type scaleRow struct {
 	load           string
 }
 
-// TestScale measures one agent among thousands of nodes and prints the times. TestScale fails if routes are missing, if the agent makes any
-// change after a restart, or if the agent needs more memory than the DaemonSet allows.
+// TestScale measures one agent among thousands of nodes and prints the times. TestScale fails if routes are missing, or if a restarted
+// agent changes routes or files. TestScale also fails if the agent needs more memory than the DaemonSet permits.
 func TestScale(t *testing.T) {
 	if *sizes == "" {
 		t.Skip("SKIPPED: no number of nodes is given; make scale measures 1,000 and 5,000")
@@ -75,7 +75,7 @@ func printRows(t *testing.T, rows []scaleRow) {
 	t.Logf("figures:\n%s", table.String())
 }
 
-// measureAgent measures the agent of the first node in a cluster with a number of nodes.
+// measureAgent measures the agent of the first node in a cluster with the given number of nodes.
 func measureAgent(t *testing.T, nodes int, lists string, flags ...string) scaleRow {
 	createLinks(t)
 	p := newPlane(t, flags...)
@@ -126,7 +126,7 @@ func measureAgent(t *testing.T, nodes int, lists string, flags ...string) scaleR
 	return r
 }
 
-// awaitFile waits until the agent has written node.json. The agent writes this file after the routes.
+// awaitFile waits until the agent has written node.json. The agent writes node.json after it has added all routes.
 func (n *agentNode) awaitFile() {
 	n.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -139,7 +139,7 @@ func (n *agentNode) awaitFile() {
 	}
 }
 
-// checkAllRoutes fails the test unless the kernel has exactly the routes to the given number of nodes.
+// checkAllRoutes checks that the kernel has a route to each of the given number of nodes, and no other route.
 func (n *agentNode) checkAllRoutes(nodes int) {
 	n.Helper()
 	got, missing := n.routeGateways(), []netip.Prefix{}
@@ -156,7 +156,8 @@ func (n *agentNode) checkAllRoutes(nodes int) {
 	}
 }
 
-// joinMany adds nodes evenly within a minute. For each added node, joinMany returns the time until the routes to the node existed.
+// joinMany adds nodes evenly within a minute. For each added node, joinMany returns how long the agent needed to create the routes to the
+// node.
 func (n *agentNode) joinMany(nodes int) []time.Duration {
 	n.Helper()
 	heard := n.recordArrivals()
@@ -193,13 +194,13 @@ func (n *agentNode) joinMany(nodes int) []time.Duration {
 	return lags
 }
 
-// listPatience is the time for which an agent waits for the list of nodes. After this time, the status of the agent reports that it has no
-// nodes.
+// listPatience is the time for which an agent waits for the list of nodes. After listPatience, the status of the agent reports that the
+// agent has received no nodes.
 const listPatience = 5 * time.Second
 
-// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. restartAgent repeats
-// the restart up to three times, because link events of the kernel can look like writes. If the agent really makes a write, this write
-// occurs at every restart.
+// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. The agent is
+// restarted up to three times, because link events of the kernel can look like writes of the agent. A real write of the agent occurs at
+// every restart.
 func (n *agentNode) restartAgent() int {
 	n.Helper()
 	var got []string

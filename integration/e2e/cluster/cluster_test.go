@@ -19,10 +19,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// clusterLimit is the time limit of a connection in a cluster. Connections that succeed need much less time.
+// clusterLimit is the time limit of a connection in a cluster. Successful connections need much less than this limit.
 const clusterLimit = 30 * time.Second
 
-// clusterNode is a node of a cluster: a network namespace with its own state folders, podCIDRs and routes.
+// The type clusterNode is a simulated node: a network namespace with its own state folders, podCIDRs and routes.
 type clusterNode struct {
 	*harness.Network
 	ns        *sandbox.Pod
@@ -30,12 +30,12 @@ type clusterNode struct {
 	podCIDRs  []string
 }
 
-// outsideAddrs contains the addresses of a machine on the nodes' link. This machine is the namespace of the tests. The machine is the
-// nodes' router and has no route to pods.
+// outsideAddrs contains the addresses of a machine on the nodes' link. The namespace of the tests simulates this outside machine. The
+// machine is the router of the nodes, and has no routes to pods.
 var outsideAddrs = [2]string{"192.0.2.254", "2001:db8:92::254"}
 
 // newCluster creates nodes with podCIDRs on one link, and opens a shipped configuration on each node. The routes between the nodes are the
-// routes in conf/README.md.
+// same as in conf/README.md.
 func newCluster(t *testing.T, file string, podCIDRs ...[]string) (nodes []*clusterNode) {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -77,8 +77,8 @@ func newClusterNode(t *testing.T, i int, podCIDRs []string) *clusterNode {
 	return n
 }
 
-// openConflist opens a shipped configuration for the node. The plugins of the opened configuration are scripts that enter the node's
-// namespace and state folders. A subnet in the shipped configuration is replaced by the node's podCIDR.
+// openConflist opens a shipped configuration for the node, with the node's podCIDR as its subnet. Scripts take the place of the plugins.
+// Each script runs the real plugin in the node's namespace and with the node's state folders.
 func (n *clusterNode) openConflist(t *testing.T, file string) {
 	t.Helper()
 	state := t.TempDir()
@@ -113,8 +113,8 @@ func (n *clusterNode) openConflist(t *testing.T, file string) {
 	n.CNI = libcni.NewCNIConfigWithCacheDir([]string{filepath.Join(state, "bin")}, t.TempDir(), n.Exec())
 }
 
-// attachPod attaches a pod of the node until the end of the test. A server on port 80 of the pod answers each client with the client's
-// address.
+// attachPod attaches a pod to the node, and detaches the pod at the end of the test. A server on port 80 of the pod answers each client
+// with the client's address.
 func (n *clusterNode) attachPod(t *testing.T, name string, caps map[string]any) *sandbox.Pod {
 	t.Helper()
 	pod := harness.NewPod(t, harness.Plain(t)+"-"+name)
@@ -138,13 +138,14 @@ func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 }
 
 // TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes, and checks each row of the table in
-// conf/README.md. Pods of the other node see the pod's own address, as Kubernetes' network model and the NoSNAT test of Kubernetes require.
+// conf/README.md. Pods of the other node must see the pod's own address, because Kubernetes' network model and its NoSNAT test require
+// this.
 func TestKubernetesConflistKeepsPodAddresses(t *testing.T) {
 	keepPodAddresses(t, newCluster(t, "10-podlace-kubernetes.conflist", []string{"10.244.1.0/24", "fd00:10:244:1::/64"},
 		[]string{"10.244.2.0/24", "fd00:10:244:2::/64"}))
 }
 
-// TestK3sConflistKeepsPodAddresses checks the same table with the IPv4 configuration for k3s.
+// TestK3sConflistKeepsPodAddresses checks each row of the table in conf/README.md with the IPv4 configuration for k3s.
 func TestK3sConflistKeepsPodAddresses(t *testing.T) {
 	keepPodAddresses(t, newCluster(t, "10-podlace-k3s.conflist", []string{"10.42.0.0/24"}, []string{"10.42.1.0/24"}))
 }

@@ -17,7 +17,7 @@ import (
 // dnsAddresses are the addresses of the DNS server on the control plane. scripts/cluster.sh passes these addresses to the kubelets.
 const dnsAddresses = "192.0.2.10:53,[2001:db8::10]:53"
 
-// testCluster contains the programs and images of the tests and of a cluster that scripts/cluster.sh can start.
+// The type testCluster contains the programs and images for the e2e tests, and for the cluster that scripts/cluster.sh starts.
 type testCluster struct {
 	programs, kubernetes, containerd, reference, images string // folders
 	image, archive                                      string // the name of Podlace's image, and the file that contains the image
@@ -66,7 +66,7 @@ func (c testCluster) linkImages(folder string) error {
 	return os.Symlink(c.archive, filepath.Join(folder, "podlace.tar"))
 }
 
-// suiteFor returns the test suite for a cluster that scripts/cluster.sh has started.
+// suiteFor returns the e2e test suite for a cluster that scripts/cluster.sh has started.
 func (c testCluster) suiteFor(kubeconfig string, in ...string) testSuite {
 	return testSuite{programs: c.programs, kubectl: filepath.Join(c.kubernetes, "kubectl"), kubeconfig: kubeconfig, in: in}
 }
@@ -83,8 +83,8 @@ func lastLine(ctx context.Context, environment []string, command ...string) (str
 	return lines[len(lines)-1], nil
 }
 
-// startCluster starts a cluster with the plugins "podlace" or "reference". startCluster returns the suite for the cluster and a function
-// that ends the cluster.
+// startCluster starts a cluster with the plugins "podlace" or "reference", and returns the e2e test suite for this cluster. The second
+// result is a function that ends the cluster.
 func (c testCluster) startCluster(ctx context.Context, folder, mode, plugins string, nodes int) (testSuite, func(), error) {
 	at := filepath.Join(folder, "cluster")
 	if err := c.linkImages(filepath.Join(at, "images")); err != nil {
@@ -129,7 +129,7 @@ type runningCluster struct {
 	environment []string
 }
 
-// runScript runs a verb of scripts/cluster.sh for the cluster. The error contains the output of the script.
+// runScript runs a subcommand of scripts/cluster.sh for the cluster, such as "up". If the subcommand fails, the error contains its output.
 func (r runningCluster) runScript(ctx context.Context, input []byte, verb string, args ...string) error {
 	args = append([]string{verb, r.folder}, args...)
 	command := exec.CommandContext(ctx, "scripts/cluster.sh", args...) //nolint:gosec // a script of this tree
@@ -140,7 +140,7 @@ func (r runningCluster) runScript(ctx context.Context, input []byte, verb string
 	return nil
 }
 
-// startDNS starts the cluster's DNS server on the control plane. The returned function stops the server.
+// startDNS starts the cluster's DNS server on the control plane. startDNS returns a function that stops the DNS server.
 func (r runningCluster) startDNS(ctx context.Context) (stop func(), err error) {
 	log, err := os.Create(filepath.Join(r.folder, "dns.log"))
 	if err != nil {
@@ -215,7 +215,7 @@ func (r runningCluster) applyManifest(ctx context.Context) error {
 	return nil
 }
 
-// referenceConflist returns a conflist of the reference plugins for a node. podCIDRs is the JSON list of the node's podCIDRs.
+// referenceConflist returns a conflist with the reference plugins for one node. podCIDRs is the JSON list of the node's podCIDRs.
 func referenceConflist(podCIDRs string) ([]byte, error) {
 	var cidrs []string
 	if err := json.Unmarshal([]byte(podCIDRs), &cidrs); err != nil {

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// proxyModes are the modes of kube-proxy that a list can contain.
+// proxyModes contains the kube-proxy modes that may occur in the list of required e2e tests.
 var proxyModes = []string{"iptables", "nftables"} //nolint:gochecknoglobals // a constant
 
-// readList reads the list of specs, and returns the specs that must pass in the given mode of kube-proxy. Each line contains the modes,
-// separated by commas, then a tab, and then the name of the spec.
+// readList reads the list of Kubernetes e2e tests (specs), and returns the specs that must pass in the given mode of kube-proxy. Each line
+// contains the modes separated by commas, a tab, and the name of the spec.
 func readList(from io.Reader, mode string) (names []string, err error) {
 	lines := bufio.NewScanner(from)
 	seen := map[string]bool{}
@@ -50,7 +50,7 @@ func readList(from io.Reader, mode string) (names []string, err error) {
 	return names, nil
 }
 
-// failuresOf returns one line with the reason for each listed spec that did not pass.
+// failuresOf returns one line for each spec of the list that did not pass. Each line contains the name of the spec and the reason.
 func failuresOf(list []string, got suiteReport) (lines []string) {
 	for _, name := range list {
 		one, known := got.Results[name]
@@ -66,7 +66,7 @@ func failuresOf(list []string, got suiteReport) (lines []string) {
 	return lines
 }
 
-// unlistedSpecs returns the names of the specs that have the wanted state and are not in the list.
+// unlistedSpecs returns the names of the e2e tests (specs) that have the wanted state but are not in the list.
 func unlistedSpecs(list []string, got suiteReport, want specState) (names []string) {
 	for name, one := range got.Results {
 		if one.State == want && !slices.Contains(list, name) {

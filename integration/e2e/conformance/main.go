@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command conformance runs Kubernetes' network e2e tests in a cluster with Podlace. The command compares the results with the list of specs
-// that must pass. `make e2e` runs this command.
+// Command conformance runs Kubernetes' network e2e tests in a cluster with Podlace. The command compares the results with the list of e2e
+// tests that must pass. `make e2e` runs this command.
 package main
 
 import (
@@ -99,7 +99,7 @@ func (o options) run(ctx context.Context) error {
 	return nil
 }
 
-// runOnce starts a cluster, runs the suite, prints the outcome and ends the cluster.
+// runOnce starts a cluster, runs the e2e tests, prints their results, and ends the cluster.
 func (o options) runOnce(ctx context.Context, c testCluster, mode, plugins string, list []string) (suiteReport, error) {
 	folder, err := filepath.Abs(filepath.Join(o.out, plugins+"-"+mode))
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// printOutcome prints the result of each spec that ran, and marks the specs of the list.
+// printOutcome prints the result of each e2e test that ran. An asterisk means that the test is in the list of required tests.
 func printOutcome(to io.Writer, title string, list []string, got suiteReport, took time.Duration) {
 	count := map[specState]int{}
 	var ran []specResult
@@ -46,7 +46,7 @@ func printOutcome(to io.Writer, title string, list []string, got suiteReport, to
 	}
 }
 
-// printDifferences prints the specs whose outcomes differ between two runs.
+// printDifferences prints the e2e tests whose results differ between two runs.
 func printDifferences(to io.Writer, titles [2]string, got [2]suiteReport) {
 	var names []string
 	for name, one := range got[0].Results {

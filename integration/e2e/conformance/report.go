@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// specState is the result of one spec.
+// The type specState is the result of one Kubernetes e2e test (spec).
 type specState string
 
 const (
@@ -20,7 +20,7 @@ const (
 	notRun  specState = "not run" // by the filters of the run, or because the run ended before
 )
 
-// specResult is the outcome of one spec.
+// The type specResult contains the result of one Kubernetes e2e test (spec), with its name, reason and duration.
 type specResult struct {
 	Name   string
 	State  specState
@@ -28,14 +28,13 @@ type specResult struct {
 	Took   time.Duration
 }
 
-// suiteReport contains the outcome of each spec of a suite; the key is the spec's name. The field Trouble lists failures that belong to no
-// spec.
+// The type suiteReport contains the results of all e2e tests (specs) by name. The field Trouble contains failures outside of all specs.
 type suiteReport struct {
 	Results map[string]specResult
 	Trouble []string
 }
 
-// ginkgoSuite contains the fields of Ginkgo's JSON report that this program reads.
+// The type ginkgoSuite contains the fields of Ginkgo's JSON report that this program reads.
 type ginkgoSuite struct {
 	SpecialSuiteFailureReasons []string
 	SpecReports                []ginkgoSpec
@@ -99,8 +98,8 @@ func (r *suiteReport) add(spec ginkgoSpec) {
 	}
 }
 
-// addResult merges a result of a spec into the report. Failures take precedence over all other results, and a spec that ran takes
-// precedence over "not run".
+// addResult adds the result of an e2e test to the report. If the report already contains a result of this test, a failure takes precedence
+// over all other results. Every other result takes precedence over "not run".
 func (r *suiteReport) addResult(one specResult) {
 	rank := map[specState]int{notRun: 1, skipped: 2, passed: 3, failed: 4}
 	if rank[one.State] > rank[r.Results[one.Name].State] {
@@ -108,7 +107,7 @@ func (r *suiteReport) addResult(one specResult) {
 	}
 }
 
-// mergeReport adds the results of another run of the same suite.
+// mergeReport adds the results of another run of the same e2e tests.
 func (r *suiteReport) mergeReport(other suiteReport) {
 	r.Trouble = append(r.Trouble, other.Trouble...)
 	for _, one := range other.Results {

@@ -13,7 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// These specs are in testdata, which contains parts of JSON reports that Ginkgo wrote for e2e.test 1.37.0.
+// The following names of e2e tests occur in the folder testdata. The folder contains parts of JSON reports that Ginkgo wrote for e2e.test
+// 1.37.0.
 const (
 	hostPort  = "[sig-network] HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol [LinuxOnly] [Conformance]"
 	intraPod  = "[sig-network] Networking Granular Checks: Pods should function for intra-pod communication: http [Conformance] [NodeConformance]"
@@ -23,7 +24,7 @@ const (
 	closeWait = "[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout [Privileged]"
 )
 
-// readMerged returns the merged results of the parallel and the serial part of a run.
+// readMerged returns the merged results of the tests that ran in parallel and of the tests that ran one after another.
 func readMerged(t *testing.T) suiteReport {
 	t.Helper()
 	all, err := readReport(filepath.Join("testdata", "parallel.json"))
@@ -62,8 +63,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// In both orders of merging, a spec that ran in one part takes precedence over "not run" in the other part. TestMerge: a failure takes
-// precedence over a success.
+// TestMerge merges two results of the same e2e test in both orders. A failure takes precedence over a success, and a result of a test that
+// ran takes precedence over "not run".
 func TestMerge(t *testing.T) {
 	for _, test := range []struct{ one, other, want specState }{
 		{notRun, passed, passed},
@@ -115,7 +116,7 @@ func TestReportErrors(t *testing.T) {
 	}
 }
 
-// TestBroken: a run fails if a listed spec failed, skipped itself, did not run or is missing from the suite.
+// TestBroken: a run fails if a required e2e test failed, skipped itself, did not run, or does not exist in the suite.
 func TestBroken(t *testing.T) {
 	got := readMerged(t)
 	got.addResult(specResult{Name: "filtered", State: notRun})
@@ -177,7 +178,8 @@ func TestReferenceConflist(t *testing.T) {
 	}
 }
 
-// TestSpecs: the committed list is valid for both modes of kube-proxy. The list contains no spec that the filter of its mode excludes.
+// TestSpecs: the committed list of required e2e tests is valid for both modes of kube-proxy. For each mode, the list contains no test that
+// the label filter of this mode excludes.
 func TestSpecs(t *testing.T) {
 	for _, mode := range proxyModes {
 		names, err := readList(strings.NewReader(specs), mode)

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// fixedPorts matches specs whose pods use fixed ports of the nodes. These specs run one after another, because two specs with the same
-	// port would block each other.
+	// fixedPorts matches the names of e2e tests whose pods use fixed ports of the nodes. These tests run one after another, because two
+	// tests with the same port would block each other.
 	fixedPorts = `using hostNetwork|hostNetwork: true|HostPort|CLOSE_WAIT`
-	// runLimit is the time limit of one run of the suite.
+	// runLimit is the time limit for one run of the e2e tests.
 	runLimit = 90 * time.Minute
 )
 
-// labelFilter selects the network specs by labels. labelFilter excludes specs that need a cloud or a special cluster, and specs that run
-// for hours.
+// labelFilter returns the filter that selects the network tests by their labels. The filter excludes tests that need a cloud or a special
+// cluster, and tests that run for hours.
 func labelFilter(mode string) string {
 	features := "IPv6DualStack"
 	if mode == "iptables" { // with nftables, kube-proxy has no NodePorts on 127.0.0.1
@@ -31,7 +31,8 @@ func labelFilter(mode string) string {
 	return "sig-network && !Slow && !Disruptive && Feature: isSubsetOf {" + features + "}"
 }
 
-// testSuite contains Kubernetes' e2e.test, the programs that it needs, and access to the cluster under test.
+// The type testSuite contains the path of Kubernetes' test program e2e.test, the programs that e2e.test needs, and the access to the tested
+// cluster.
 type testSuite struct {
 	programs, kubectl string // the folder of ginkgo and e2e.test, and a program
 	kubeconfig        string
@@ -41,8 +42,8 @@ type testSuite struct {
 	filter, focus     string
 }
 
-// runSpecs runs most specs in parallel and the specs with fixed ports one after another. runSpecs returns the results of both parts. If a
-// focus is set, runSpecs runs only the matching specs, one after another.
+// runSpecs runs most e2e tests in parallel, and the tests with fixed ports one after another. runSpecs returns the results of all tests. If
+// the field focus is set, runSpecs runs only the matching tests, one after another.
 func (s testSuite) runSpecs(ctx context.Context, folder string) (suiteReport, error) {
 	if s.focus != "" {
 		return s.runPart(ctx, folder, 1, "--focus="+s.focus)
@@ -59,7 +60,7 @@ func (s testSuite) runSpecs(ctx context.Context, folder string) (suiteReport, er
 	return all, nil
 }
 
-// runPart runs one part of the suite. A failed spec appears in the report and causes no error.
+// runPart runs the e2e tests that the argument `selection` selects. A failed test appears in the report, but runPart then returns no error.
 func (s testSuite) runPart(ctx context.Context, folder string, processes int, selection string) (suiteReport, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return suiteReport{}, fmt.Errorf("folder of the report: %w", err)

@@ -19,7 +19,8 @@ const socket = "/run/containerd/containerd.sock"
 // TestPods runs the common tests of all runtimes with containerd.
 func TestPods(t *testing.T) { cri.Suite(t, socket, cri.HostPorts{Localhost: true, Itself: true}) }
 
-// TestRestart: containerd restarts while a pod runs. After the restart, containerd stops the pod and needs only the state on disk.
+// TestRestart: containerd restarts while a pod runs. After the restart, containerd must be able to stop the pod with only the state on
+// disk.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18085
@@ -59,7 +60,8 @@ func containerdPID(t *testing.T) int {
 	return pid
 }
 
-// TestFailedRun: after a failed ADD, no state of the pod remains. The error for the kubelet's events contains the name of the pod.
+// TestFailedRun: after a failed ADD, no state of the pod remains. The error that the kubelet would write into its events contains the name
+// of the pod.
 func TestFailedRun(t *testing.T) {
 	c := cri.Open(t, socket)
 	_, err := c.Run(t.Context(), cri.PodConfig("wrong", cri.HostPort(70000), cri.Limits("100M", "100M")))

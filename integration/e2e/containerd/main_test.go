@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package containerd_test runs pods through a real containerd with the plugins of this repository. Package node creates the node for the
-// run.
+// Package containerd_test runs pods through a real containerd with the plugins of this repository. Package node creates the simulated node
+// in which these tests run.
 package containerd_test
 
 import (

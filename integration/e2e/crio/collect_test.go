@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is stopped. When CRI-O starts, it calls DEL for the pod, and no
-// state of the pod remains. Other pods keep their state.
+// TestDeathWhileAway: while CRI-O is stopped, the processes of a pod end and the namespaces of the pod disappear. When CRI-O starts, it
+// calls DEL for the pod, and no state of the pod remains. The other pods of the node keep their state.
 func TestDeathWhileAway(t *testing.T) {
 	c := cri.Open(t, socket)
 	web, dead := cri.RunPod(t, c, "web"), cri.RunPod(t, c, "dead", cri.Limits("20M", "20M"))
@@ -33,8 +33,8 @@ func TestDeathWhileAway(t *testing.T) {
 	web.Serves("", web.At(web.V4))
 }
 
-// TestLostStore: CRI-O is killed and starts again with a store without pods, as after a removal of /var/lib/containers. The GC that CRI-O
-// calls removes all state of the lost pods, although their network namespaces still exist.
+// TestLostStore: CRI-O is killed, and starts again without its stored pods, as if /var/lib/containers had been removed. CRI-O then calls
+// GC, which removes all state of the lost pods, although their network namespaces still exist.
 func TestLostStore(t *testing.T) {
 	c := cri.Open(t, socket)
 	const store, saved = "/var/lib/containers/storage", "/run/node/store"
@@ -112,7 +112,7 @@ func podRecords(t *testing.T, pod string) []string {
 	return named
 }
 
-// awaitNoRecords fails the test unless the records of the pod disappear in time.
+// awaitNoRecords waits until the pod has no records. If records remain after the time limit, the test fails.
 func awaitNoRecords(t *testing.T, pod string) {
 	t.Helper()
 	checkWithin(t, 20*time.Second, "nothing is left of "+pod, func() error {

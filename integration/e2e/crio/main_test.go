@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package crio_test runs pods through a real CRI-O with the plugins of this repository. Package node creates the node for the run.
+// Package crio_test runs pods through a real CRI-O with the plugins of this repository. Package node creates the simulated node in which
+// these tests run.
 //
 //	CRIO          folder of crio and pinns (make crio builds one)
 //	PODLACE_BIN   folder of the plugins (default ../../../bin)

@@ -23,8 +23,8 @@ const (
 	startTime = 30 * time.Second
 )
 
-// restartCRIO ends CRI-O with a signal and starts CRI-O again. While CRI-O is stopped, restartCRIO calls the function whileDown, which may
-// be nil.
+// restartCRIO ends CRI-O with a signal and starts CRI-O again. While CRI-O is stopped, restartCRIO calls the function whileDown, unless
+// whileDown is nil.
 func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()) {
 	t.Helper()
 	pid := func() (n int) {
@@ -60,7 +60,7 @@ func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown fu
 	})
 }
 
-// checkWithin fails the test unless the check succeeds before the time limit.
+// checkWithin repeats a check until the check succeeds. If the check does not succeed before the time limit, the test fails.
 func checkWithin(t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	if err := cri.Eventually(t.Context(), limit, check); err != nil {
@@ -68,8 +68,8 @@ func checkWithin(t *testing.T, limit time.Duration, what string, check func() er
 	}
 }
 
-// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. CRI-O
-// keeps the addresses only if CHECK succeeds when CRI-O starts.
+// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. At its
+// start, CRI-O calls CHECK, and keeps the addresses in the status only if CHECK succeeds.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18090
@@ -119,8 +119,8 @@ func pingWithoutLoss(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	return nil
 }
 
-// TestCheckAtStart: when CRI-O starts, it calls CHECK for each running pod. If a pod has lost its addresses, the status of the pod no
-// longer shows addresses. The status of each other pod still shows the pod's addresses.
+// TestCheckAtStart: when CRI-O starts, it calls CHECK for each running pod. If a pod has lost its addresses, CHECK fails, and the status of
+// the pod shows no addresses. The status of every pod with addresses still shows the addresses.
 func TestCheckAtStart(t *testing.T) {
 	c := cri.Open(t, socket)
 	broken, whole := cri.RunPod(t, c, "broken"), cri.RunPod(t, c, "whole")

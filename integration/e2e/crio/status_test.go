@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestStatus: when STATUS fails, CRI-O reports the network as not ready, with the error of STATUS. CRI-O reports the network as ready soon
-// after the repair, without a restart.
+// TestStatus: when STATUS fails, CRI-O reports the network as not ready, with the error of STATUS. After the cause of the error is removed,
+// CRI-O soon reports the network as ready, without a restart.
 func TestStatus(t *testing.T) {
 	c := cri.Open(t, socket)
 	shipped, err := conf.Conflist(conf.Default)
@@ -87,7 +87,7 @@ func replaceFile(t *testing.T, path, text string) {
 }
 
 // TestWhoMaps: CRI-O maps hostPorts itself. CRI-O passes no hostPorts to portmap, even if CRI-O's own mapping is disabled. While the
-// mapping is disabled, hostPorts are unreachable.
+// hostPort mapping of CRI-O is disabled, hostPorts are unreachable.
 func TestWhoMaps(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port, file = 18092, "/run/node/crio.conf"
@@ -109,7 +109,7 @@ func TestWhoMaps(t *testing.T) {
 	restartCRIO(t, c, syscall.SIGTERM, use(string(config)))
 }
 
-// checkUnmapped fails the test unless the bridge plugin has a record of the pod and portmap has no record of the pod.
+// checkUnmapped checks that the bridge plugin has a record of the pod, and that portmap has no record of the pod.
 func checkUnmapped(t *testing.T, p *cri.Pod) {
 	t.Helper()
 	all := strings.Join(podRecords(t, "shop/"+p.Name), " ")

@@ -52,7 +52,7 @@ spec:
 }
 
 // TestAdminAll33: a claim requests all devices of a node that has more than 32 devices. The scheduler reports that it cannot allocate the
-// claim. A claim that requests 32 devices works.
+// claim. The scheduler can allocate a claim for 32 devices.
 func TestAdminAll33(t *testing.T) {
 	l := newLab(t, setup{machine: pcitest.Machine{Nodes: 1, PFs: 1, VFs: 33, InPods: true}})
 	for name, mode := range map[string]string{"all": "allocationMode: All", "count": "count: 32"} {
@@ -69,8 +69,8 @@ spec: {devices: {requests: [{name: all, exactly: {deviceClassName: ` + l.class()
 	l.attached("count")
 }
 
-// TestPreScheduled: a pod is bound to the node before its claim is allocated. The pod waits on the node. No VF moves into the pod until the
-// claim is reserved for the pod.
+// TestPreScheduled: a pod is bound to the node before its claim is allocated. Until the claim is reserved, the pod waits on the node. No VF
+// moves into the pod until the claim is reserved for the pod.
 func TestPreScheduled(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -95,8 +95,8 @@ func (l *lab) allocate(claim, pool, device string) {
 	}
 }
 
-// TestWrongNode: Prepare refuses a claim for another node and a claim for a device that does not exist. An event of the pod contains the
-// reason.
+// TestWrongNode: Prepare refuses a claim that is allocated on another node, and a claim for a device that does not exist. An event of the
+// pod contains the reason for the refusal.
 func TestWrongNode(t *testing.T) {
 	l := newLab(t, setup{})
 	for name, result := range map[string][2]string{"pool": {"node9", deviceName(l.ids[0])}, "device": {nodeName, "0000-99-00-1"}} {

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestClaim: the pod for which a claim is reserved has the claim's VF. When the last pod of the claim ends, the claim is deallocated and
-// the VF returns to the node. Another pod can then use the claim.
+// TestClaim: a claim is reserved for a pod, and this pod has the VF of the claim. When the last pod of the claim ends, the claim is
+// deallocated and the VF returns to the node. After the deallocation, another pod can use the claim.
 func TestClaim(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -71,8 +71,8 @@ func TestTemplate(t *testing.T) {
 	})
 }
 
-// TestTwoClaims: a pod with several claims and requests has one interface for each VF. The interfaces are sorted by the claim's name in the
-// pod and then by the request. The order of the claims in the pod does not matter.
+// TestTwoClaims: a pod with several claims and requests has one interface for each VF. The interfaces are sorted by the name of the claim
+// in the pod, and then by the name of the request. The order of the claims in the pod specification does not matter.
 func TestTwoClaims(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("one", "nic")
@@ -83,8 +83,8 @@ func TestTwoClaims(t *testing.T) {
 	l.attached("web", slices.Concat(a, b, c)...)
 }
 
-// TestContainersShare: two containers reference the same claim. The containers share the claim's VF in one interface. Each container has
-// the VF's address in its environment.
+// TestContainersShare: two containers reference the same claim. Both containers use the VF of the claim through one interface of the pod.
+// Each container has the VF's address in its environment.
 func TestContainersShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -113,7 +113,7 @@ spec:
 }
 
 // TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits, and an event reports the reason. When
-// the first pod ends, the other pod gets the VF. The same is true for a claim that was generated for a pod.
+// the first pod ends, the other pod gets the VF. A claim that was generated from a template for one of the pods behaves in the same way.
 func TestPodsShare(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Run("at once", func(t *testing.T) {
@@ -147,14 +147,14 @@ func TestPodsShare(t *testing.T) {
 	})
 }
 
-// The method in() returns the lab for a subtest.
+// The method in() returns the same test node for a subtest.
 func (l *lab) in(t *testing.T) *lab {
 	part := *l
 	part.T = t
 	return &part
 }
 
-// handOver checks that one of two pods has the claim's VF. handOver also checks that the other pod gets the VF when the first pod ends.
+// handOver checks that exactly one of two pods has the VF of the claim. After this pod ends, the other pod must get the VF.
 func (l *lab) handOver(claim, one, two string) {
 	l.Helper()
 	within(l.T, "a pod of the two runs", func() error {
@@ -180,8 +180,8 @@ func (l *lab) handOver(claim, one, two string) {
 	l.delete(two)
 }
 
-// TestMissingClaim: a pod waits while its claim does not exist. The kubelet does not call the daemon for this pod. The pod starts once the
-// claim exists.
+// TestMissingClaim: a pod waits while its claim does not exist. Before the claim exists, the kubelet does not call the daemon for this pod.
+// The pod starts once the claim exists.
 func TestMissingClaim(t *testing.T) {
 	l := newLab(t, setup{})
 	l.pod("web", "nic=vf")
@@ -194,7 +194,7 @@ func TestMissingClaim(t *testing.T) {
 	l.attached("web", l.allocated("vf")...)
 }
 
-// TestNoShare: a VF is allocated to only one claim. If all VFs are allocated, the next pod waits until a pod ends.
+// TestNoShare: each VF is allocated to at most one claim. If all VFs are allocated, the next pod waits until a pod ends.
 func TestNoShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")

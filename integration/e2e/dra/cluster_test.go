@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// auditPolicy makes the API server log the requests for slices and claims, and all requests of the kubelet and the daemon.
+// auditPolicy configures the audit log of the API server. The log contains the requests for slices and claims, and all requests of the
+// kubelet and the daemon.
 const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived", "ResponseStarted"], "rules": [
 	{"level": "Metadata", "resources": [{"group": "resource.k8s.io"}]},
 	{"level": "Metadata", "users": ["system:node:node1", "` + account + `"]},
@@ -27,7 +28,7 @@ const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitSt
 // daemonImage is the image of the shipped DaemonSet.
 const daemonImage = "registry.example.com/podlace/sriov-device-plugin:latest"
 
-// A cluster is a Kubernetes cluster that scripts/cluster.sh runs.
+// The type cluster is a Kubernetes cluster that scripts/cluster.sh runs.
 type cluster struct {
 	dir     string
 	cmd     *exec.Cmd
@@ -72,7 +73,7 @@ func startCluster(dir string) (*cluster, error) {
 	return nil, errors.Join(errors.New("the cluster is not ready"), c.cmd.Wait())
 }
 
-// betaAPIs returns the API server flag that enables additional API groups. Some feature gates in GATES need these groups.
+// betaAPIs returns the API server flag that enables additional API groups. Some feature gates in the variable GATES need these API groups.
 func betaAPIs() string {
 	switch {
 	case hasGate("GenericWorkload"):
@@ -83,8 +84,8 @@ func betaAPIs() string {
 	return ""
 }
 
-// kubeletFlags returns the kubelet flags that the tests add to the flags of cluster.sh. The first flag sets the interval at which the
-// kubelet retries the preparation of a claim.
+// kubeletFlags returns the kubelet flags that the tests add to the flags of cluster.sh. The first kubelet flag sets the interval at which
+// the kubelet retries the preparation of a claim.
 func kubeletFlags() string {
 	flags := "--sync-frequency=10s --pod-manifest-path=" + manifests
 	if os.Getenv("VERSION") == "1.34" {
@@ -95,14 +96,14 @@ func kubeletFlags() string {
 
 func auditLog(dir string) string { return filepath.Join(dir, "plane", "audit.log") }
 
-// The method command() returns a command of cluster.sh. The cluster has one node and no kube-proxy.
+// The method command() returns an exec.Cmd that runs a subcommand of cluster.sh. The test cluster has one node and no kube-proxy.
 func (c *cluster) command(verb string, args ...string) *exec.Cmd {
 	cmd := exec.Command(script(), append([]string{verb, c.dir}, args...)...)
 	cmd.Env = append(os.Environ(), "NODES=node1", "PROXY=none", "FAMILIES=4")
 	return cmd
 }
 
-// noteGroups records the cgroups of the cluster's machines.
+// noteGroups stores the names of the cgroups of the cluster's simulated machines.
 func (c *cluster) noteGroups() error {
 	for _, m := range []string{"plane", "node1"} {
 		pid, err := os.ReadFile(filepath.Join(c.dir, m, "pid"))
@@ -123,7 +124,8 @@ func (c *cluster) noteGroups() error {
 	return nil
 }
 
-// The method stop() ends the cluster. The method returns an error if anything of the cluster remains on the host.
+// The method stop() ends the cluster. The method stop() returns an error if cgroups of the cluster remain on the host, or if sysctls of the
+// host have changed.
 func (c *cluster) stop() error {
 	if c.control != nil {
 		_ = c.control.Close()
@@ -165,7 +167,7 @@ func load() string {
 
 func controlSocket(dir string) string { return filepath.Join(dir, "control") }
 
-// The method serve() accepts commands from the tests in node1, and runs these commands in the control plane machine.
+// The method serve() accepts commands from the tests in node1, and runs these commands on the simulated control plane machine.
 func (c *cluster) serve() (err error) {
 	c.control, err = net.Listen("unix", controlSocket(c.dir))
 	if err != nil {
@@ -183,7 +185,7 @@ func (c *cluster) serve() (err error) {
 	return nil
 }
 
-// An outcome is the result of a command.
+// The type outcome contains the output of a command and its error.
 type outcome struct{ Output, Error string }
 
 func (c *cluster) answer(conn net.Conn) {
@@ -202,7 +204,7 @@ func (c *cluster) answer(conn net.Conn) {
 	_ = json.NewEncoder(conn).Encode(answer)
 }
 
-// inPlane runs a command in the control plane machine.
+// inPlane runs a command on the simulated control plane machine.
 func inPlane(args ...string) (string, error) {
 	conn, err := net.Dial("unix", controlSocket(os.Getenv(dirEnv)))
 	if err != nil {

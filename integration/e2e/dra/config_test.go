@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The method opaque() creates a claim that contains a configuration for the driver.
+// The method opaque() creates a claim that contains a configuration for Podlace's driver.
 func (l *lab) opaque(name, parameters string) {
 	l.Helper()
 	l.create(`
@@ -23,14 +23,14 @@ spec:
     - ` + settings(parameters))
 }
 
-// The function settings() returns a configuration for the driver as part of a claim or of a class.
+// The function settings() returns a configuration entry for Podlace's driver, for use in a claim or a class.
 func settings(parameters string) string {
 	return "{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + parameters + "}}}"
 }
 
-// TestBadConfig (failures 25, 26): the configuration of a claim has an unknown key, a key that only a class may set, or an invalid value.
-// The claim is not prepared. The pod waits, with an event that contains the position in the configuration, the key and the value. No VF
-// moves into the pod.
+// TestBadConfig (failures 25, 26): the configuration of a claim contains an unknown key, an invalid value, or a key that only a class may
+// set. The daemon refuses to prepare the claim. The pod waits, with an event that contains the position in the configuration, the key and
+// the value. No VF moves into the pod.
 func TestBadConfig(t *testing.T) {
 	l := newLab(t, setup{config: strings.Replace(fast, `"api": "dra"`, `"api": "dra", "claimMay": ["mtu", "ifName", {"vlan": "100-199"}]`, 1)})
 	for name, c := range map[string]struct {
@@ -81,8 +81,8 @@ spec:
 	}
 }
 
-// TestStatusForbidden (failure 28): pods run even if the daemon has no right to write the status of claims. The daemon logs the refused
-// write once.
+// TestStatusForbidden (failure 28): pods run even if the daemon has no right to write the status of claims. The daemon writes only one log
+// message about the refused requests.
 func TestStatusForbidden(t *testing.T) {
 	l := newLab(t, setup{})
 	l.withoutRule("resourceclaims/status")

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// A daemon is a process of the program sriov-device-plugin. The folder of the daemon is outside of t.TempDir, because the paths in
+// The type daemon is a process of the program sriov-device-plugin. The sockets of the daemon are outside of t.TempDir, because the paths in
 // t.TempDir are too long for a unix socket.
 type daemon struct {
 	t                 *testing.T
@@ -49,7 +49,7 @@ func newDaemon(t *testing.T, sysfs, config string) *daemon {
 
 func (d *daemon) configFile() string { return filepath.Join(d.dir, "config.json") }
 
-// The method configure() writes the configuration of the daemon. A running daemon reloads the configuration.
+// The method configure() writes the configuration of the daemon. A running daemon reloads the changed configuration.
 func (d *daemon) configure(config string) {
 	d.t.Helper()
 	file := d.configFile()
@@ -61,7 +61,7 @@ func (d *daemon) configure(config string) {
 	}
 }
 
-// The method run() starts the daemon as root with only CAP_NET_ADMIN, as conf/sriov-device-plugin.service does.
+// The method run() starts the daemon as root with only the capability CAP_NET_ADMIN, like conf/sriov-device-plugin.service.
 func (d *daemon) run() {
 	d.t.Helper()
 	args := append([]string{"--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all", filepath.Join(d.bin, "sriov-device-plugin"),
@@ -79,7 +79,7 @@ func (d *daemon) run() {
 	}
 }
 
-// The method end() stops the daemon with a signal and waits for its exit. The method is a no-op if no daemon runs.
+// The method end() stops the daemon with a signal and waits for its exit. The method end() is a no-op if no daemon runs.
 func (d *daemon) end(signal syscall.Signal) {
 	if d.cmd == nil {
 		return
@@ -128,7 +128,8 @@ func (d *daemon) ready() {
 	})
 }
 
-// The method metric() returns the value of a metric as text. The name includes the labels; the result for an unknown metric is "".
+// The method metric() returns the value of a metric as text. The argument of metric() is the name of the metric with its labels. For an
+// unknown metric, metric() returns "".
 func (d *daemon) metric(name string) string {
 	d.t.Helper()
 	text, err := d.get("/metrics")
@@ -143,7 +144,7 @@ func (d *daemon) metric(name string) string {
 	return ""
 }
 
-// The method says() returns the number of lines in the daemon's log that contain the text.
+// The method says() returns how many lines of the daemon's log contain the given text.
 func (d *daemon) says(text string) (n int) {
 	data, _ := os.ReadFile(d.log)
 	for line := range strings.Lines(string(data)) {

@@ -26,8 +26,8 @@ const (
 		{"resourceName": "slow", "resourcePrefix": "example.com", "selectors": {"pfNames": ["ens1f0"]}}]}`
 )
 
-// extendedClass creates a class with the name of the resource. The scheduler then generates claims for pods that have limits for the
-// resource.
+// extendedClass creates a DeviceClass whose extendedResourceName is the name of the resource. With this class, the scheduler generates
+// claims for pods that have limits for the resource.
 func (l *lab) extendedClass() {
 	l.Helper()
 	l.create(`
@@ -38,14 +38,14 @@ spec:
   selectors: ` + ofResource)
 }
 
-// The method limits() creates a pod that requests VFs through resource limits.
+// The method limits() creates a pod whose resource limits request n VFs.
 func (l *lab) limits(name, resource string, n int) {
 	l.Helper()
 	l.create(fmt.Sprintf("{kind: Pod, metadata: {name: %s}, spec: {containers: [{resources: {limits: {%s: %d}}}]}}", name, resource, n))
 }
 
-// The method owned() returns the VFs of a pod, in the order of their interfaces. The method reads the journals of the VFs and the pod's
-// sandbox.
+// The method owned() returns the VFs of a pod, in the order of their interfaces. The method owned() compares the MACs of the VFs with the
+// MACs of the interfaces in the pod.
 func (l *lab) owned(pod string) (ids []string) {
 	l.Helper()
 	inside := l.inside(pod)
@@ -74,8 +74,8 @@ func (l *lab) allocatable(resource string) int64 {
 	return 0
 }
 
-// TestExtended: a pod has limits for a resource, and a class has the name of the resource. The pod gets VFs of the class through a claim
-// that the scheduler generates.
+// TestExtended: a pod has limits for a resource, and a DeviceClass has this resource as its extendedResourceName. The pod gets VFs of the
+// class through a claim that the scheduler generates.
 func TestExtended(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := newLab(t, setup{})
@@ -103,7 +103,7 @@ func TestExtended(t *testing.T) {
 }
 
 // TestMigrateNode: a node changes from the device plugin API to DRA and back without a drain. Running pods keep their VFs, and only one API
-// offers each VF. New pods with the same limits get VFs through the new API.
+// offers each VF. After the change, new pods with the same limits get VFs through the other API.
 func TestMigrateNode(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := prepare(t, setup{config: byPlugin})

@@ -61,9 +61,9 @@ func TestKubeletRestart(t *testing.T) {
 	l.runs("late")
 }
 
-// TestDaemonAway (failures 5, 6, 14): the daemon is stopped while a pod's sandbox dies. The new sandbox gets the same VF without another
-// Prepare. If a pod ends while the daemon is stopped, its claim is unprepared after the daemon's restart. Until then, no other pod gets the
-// VF of the claim.
+// TestDaemonAway (failures 5, 6, 14): the daemon is stopped while a pod's sandbox dies. The new sandbox of the pod gets the same VF without
+// another Prepare. If a pod ends while the daemon is stopped, its claim is unprepared after the daemon's restart. Until this Unprepare, no
+// other pod gets the VF of the claim.
 func TestDaemonAway(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -198,7 +198,7 @@ func exists(path string) error {
 }
 
 // TestRecordsLost (failure 7): the record of a pod's claim is deleted. The pod's next sandbox still gets the VF. The daemon writes the
-// record again.
+// deleted record again.
 func TestRecordsLost(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -216,8 +216,8 @@ func TestRecordsLost(t *testing.T) {
 	}
 }
 
-// TestStateDamaged (failure 8): the kubelet's state file is damaged. A pod with a claim never starts without its VF. While the file is
-// damaged, pods still start in those Kubernetes namespaces that have no claims. The kubelet rewrites the file at the next Prepare.
+// TestStateDamaged (failure 8): one letter in the kubelet's state file is wrong. A pod with a claim never starts without its VF. While the
+// file is damaged, pods still start in Kubernetes namespaces without claims. At the next Prepare, the kubelet writes the state file again.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -281,7 +281,8 @@ func TestContainerdRestart(t *testing.T) {
 	}
 }
 
-// TestHostNetwork (failure 34): the VF of a pod with host network stays on the node. The VF is free after the end of the pod.
+// TestHostNetwork (failure 34): a pod uses the network of the host and has a claim. The VF of the claim stays on the node. After the end of
+// the pod, the VF is free again.
 func TestHostNetwork(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -297,8 +298,8 @@ func TestHostNetwork(t *testing.T) {
 	within(t, "the claim is unprepared", l.noRecords)
 }
 
-// TestDiskFull (failure 35): the disk is full, so the daemon cannot write the record of a claim. The claim is not prepared and no VF moves
-// until the disk has space.
+// TestDiskFull (failure 35): the disk is full, so the daemon cannot write the record of a claim. Until the disk has space again, the claim
+// is not prepared, and no VF moves into the pod.
 func TestDiskFull(t *testing.T) {
 	l := newLab(t, setup{})
 	if err := os.MkdirAll(claimRecords, 0o700); err != nil {

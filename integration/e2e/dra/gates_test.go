@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// hasGate reports whether a feature gate of the cluster is on. If GATES does not contain the gate, hasGate uses the default of the
-// Kubernetes version.
+// hasGate reports whether a feature gate of the cluster is on. If the variable GATES does not contain the feature gate, hasGate returns the
+// default of the Kubernetes version.
 func hasGate(name string) bool {
 	for gate := range strings.SplitSeq(os.Getenv("GATES"), ",") {
 		if value, ok := strings.CutPrefix(gate, name+"="); ok {
@@ -45,7 +45,7 @@ func (l *lab) gateOff(gates string) {
 	l.Cleanup(func() { l.restartAPI(file, string(before)) })
 }
 
-// restartAPI replaces the command line of the API server, kills the API server, and waits until the new process answers.
+// restartAPI restarts the API server with another command line, and waits until the new process answers.
 func (l *lab) restartAPI(file, command string) {
 	l.Helper()
 	if err := errors.Join(os.WriteFile(file+".new", []byte(command), 0o755), os.Rename(file+".new", file)); err != nil {

@@ -78,7 +78,7 @@ func TestTaintsDropped(t *testing.T) {
 }
 
 // TestEviction: the VF of a running pod disappears, and the pod is evicted after its toleration time. A restart of the daemon does not
-// extend the toleration time. A missing VF leaves the slice once no claim has it.
+// extend the toleration time. The daemon removes the missing VF from the slice as soon as no claim contains the VF.
 func TestEviction(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -134,8 +134,8 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: %s, toleratio
 	}
 }
 
-// TestTaintRule: an administrator's DeviceTaintRule for a device or for the node's pool evicts pods. The VFs of these pods return to the
-// node.
+// TestTaintRule: an administrator's DeviceTaintRule for a device or for the node's pool evicts pods. After the eviction, the VFs of these
+// pods return to the node.
 func TestTaintRule(t *testing.T) {
 	needGate(t, "DRADeviceTaintRules")
 	l := newLab(t, setup{})
@@ -200,7 +200,8 @@ spec:
 	becomes(core.ResourceHealthStatusHealthy)
 }
 
-// healthIs returns an error unless the pod's status reports the wanted health for the pod's only device.
+// healthIs compares the health of the pod's only device in the pod's status with the wanted health. If the health differs, healthIs returns
+// an error.
 func healthIs(p *core.Pod, want core.ResourceHealthStatus) error {
 	var all []string
 	for _, c := range p.Status.ContainerStatuses {

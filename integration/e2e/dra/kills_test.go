@@ -15,14 +15,15 @@ import (
 
 var kills = flag.Int("kills", 1, "TestKills: moments at which each program is killed while a pod starts, and as many while it ends")
 
-// startTakes and endTakes are the approximate durations of a pod's start and end. The kills are spread over these durations.
+// startTakes and endTakes are the approximate durations of a pod's start and end. TestKills kills programs at different times within these
+// durations.
 const (
 	startTakes = 2400 * time.Millisecond
 	endTakes   = 1200 * time.Millisecond
 )
 
 // TestKills kills the daemon, the kubelet, containerd and the API server while a pod with a claim starts or ends. The pod has its VF after
-// its start, and no VF has two owners. At the end, all VFs are on the node.
+// its start, and no VF has two owners. After the last pod has ended, all VFs are on the node.
 func TestKills(t *testing.T) {
 	if *kills < 1 {
 		t.Fatalf("-kills %d: want at least 1", *kills)
@@ -66,7 +67,7 @@ func TestKills(t *testing.T) {
 	}
 }
 
-// killAfter kills a program after a delay. killAfter restarts the program unless a supervisor does so.
+// killAfter kills a program after a delay. If no supervisor restarts the program, killAfter restarts the program.
 func (l *lab) killAfter(program string, moment time.Duration) {
 	l.Helper()
 	time.Sleep(moment)

@@ -28,21 +28,21 @@ const (
 	variable = "PCIDEVICE_EXAMPLE_COM_FAST"
 )
 
-// Most tests use the configuration "fast". With this configuration, DRA offers all VFs.
+// The configuration "fast" is the default of the tests. With the configuration "fast", the daemon offers all VFs by DRA.
 const fast = `{"resourceList": [
 	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
 
-// ofResource is the selector of a class for the VFs of the resource.
+// ofResource contains the selectors of a DeviceClass that selects the VFs of the resource.
 const ofResource = `[{cel: {expression:
   'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`
 
-// A setup describes the node of a test. Most tests use the zero value.
+// The type setup describes the configuration and the cards of a test's node. Most tests use the zero value of setup.
 type setup struct {
 	config  string          // configuration of the daemon; "" means fast
 	machine pcitest.Machine // nil: two NUMA nodes with one PF of four VFs each
 }
 
-// A lab is the node of one test, with its own cards, daemon and Kubernetes namespace.
+// The type lab contains the environment of one test: a node with its own cards, its own daemon, and its own Kubernetes namespace.
 type lab struct {
 	*testing.T
 	*daemon
@@ -68,7 +68,7 @@ func newLab(t *testing.T, s setup) *lab {
 	return l
 }
 
-// The function prepare() creates the lab without starting the daemon.
+// The function prepare() creates the cards and the Kubernetes namespace of a test, but does not start the daemon.
 func prepare(t *testing.T, s setup) *lab {
 	t.Helper()
 	if reason := os.Getenv(skipEnv); reason != "" {
@@ -93,7 +93,7 @@ func prepare(t *testing.T, s setup) *lab {
 	return l
 }
 
-// The method connect() creates the administrator's clients.
+// The method connect() creates Kubernetes clients with the rights of an administrator.
 func (l *lab) connect() {
 	l.Helper()
 	config, err := adminConfig()
@@ -111,12 +111,12 @@ func (l *lab) connect() {
 	l.config, l.client, l.objects = config, client, objects
 }
 
-// namespaceOf returns the namespace of a test.
+// namespaceOf returns the name of the test's Kubernetes namespace.
 func namespaceOf(test string) string {
 	return strings.ToLower(strings.NewReplacer("/", "-", "_", "-", " ", "-").Replace(test))
 }
 
-// makeNamespace creates the test's namespace and waits until pods can be created in it.
+// makeNamespace creates the test's Kubernetes namespace, and waits until pods can be created in this namespace.
 func (l *lab) makeNamespace() {
 	l.Helper()
 	ns := &core.Namespace{ObjectMeta: metav1.ObjectMeta{Name: l.ns, Labels: map[string]string{
@@ -134,7 +134,7 @@ func (l *lab) makeNamespace() {
 // The method class() creates the test's DeviceClass for the VFs of the resource.
 func (l *lab) class() string { return l.ns + "-fast" }
 
-// The method clear() deletes the objects of the test, and fails the test unless all VFs return to the node.
+// The method clear() deletes the Kubernetes objects of the test. If a VF does not return to the node, the test fails.
 func (l *lab) clear() {
 	ctx := context.Background()
 	if l.cmd == nil && !l.isPod {
@@ -182,7 +182,7 @@ func (l *lab) noRecords() error {
 	return nil
 }
 
-// The function try() repeats a check until the check succeeds or the time limit passes.
+// The function try() repeats a check until the check succeeds or the time limit ends.
 func try(check func() error) (err error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err = check(); err == nil {
@@ -192,7 +192,8 @@ func try(check func() error) (err error) {
 	return err
 }
 
-// The function within() fails the test unless the check succeeds before the time limit passes. within() returns the waiting time.
+// The function within() repeats a check until the check succeeds, and returns the waiting time. If the check does not succeed before the
+// time limit, the test fails.
 func within(t *testing.T, what string, check func() error) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -202,7 +203,7 @@ func within(t *testing.T, what string, check func() error) time.Duration {
 	return time.Since(begin)
 }
 
-// The function remains() repeats a check for 4 seconds, and fails the test if the check fails.
+// The function remains() repeats a check for 4 seconds. If the check fails during this time, the test fails.
 func remains(t *testing.T, what string, check func() error) {
 	t.Helper()
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// These PFs are in the machine of most tests, one on each NUMA node.
+// Most tests have the PFs pf0 and pf1, one on each NUMA node.
 const (
 	pf0, pf0Name = "0000:11:00.0", "ens0f0"
 	pf1, pf1Name = "0000:15:00.0", "ens1f0"
@@ -107,7 +107,7 @@ func (l *lab) allHome() error {
 	return nil
 }
 
-// The function journals() returns the VFs of pods. The plugin has a journal for each of these VFs.
+// The function journals() returns the VFs for which the sriov plugin has a journal. A VF has a journal while a pod uses the VF.
 func journals() (ids []string) {
 	entries, _ := os.ReadDir("/run/podlace/.vfs")
 	for _, e := range entries {
@@ -118,8 +118,8 @@ func journals() (ids []string) {
 	return ids
 }
 
-// ownSys replaces the node's /sys with a folder that has the same content except for the PCI bus. showCards adds the PCI bus. The folder
-// stays for all tests, because a kubelet continues to use the cgroups of the /sys that was mounted at its start.
+// ownSys replaces the node's /sys with a folder that has the same content except for the PCI bus. showCards adds the PCI bus. All tests use
+// the same folder: a running kubelet continues to use the cgroup folder of the /sys that existed when the kubelet started.
 func ownSys() error {
 	top, err := os.MkdirTemp("", "sys-")
 	if err != nil {
@@ -154,7 +154,8 @@ func bind(from, to string) error {
 	return nil
 }
 
-// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The sriov plugin reads this mount.
+// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The sriov plugin finds the PCI bus through this
+// mount.
 func showCards(t *testing.T, sysfs string) {
 	t.Helper()
 	paths, _ := filepath.Glob(filepath.Join(sysfs, "devices/pci*"))

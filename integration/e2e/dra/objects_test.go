@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// The constant "said" is the shell command of each container. The command first prints the container's interfaces and its variables for
-// VFs.
+// The constant "said" is the shell command of each container. The shell command first prints the container's interfaces and the environment
+// variables that list the container's VFs.
 const said = `echo "interfaces:" $(ls /sys/class/net); env | grep ^PCIDEVICE; trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`
 
 // The method create() creates the objects of a YAML text in the test's namespace, with the defaults of all tests. Objects without a
@@ -111,7 +111,8 @@ func (l *lab) exactly(requests ...string) string {
 	return strings.Join(all, ", ")
 }
 
-// The method pod() creates a pod with claims, each given as "name=claim" or "name=+template". No container of the pod names these claims.
+// The method pod() creates a pod with claims, each given as "name=claim" or "name=+template". The pod's containers do not reference the
+// claims.
 func (l *lab) pod(name string, claims ...string) {
 	l.Helper()
 	l.create("{kind: Pod, metadata: {name: " + name + "}, spec: {" + claimList(claims) + "}}")

@@ -55,8 +55,8 @@ func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// The method attached() fails the test unless the pod has exactly these VFs as net1, net2 and so on, in addition to eth0. The pod must also
-// have had these VFs when its containers started.
+// The method attached() fails the test unless the pod has exactly these VFs as net1, net2 and so on, in addition to eth0. The output of
+// each container must show that the pod had the same VFs when the container started.
 func (l *lab) attached(pod string, ids ...string) {
 	l.Helper()
 	s, ok := l.sandboxOf(pod)

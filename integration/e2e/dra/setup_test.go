@@ -38,8 +38,8 @@ const (
 	conflist     = "/etc/cni/net.d/10-podlace-sriov.conflist"
 )
 
-// The tests wait for an expected event until this time limit passes. The limit is long because some machines are slow. It is not a
-// requirement for performance.
+// The constant `patience` is the maximum time that the tests wait for an expected event. This timeout is long because some machines are
+// slow. The constant `patience` is not a performance target.
 const patience = 2 * time.Minute
 
 // adminConfig returns the configuration of an administrator's client.

@@ -91,7 +91,7 @@ func daemonLogs() string {
 }
 
 // authorizerLate is a part of the message of a kubelet event. The event occurs if the kubelet reads a claim before the API server's node
-// authorizer has processed the binding of the pod to this node. In this case, the kubelet calls no driver.
+// authorizer has processed the binding of the pod to this node. After this event, the kubelet calls no driver.
 const authorizerLate = `is forbidden: User "system:node:`
 
 // TestUpgrade updates the shipped DaemonSet while pods with claims start and end. During the update, the daemon writes no slice, and all

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// TestAttach (V-18): each pod has its VFs before the first container starts. The interfaces have the documented numbers. After the end of
-// the pods, the VFs have their original settings.
+// TestAttach (V-18): each pod has its VFs before the first container starts. The interfaces in the pod have the documented names (net1,
+// net2 and so on), in the documented order. After the end of the pods, the VFs have their original settings.
 func TestAttach(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("none", containerSpec{name: "app"})
@@ -50,7 +50,8 @@ func TestAttach(t *testing.T) {
 }
 
 // TestInitContainers: an init container and a later container share a VF, and the VF is in the pod from the beginning. The kubelet's answer
-// lacks a VF that only an init container uses. Therefore ADD refuses the pod, both when the daemon answers and when the kubelet answers.
+// lacks a VF that only an init container uses. Therefore ADD refuses a pod with such a VF, whether the daemon or the kubelet answers the
+// plugin.
 func TestInitContainers(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("both", containerSpec{"prepare", vfs(1), true}, containerSpec{name: "app", limits: vfs(1)})

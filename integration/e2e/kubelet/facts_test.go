@@ -22,7 +22,7 @@ import (
 )
 
 // TestKubeletAnswers: the kubelet's answers distinguish a pod with VFs, a pod without VFs, another pod of the same name and an unknown pod.
-// Package podresources relies on these answers.
+// Package podresources relies on these answers of the kubelet.
 func TestKubeletAnswers(t *testing.T) {
 	l := newLab(t, "none")
 	ids := l.runPod("one", vfs(2))
@@ -78,8 +78,8 @@ func (l *testLab) checkUnknownPod() {
 	}
 }
 
-// TestGetLocked: in current kubelets the feature gate KubeletPodResourcesGet is locked, so the request for a single pod always works. Older
-// kubelets can disable this request. Only the tests of package podresources cover these kubelets.
+// TestGetLocked: in current kubelets the feature gate KubeletPodResourcesGet is locked, so the request for a single pod always works.
+// Administrators can disable the request for a single pod in older kubelets. Only the tests of package podresources cover older kubelets.
 func TestGetLocked(t *testing.T) {
 	node.Skip(t)
 	k := newKubelet(t, "none")

@@ -107,7 +107,7 @@ func (p *testProcess) endProgram(signal syscall.Signal) {
 	p.cmd = nil
 }
 
-// tailLog returns the last lines of the log that contain one of the words.
+// tailLog returns the last lines of the log that contain one of the given words.
 func (p *testProcess) tailLog(words ...string) string {
 	data, _ := os.ReadFile(p.log)
 	var lines []string

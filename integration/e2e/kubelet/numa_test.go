@@ -36,8 +36,8 @@ func TestPolicies(t *testing.T) {
 	for _, c := range []struct {
 		policy  string
 		aligned bool // CPUs and VFs are on the same NUMA nodes
-		// These reasons explain why the kubelet refuses a pod with 9 VFs. The first reason is for a pod without exclusive CPUs, and the second
-		// reason is for a pod with exclusive CPUs.
+		// The field `nine` is the kubelet's reason for refusing a pod with 9 VFs and no exclusive CPUs. The field `nineAndCPU` is the
+		// reason for refusing a pod with 9 VFs and exclusive CPUs.
 		nine, nineAndCPU string
 	}{
 		{"none", false, "", ""},

@@ -13,8 +13,9 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// TestRegister: pods get VFs with both kinds of registration, and in each start order of the kubelet and the plugin. Two VFs of a pod are
-// on one NUMA node. The container's environment, the kubelet, the daemon's socket and `podlace sriov ls` report the same VFs.
+// TestRegister: pods get VFs if the plugin registers through the kubelet's device-plugins folder or through its plugins_registry folder.
+// The kubelet or the plugin may start first. Two VFs of a pod are on one NUMA node. The container's environment, the kubelet, the daemon's
+// socket and `podlace sriov ls` report the same VFs.
 func TestRegister(t *testing.T) {
 	node.Skip(t)
 	for _, registration := range []string{"classic", "registry"} {

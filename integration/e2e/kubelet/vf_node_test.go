@@ -89,7 +89,7 @@ func linksOnNode(t *testing.T, sysfs string) map[string]linkInfo {
 	return found
 }
 
-// journaledVFs returns the VFs of pods. The plugin has a journal for each of these VFs.
+// journaledVFs returns the VFs for which the sriov plugin has a journal. A VF has a journal while a pod uses the VF.
 func journaledVFs(t *testing.T) (ids []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/run/podlace/.vfs")
@@ -104,8 +104,8 @@ func journaledVFs(t *testing.T) (ids []string) {
 	return ids
 }
 
-// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The plugin reads this mount. The rest of /sys is
-// unchanged.
+// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The sriov plugin finds the PCI bus through this
+// mount. The rest of /sys is unchanged.
 func showCards(t *testing.T, sysfs string) {
 	t.Helper()
 	top := t.TempDir()

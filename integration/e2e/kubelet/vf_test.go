@@ -36,8 +36,8 @@ type vfLab struct {
 	ids    []string            // addresses of all VFs, sorted
 }
 
-// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy, the list of resources starts
-// with an additional resource, and the sriov plugin has additional keys.
+// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. The changed copy has an additional
+// resource at the start of the list of resources, and additional keys for the sriov plugin.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
 	shipped, err := conf.Conflist(conflist)
@@ -177,8 +177,8 @@ func (l *vfLab) checkVFs(name, uid string, ids ...string) {
 	}
 }
 
-// checkStarts fails the test unless a container listed these interfaces at each start. Only the last start must have an output, because the
-// kubelet removes logs and kills containers that have just started.
+// checkStarts fails the test unless a container listed these interfaces at each start. Earlier starts may have no output, because the
+// kubelet removes old logs and may kill a container before it prints a line.
 func (l *vfLab) checkStarts(logs, want string) {
 	l.t.Helper()
 	checkWithin(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {

@@ -71,7 +71,7 @@ func (p netPath) words(seen string) string {
 	return "the pod's node"
 }
 
-// exceptionsOf returns the setups in which the path has a different result.
+// exceptionsOf returns the cluster setups in which the path has another result than with IPv4 and kube-proxy in iptables mode.
 func (p netPath) exceptionsOf() string {
 	var list []string
 	usual := clusterSetup{proxy: "iptables"}

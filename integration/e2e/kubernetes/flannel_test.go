@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Each of these constants is the number of a shell block in the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of
+// Each constant "block…" is the number of a shell block in the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of
 // each block.
 const (
 	blockApply = iota
@@ -39,8 +39,8 @@ type flannelCluster struct {
 }
 
 // TestFlannel moves a cluster from flannel to Podlace, back to flannel, and again to Podlace, with the commands of docs/CLUSTER.md. The
-// pods' connections survive. With the backend host-gw, no packet is lost. A tunnel between two nodes loses packets until both nodes have
-// the tunnel.
+// pods' connections survive. With the backend host-gw, no packet is lost. With the backend vxlan, packets between two nodes are lost until
+// both nodes have the tunnel.
 func TestFlannel(t *testing.T) {
 	if os.Getenv("FLANNEL") == "" || os.Getenv("REFERENCE") == "" {
 		t.Skip("SKIP, no flannel: FLANNEL or REFERENCE is not set; make cluster ARGS='-test -run TestFlannel' builds both")
@@ -210,7 +210,8 @@ func (f *flannelCluster) removePodlace(t *testing.T) {
 	f.ask4(t, "client1", "server2")
 }
 
-// removeFlannel deletes the last pods that flannel attached, and then flannel's rules. Traffic between Podlace's pods continues meanwhile.
+// removeFlannel deletes the last pods that flannel attached, and then flannel's rules. While removeFlannel runs, traffic between Podlace's
+// pods continues.
 func (f *flannelCluster) removeFlannel(t *testing.T) {
 	t.Helper()
 	during := f.startTraffic(t, "last", "last")

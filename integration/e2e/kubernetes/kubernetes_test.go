@@ -89,8 +89,8 @@ func (c *testCluster) proxyPID(t *testing.T, n string) string {
 	return strings.TrimSpace(c.runScript(t, "exec", n, "cat", "/run/node/proxy.pid"))
 }
 
-// awaitProxy waits until the node has a new kube-proxy process and the mode's rules for the last Service. The rules of the other mode must
-// no longer exist.
+// awaitProxy waits until the node has a new kube-proxy process, the rules of the wanted mode for the last Service, and no rules of the
+// other mode.
 func (c *testCluster) awaitProxy(t *testing.T, node, mode, before string) {
 	t.Helper()
 	script := map[string]string{

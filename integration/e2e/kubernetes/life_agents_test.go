@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killAgents kills agents at random moments, including their start, while pods are created and deleted. After each kill, the kubelet
+// killAgents kills agents at random times, including during their start, while pods are created and deleted. After each kill, the kubelet
 // restarts the container within a second (maxContainerRestartPeriod).
 func (l *clusterLife) killAgents(t *testing.T) {
 	var monitors []*eventMonitor

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// endTraffic ends the flows. The test fails if a flow between two other nodes lost packets. endTraffic returns the longest time without a
-// reply in the flows of the given node.
+// endTraffic ends the flows. endTraffic returns the longest time without a reply in the flows from or to the given node. endTraffic fails
+// the test if a flow between two other nodes lost packets.
 func (r *echoTraffic) endTraffic(t *testing.T, node string) (outage time.Duration) {
 	t.Helper()
 	lost, most := r.endFlows(t, node)

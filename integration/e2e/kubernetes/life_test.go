@@ -25,8 +25,8 @@ var (
 	apiAway = flag.Duration("api-away", time.Minute, "TestClusterLife: how long the API server is away")
 )
 
-// eventLimit is the maximum time that the tests wait for an expected event. This limit is long because some machines are slow. The limit
-// does not measure performance.
+// eventLimit is the maximum time that the tests wait for an expected event. This timeout is long because some machines are slow. eventLimit
+// is not a performance target.
 const eventLimit = 2 * time.Minute
 
 // TestClusterLife: events such as a reboot cause only unavoidable packet losses, and no ADD fails.
@@ -53,7 +53,7 @@ func TestClusterLife(t *testing.T) {
 	}
 }
 
-// clusterLife is a world with a client pod and a server pod on each node.
+// clusterLife is a cluster with a client pod and a server pod on each node.
 type clusterLife struct{ *testWorld }
 
 func newLife(t *testing.T) *clusterLife {

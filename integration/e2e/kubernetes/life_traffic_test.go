@@ -40,12 +40,12 @@ type echoTraffic struct {
 	began   time.Time
 }
 
-// podPairs returns pairs of pods that connect each node with each other node, in one direction.
+// podPairs returns one pair of pods for each pair of nodes.
 func podPairs() [][2]string {
 	return [][2]string{{"client1", "server2"}, {"client2", "server3"}, {"client3", "server1"}}
 }
 
-// pairWithoutNode2 returns a pair of pods on nodes other than node2. No flow of podPairs starts in the first pod of this pair.
+// pairWithoutNode2 returns a pair of pods on nodes other than node2. No pair of podPairs has the same first pod.
 func pairWithoutNode2() [2]string { return [2]string{"server3", "client1"} }
 
 // startTraffic starts an IPv4 and an IPv6 flow between each pair of pods.

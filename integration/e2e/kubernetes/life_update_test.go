@@ -19,8 +19,8 @@ const olderImage = "localhost/podlace:older"
 
 var imageLine = regexp.MustCompile(`image: (\S+)`)
 
-// TestUpdate updates a cluster from the image of an earlier commit to the image of this commit. Meanwhile traffic flows, and pods are
-// created and deleted.
+// TestUpdate updates a cluster from the image of an earlier commit to the image of this commit. During the update, pods exchange traffic,
+// and other pods are created and deleted.
 func TestUpdate(t *testing.T) {
 	shipped, now := shippedManifest(t)
 	addImage(t, buildOlder(t))

@@ -4,7 +4,8 @@ package kubernetes_test
 
 import "strings"
 
-// netPath is one row of the matrix and of the table in docs/CLUSTER.md. The tests use each path over IPv4 and IPv6, with TCP and with UDP.
+// netPath describes one path from a client to a server. Each netPath is one row of the table of source addresses in docs/CLUSTER.md. The
+// tests use each path over IPv4 and IPv6, with TCP and with UDP.
 type netPath struct {
 	client, target string // names in the table
 	from           string // place

@@ -14,7 +14,7 @@ import (
 )
 
 // TestKubeProxy: all paths work after a kill of kube-proxy, and after a switch to the other mode and back. The paths that do not pass
-// through kube-proxy also work while kube-proxy is stopped. The connections of these paths survive all changes.
+// through kube-proxy also work while kube-proxy is stopped. Connections that do not pass through kube-proxy survive all changes.
 func TestKubeProxy(t *testing.T) {
 	c := startCluster(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
 	c.setUpNetwork(t)
@@ -86,7 +86,7 @@ func (w *testWorld) cleanProxy(t *testing.T, s clusterSetup, direct []netPath) {
 }
 
 // holdOpen opens a TCP connection and a UDP flow for each path and family, and exchanges a message every 20 ms over each of them. The
-// returned function stops the exchange. Its results are the number of messages and a list of the lost connections.
+// returned function stops the exchange, and returns the number of messages and a list of the lost connections.
 func (w *testWorld) holdOpen(t *testing.T, s clusterSetup, paths []netPath) func() (asked int, lost []string) {
 	t.Helper()
 	var group sync.WaitGroup

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Each of these constants is the number of a shell block in the section "Removing Podlace" in docs/CLUSTER.md. TestRemoval runs each line
+// Each constant "remove…" is the number of a shell block in the section "Removing Podlace" in docs/CLUSTER.md. TestRemoval runs each line
 // of each block.
 const (
 	removeApply = iota
@@ -89,7 +89,7 @@ func (c *testCluster) awaitRemovalLog(t *testing.T, lines string, pods ...string
 	t.Helper()
 	log := ""
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
-		// The command fails while an agent's pod is being replaced, because the pod has no log during the replacement.
+		// The `kubectl logs` command fails while an agent's pod is being replaced, because the pod has no log during the replacement.
 		log, _ = c.try("exec", "", "plane", "env", "PATH="+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"), "bash", "-ec", lines)
 		missing := 0
 		for _, p := range pods {

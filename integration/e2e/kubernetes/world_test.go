@@ -19,7 +19,7 @@ import (
 
 const namespace = "matrix"
 
-// netPlace is a network namespace of the cluster with its addresses by family.
+// netPlace is a network namespace of the cluster, with one address for each address family.
 type netPlace struct {
 	*sandbox.Pod
 	address map[string]string
@@ -207,7 +207,7 @@ func netnsOf(folder, address string) (string, error) {
 }
 
 // serveName runs a server on port 8080 for TCP and UDP until the end of the test. The server answers with the name of its pod or machine,
-// and with the client's address. After this answer, the server sends the data of a TCP connection back.
+// and with the client's address. After its answer, the server sends all data of a TCP connection back.
 func serveName(t *testing.T, name string, p *netPlace) {
 	t.Helper()
 	var tcp net.Listener

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command calico is a test double of Calico's main plugin. Like Calico, the test double connects a pod by a veth pair
-// without a bridge. The pod's addresses have the prefix length 32 or 128. The pod's IPv4 gateway is an address that
-// no machine has, and the node answers ARP requests for this address (proxy_arp). The IPv6 gateway is the node's
-// link-local address. The node has a route to each pod. The result contains no interface of the pod. The configured
-// IPAM plugin assigns the addresses. The node's pod CIDRs replace usePodCidr and usePodCidrIPv6 in the IPAM
-// configuration.
+// Command calico is a test double of Calico's main plugin. Like Calico, the test double connects a pod by a veth pair without a bridge. The
+// pod's addresses have the prefix length 32 or 128. The pod's IPv4 gateway is an address that no machine has, and the node answers ARP
+// requests for this address (proxy_arp). The IPv6 gateway is the node's link-local address. The node has a route to each pod. The result of
+// the plugin contains no interface of the pod. The configured IPAM plugin assigns the addresses. The node's pod CIDRs replace usePodCidr
+// and usePodCidrIPv6 in the IPAM configuration.
 package main
 
 import (
@@ -30,14 +29,14 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Calico reads the following values from the API server. The test double uses constants.
+// Calico reads podCIDR and podCIDRIPv6 from the API server. The test double uses constants.
 const (
 	podCIDR     = "10.73.0.0/24"
 	podCIDRIPv6 = "fd73::/64"
 )
 
-// The following constants are the MAC address of the host side and the gateways of the pods. The kernel derives the
-// IPv6 gateway from hostMAC.
+// hostMAC is the MAC address of the host-side veths. The pods' gateways are the constants gateway and gatewayIPv6. The kernel derives
+// gatewayIPv6 from hostMAC.
 const (
 	hostMAC     = "ee:ee:ee:ee:ee:ee"
 	gateway     = "169.254.1.1"
@@ -99,7 +98,7 @@ func (c *netConfig) runIPAM() ([]byte, error) {
 	return nil, fmt.Errorf("no %s in %s", c.IPAM.Type, os.Getenv("CNI_PATH"))
 }
 
-// linkName returns the name of the host side. The name contains eleven digits of a hash of the pod's name.
+// linkName returns the name of the host-side veth. The name contains eleven hexadecimal digits of a hash of the pod's name.
 func linkName() string {
 	pod := map[string]string{}
 	for _, pair := range strings.Split(os.Getenv("CNI_ARGS"), ";") {

@@ -28,7 +28,7 @@ import (
 // Resource is the resource name of all VFs.
 const Resource = "example.com/fast"
 
-// Only the pod with this namespace and name has VFs.
+// The simulated device plugin allocates VFs only to the pod shop/web-0.
 const podNamespace, podName = "shop", "web-0"
 
 // vfCount is the number of VFs on the card.
@@ -82,8 +82,8 @@ func (c *Card) Allocate(vfs ...int) {
 	}
 }
 
-// Claim adds VFs of prepared ResourceClaims to the responses of the simulated device plugin. The records of the claims are in claim.Folder.
-// The argument is the root folder of the kubelet.
+// Claim adds VFs of prepared ResourceClaims to the responses of the simulated device plugin. The simulated device plugin reads the records
+// of the claims from claim.Folder. The argument `kubelet` is the root folder of the kubelet.
 func (c *Card) Claim(kubelet string) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -143,10 +143,9 @@ func addVF(t testing.TB, name string) {
 	})
 }
 
-// Leave moves a VF's interface to the node, as the kernel does when it removes the pod's namespace. The interface is down. The interface
-// keeps its name, unless the node already has an interface of this name. If the node already has an interface of this
-// name, the moved interface gets a generated name. Call Leave before the namespace is closed, because the kernel
-// deletes a veth pair together with the namespace.
+// Leave moves a VF's interface to the node, as the kernel does when it removes the pod's namespace. After the move, the interface is down.
+// If the node already has an interface of the same name, the moved interface gets a generated name. Otherwise the interface keeps its name.
+// Call Leave before the namespace is closed, because the kernel deletes a veth pair together with the namespace.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()
 	host := openHost(t)
@@ -181,9 +180,9 @@ func Leave(t testing.TB, netns, name string) {
 	Tell(t)
 }
 
-// Tell writes the current names of the VFs' interfaces to the simulated sysfs, because the kernel updates only the real sysfs.
-// Tests call Tell between plugin calls. The simulated sysfs always contains the original name of each VF, so that a plugin finds
-// the interface immediately after its return to the node.
+// Tell writes the current names of the VFs' interfaces to the simulated sysfs, because the kernel updates only the real sysfs. Tests call
+// Tell() between plugin calls. The simulated sysfs always contains the original name of each VF, so that a plugin finds the interface
+// immediately after its return to the node.
 func Tell(t testing.TB) {
 	t.Helper()
 	host := openHost(t)

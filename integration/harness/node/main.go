@@ -34,7 +34,7 @@ type Lab struct {
 	Env   []string     // additional environment of scripts/node.sh
 }
 
-// Unmet is an error that describes a missing precondition. The tests skip because of this error.
+// Unmet is an error that describes a missing precondition. A test that gets this error is skipped.
 type Unmet string
 
 func (e Unmet) Error() string { return string(e) }
@@ -108,7 +108,7 @@ type nodeFiles struct {
 	env                      []string
 }
 
-// findFiles finds the files that a node needs. The error is the reason why the node cannot start.
+// findFiles finds the files that a node needs. If the node cannot start, findFiles returns an error with the reason.
 func (l Lab) findFiles() (nodeFiles, error) {
 	var s nodeFiles
 	var err error

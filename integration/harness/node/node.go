@@ -165,7 +165,7 @@ func (n *runningNode) stopNode() error {
 	return nil
 }
 
-// logTail returns the runtime's last errors.
+// logTail returns the last errors in the log of the container runtime.
 func logTail(dir string) string {
 	logs, _ := filepath.Glob(filepath.Join(dir, "*.log"))
 	if len(logs) == 0 {

@@ -10,22 +10,22 @@ import (
 	"path/filepath"
 )
 
-// Claim is a claim in the kubelet's file.
+// Claim is an entry for one claim in the kubelet's file.
 type Claim struct {
 	UID, Namespace, Name string
 	Pods                 []string // UIDs of the pods that use the claim
 	Devices              []Device
 }
 
-// Device is a device of a claim in the kubelet's file.
+// Device is an entry for one device of a claim in the kubelet's file.
 type Device struct {
 	PoolName, DeviceName string
 }
 
 type object = map[string]any
 
-// WriteState writes the file with claims of the driver sriov.podlace.io into the kubelet's root folder. The format is that of
-// pkg/kubelet/cm/dra/state of Kubernetes.
+// WriteState writes dra_manager_state, with claims of the driver sriov.podlace.io, into the kubelet's root folder. Kubernetes defines the
+// file format in pkg/kubelet/cm/dra/state.
 func WriteState(kubelet string, claims ...Claim) error {
 	list := make([]object, 0, len(claims))
 	for _, c := range claims {
@@ -43,7 +43,7 @@ func WriteState(kubelet string, claims ...Claim) error {
 	return WriteText(kubelet, string(text))
 }
 
-// WriteText writes the file with the given text and the checksum of this text.
+// WriteText writes dra_manager_state with the given text and the checksum of this text.
 func WriteText(kubelet, text string) error {
 	data, err := json.Marshal(object{"Data": text, "Checksum": crc32.ChecksumIEEE([]byte(text))})
 	if err != nil {

@@ -16,11 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// queuedAddresses is the number of addresses that wait in the work queue of each CPU. The kernel needs some microseconds for each address.
+// queuedAddresses is the number of addresses that fillQueues adds to the work queue of each CPU. The kernel needs some microseconds for
+// each address.
 const queuedAddresses = 300
 
-// DelayAddresses returns a function that fills the kernel's work queue for IPv6 addresses on each CPU, as on a busy node. The function adds
-// the addresses in a separate namespace. After the call, the kernel answers neighbour solicitations for a new address only after some
+// DelayAddresses returns the function fill(), which fills the kernel's work queue for IPv6 addresses on each CPU, as on a busy node. fill()
+// adds the addresses in a separate namespace. After fill(), the kernel answers neighbour solicitations for a new address only after some
 // milliseconds.
 func DelayAddresses(t testing.TB) (fill func()) {
 	t.Helper()
@@ -40,7 +41,7 @@ func DelayAddresses(t testing.TB) (fill func()) {
 
 func queueName(cpu int) string { return fmt.Sprint("queue", cpu) }
 
-// addQueue creates a link with queuedAddresses addresses. The link keeps the addresses while the link is down.
+// addQueue creates a link with queuedAddresses addresses. The link keeps its addresses while it is down.
 func addQueue(name string) error {
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
 	if err := netlink.LinkAdd(link); err != nil {
@@ -61,7 +62,7 @@ func addQueue(name string) error {
 	return nil
 }
 
-// fillQueues sets one link up on each CPU, because the kernel adds the link's addresses to the work queue of the CPU that sent the request.
+// fillQueues sets up one link on each CPU. The kernel then adds the addresses of the link to the work queue of the same CPU.
 func fillQueues(pod *sandbox.Pod) error {
 	results := make(chan error)
 	cpus := runtime.NumCPU()

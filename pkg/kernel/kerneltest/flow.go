@@ -35,8 +35,8 @@ func (f Flow) entry() *netlink.ConntrackFlow {
 	return entry
 }
 
-// Tracked lists the connection tracking entries as "protocol from to". The list does not contain IGMP entries, which the kernel creates
-// for links of other tests.
+// Tracked returns the connection tracking entries in the format "protocol from to". The list does not contain IGMP entries, which the
+// kernel creates for links of other tests.
 func Tracked(t testing.TB) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
@@ -58,7 +58,7 @@ func Tracked(t testing.TB) (list []string) {
 	return list
 }
 
-// Track creates the entries.
+// Track creates the given connection tracking entries.
 func Track(t testing.TB, flows []Flow) {
 	t.Helper()
 	t.Cleanup(func() {

@@ -29,10 +29,10 @@ import (
 // Main runs a package's tests in new namespaces, and exits with the exit code of the tests. TestMain calls Main in each package whose tests
 // change the kernel. In a virtual machine with a NIC for the tests, Main runs the tests in the machine's own namespaces. If the machine
 // does not allow new namespaces, Main skips the package and prints the reason. With KERNELTEST=require or KERNELTEST=full in the
-// environment, Main fails instead of skipping.
+// environment, Main fails instead of skipping the package.
 //
-// A helper process that a test starts from the test binary also runs TestMain. TestMain must recognise a helper process before it calls
-// Main, because Main would create another sandbox for the helper process.
+// If a test starts a helper process from the test binary, the helper process also runs TestMain. TestMain must recognise a helper process
+// before it calls Main, because Main would create another sandbox.
 func Main(m *testing.M) {
 	if slices.ContainsFunc(os.Args, fuzzWorker) {
 		os.Exit(m.Run()) // already in the sandbox, connected by inherited pipes
@@ -56,8 +56,8 @@ func Main(m *testing.M) {
 // requireFeatures reports whether a missing kernel feature fails the tests (KERNELTEST=full).
 func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
-// Feature returns its second argument. This argument must be true if the kernel has the feature, and false otherwise. If the kernel lacks
-// the feature, Feature logs the name of the feature. With KERNELTEST=full, Feature also fails the test.
+// Feature returns the argument "has", which must be true if the kernel has the feature. If the kernel lacks the feature, Feature logs the
+// name of the feature. With KERNELTEST=full, Feature also fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
 	if !has && requireFeatures() {
@@ -73,7 +73,8 @@ func fuzzWorker(arg string) bool {
 	return strings.HasPrefix(strings.TrimLeft(arg, "-"), "test.fuzzworker")
 }
 
-// reportUnavailable prints a skipped or failed test in the format of "go test". Tools that parse this format can then count the test.
+// reportUnavailable prints a skipped or failed test in the format of "go test". Tools that read the output of "go test" can then count the
+// test.
 func reportUnavailable(w io.Writer, err error, required bool) int {
 	verdict, end, code := "SKIP", "PASS", 0
 	if required {
@@ -84,8 +85,8 @@ func reportUnavailable(w io.Writer, err error, required bool) int {
 	return code
 }
 
-// Random returns a random number generator with a fixed seed, so that every run of a test draws the same numbers. PODLACE_SEED selects
-// another seed. The log of a failed test contains the seed.
+// Random returns a random number generator with a fixed seed, so that every run of a test uses the same numbers. The environment variable
+// PODLACE_SEED selects another seed. The log of a failed test contains the seed.
 func Random(t testing.TB) *mathrand.Rand {
 	t.Helper()
 	seed := uint64(1)
@@ -123,8 +124,8 @@ func podName(test string) string {
 	return name[:min(len(name), 40)] + "-" + strings.ToLower(rand.Text()[:8])
 }
 
-// Clean takes a snapshot of the host, the pods and the state folders. When the test ends, Clean takes another snapshot and reports each
-// difference as an error. Call Clean after creating the pods and before the changes that the test must clean up.
+// Clean takes a snapshot of the host, of the pods and of the folders in which plugins store state. When the test ends, Clean takes another
+// snapshot and reports each difference as an error. A test must call Clean after it creates the pods and before it makes changes.
 func Clean(t testing.TB, pods ...*sandbox.Pod) {
 	t.Helper()
 	opt := sandbox.Options{Pods: pods, Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: leftOnPurpose()}
@@ -135,17 +136,17 @@ func Clean(t testing.TB, pods ...*sandbox.Pod) {
 	t.Cleanup(func() { NoLeak(t, before, opt) })
 }
 
-// leftOnPurpose matches the files and folders that plugins leave in the state folders on purpose: locks, network folders, and the files
-// with the last assigned address.
+// leftOnPurpose returns a regular expression for the files and folders that plugins keep forever. These are locks, network folders, and the
+// files with the last assigned address.
 func leftOnPurpose() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|no-fq_codel|(gateway|made|mtu|bridge|found)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
 }
 
-// StateDirs returns the folders of records and leases.
+// StateDirs returns the folders in which plugins store records of attachments and leases of addresses.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
 // Age sets the modification time of recent files in the folders to one minute ago. GC keeps attachments whose files are less than one
-// second old. After a call of Age, a test need not wait for one second before the test calls GC.
+// second old. After Age, a test can call GC at once, without a wait of one second.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {
@@ -168,8 +169,8 @@ func Age(dirs ...string) error {
 	return nil
 }
 
-// NoLeak takes a snapshot with opt and reports each difference from the earlier snapshot as an error. NoLeak repeats the snapshot for up
-// to ten seconds while there are differences, because the kernel deletes namespaces asynchronously.
+// NoLeak takes a snapshot with the options opt, and reports each difference from the earlier snapshot as an error. NoLeak repeats the
+// snapshot for up to ten seconds until there is no difference, because the kernel deletes namespaces asynchronously.
 func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	t.Helper()
 	var diff []string
@@ -189,8 +190,8 @@ func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	}
 }
 
-// ForgePair creates a pair of veth or netkit links with given names and indexes in the caller's namespace. A tenant with CAP_NET_ADMIN can
-// do the same in a pod.
+// ForgePair creates a pair of veth or netkit links in the caller's namespace with the given names and indexes. A user with CAP_NET_ADMIN
+// can do the same in a pod.
 func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	const peerInfo = 1 // VETH_INFO_PEER, IFLA_NETKIT_PEER_INFO
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
@@ -208,13 +209,13 @@ func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	return err
 }
 
-// Flood sends frames of 1,134 bytes on a link of the caller's namespace. Flood() ignores dropped frames.
+// Flood sends broadcast frames of 1,134 bytes on a link of the caller's namespace. Flood does not report dropped frames.
 func Flood(name string, frames int) error {
-	// Ethernet type 0x88b5 is reserved for local experiments (IEEE 802).
+	// the Ethernet type 0x88b5 is reserved for local experiments (IEEE 802)
 	return Send(name, append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...), frames)
 }
 
-// Send sends copies of a frame on a link of the caller's namespace. Send() does not report frames that a full queue drops.
+// Send sends copies of a frame on a link of the caller's namespace. Send does not report frames that a full transmit queue drops.
 func Send(name string, frame []byte, copies int) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {

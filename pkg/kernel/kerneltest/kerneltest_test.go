@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// rerun starts this test binary again in a child process, which creates its own sandbox.
+// rerun starts the test binary again in a child process. The child process creates its own sandbox.
 func rerun(env []string, args ...string) (out string, code int) {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), env...)
@@ -30,7 +30,7 @@ func rerun(env []string, args ...string) (out string, code int) {
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-// TestTimeout checks a child process whose test blocks. The child process must print one panic and end after -test.timeout.
+// TestTimeout runs a test that blocks in a child process. The child process must print one panic and end after the time in -test.timeout.
 func TestTimeout(t *testing.T) {
 	if os.Getenv("KERNELTEST_HELPER") != "" {
 		time.Sleep(10 * time.Second)
@@ -69,8 +69,8 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestWithoutSandbox checks the result of Main when the sandbox cannot start. In this test, the sandbox cannot start, because the sandbox
-// would hide TMPDIR.
+// TestWithoutSandbox checks the exit code and the output of Main if the sandbox cannot start. The sandbox would hide the folder TMPDIR of
+// this test, and therefore does not start.
 func TestWithoutSandbox(t *testing.T) {
 	for _, c := range []struct {
 		require, verdict string
@@ -95,8 +95,7 @@ func TestPodName(t *testing.T) {
 	}
 }
 
-// TestRandom checks that two runs with one seed draw the same numbers. The test also checks that a run with another seed draws different
-// numbers.
+// TestRandom checks that two runs with the same seed get the same random numbers, and that a run with another seed gets other numbers.
 func TestRandom(t *testing.T) {
 	t.Setenv("PODLACE_SEED", "")
 	a, b := Random(t).Uint64(), Random(t).Uint64()
@@ -159,7 +158,7 @@ func TestCleanReports(t *testing.T) {
 	}
 }
 
-// TestCleanWaits checks that Clean reports no leak if the link disappears shortly after the end of the test.
+// TestCleanWaits checks that Clean reports no leak if a new link disappears shortly after the end of the test.
 func TestCleanWaits(t *testing.T) {
 	r := &recorder{TB: t}
 	Clean(r)

@@ -36,7 +36,7 @@ type Outcome struct {
 }
 
 // Call runs the plugin with a CNI command, such as ADD, for a container. The additional arguments are pairs of a configuration key and its
-// value. A key that begins with CNI_ is the name of an environment variable.
+// value. If a key begins with CNI_, the pair sets an environment variable instead.
 func (l Lab) Call(verb, id string, keys ...any) Outcome {
 	l.Helper()
 	env, stdin := l.Request(verb, id, keys...)
@@ -69,7 +69,8 @@ func (l Lab) Send(env map[string]string, stdin []byte) Outcome {
 	return l.Outcome(env["CNI_COMMAND"], exit, stdout.Bytes(), log.String())
 }
 
-// Outcome parses the output of a plugin. Outcome() fails the test if the error of a DEL contains a text that go-cni treats as success.
+// Outcome parses the output of a plugin. Outcome() fails the test if the error of a DEL contains a text that the library go-cni treats as
+// success.
 func (l Lab) Outcome(verb string, exit int, stdout []byte, log string) Outcome {
 	l.Helper()
 	o := Outcome{Exit: exit, Stdout: stdout, Log: log}

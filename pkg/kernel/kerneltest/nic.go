@@ -15,20 +15,20 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// NIC is a network card. The VFs of the card are down, and are in the test's namespace. The card is either a real card or a bridge with
-// veths in place of VFs.
+// NIC is a network card for tests: either a real card, or a bridge with veths instead of VFs. The VFs of the card are down and in the
+// namespace of the test.
 type NIC struct {
 	PF  string // its interface; "" for veths
 	VFs []Function
 }
 
-// Function is a VF, or a veth in place of a VF.
+// Function is a VF of a real card, or a veth that replaces a VF in a test.
 type Function struct {
 	Name   string // name of its interface
 	Device string // its PCI address; "" for a veth
 }
 
-// nicTimeout is the timeout for the network card of an emulated machine, which is slow.
+// nicTimeout is the timeout for operations of a network card. The network card of an emulated machine is slow.
 const nicTimeout = 30 * time.Second
 
 // FakeNIC returns a network card that consists of veths and a bridge. The card has no PF. The veths can reach one another like the VFs of
@@ -68,16 +68,16 @@ func RealPF(t testing.TB) string {
 	return os.Getenv("PODLACE_PF")
 }
 
-// onMachine reports whether the tests run in the virtual machine of "make vm" with a network card. These tests run in the initial network
-// namespace, because new VFs appear in the initial network namespace. The kernel also returns the VFs of deleted namespaces to the initial
-// namespace.
+// onMachine reports whether the tests run in the virtual machine of "make vm" with a network card. Tests with a real network card run in
+// the initial network namespace. The kernel creates new VFs in the initial namespace. When a namespace with a VF is deleted, the kernel
+// moves the VF to the initial namespace.
 func onMachine() bool {
 	cmdline, _ := os.ReadFile("/proc/cmdline")
 	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")
 }
 
-// RealNIC prepares the network card of RealPF with the given number of VFs. RealNIC waits until VFs have returned from the pods of earlier
-// tests, and restores the names of the VFs. RealNIC sets the PF up and waits for its carrier.
+// RealNIC prepares the network card of RealPF with the given number of VFs. RealNIC first waits until all VFs have returned from the pods
+// of earlier tests, and restores the names of the VFs. Then RealNIC sets the PF up and waits for its carrier.
 func RealNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	device := RealPF(t)
@@ -138,7 +138,7 @@ func Interface(t testing.TB, device string) (name string) {
 	return name
 }
 
-// Await waits until a condition is true. Await() fails the test after nicTimeout.
+// Await waits until so() returns true, and fails the test after nicTimeout.
 func Await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(nicTimeout); !so(); time.Sleep(10 * time.Millisecond) {

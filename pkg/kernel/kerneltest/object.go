@@ -10,8 +10,8 @@ import (
 // Object is a plugin configuration in a test.
 type Object map[string]any
 
-// With returns a copy of the configuration in which the given keys are changed. The arguments alternate between keys and values. A nil
-// value removes the key.
+// With returns a copy of the configuration in which the given keys are changed. The arguments of With are a key, its value, the next key,
+// its value, and so on. A nil value removes the key.
 func (o Object) With(pairs ...any) Object {
 	out := maps.Clone(o)
 	for i := 0; i < len(pairs); i += 2 {
@@ -23,8 +23,8 @@ func (o Object) With(pairs ...any) Object {
 	return out
 }
 
-// Call returns a copy of the configuration in which the given keys are changed, like `With()`. A key that begins with CNI_ is an
-// environment variable. Call sets this variable in env and not in the configuration.
+// Call returns a copy of the configuration in which the given keys are changed, like `With()`. If a key begins with CNI_, Call sets an
+// environment variable in env and does not change the configuration.
 func (o Object) Call(env map[string]string, pairs ...any) Object {
 	for i := 0; i < len(pairs); i += 2 {
 		if key := pairs[i].(string); strings.HasPrefix(key, "CNI_") {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Must calls Fatal with the first error that is not nil.
+// Must fails the test with the first error that is not nil.
 func Must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
@@ -24,7 +24,7 @@ func Must(t testing.TB, errs ...error) {
 	}
 }
 
-// FlushNFT removes all nf_tables objects, as "nft flush ruleset" does.
+// FlushNFT removes all nf_tables objects, like "nft flush ruleset".
 func FlushNFT() error {
 	c, err := nftables.New()
 	if err != nil {
@@ -41,8 +41,8 @@ func EmptyNFT(t testing.TB) {
 	t.Cleanup(func() { Must(t, FlushNFT()) })
 }
 
-// Records takes a snapshot of the host and returns the lines that contain all the given texts. Records() removes the prefix "host: " from
-// these lines.
+// Records takes a snapshot of the host and returns the lines that contain all the given texts. Records removes the prefix "host: " from
+// each line.
 func Records(t testing.TB, parts ...string) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})
@@ -61,8 +61,8 @@ next:
 	return lines
 }
 
-// Golden compares the chains and rules of an nftables table of family inet with the table's golden file in testdata. If update is true,
-// Golden first rewrites the file.
+// Golden compares the chains and rules of an nftables table of family inet with a golden file in the folder testdata. If "update" is true,
+// Golden first writes the current chains and rules to the golden file.
 func Golden(t testing.TB, table string, update bool) {
 	t.Helper()
 	var got strings.Builder

@@ -19,7 +19,7 @@ import (
 )
 
 // Kernel is a fake kernel for a sysfs tree. When a test writes to bind, unbind, drivers_probe, driver_override or sriov_numvfs, the fake
-// kernel makes the same change as the real kernel. In contrast to the real kernel, the change happens after the write has returned.
+// kernel makes the same change as the real kernel. Unlike the real kernel, the fake kernel makes the change after the write has returned.
 type Kernel struct {
 	VFDriver string   // driver of new VFs, or ""
 	Failing  []string // drivers whose probe of a function fails
@@ -99,8 +99,8 @@ func (p *fakeKernel) unbind(address, driver string) error {
 	return unbindDriver(filepath.Join(p.sysfs, "bus/pci/devices", address), driver)
 }
 
-// probeDriver binds a function to its driver_override or default driver. If the last argument is not "", probeDriver binds only the driver
-// with this name. probeDriver returns no error if no driver accepts the function.
+// probeDriver binds a PCI function to the driver in driver_override, or to its default driver. If the last argument of probeDriver is not
+// "", probeDriver binds only the driver with this name. probeDriver returns no error if no driver accepts the PCI function.
 func (p *fakeKernel) probeDriver(address, driver string) error {
 	folder, err := filepath.EvalSymlinks(filepath.Join(p.sysfs, "bus/pci/devices", address))
 	if err != nil {
@@ -121,7 +121,7 @@ func (p *fakeKernel) probeDriver(address, driver string) error {
 	return bindDriver(p.sysfs, folder, wanted)
 }
 
-// resizeVFs polls sriov_numvfs of each PF, and creates and removes VFs accordingly.
+// resizeVFs regularly reads sriov_numvfs of each PF, and creates and removes VFs until their number is the same.
 func (p *fakeKernel) resizeVFs(stop <-chan struct{}) {
 	for {
 		select {

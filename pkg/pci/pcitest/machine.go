@@ -57,7 +57,7 @@ func (m Machine) vfDriver() string {
 	return m.Driver
 }
 
-// addPF adds PF number p of NUMA node n. Each PF has its own PCI root and enough bus numbers for its VFs.
+// addPF adds the PF with number p to NUMA node n. addPF gives each PF its own PCI root and enough bus numbers for its VFs.
 func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 	t.Helper()
 	index, step := n*m.PFs+p, 4+max(m.Stride, 1)*m.VFs/256
@@ -84,7 +84,7 @@ func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 }
 
 // addVF adds a VF and returns its folder. The address of the VF is computed from attributes of the PF (SR-IOV specification 2.1.2). The VF
-// gets an IOMMU group. Its interface is in another namespace.
+// gets an IOMMU group. The interface of the VF is in another network namespace.
 func addVF(sysfs, pf string, index, group int, driver string) (folder string, err error) {
 	rid, err := routingID(pf, index)
 	if err != nil {
@@ -108,13 +108,13 @@ func addVF(sysfs, pf string, index, group int, driver string) (folder string, er
 		err = errors.Join(err, os.WriteFile(filepath.Join(folder, name), []byte(text+"\n"), 0o644))
 	}
 	groups := filepath.Join(sysfs, "kernel/iommu_groups", strconv.Itoa(group))
-	// The PF's link to the VF is created last, so that a reader of the link finds a complete VF.
+	// The PF's link to the VF is created last, so that a program that follows the link finds a complete VF.
 	return folder, errors.Join(err, os.MkdirAll(groups, 0o755), linkRelative(groups, filepath.Join(folder, "iommu_group")),
 		linkRelative(pf, filepath.Join(folder, "physfn")), bindDriver(sysfs, folder, driver), linkRelative(folder, filepath.Join(sysfs, "bus/pci/devices", address)),
 		linkRelative(folder, filepath.Join(pf, fmt.Sprint("virtfn", index))))
 }
 
-// routingID returns the routing ID of a VF: its bus, device and function as one number.
+// routingID returns the routing ID of a VF: its bus, device and function numbers as one number.
 func routingID(pf string, index int) (int, error) {
 	var bus, device, number, offset, stride int
 	name := filepath.Base(pf)
@@ -133,7 +133,7 @@ func routingID(pf string, index int) (int, error) {
 	return bus<<8 + device<<3 + number + offset + stride*index, nil
 }
 
-// linkRelative creates a relative symlink as in sysfs, and the folder of the symlink.
+// linkRelative creates a relative symlink like those in sysfs, and the folder that contains the symlink.
 func linkRelative(target, at string) error {
 	path, err := filepath.Rel(filepath.Dir(at), target)
 	if err != nil {
@@ -142,8 +142,8 @@ func linkRelative(target, at string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(path, at))
 }
 
-// bindDriver binds a function to a driver. After the bind, the folder net is empty, as if the interface of the function were in another
-// namespace.
+// bindDriver binds a PCI function to a driver. After the bind, the folder net is empty, as if the interface of the PCI function were in
+// another network namespace.
 func bindDriver(sysfs, folder, driver string) error {
 	if driver == "" {
 		return nil
@@ -156,7 +156,7 @@ func bindDriver(sysfs, folder, driver string) error {
 	return linkRelative(filepath.Join(sysfs, "bus/pci/drivers", driver), filepath.Join(folder, "driver"))
 }
 
-// unbindDriver unbinds a function from its driver and removes the function's interfaces.
+// unbindDriver unbinds a PCI function from its driver and removes the interfaces of the PCI function.
 func unbindDriver(folder, driver string) error {
 	target, err := os.Readlink(filepath.Join(folder, "driver"))
 	if err != nil || filepath.Base(target) != driver {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pcitest creates fake sysfs trees of machines with network cards for tests. Extract creates a tree from an archive, and Generate
-// creates a tree of any size. Functions of package pci accept the returned path as the path of sysfs.
+// Package pcitest creates fake sysfs trees of machines with network cards for tests. Extract creates a sysfs tree from an archive, and
+// Generate creates a sysfs tree of any size. Functions of package pci accept the path of a fake tree as the path of sysfs.
 //
-// An archive has the format txtar. An entry whose name ends in "/" is a folder. Each line of a folder's entry is a file, such as "numa_node
-// 0", or a symlink, such as "driver -> ../../../bus/pci/drivers/igb". If the entry of a folder has no lines, the folder is empty. An entry
-// with any other name is a file with several lines. If the name of a folder below devices is a PCI address, Extract adds a link to this
-// folder in bus/pci/devices.
+// An archive is a file in the format txtar. An entry of the archive whose name ends in "/" is a folder. Each line of a folder's entry
+// describes a file, such as "numa_node 0", or a symlink, such as "driver -> ../../../bus/pci/drivers/igb". If the entry of a folder has no
+// lines, the folder is empty. An entry of the archive whose name does not end in "/" is a file with several lines. If a folder below
+// devices has a PCI address as its name, Extract adds a link to this folder in bus/pci/devices.
 package pcitest
 
 import (
@@ -24,7 +24,7 @@ import (
 //go:embed testdata/*.txtar
 var archives embed.FS
 
-// Archives returns the names of all archives.
+// Archives returns the names of all archives in testdata.
 func Archives() (names []string) {
 	files, _ := fs.Glob(archives, "testdata/*.txtar")
 	for _, f := range files {
@@ -57,7 +57,7 @@ func Extract(t testing.TB, archive string) (sysfs string) {
 
 var function = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// addToBus adds a link to a function in bus/pci/devices.
+// addToBus adds a link to a PCI function in bus/pci/devices.
 func addToBus(t testing.TB, sysfs, folder string) {
 	t.Helper()
 	path, err := filepath.Rel(sysfs, folder)
@@ -65,7 +65,7 @@ func addToBus(t testing.TB, sysfs, folder string) {
 	symlink(t, "../../../"+path, filepath.Join(sysfs, "bus/pci/devices", filepath.Base(folder)))
 }
 
-// fillFolder creates a folder with the files and symlinks that the lines describe.
+// fillFolder creates a folder with the files and symlinks that the lines of an archive entry describe.
 func fillFolder(t testing.TB, dir, lines string) {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755))
@@ -79,7 +79,7 @@ func fillFolder(t testing.TB, dir, lines string) {
 	}
 }
 
-// Folder returns the folder of a function, with all links resolved.
+// Folder returns the folder of a PCI function. The returned path contains no symlinks.
 func Folder(t testing.TB, sysfs, address string) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(filepath.Join(sysfs, "bus/pci/devices", address))
@@ -87,8 +87,8 @@ func Folder(t testing.TB, sysfs, address string) string {
 	return dir
 }
 
-// Set atomically replaces an attribute of a function. The name of the attribute may contain subfolders, such as "net/ens1f0/carrier". A
-// value of the form "-> target" creates a symlink.
+// Set atomically replaces an attribute (a sysfs file) of a PCI function. The name of the attribute may contain subfolders, such as
+// "net/ens1f0/carrier". If the value has the form "-> target", Set creates a symlink.
 func Set(t testing.TB, sysfs, address, name, value string) {
 	t.Helper()
 	path, made := filepath.Join(Folder(t, sysfs, address), name), t.TempDir()
@@ -101,7 +101,7 @@ func Set(t testing.TB, sysfs, address, name, value string) {
 	}
 }
 
-// Remove removes a function from the tree. If the function is a PF, Remove also removes its VFs.
+// Remove removes a PCI function from the tree. If the PCI function is a PF, Remove also removes its VFs.
 func Remove(t testing.TB, sysfs, address string) {
 	t.Helper()
 	must(t, remove(sysfs, address))
@@ -131,7 +131,7 @@ func remove(sysfs, address string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeVFs removes the VFs of the PF with this folder.
+// removeVFs removes the VFs of a PF. The argument of removeVFs is the folder of the PF.
 func removeVFs(sysfs, pf string) error {
 	links, _ := filepath.Glob(filepath.Join(pf, "virtfn*"))
 	for _, l := range links {

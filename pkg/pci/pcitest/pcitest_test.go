@@ -26,7 +26,8 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// TestSet checks that Set can replace a file, a symlink or a folder. The test also checks that readers never see a half-written attribute.
+// TestSet checks that Set can replace a file, a symlink or a folder. TestSet also checks that a concurrent reader never sees a half-written
+// attribute.
 func TestSet(t *testing.T) {
 	sysfs := Extract(t, "in-pods")
 	dir := Folder(t, sysfs, "0000:3b:11.0")
@@ -60,8 +61,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestRemove checks that Remove of a PF also removes its VFs. The test also checks that Remove of a VF removes the link from the PF to the
-// VF.
+// TestRemove checks that Remove of a PF also removes its VFs. TestRemove also checks that Remove of a VF removes the PF's link to this VF.
 func TestRemove(t *testing.T) {
 	sysfs := Extract(t, "two-sockets")
 	Remove(t, sysfs, "0000:3b:10.2")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probestest compares metrics with lists. The package is for tests only.
+// Package probestest compares the metrics of a program with a list of metrics. Package probestest is for tests only.
 package probestest
 
 import (
@@ -13,16 +13,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// CompareList returns the difference between the metrics that a file lists and the metrics that a collector describes. The result is "" if
-// the metrics are equal.
+// CompareList returns the difference between the metrics in a file and the metrics that a collector describes. If the metrics are equal,
+// CompareList returns "".
 func CompareList(file string, c prometheus.Collector) (string, error) {
 	text, err := os.ReadFile(file)
 	return cmp.Diff(strings.Split(strings.TrimSpace(string(text)), "\n"), metricLines(c)), err
 }
 
 // metricLines returns one line for each metric that a collector describes: its name, its type and its sorted labels. The collector's
-// description of a metric contains no type. The name of the metric therefore determines its type. A counter ends in _total, and a histogram
-// of sriov-device-plugin ends in _seconds.
+// description of a metric contains no type. The suffix of the metric's name therefore determines its type. The name of a counter ends in
+// _total, and the name of a histogram of sriov-device-plugin ends in _seconds.
 func metricLines(c prometheus.Collector) (lines []string) {
 	described := make(chan *prometheus.Desc)
 	go func() {

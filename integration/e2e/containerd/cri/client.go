@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cri runs pods through a node's runtime as the kubelet does, and tests their traffic. The tests of containerd and the tests of
-// CRI-O use this package.
+// Package cri runs pods through a node's container runtime in the same way as the kubelet, and tests the traffic of the pods. The tests of
+// containerd and the tests of CRI-O use this package.
 package cri
 
 import (
@@ -24,7 +24,7 @@ import (
 // HTTPPort is the port of each pod's web server.
 const HTTPPort = 8080
 
-// Client is a CRI client of the node's runtime, like the kubelet's.
+// Client is a client of the node's container runtime. Like the kubelet, the client uses the CRI API.
 type Client struct {
 	api.RuntimeServiceClient
 	conn *grpc.ClientConn
@@ -39,8 +39,8 @@ func Dial(socket string) (Client, error) {
 	return Client{api.NewRuntimeServiceClient(conn), conn}, nil
 }
 
-// Open connects a test to the runtime, or skips the test if the test does not run in a node that package node created. The test also fails
-// if it leaves any state in the node.
+// Open connects a test to the container runtime. If the test does not run in a node that package node created, Open skips the test. If
+// state of the test remains in the node, the test fails.
 func Open(t *testing.T, socket string) Client {
 	t.Helper()
 	node.Skip(t)
@@ -67,8 +67,8 @@ func MapPort(host, container int32) PodOption {
 	}
 }
 
-// Limits sets the bandwidth annotations. The first argument is the limit for traffic to the pod, and the second argument is the limit for
-// traffic from the pod.
+// Limits sets the bandwidth annotations of a pod. The first argument is the limit for traffic to the pod, and the second argument is the
+// limit for traffic from the pod.
 func Limits(to, from string) PodOption {
 	return func(p *api.PodSandboxConfig) {
 		p.Annotations["kubernetes.io/ingress-bandwidth"] = to
@@ -76,7 +76,7 @@ func Limits(to, from string) PodOption {
 	}
 }
 
-// PodConfig returns the configuration of a sandbox.
+// PodConfig returns the configuration of a pod sandbox.
 func PodConfig(name string, options ...PodOption) *api.PodSandboxConfig {
 	p := &api.PodSandboxConfig{
 		Metadata: &api.PodSandboxMetadata{
@@ -135,8 +135,8 @@ func (c Client) RemoveAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Ready returns an error unless the runtime and its network are ready; the kubelet
-// evaluates only these two conditions.
+// Ready returns an error unless the runtime and its network are ready. The kubelet also checks only the readiness of the runtime and of its
+// network.
 func (c Client) Ready(ctx context.Context) error {
 	r, err := c.Status(ctx, &api.StatusRequest{})
 	if err != nil {
@@ -183,7 +183,8 @@ type Network struct {
 	Netns  string
 }
 
-// Network returns the addresses and the network namespace of a sandbox. An address that the runtime does not report is the zero value.
+// Network returns the addresses and the network namespace of a sandbox. If the runtime does not report an address, the address in the
+// result is the zero value.
 func (c Client) Network(ctx context.Context, sandbox string) (Network, error) {
 	r, err := c.PodSandboxStatus(ctx, &api.PodSandboxStatusRequest{PodSandboxId: sandbox, Verbose: true})
 	if err != nil {
@@ -232,7 +233,7 @@ func netnsOf(info string) (string, error) {
 	return "", errors.New("sandbox info: no network namespace")
 }
 
-// WarmUp runs one pod and removes it. So the node has its bridge and static rules before the tests begin.
+// WarmUp runs one pod and removes it. The ADD of this pod creates the node's bridge and static rules before the tests begin.
 func WarmUp(socket string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -52,7 +52,7 @@ func RunPod(t *testing.T, c Client, name string, options ...PodOption) *Pod {
 	return p
 }
 
-// Stop stops the sandbox; the runtime then calls DEL.
+// Stop stops the sandbox of the pod, so the runtime calls DEL.
 func (p *Pod) Stop() {
 	p.t.Helper()
 	begin := time.Now()
@@ -95,8 +95,8 @@ func (p *Pod) Fetch(url string) string {
 	return strings.TrimSpace(p.Exec("wget", "-q", "-O", "-", url))
 }
 
-// Serves checks that a client gets the pod's name from an address. The client is in the given network namespace; the name "" means the
-// namespace of the node.
+// Serves checks that the web server at an address sends the pod's name. The client runs in the given network namespace; the name "" means
+// the namespace of the node.
 func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	p.t.Helper()
 	got, err := Get(p.t.Context(), netns, "http://"+at.String()+"/")
@@ -105,13 +105,13 @@ func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	}
 }
 
-// ServesOn checks that a client on the node gets the pod's name from a port of the node's IPv4 address.
+// ServesOn checks that the pod's web server answers on a port of the node's IPv4 address, for a client on the node.
 func (p *Pod) ServesOn(port uint16) {
 	p.t.Helper()
 	p.Serves("", p.OnNode4(port))
 }
 
-// OnNode4 returns the node's IPv4 address with a port.
+// OnNode4 combines the node's IPv4 address with the given port.
 func (p *Pod) OnNode4(port uint16) netip.AddrPort { return netip.AddrPortFrom(node4, port) }
 
 // Ignores checks that no server accepts a connection to the address.
@@ -129,7 +129,7 @@ func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 	}
 }
 
-// At returns one of the pod's addresses with the port of the pod's web server.
+// At combines one of the pod's addresses with the port of the pod's web server.
 func (p *Pod) At(addr netip.Addr) netip.AddrPort { return netip.AddrPortFrom(addr, HTTPPort) }
 
 // SeenAsNode checks that another machine sees the node's address as the source of the

@@ -23,14 +23,14 @@ var (
 	localhost = netip.MustParseAddr("127.0.0.1")
 )
 
-// HostPorts lists the additional sources from which a hostPort is reachable. The node, other machines and other pods always reach a
-// hostPort. These sources differ between the programs that map hostPorts.
+// HostPorts describes from where a hostPort is reachable, in addition to the node, other machines and other pods. The result depends on the
+// program that maps hostPorts: the plugin portmap or CRI-O.
 type HostPorts struct {
 	Localhost bool // by 127.0.0.1
 	Itself    bool // from the pod that has the port
 }
 
-// Suite runs the common tests of all runtimes as subtests.
+// Suite runs, as subtests, the tests that all container runtimes must pass.
 func Suite(t *testing.T, socket string, ports HostPorts) {
 	for _, test := range []struct {
 		name string
@@ -43,8 +43,8 @@ func Suite(t *testing.T, socket string, ports HostPorts) {
 	}
 }
 
-// testStatus: the runtime reports the node as ready before, during and after the life of a pod. The test requires that STATUS of the
-// plugins does not fail.
+// testStatus: the runtime reports the node as ready before, during and after the life of a pod. The runtime reports the network as ready
+// only if STATUS of the plugins succeeds.
 func testStatus(t *testing.T, c Client) {
 	t.Helper()
 	ExpectReady(t, c)
@@ -62,9 +62,9 @@ func ExpectReady(t *testing.T, c Client) {
 	}
 }
 
-// testTraffic: pods reach each other, and the node, other machines and other pods reach a hostPort. The test runs with br_netfilter on and
-// off, because nodes differ in this setting. The argument of type HostPorts names the additional sources from which the hostPort must be
-// reachable.
+// testTraffic: pods reach each other, and the node, other machines and other pods reach a hostPort. The test runs with and without bridge
+// netfilter, because nodes differ in this setting. The argument ports describes whether the hostPort must also be reachable from 127.0.0.1
+// and from its own pod.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	t.Helper()
 	for _, value := range []string{"1", "0"} {
@@ -97,8 +97,8 @@ func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	}
 }
 
-// setBridgeCalls sets bridge-nf-call-iptables and bridge-nf-call-ip6tables of the node until the end of the test. A node without
-// br_netfilter behaves like a node where both settings are 0.
+// setBridgeCalls sets bridge-nf-call-iptables and bridge-nf-call-ip6tables of the node until the end of the test. A node without the kernel
+// module br_netfilter behaves as if both settings were 0.
 func setBridgeCalls(t *testing.T, value string) {
 	t.Helper()
 	for _, name := range []string{"iptables", "ip6tables"} {
@@ -121,7 +121,8 @@ func setBridgeCalls(t *testing.T, value string) {
 	}
 }
 
-// testLoopback: the pod reaches itself through 127.0.0.1 and ::1. The runtime calls the loopback plugin in parallel with the pod network.
+// testLoopback: the pod reaches itself through 127.0.0.1 and ::1. The runtime calls the loopback plugin and the plugins of the pod network
+// in parallel.
 func testLoopback(t *testing.T, c Client) {
 	t.Helper()
 	p := RunPod(t, c, "lo")
@@ -135,7 +136,7 @@ func testLoopback(t *testing.T, c Client) {
 	}
 }
 
-// testMasquerade: another machine sees the node's addresses as the source of the packets of a pod and of its container.
+// testMasquerade: packets from a pod sandbox and from its container reach another machine with the node's addresses as source.
 func testMasquerade(t *testing.T, c Client) {
 	t.Helper()
 	p := RunPod(t, c, "client")
@@ -148,8 +149,7 @@ func testMasquerade(t *testing.T, c Client) {
 	}
 }
 
-// testBandwidth measures the rate at the receiver. The test checks the mean rate and the rate of the first second, because only the first
-// second shows a burst.
+// testBandwidth measures, at the receiver, the mean rate and the rate of the first second. A burst occurs only in the first second.
 func testBandwidth(t *testing.T, c Client) {
 	t.Helper()
 	const port, sink = 18082, 9000

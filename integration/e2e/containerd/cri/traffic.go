@@ -23,7 +23,8 @@ import (
 // OutsideNetns is the network namespace at the other end of the node's eth0.
 const OutsideNetns = "/run/netns/outside"
 
-// Place returns the network namespace at the given path; "" means the namespace of this process.
+// Place returns a function that runs code in the network namespace at the given path. If the path is "", the function runs in the namespace
+// of this process.
 func Place(path string) meter.Place {
 	if path == "" {
 		return meter.Here
@@ -70,7 +71,7 @@ func httpClient(netns string) *http.Client {
 	}
 }
 
-// ServeAddress starts a server on an address in a network namespace and returns the URL. The server answers each client with the client's
+// ServeAddress starts a server on an address in a network namespace and returns the URL. The server sends each client the client's own
 // address.
 func ServeAddress(t *testing.T, netns string, addr netip.Addr) string {
 	t.Helper()
@@ -88,7 +89,8 @@ func ServeAddress(t *testing.T, netns string, addr netip.Addr) string {
 	return "http://" + l.Addr().String() + "/"
 }
 
-// Get fetches a URL from the network namespace. Get retries for 3 s, because the server of a new container does not listen at once.
+// Get fetches a URL from the network namespace. Get retries for 3 s, because the server of a new container does not accept connections
+// immediately.
 func Get(ctx context.Context, netns, url string) (string, error) {
 	var body string
 	err := Eventually(ctx, 3*time.Second, func() error {
