@@ -132,8 +132,8 @@ var ErrUnprepared = errors.New("the claim is not prepared")
 
 // Ask sends a question to the socket and waits for the answer until a deadline. If the field Error of the answer is set, Ask returns a Go
 // error with the same text. If the field Uncertain is also true, the Go error matches ErrUncertain (errors.Is). If the field Unprepared is
-// also true, the Go error matches ErrUnprepared. If no daemon listens, the Go error matches fs.ErrNotExist or syscall.ECONNREFUSED. After the
-// deadline, the Go error matches os.ErrDeadlineExceeded.
+// also true, the Go error matches ErrUnprepared. If no daemon listens, the Go error matches fs.ErrNotExist or syscall.ECONNREFUSED. After
+// the deadline, the Go error matches os.ErrDeadlineExceeded.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {

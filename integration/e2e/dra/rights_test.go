@@ -55,14 +55,7 @@ func TestRights(t *testing.T) {
 			return err
 		},
 		"slice of another driver, by an older version of the API": func() error {
-			s := slice(nodeName, stubDriver)
-			_, err := daemon.ResourceV1beta2().ResourceSlices().Create(t.Context(), &v1beta2.ResourceSlice{ObjectMeta: s.ObjectMeta,
-				Spec: v1beta2.ResourceSliceSpec{Driver: stubDriver, NodeName: s.Spec.NodeName, Pool: v1beta2.ResourcePool(s.Spec.Pool)}},
-				metav1.CreateOptions{})
-			if apierrors.IsNotFound(err) {
-				err = apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "v1beta2", errors.New("the API server does not serve this version"))
-			}
-			return err
+			return createOlder(t, daemon, slice(nodeName, stubDriver))
 		},
 		"delete another node's slice": func() error { return api.ResourceSlices().Delete(t.Context(), foreign.Name, metav1.DeleteOptions{}) },
 		"delete all slices": func() error {
@@ -103,6 +96,18 @@ func TestRights(t *testing.T) {
 			t.Logf("%s: %v", what, err)
 		}
 	}
+}
+
+// createOlder creates a slice by the version v1beta2 of the API. If the API server does not serve this version, the result is the error
+// Forbidden.
+func createOlder(t *testing.T, client kubernetes.Interface, s *resourceapi.ResourceSlice) error {
+	_, err := client.ResourceV1beta2().ResourceSlices().Create(t.Context(), &v1beta2.ResourceSlice{ObjectMeta: s.ObjectMeta,
+		Spec: v1beta2.ResourceSliceSpec{Driver: s.Spec.Driver, NodeName: s.Spec.NodeName, Pool: v1beta2.ResourcePool(s.Spec.Pool)}},
+		metav1.CreateOptions{})
+	if apierrors.IsNotFound(err) {
+		err = apierrors.NewForbidden(resourceapi.Resource("resourceslices"), s.Name, errors.New("the API server does not serve v1beta2"))
+	}
+	return err
 }
 
 // TestShipped: the API server accepts all objects of the shipped manifest. The type check of the admission policy reports no error.
