@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Draws 200 sentences from the documents and from the comments of Go code with a fixed seed, and prints a table: file and line, an empty mark,
-# sentence. A reader marks a sentence with 2 if it needs a second reading, and with 1 otherwise. integration/docs/testdata/sentences.tsv is the
-# last list with the marks of two independent readers: file and line, mark, mark, sentence. Usage: scripts/sentences.sh [SEED [COUNT]]
+# sentence, and the sentence before it in the same paragraph, which a reader of the file has just read. A reader marks a sentence with 2 if it
+# needs a second reading, and with 1 otherwise. integration/docs/testdata/sentences.tsv is the last list with the marks of two independent
+# readers: file and line, mark, mark, sentence, sentence before it. Usage: scripts/sentences.sh [SEED [COUNT]]
 set -eu
 cd "$(dirname "$0")/.."
 seed=${1:-2026} count=${2:-200}
@@ -26,10 +27,11 @@ text() {
 
 # sentences splits each text into sentences, and keeps the sentences of at least five words.
 sentences() {
-	awk -F '\t' '{ text = $2
-		while (match(text, /[.!?] +[A-Z`\[]/)) { emit(substr(text, 1, RSTART)); text = substr(text, RSTART + RLENGTH - 1) }
+	awk -F '\t' '{ text = $2; before = ""
+		while (match(text, /[.!?] +([A-Z`\[]|[a-z]+[A-Z(])/)) {
+			emit(substr(text, 1, RSTART)); text = substr(text, RSTART + 1); sub(/^ +/, "", text) }
 		emit(text) }
-		function emit(s) { if (split(s, words, / +/) >= 5) print $1 "\t\t" s }'
+		function emit(s) { if (split(s, words, / +/) >= 5) print $1 "\t\t" s "\t" before; before = s }'
 }
 
 text $(git ls-files -- '*.md' '*.go' | grep -v testdata/ | LC_ALL=C sort) | sentences |

@@ -169,8 +169,8 @@ func (n testNetwork) removeState(t testing.TB) {
 	}
 }
 
-// runVerbs runs ADD, CHECK and two DELs with a new configuration, in the same way as a runtime. After the last DEL, only state that all
-// pods of the network share may remain. runVerbs returns the result of the first ADD.
+// runVerbs runs ADD, CHECK and two DELs with a new configuration, in the same way as a runtime. After the last DEL, only state of the
+// network may remain, such as the chains of its rules. runVerbs returns the result of the first ADD.
 func runVerbs(t *testing.T, config string, caps map[string]any) []byte {
 	t.Helper()
 	if strings.Contains(config, `"sriov"`) {

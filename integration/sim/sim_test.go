@@ -113,9 +113,9 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestAvoidable checks that only a part of the refusals counts as avoidable. For example, two NUMA nodes have 9 VFs each, and a pod with 8
-// VFs and a pod with 2 VFs run. Of the 18 VFs, 8 are free. However, no placement of the two pods leaves 8 free VFs near one NUMA node, so
-// the refusal of another pod with 8 VFs is unavoidable.
+// TestAvoidable checks that only a part of the refusals counts as avoidable. For example, two NUMA nodes have 9 VFs each. One pod has 8 of
+// the VFs, and another pod has 2 of the VFs. Of the 18 VFs, 8 are free. However, no placement of the two pods leaves 8 free VFs near one
+// NUMA node, so the refusal of another pod with 8 VFs is unavoidable.
 func TestAvoidable(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators",
 		"random")

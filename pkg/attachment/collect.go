@@ -105,8 +105,8 @@ func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
 	return set
 }
 
-// ReportUnreadable deletes the record file of a hash if the state with this hash was removed without an error. Otherwise ReportUnreadable
-// stores the error.
+// ReportUnreadable reports the removal of state whose record is unreadable. The argument "hash" is the hash in the name of the record file.
+// If the argument "err" is nil, ReportUnreadable deletes the file. Otherwise ReportUnreadable stores the error.
 func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	if err == nil {
 		err = forget(g.r.Network, g.r.Plugin+"-"+hash)

@@ -131,7 +131,7 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 }
 
 // staleNote reads the network's note file with the masquerade configuration that is in force. The second result is true if the CIDRs for
-// useClusterCidr in the note file differ from node.json. If the second result is true, the first result is the masquerade configuration
+// useClusterCidr in this file differ from node.json. If the second result is true, the first result is the masquerade configuration
 // with the CIDRs from node.json. A configuration without useClusterCidr is never stale.
 func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale bool) {
 	text, _ := attachment.NotedIn(network, masqueraded)

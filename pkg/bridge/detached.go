@@ -47,8 +47,8 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	return found, errors.Join(errs...)
 }
 
-// The regular expression ourPort matches the names that attachment.HostVeth returns. Names of the reference plugin have eight digits
-// instead of eleven.
+// The regular expression ourPort matches the names that attachment.HostVeth returns. The reference plugin generates names with eight
+// digits instead of eleven.
 var ourPort = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
 
 // UnrecordedPorts returns the ports of a bridge that have a name of Podlace's bridge plugin but no record. A record is lost, for example,

@@ -22,8 +22,8 @@ type span struct {
 }
 
 // foreignIntervals returns the address intervals that another program added to the network's nftables sets "pods" and "local". An interval
-// that is in both sets is not foreign, because the subnet of a deleted pod stays in both sets. The cost of foreignIntervals grows with the
-// number of subnets, because it lists both sets.
+// in both sets comes from Podlace: after the last pod of a subnet is deleted, the subnet stays in both sets. The cost of foreignIntervals
+// grows with the number of subnets, because it lists both sets.
 func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -145,8 +145,8 @@ func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
 	return t.Delete(elements)
 }
 
-// dropForeignGuards deletes foreign entries from the nftables sets of antiSpoof and macspoofchk. An entry is foreign if its port has a
-// recorded guard that does not contain the entry. A foreign entry would allow a pod to use the address or MAC of another pod. Entries for
+// dropForeignGuards deletes foreign entries from the nftables sets of antiSpoof and macspoofchk. An entry is foreign if the record of its
+// port allows other addresses or another MAC. A foreign entry would allow a pod to use the address or MAC of another pod. Entries for
 // ports without a record stay, because a live pod may have lost its record. The caller must hold the lock "guards".
 func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	own := map[string]map[string]bool{} // keys by port and set

@@ -92,7 +92,7 @@ func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*ne
 				return err
 			}
 			tcp := conn.(*net.TCPConn)
-			// With SO_LINGER 0, Close discards the data in the send buffer, which would disturb the next flow.
+			// With SO_LINGER 0, Close discards the data in the send buffer. Otherwise, this data would disturb the next flow.
 			_ = tcp.SetLinger(0)
 			conns = append(conns, tcp)
 		}

@@ -83,7 +83,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	return causes
 }
 
-// isContested reports whether all causes are changes in the kernel or changes of files. Another program may have made such changes.
+// isContested reports whether another program may have caused the alarm, because all causes are changes in the kernel or changes of files.
 func (a *alarm) isContested() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -138,8 +138,8 @@ func TestMetrics(t *testing.T) {
 // shippedConflist is the path of the conflist for clusters, which contains all plugins that have metrics.
 const shippedConflist = "../../conf/cluster/base/" + conflistName
 
-// TestMetricsNamed compares docs/MONITORING.md and the list in integration/monitoring with the agent's metrics endpoint. All three must
-// contain the same metrics and labels. The names must follow the rules of Prometheus.
+// TestMetricsNamed compares docs/MONITORING.md and the list in integration/monitoring with the agent's metrics endpoint. The document,
+// the list and the endpoint must contain the same metrics and labels. The names must follow the rules of Prometheus.
 func TestMetricsNamed(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"

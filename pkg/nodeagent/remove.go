@@ -139,7 +139,7 @@ func (r *removal) dropConflist(why string) error {
 	return err
 }
 
-// removeRest removes the state that pods of Podlace need. The removal calls removeRest after the last of these pods is deleted.
+// removeRest removes the state that pods of Podlace need until their DEL. The removal calls removeRest after the last pod is deleted.
 func (r *removal) removeRest() error {
 	var errs []error
 	networks := r.knownNetworks()

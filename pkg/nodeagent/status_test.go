@@ -102,8 +102,8 @@ func TestAlarm(t *testing.T) {
 	}
 }
 
-// TestContest checks that the agent makes the first repairs at once, and waits longer before each later repair. After a pause without
-// repairs, the agent again makes the next repairs at once.
+// TestContest checks that the agent makes the first repairs without a delay, and waits longer before each later repair. After a pause
+// without repairs, the agent makes the next repair without a delay again.
 func TestContest(t *testing.T) {
 	var c contest
 	now, began := time.Now(), 0

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// addInterfaces reads the interfaces that the PCI function has in this network namespace, except the representors of its VFs. Fields such
-// as MTU describe the first interface by name.
+// addInterfaces reads the interfaces that the PCI function has in this network namespace, except the representors of its VFs. If
+// there are several interfaces, fields such as MTU describe the interface whose name sorts first.
 func (s *scanner) addInterfaces(d *Device, f *folder) {
 	for _, dir := range interfaceFolders(f) {
 		names, err := listFolder(f.Root, dir)

@@ -84,8 +84,8 @@ func (s *Snapshot) collect(scope string, opt Options) error {
 	return nil
 }
 
-// add() appends a number to the names of records that have the same name. The caller must pass all records of one name in one scope in the
-// same call of add().
+// add() appends a number to the names of records that have the same name and the same scope. The caller must pass all of these records in
+// the same call of add().
 func (s *Snapshot) add(records []record, ignore *regexp.Regexp) {
 	same := map[string]int{}
 	for _, r := range records {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// mergedLine is a line of an object. Each bit of the field `in` stands for one valid set of components. The bit is 1 if the object
-// contains the line with this set of components.
+// mergedLine is a line of the YAML text of a Kubernetes object. Each bit of the field `in` stands for one valid set of components. The bit
+// is 1 if the object contains the line with this set of components.
 type mergedLine struct {
 	text string
 	in   uint64
