@@ -23,8 +23,9 @@ func (d podDemand) with(vfs int) podDemand {
 // If all pods fit, the refusal of a pod was avoidable: a kubelet that knew all later pods could have admitted all pods. If the pods do not
 // fit, the refusal was unavoidable.
 //
-// The result of fitsAll is exact. fitsAll places the largest pods first. Each pod size is a multiple of the next smaller size. The choice
-// of the NUMA node for a larger pod therefore does not change the number of smaller pods that fit.
+// The result of fitsAll is exact, although fitsAll tries only one order of the pods. fitsAll places the largest pods first. Each pod size
+// is a multiple of the next smaller size. The choice of the NUMA node for a larger pod therefore does not change the number of smaller pods
+// that fit.
 func (d podDemand) fitsAll(nodes, capacity int) bool {
 	left := make([]int, nodes)
 	for i := range left {

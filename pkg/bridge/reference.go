@@ -87,7 +87,7 @@ func isVeth(name string, digits int) bool {
 
 // isOtherAttachment reports whether a host side belongs to an attachment other than the attachment of r. The names of Podlace's host sides
 // contain a hash of the attachment's key, so the name identifies the attachment. The MAC in prevResult is no proof, because the MAC is
-// computed from the address. Pods with the same address have the same MAC, for example the next pod or a pod in another network.
+// computed from the address. Another pod with the same address has the same MAC, for example a pod in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }

@@ -135,8 +135,8 @@ func (n *node) ownNetworks() []reconcile.Network {
 	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
 }
 
-// pluginTypes returns the names of all plugin binaries that the networks with Podlace need, including IPAM plugins. The result does not
-// include a host-local that runs inside Podlace's bridge or sriov, because podlace-node installs no host-local file.
+// pluginTypes returns the names of all plugin binaries that the networks with Podlace need, including IPAM plugins. If host-local runs
+// inside Podlace's bridge or sriov, the result does not include host-local, because no file host-local is necessary.
 func (n *node) pluginTypes() (types []string) {
 	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {

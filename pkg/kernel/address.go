@@ -220,7 +220,8 @@ func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 }
 
 // CanForward returns an error if the kernel would not forward a packet that arrives on a link. If no route matches, or if the matching
-// route or rule refuses packets, NoRoute recognises the error. If the reverse path filter drops the packet, the error is EXDEV.
+// route or rule refuses packets, the function NoRoute returns true for the error. If the reverse path filter drops the packet, the error is
+// EXDEV.
 func (n *NS) CanForward(in Link, from, to netip.Addr) error {
 	_, err := n.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
 	if err != nil {

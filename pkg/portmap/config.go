@@ -297,8 +297,8 @@ func checkHostIP(addr netip.Addr) error {
 	return nil
 }
 
-// hostPorts sets the target of each port to the pod's address of the same family. hostPorts skips ports of a family if the pod has no
-// address of this family.
+// hostPorts sets the target of each IPv4 hostPort to the pod's IPv4 address, and the target of each IPv6 hostPort to the pod's IPv6
+// address. hostPorts skips ports of a family if the pod has no address of this family.
 func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	var out []ports.Port
 	seen := map[ports.Port]bool{}

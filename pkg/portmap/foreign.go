@@ -9,8 +9,8 @@ import (
 )
 
 // compareElements returns the wrong elements and the missing elements of the nftables sets. A wrong element comes from another program: it
-// has no owner, or a value that does not fit its owner. If an attachment owns the port of a wrong element, the list of missing elements
-// contains the correct element for this port.
+// has no owner, or a value that does not fit its owner. A wrong element may take the place of the element of an attachment. In this case,
+// the list of missing elements contains the element of the attachment.
 func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.Element, err error) {
 	found, err := t.Find(want)
 	if err != nil {

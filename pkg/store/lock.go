@@ -110,7 +110,7 @@ func lockHeld(format string, args ...any) error { return lockHeldError(fmt.Sprin
 
 func (e lockHeldError) Error() string { return string(e) }
 
-// Busy returns true, because a retry of the operation may succeed.
+// Busy returns true for an error about a held lock, because a retry of the operation may succeed.
 func (lockHeldError) Busy() bool { return true }
 
 // isHeld reports whether locking failed because another process holds the lock.
