@@ -18,7 +18,7 @@ func build(name string, args ...string) error {
 	return nil
 }
 
-// The type pluginSet is one of the two plugin folders that the benchmark compares, with the name of this folder in the report.
+// The type pluginSet contains one of the two plugin folders that the benchmark compares, and the name that the report uses for this folder.
 type pluginSet struct{ name, folder string }
 
 // usableSets returns the plugin sets that can run the plugin chain s on this machine. For each other plugin set, usableSets returns a

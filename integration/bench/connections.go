@@ -29,8 +29,8 @@ const (
 	connectionsVersus = 1.0 / 3
 )
 
-// measureConnections measures connections from another machine to a hostPort. The node has no other pods, a few other pods with many ports,
-// or many other pods with one port each. The reference plugin uses its default backend, iptables.
+// measureConnections measures connections from another machine to a hostPort. There are three cases: the node has no other pods, a few
+// other pods with many ports, or many other pods with one port each. The reference plugin uses its default backend, iptables.
 func (r *report) measureConnections(o options, n nodes) {
 	count := o.scaledSize(otherPorts)
 	packed, spread := map[string]figure{}, map[string]figure{}

@@ -98,9 +98,10 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 	return sum, nil
 }
 
-// timeSince returns the processor time that this process and its packets used. The returned time is the total time minus the idle time and
-// minus the time of other processes. The result is 0 if the time is unknown. If a parent process never waits for its child process, the
-// kernel drops the times of the child process.
+// timeSince returns the processor time that this process used and that the kernel used for the packets of this process. The returned time
+// is the total time minus the idle time and minus the time of other processes. The result is 0 if the time is unknown. The time is unknown
+// if the sum of the other processes' times has decreased: the kernel drops the times of a child process if its parent process never waits
+// for it.
 func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	others := p.others - before.others
 	if others < 0 {

@@ -24,8 +24,8 @@ const (
 	limitRepeats = 3
 	fewRounds    = 10 // a run with fewer rounds omits slow measurements
 
-	// The constant `drained` is the time that the reference plugin needs to send the half gigabyte of the runtime's burst. After `drained`,
-	// the traffic has the rate of the limit.
+	// A runtime passes a burst of half a gigabyte. The constant `drained` is the time that the reference plugin needs to send this burst.
+	// After `drained`, the traffic has the rate of the limit.
 	drained = 1200 * time.Millisecond
 )
 
@@ -84,9 +84,9 @@ func (l *limitedFlow) what() string {
 	return what
 }
 
-// steadyTime returns the duration of the measurement after the burst. For slow limits, a short measurement is inaccurate, because the token
-// bucket collects tokens for 100 ms of traffic during a pause. For processor time, a short measurement is inaccurate, because the kernel
-// counts in units of 10 ms.
+// steadyTime returns the duration of the measurement after the burst. After a pause, the token bucket lets 100 ms of traffic pass at once,
+// so a short measurement of a slow limit is inaccurate. For processor time, a short measurement is inaccurate, because the kernel counts in
+// units of 10 ms.
 func (l *limitedFlow) steadyTime(o options) time.Duration {
 	long := l.costs || l.rate < slowRate
 	switch {
@@ -99,7 +99,7 @@ func (l *limitedFlow) steadyTime(o options) time.Duration {
 	}
 }
 
-// measureLimits measures flows into and out of limited pods with both plugin sets and with the runtime's burst.
+// measureLimits measures flows into and out of limited pods with both plugin sets. The pods have the burst that a runtime passes.
 func (r *report) measureLimits(o options, n nodes) {
 	all := slices.DeleteFunc(limits(), func(l *limitedFlow) bool { return o.brief() && !l.brief })
 	sides := o.bothSides()

@@ -25,7 +25,7 @@ func (b figuresByLane) ofDirection(direction string) map[string]figure {
 }
 
 // The type limitRow is a table row with the throughput in percent of the limit, by direction and plugin set. The permitted range applies to
-// both directions of Podlace.
+// both directions of Podlace's traffic.
 type limitRow struct {
 	What    string                        `json:"what"`
 	Percent map[string]map[string]float64 `json:"percent"`

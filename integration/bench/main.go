@@ -2,9 +2,9 @@
 
 // Command bench compares two folders of CNI plugins (plugin sets) in one run and in private namespaces. The command measures the times of
 // ADD, CHECK and DEL, the started processes, and the sizes of the binaries. The command also measures the throughput of pods, the processor
-// time for this throughput, and the traffic of a limited pod in the first second. The command also measures GC, and measures the verbs on a
-// node with many leases and pods, and with many pods in parallel. The command measures the accuracy and the cost of bandwidth limits. While
-// one flow uses the full bandwidth of a limited pod, the command measures the delay of the pod's other traffic.
+// time for this throughput, and the traffic of a limited pod in the first second. The command also measures GC, the verbs on a node with
+// many leases and pods, and parallel verbs of many pods. The command measures the accuracy and the cost of bandwidth limits. While one flow
+// uses the full bandwidth of a limited pod, the command measures the delay of the pod's other traffic.
 //
 // Podlace and the reference plugins run alternately on the same machine. Ratios of times are therefore comparable between machines;
 // absolute times are not. The report shows missed targets, but a missed target does not change the exit status. The exit status is 1 if a

@@ -99,8 +99,8 @@ func (r *report) fail(what string, err error) {
 	r.Failed = append(r.Failed, what+": "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// chainBar returns the permitted maximum for the time of a verb with Podlace, divided by the time with the reference plugins. The result 0
-// means that no maximum applies.
+// chainBar returns the permitted maximum of a ratio: the time of a verb with Podlace, divided by the time with the reference plugins. The
+// result 0 means that no maximum applies.
 func chainBar(chain, verb string) float64 {
 	return map[string]float64{
 		scenarioPlain + verbAdd: 0.6, scenarioPlain + verbDel: 0.9,

@@ -48,8 +48,8 @@ func newEntry(side string, c contender) *contenderEntry {
 	return e
 }
 
-// runRounds measures all entries repeatedly. Every second repetition runs the entries in reverse order, so that no entry always follows the
-// same entry. If an entry fails, later repetitions omit this entry.
+// runRounds measures all entries repeatedly. Every second repetition runs the entries in reverse order, so that the order favours no entry.
+// If an entry fails, later repetitions omit this entry.
 func runRounds(entries []*contenderEntry, rounds int) {
 	for round := range rounds + warmUp {
 		for _, e := range entries {

@@ -16,8 +16,8 @@ const (
 	driftParts  = 3 // the first part of the rounds is compared with the last
 )
 
-// measureStacks compares the ADD of an attachment with one address and the ADD of an attachment with two addresses. The second comparison
-// of measureStacks is CHECK with ADD.
+// measureStacks compares the ADD of an attachment with one address and the ADD of an attachment with two addresses. measureStacks also
+// compares CHECK with ADD.
 func (r *report) measureStacks(o options, n nodes) {
 	entries := map[string]*contenderEntry{}
 	var all []*contenderEntry

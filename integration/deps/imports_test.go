@@ -84,12 +84,12 @@ func allowedImporters() map[string][]string {
 		"github.com/coreos/go-iptables":  {"pkg/iptables"},
 		"github.com/spf13/cobra":         {"pkg/cli", "pkg/nodeagent"},
 
-		// A plugin that imports invoke would also contain net/http and OpenTelemetry. The package skel would check the namespace too late:
-		// only after the first change of the system.
+		// A plugin that imports CNI's package invoke would also contain net/http and OpenTelemetry. The package skel would check the namespace
+		// too late: only after the first change of the system.
 		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
-		// Only packages that use the Kubernetes API may import these modules.
+		// Only packages that use the Kubernetes API may import the following modules.
 		"k8s.io":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
 		"sigs.k8s.io":            {"pkg/cli"},      // manifests in YAML
 		"go.yaml.in/yaml":        {"pkg/validate"}, // YAML with line numbers

@@ -57,8 +57,8 @@ func binaryFolder(t *testing.T) string {
 	return dir
 }
 
-// TestLean checks that two packages of the CNI binaries import no forbidden package. The only permitted package of golang.org/x/net is
-// hpack, which imports no other package.
+// TestLean checks that the packages allocation and podresources import no forbidden package, because CNI binaries contain these packages.
+// The only permitted package of golang.org/x/net is hpack, which imports no other package.
 func TestLean(t *testing.T) {
 	out, err := goTool("list", "-deps", "./pkg/allocation", "./pkg/podresources").CombinedOutput()
 	if err != nil {

@@ -152,8 +152,8 @@ func resourceOf(parsed *pool.Config, cl *allocatorInput, device string) *pool.Re
 	return nil
 }
 
-// checkedSettings returns, by request and key, the settings that check-claim prints. If check-claim refuses the claim because of values
-// that Prepare also reads, the result is nil.
+// checkedSettings returns, by request and key, the settings that check-claim prints. If check-claim reports a problem of the claim, the
+// result is nil.
 func checkedSettings(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[string]string {
 	t.Helper()
 	dir := t.TempDir()

@@ -25,8 +25,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// nodeAPI starts a Kubernetes API server that streams two Node objects to every watch. The gateway of the route that leads to the second
-// node's podCIDRs is the first address of the test's link.
+// nodeAPI starts a Kubernetes API server that streams two Node objects to every watch. The route to the second node's podCIDRs has the
+// first address of the test's link as its gateway.
 func nodeAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	type object = map[string]any

@@ -168,8 +168,8 @@ func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace str
 	}
 }
 
-// failedCalls returns the failed system calls from the output of strace, one for each thread. If strace prints a call in two lines,
-// failedCalls joins the lines, because the second line ("<... write resumed>") contains no file name.
+// failedCalls returns the lines about failed system calls from the output of strace, and the line of each killed thread. If strace prints a
+// call in two lines, failedCalls joins the lines, because the second line ("<... write resumed>") contains no file name.
 func failedCalls(log string) (hits []string) {
 	began := map[string]string{}
 	for line := range strings.Lines(log) {

@@ -10,11 +10,11 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// toleratesFailure reports whether a failure of the given change only causes a log line, so that the plugin call still succeeds. The kernel
-// removes stale UDP connections after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1.
-// The file with the next address to assign is only a hint. host-local rebuilds a missing index from the leases. If ADD cannot write the
-// index, ADD fails and releases its leases. Verbs other than ADD succeed even if they cannot write the index. Marking a DEL as finished in
-// a record is optional.
+// toleratesFailure reports whether a failure of the given change only causes a log line, so that the plugin call still succeeds. A plugin
+// may fail to delete stale UDP connections, because the kernel removes them after a timeout. The iptables backend may fail to create an
+// nftables table, which only hostPorts on 127.0.0.1 need. The file with the next address to assign is only a hint. host-local rebuilds a
+// missing index from the leases. If ADD cannot write the index, ADD fails and releases its leases. Verbs other than ADD succeed even if
+// they cannot write the index. Marking a DEL as finished in a record is optional.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):

@@ -160,7 +160,7 @@ func testRangeMoved(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultRecords damages records and lock files, because DEL relies on records.
+// TestFaultRecords damages records, on which DEL relies, and lock files.
 func TestFaultRecords(t *testing.T) {
 	t.Run("F-05 records cut, changed, replaced", testDamagedRecords)
 	t.Run("F-07 lock file of the network removed", testLockFileRemoved)

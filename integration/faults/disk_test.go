@@ -73,7 +73,7 @@ func TestFaultDisk(t *testing.T) {
 	}
 }
 
-// testFull fills the disk. ADD fails with a coded error and leaves no state. DEL and GC succeed on the full disk.
+// testFull fills the disk. ADD fails with an error that has a code, and leaves no state. DEL and GC succeed on the full disk.
 func testFull(t *testing.T, dir string, inodes bool) {
 	s := newSweep(t, "nftables")
 	for room, refused := 0, true; refused; room++ {
@@ -109,8 +109,8 @@ func testFull(t *testing.T, dir string, inodes bool) {
 	s.Report(t)
 }
 
-// testReadOnly makes the disk read-only. ADD fails with a coded error. DEL removes all state that it can remove, and its error lists the
-// state that remains. After the disk becomes writable again, ADD and DEL succeed.
+// testReadOnly makes the disk read-only. ADD fails with an error that has a code. DEL removes all state that it can remove, and its error
+// lists the state that remains. After the disk becomes writable again, ADD and DEL succeed.
 func testReadOnly(t *testing.T, dir string) {
 	s := newSweep(t, "nftables")
 	remount := func(flags uintptr) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|flags, "") }

@@ -24,7 +24,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// irregularFiles creates the file types that can be at the path of a regular file.
+// irregularFiles contains one function for each irregular file type. The function creates such a file at the given path.
 var irregularFiles = map[string]func(path string) error{
 	"FIFO":          func(path string) error { return unix.Mkfifo(path, 0o600) },
 	"folder":        func(path string) error { return os.MkdirAll(filepath.Join(path, "more"), 0o700) },
@@ -105,8 +105,8 @@ func withTemporary(paths []string) []string {
 	return paths
 }
 
-// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever.
-// After the object is removed, the failed verb succeeds. No state remains.
+// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. If
+// a verb failed, it succeeds after the object is removed. No state remains.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")
 	untouched := makeTargets(t)

@@ -18,7 +18,8 @@ import (
 )
 
 // tryCase runs one test case. The function act() makes changes to a pod and cleans up as a runtime does. After act() returns, no state of
-// the pod may remain, the permanent pod must be unchanged, and the next ADD and DEL of the container must work.
+// this pod may remain, the pod that stays attached in all test cases must be unchanged, and the next ADD and DEL of the container must
+// work.
 func (s *killSweep) tryCase(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	s.Points++
@@ -88,9 +89,9 @@ func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, e
 	return e, err
 }
 
-// atEveryPoint tests all points of a verb, or a sample of these points. For each tested point, atEveryPoint runs the verb once and runs a
-// shell command when the verb reaches the point. After each run of the verb, atEveryPoint calls the function after(). The verb and after()
-// may fail, but only with a coded error.
+// atEveryPoint tests a verb at all points where faultExec can run a shell command, or at a sample of these points. For each tested point,
+// atEveryPoint runs the verb once and runs a shell command when the verb reaches the point. After each run of the verb, atEveryPoint calls
+// the function after(). The verb and after() may fail, but every error must have a code.
 func (s *killSweep) atEveryPoint(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	points, _ := s.measureVerb(t, verb)

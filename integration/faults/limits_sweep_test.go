@@ -30,7 +30,7 @@ type limitsSweep struct {
 	harness.Tally
 }
 
-// mbitRates returns rates from numbers in Mbit/s.
+// mbitRates returns Rates with the given limits in Mbit/s.
 func mbitRates(ingress, egress int) harness.Rates {
 	return harness.Rates{Ingress: ingress, Egress: egress}
 }

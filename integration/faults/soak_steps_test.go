@@ -272,7 +272,7 @@ type faultyRun struct {
 	killed func() bool
 }
 
-// momentsOf returns about how many points of a verb a test can choose for a kill, for a pod with ports and limits (see package fault).
+// momentsOf returns the approximate number of points at which a test can kill a verb of a pod with ports and limits (see package fault).
 func momentsOf(verb string) int { return map[string]int{"ADD": 75, "DEL": 25}[verb] }
 
 // atPoint returns a run of the chain in which a plugin is killed at a random change, or at a random point between two changes (see package

@@ -55,7 +55,7 @@ type killCase struct {
 	then   string
 }
 
-// Each constant "then…" is what a runtime calls first after a kill.
+// Each constant "then…" is the first call of a runtime after a kill.
 const (
 	thenDel     = "DEL"
 	thenEmptied = "DEL with empty netns"
@@ -93,8 +93,9 @@ func newSweep(t *testing.T, backend string) *killSweep {
 	return s
 }
 
-// settleNode makes the permanent pod old enough for GC. settleNode also changes the modification time of the lease folder, so that a plugin
-// rebuilds the index before the first case. settleNode also creates the state that the first pod with a port shares with later pods.
+// settleNode makes the pod that stays attached in all test cases old enough for GC. settleNode also changes the modification time of the
+// lease folder, so that a plugin rebuilds the index before the first test case. settleNode also creates the state that the first pod with a
+// port shares with later pods.
 func (s *killSweep) settleNode(t *testing.T) {
 	t.Helper()
 	file := "/var/lib/cni/networks/chain/touched"
@@ -129,7 +130,8 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	cases := casesOf(verb, points)
 	stride := 1
 	if !harness.Exhaustive() {
-		// The runtime's reactions repeat every 3 or 4 cases. If the stride is not divisible by 2 or 3, the sample contains each reaction.
+		// In the list of test cases, the runtime's reactions repeat every 3 or 4 cases. The test runs one case of each stride. If the stride is
+		// not divisible by 2 or 3, the sample contains each reaction.
 		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}
@@ -147,8 +149,8 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	}
 }
 
-// measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points of the verb and the estimated duration of
-// one test case. One test case takes about twice as long as this ADD and DEL together.
+// measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points at which a test can kill the verb, and the
+// estimated duration of one test case. One test case takes about twice as long as this ADD and DEL together.
 func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) {
 	t.Helper()
 	points := 0
@@ -175,7 +177,8 @@ func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) 
 	return points, 2 * time.Since(start)
 }
 
-// casesOf returns one test case for each pair of a point and a reaction of the runtime. Consecutive test cases kill different processes.
+// casesOf returns one test case for each pair of a point for the kill and a reaction of the runtime. Consecutive test cases kill different
+// processes.
 func casesOf(verb string, points int) []killCase {
 	policies := []string{"self", "root", "all"}
 	follow := []string{thenDel, thenEmptied, thenCollect}

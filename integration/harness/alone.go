@@ -34,7 +34,7 @@ func NewAlone(t *testing.T) *Alone {
 	return a
 }
 
-// Second connects the same pod to the node by a second veth pair.
+// Second returns a second connection of the same pod: another veth pair between the pod and the node.
 func (a *Alone) Second(t *testing.T) *Alone {
 	t.Helper()
 	b := &Alone{Pod: a.Pod, ifname: "net1", link: "alone1", Node: "10.75.1.1", InPod: "10.75.1.2"}
@@ -134,7 +134,7 @@ func bucketRate(link netlink.Link) (int, error) {
 	return 0, err
 }
 
-// Passes sends a ping from each side of the veth pair, and returns an error if a reply is missing.
+// Passes returns an error unless a ping from each side of the veth pair gets a reply.
 func (a *Alone) Passes() error {
 	errs := []error{Ping(nil, a.InPod, TrafficLimit), Ping(a.Pod, a.Node, TrafficLimit)}
 	for i, from := range []string{"node", "pod"} {
@@ -171,7 +171,7 @@ func (a *Alone) Warm(t testing.TB) {
 	}
 }
 
-// Wants checks that the kernel applies the wanted limits and that traffic passes.
+// Wants fails the test unless the kernel applies the wanted limits and traffic passes.
 func (a *Alone) Wants(t testing.TB, want Rates, after string) {
 	t.Helper()
 	if got, err := a.InEffect(); got != want || err != nil {

@@ -146,8 +146,8 @@ type Failure struct {
 	Details    string `json:"details"`
 }
 
-// Refused checks that the plugin failed with a complete error. The plugin's stdout must contain exactly one error document. The error
-// document must contain one of the given codes, a version, a message of limited size, and the pod's name.
+// Refused fails the test unless the plugin failed with a complete error. The plugin's stdout must contain exactly one error document. The
+// error document must contain one of the given codes, a version, a message of limited size, and the pod's name.
 func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	t.Helper()
 	if o.Exit != 1 {

@@ -66,13 +66,13 @@ func buildAndRun(tools []Tool) (int, error) {
 	return rerun([]string{BinEnv + "=" + bin, ToolsEnv + "=" + filepath.Join(dir, "tools")})
 }
 
-// Faulty builds the programs of this tree with the build tag podlace_fault into FaultDir.
+// Faulty is a Tool that builds the programs of this tree with the build tag podlace_fault into FaultDir.
 func Faulty(dir string) error {
 	return buildPackages(filepath.Join(dir, "fault"), "-tags=podlace_fault", "./plugins/...")
 }
 
-// Reference builds the reference plugins into ReferenceDir. If the build fails, Reference prints the reason, and tests that need the
-// reference plugins are skipped.
+// Reference is a Tool that builds the reference plugins into ReferenceDir. If the build fails, Reference prints the reason, and tests that
+// need the reference plugins are skipped.
 func Reference(dir string) error {
 	script := filepath.Join(sourceRoot(), "scripts/reference.sh")
 	if out, err := exec.Command(script, filepath.Join(dir, "reference")).CombinedOutput(); err != nil {
@@ -81,7 +81,7 @@ func Reference(dir string) error {
 	return nil
 }
 
-// Calico builds the test double of Calico's main plugin.
+// Calico is a Tool that builds the test double of Calico's main plugin.
 func Calico(dir string) error { return buildPackages(dir, "./integration/harness/calico") }
 
 // BinDir returns the folder of the tested programs.

@@ -57,8 +57,8 @@ func readBehind(t *testing.T, file string) string {
 	return string(conflist)
 }
 
-// openBehind opens a network. openBehind searches plugins first in Podlace's folder and then in the folders of other plugins. openBehind
-// skips the test if a plugin is missing.
+// openBehind opens a network. openBehind searches for plugins first in Podlace's folder, and then in the folders of other plugins.
+// openBehind skips the test if a plugin is missing.
 func openBehind(t *testing.T, conflist string) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork([]byte(conflist), t.TempDir(), nil)

@@ -36,8 +36,8 @@ func (h attachedPod) networkHash() string {
 	return ""
 }
 
-// shellBreakages returns a breakage, a way to damage an attached pod, for each shell script. CHECK of the plugin with the index `plugin`
-// must report the damage.
+// shellBreakages returns one breakage for each shell script. A breakage is a way to damage an attached pod. CHECK of the plugin with the
+// index `plugin` must report the damage.
 func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	all := map[string]breakage{}
 	for title, script := range scripts {

@@ -92,7 +92,8 @@ func (s *udpSender) askNext() (string, error) {
 }
 
 // testSender checks that the first datagram after each ADD and DEL reaches the current owner of the port. The owner is the pod that has the
-// hostPort. A later pod of the same name gets the port. If no pod has the hostPort, the node is the owner.
+// hostPort. If a second pod of the same name requests the hostPort, the second pod becomes the owner. If no pod has the hostPort, the node
+// is the owner.
 func testSender(t *testing.T, c crossingLab) {
 	const port53 = "5353"
 	caps := harness.Mappings(harness.Port(5353, 53, "udp"))

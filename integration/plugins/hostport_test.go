@@ -33,8 +33,8 @@ func dnsPorts(hostIPs ...string) map[string]any {
 }
 
 // TestPortOfOthers (S-06): hostPort 53 receives only packets to an address of the node. Packets from pods, the node and other machines to
-// port 53 of another host reach this host (CVE-2025-67499). Such packets reach the other host even if a pod's hostIP is an address of the
-// other host.
+// port 53 of another host reach the other host (CVE-2025-67499). Such packets reach the other host even if a pod's hostIP is an address of
+// the other host.
 func TestPortOfOthers(t *testing.T) {
 	foreign := families()
 	for title, x := range map[string]struct {

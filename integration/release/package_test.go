@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// These are the files in which zsh finds the completion. Debian and Fedora have different folders for packages.
+// zsh reads the completion from one of these files. The deb package and the rpm package install the completion in different folders.
 const (
 	debZsh = "/usr/share/zsh/vendor-completions/_podlace"
 	rpmZsh = "/usr/share/zsh/site-functions/_podlace"

@@ -101,8 +101,8 @@ type Answer struct {
 	Resources []string `json:"resources,omitempty"`
 	// Claims is a copy of the field Claims in the question. If Claims is true, the list Devices includes the devices of ResourceClaims.
 	Claims bool `json:"claims,omitempty"`
-	// Others lists the devices that ResourceClaims assigned to the pod and whose resources the question does not list. Others is nil if an
-	// older daemon sent the answer.
+	// Others lists the devices that ResourceClaims assigned to the pod, except the devices of resources that the question lists. Others is nil
+	// if an older daemon sent the answer.
 	Others []Device `json:"others,omitzero"`
 	// Faults maps the ID of each unhealthy device to the reason why it is unhealthy. Only the answer to a question about all pods sets Faults.
 	Faults map[string]string `json:"faults,omitempty"`

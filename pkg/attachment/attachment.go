@@ -230,7 +230,7 @@ func (a *Attachment) Remove() error {
 // Plugins is the list of the plugins that store records.
 var Plugins = []string{"bridge", "portmap", "bandwidth", "sriov"}
 
-// ForgetWithLink deletes the records of the attachment in which WithLink is true. The caller must have deleted the link before.
+// ForgetWithLink deletes those records of the attachment whose field WithLink is true. The caller must have deleted the link before.
 func (a *Attachment) ForgetWithLink() error {
 	if a == nil {
 		return nil

@@ -23,7 +23,7 @@ func (d Damaged) Plugin() string {
 	return plugin
 }
 
-// Of reports whether the file belongs to the attachment with the given key.
+// Of returns true if the file belongs to the attachment with the given key.
 func (d Damaged) Of(k Key) bool { return d.Network == k.Network && d.Name == d.Plugin()+"-"+k.Hash() }
 
 // Unreadable returns all record files of the node whose content is not a record in the current format.

@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any reports whether a plugin has at least one record on the node. Any reads only file names, not the records.
+// Any reports whether a plugin has at least one record on the node. Any looks only at file names, and does not read the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Note writes a note file for the whole network. The argument `mark` is the file's name without the leading dot.
+// Note writes a note file of the network. A note file is a small file that stores one fact. The argument `mark` is the file's name without
+// the leading dot.
 func (a *Attachment) Note(mark, text string) error {
 	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
 }

@@ -52,7 +52,7 @@ func take[T any](r *plugin.Request, k Key) (att *Attachment, rec Of[T], found bo
 	return att, rec, found, nil
 }
 
-// Of contains a record and its decoded state.
+// Of is a record with its decoded state.
 type Of[T any] struct {
 	Record
 	State T

@@ -14,9 +14,9 @@ import (
 // does not lower the rate. The burst is at least as large as burstFrames full frames.
 //
 // A segment is a packet of up to 64 KiB. If a segment is longer than the burst, the kernel splits it into frames before queueing
-// (tbf_segment in net/sched/sch_tbf.c). Splitting keeps queued packets small, but costs CPU time, which is acceptable only on slow links.
-// The kernel queues a segment unsplit if the segment fits into the burst. The queue must have room for a few whole segments, because a
-// shorter queue would drop every segment.
+// (tbf_segment in net/sched/sch_tbf.c). Splitting keeps queued packets small. However, splitting costs CPU time, so it is acceptable only
+// on slow links. The kernel queues a segment unsplit if the segment fits into the burst. The queue must have room for a few whole segments,
+// because a shorter queue would drop every segment.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -85,8 +85,8 @@ func (l Limit) fairQueue(frame uint64, latency time.Duration) kernel.FairQueue {
 		Packets: uint32(min(max(l.sentIn(interval)/frame, fairMinPackets), fairMaxPackets))}
 }
 
-// noFairQueue is the name of a note file. The file exists if the node's kernel has no fair queues, and is valid until the next boot.
-// Without the file, each process would ask the kernel again, and the kernel would start modprobe(8) each time.
+// noFairQueue is the name of a file that records that the node's kernel lacks fair queues. The file is valid until the next boot. Without
+// the file, each process would ask the kernel again, and the kernel would start modprobe(8) each time.
 const noFairQueue = "no-fq_codel"
 
 func fairQueues(host *kernel.Node) (bool, error) {

@@ -74,8 +74,8 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	}
 }
 
-// TestFairQueueOf checks the parameters of fair queues. Fast links get the kernel's defaults, and slow links get a longer time and fewer
-// packets.
+// TestFairQueueOf checks the parameters of fair queues. Fast links get the kernel's default target and interval. Slow links get a longer
+// target and fewer packets.
 func TestFairQueueOf(t *testing.T) {
 	for _, c := range []struct {
 		rate    uint64

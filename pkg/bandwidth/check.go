@@ -53,7 +53,8 @@ func check(r *plugin.Request) error {
 	if err := checkEgress(host, link, want, recorded); err != nil || recorded {
 		return err
 	}
-	// The reference plugin puts its device into no device group.
+	// An ifb device in the device group of the link comes from Podlace, because the reference plugin does not add its ifb device to a group.
+	// In this case, the record is lost.
 	if ifb, ok, err := device(host, want.IFB); err != nil || !ok || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
 		return err
 	}
@@ -69,8 +70,8 @@ func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	return captureError(link, kernel.Sending, limit, captor)
 }
 
-// captureError returns an error that describes another program's tc filter. No verb of Podlace removes this filter, because the other
-// program may need it.
+// captureError returns an error that describes another program's tc filter. No CNI operation of Podlace removes this filter, because the
+// other program may need it.
 func captureError(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
 	does := "takes all frames before the limit sees them"
 	if captor.Drops {
@@ -81,9 +82,9 @@ func captureError(link kernel.Link, side kernel.Side, limit string, captor kerne
 		"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'; 'podlace reload' leaves it", link.Name, side)
 }
 
-// checkEgress checks the redirect to the ifb device of an egress limit, and the token bucket of the ifb device. Without a record,
-// checkEgress accepts the redirect of the reference plugin, which does not match short frames. The command 'podlace reload' replaces such a
-// redirect.
+// checkEgress checks the redirect to the ifb device of an egress limit, and the token bucket of the ifb device. If the attachment has no
+// record, checkEgress accepts the reference plugin's redirect, although this redirect does not match short frames. The command 'podlace
+// reload' replaces such a redirect.
 func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) error {
 	ifb, have, err := redirectedTo(host, link, want.IFB)
 	if err != nil {

@@ -37,8 +37,8 @@ type Config struct {
 // unlimited() reports whether neither direction has a limit.
 func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
-// The type rawLimits mirrors the JSON. A value is nil if its key is missing or null. The function number() parses a value, so that an error
-// about a wrong type contains the key.
+// The type rawLimits mirrors the JSON keys of the limits in the plugin's configuration and in runtimeConfig.bandwidth. A value is nil if
+// its key is missing or null. The function number() parses a value, so that an error about a wrong type contains the key.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`

@@ -77,8 +77,8 @@ func TestUnlimitedBursts(t *testing.T) {
 	}
 }
 
-// TestAnnotations checks that a pod can set its burst within the bounds of the conflist. The value of the annotation may be any Kubernetes
-// quantity.
+// TestAnnotations checks that a pod can set its burst with an annotation, up to the maximum burst. The value of the annotation may be any
+// Kubernetes quantity.
 func TestAnnotations(t *testing.T) {
 	annotated := func(rate int, ingress string) string {
 		return fmt.Sprintf(`"runtimeConfig":{"bandwidth":{"ingressRate":%d,"ingressBurst":4294967295,"egressRate":5000000,"egressBurst":4294967295},

@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// filters() runs a script of tc(8) commands. In the script, HOST stands for the host side of the pair, and IFB for the ifb device of
-// attachment "a". filters() returns false if the kernel lacks a classifier or an action.
+// filters() runs a script of tc(8) commands. In the script, HOST stands for the host side of the pod's veth pair, and IFB for the ifb
+// device of attachment "a". filters() returns false if the kernel lacks a classifier or an action.
 func (l lab) filters(t *testing.T, script string) (ok bool) {
 	t.Helper()
 	words := strings.NewReplacer("HOST", l.hostSide.Name, "IFB", l.ifb("a"), "ALL", "protocol all u32 match u32 0 0")

@@ -37,7 +37,7 @@ const experiment = 0x88b5 // IEEE 802 local experiments
 func TestEveryFrameCounts(t *testing.T) {
 	l := quietLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 1e9)))
-	// without this setting, the device would send router solicitations
+	// with IPv6, the ifb device would send router solicitations
 	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/"+l.ifb("a")+"/disable_ipv6", []byte("1"), 0))
 	multicast := broadcastFrame(62, unix.ETH_P_IPV6)
 	copy(multicast, "\x33\x33\x00\x00\x00\x01")

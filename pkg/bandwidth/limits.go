@@ -23,8 +23,8 @@ type Limits struct {
 	Both[*Direction]
 }
 
-// Direction describes the limit of one direction. The pod receives ingress and sends egress. The fields Asked and Applied differ in three
-// cases: the limit is missing in the kernel, an admin removed the limit, or the pod is dead.
+// Direction describes the limit of one direction. The pod receives ingress and sends egress. The field Applied is nil in three cases: the
+// limit is missing in the kernel, an admin removed the limit, or the pod is dead.
 type Direction struct {
 	Asked   Limit          // unknown if an older version recorded it
 	Applied *kernel.Bucket // the kernel's bucket, with its counters since the limit was set

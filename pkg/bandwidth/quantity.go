@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// parseQuantity parses a Kubernetes quantity, such as 20M, 1.5Gi or 2e6. The syntax is defined in k8s.io/apimachinery/pkg/api/resource. A
-// fraction is rounded up, as Kubernetes does. The second result is false if the text is not a quantity.
+// parseQuantity parses a Kubernetes quantity, such as 20M, 1.5Gi or 2e6. The syntax is defined in k8s.io/apimachinery/pkg/api/resource.
+// parseQuantity rounds a fraction up, as Kubernetes does. The second result is false if the text is not a quantity.
 func parseQuantity(text string) (n *big.Int, ok bool) {
 	if len(text) > 40 {
 		return nil, false

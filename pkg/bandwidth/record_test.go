@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Each constant "stateOf…" is a recorded state in version 1 of the record format. Therefore the format of the records must not change by a
+// Each constant "stateOf…" is a recorded state in version 1 of the record format. The format of version 1 must never change, not even by a
 // single byte. After an upgrade or a rollback, a release must be able to read the other release's records.
 const (
 	stateOfADD = `{"link":"bwt0","index":7,"ifb":"bwpc3a99edf74e2","ingress":{"rate":20000000,"burst":10000,"limit":50197},` +
@@ -72,7 +72,7 @@ func TestStatePlanned(t *testing.T) {
 	}
 }
 
-// TestRecordRead checks that all verbs can use a record that ADD or an admin wrote.
+// TestRecordRead checks that all CNI operations can use a record that ADD or an admin wrote.
 func TestRecordRead(t *testing.T) {
 	l := newLab(t)
 	_, noted := attachment.NodeNoted(noFairQueue)
@@ -127,7 +127,8 @@ func TestRecordRead(t *testing.T) {
 	}
 }
 
-// TestRecordGoesWithLink checks that ADD sets WithLink in the record. The plugin that deletes the link reads WithLink.
+// TestRecordGoesWithLink checks that ADD sets WithLink in the record. If WithLink is set, the plugin that deletes the link also deletes the
+// record.
 func TestRecordGoesWithLink(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

@@ -138,10 +138,11 @@ func isRecordedDevice(name string) (bool, error) {
 	return isRecorded(func(st state) bool { return st.IFB == name })
 }
 
-// mayServe reports whether the link whose frames are redirected can be the host side of the pod's interface. mayServe accepts a link whose
-// device name belongs to the attachment, because the pod may have renamed its interface. mayServe also compares the interface name, because
-// the reference plugin gives the device the same name for all interfaces of a container. If the namespace is unknown, mayServe returns
-// true. A live pod keeps its traffic even if mayServe returns true by mistake, because DEL removes the redirect before the device.
+// mayServe reports whether a link can be the host side of the pod's interface. The frames of this link are redirected to an ifb device.
+// mayServe accepts a link whose device name belongs to the attachment, because the pod may have renamed its interface. mayServe also
+// accepts a link if the pod's interface has the name in the request, because the reference plugin gives the device the same name for all
+// interfaces of a container. If the namespace is unknown, mayServe returns true. A live pod keeps its traffic even if mayServe returns true
+// by mistake, because DEL removes the redirect before the device.
 func mayServe(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {
 	if r.Netns == nil {
 		return true, nil

@@ -99,8 +99,8 @@ func TestLeftOver(t *testing.T) {
 }
 
 // TestLostRecordOurBridge checks DEL without a record and without a namespace: DEL computes the link's name from the key. DEL removes the
-// token bucket only if Podlace's bridge plugin has made this link the leader of a device group. Any other link with the same name keeps its
-// token bucket.
+// token bucket only if the link leads a device group, which proves that Podlace's bridge plugin created the link. Any other link with the
+// same name keeps its token bucket.
 func TestLostRecordOurBridge(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		l := connected(t)

@@ -146,7 +146,7 @@ func TestRenamed(t *testing.T) {
 	rename("bwt1")
 }
 
-// TestDamagedRecord checks that no verb changes another program's link if a damaged record contains that link.
+// TestDamagedRecord checks that no CNI operation changes another program's link if a damaged record contains that link.
 func TestDamagedRecord(t *testing.T) {
 	l := connected(t)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bwbr0"}}

@@ -260,7 +260,8 @@ func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) er
 	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
 }
 
-// finishRemove releases the leases and deletes the record, unless the removal of links and rules returned the error err.
+// finishRemove releases the leases and deletes the record. If the argument `err` is not nil, the removal of links and rules failed, and
+// finishRemove changes nothing.
 func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
 		err = b.releaseAddresses(r, st.IPAM)

@@ -121,8 +121,8 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 }
 
 // TestIPv4PodHasNoIPv6 checks that IPv6 is off on an interface of an IPv4 network, unless the pod gets an IPv6 route. IPv6 stays on if the
-// network assigns no addresses, because the pod then configures the interface itself. If the pod enables IPv6 on such an interface later,
-// the interface ignores router advertisements of its neighbours.
+// network assigns no addresses, because the pod then configures the interface itself. In each case, the interface ignores router
+// advertisements of its neighbours, also if the pod enables IPv6 later.
 func TestIPv4PodHasNoIPv6(t *testing.T) {
 	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
 	route := v4.With("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
@@ -165,7 +165,7 @@ func TestAddressReused(t *testing.T) {
 		l.mustAnswer(nil, addr)
 		l.mustAnswer(other.Pod, addr)
 	}
-	// This neighbour entry contains a MAC that Podlace did not compute. Pods that the reference plugin attached have such MACs.
+	// The test writes a neighbour entry with a MAC that Podlace did not compute. Pods that the reference plugin attached have such MACs.
 	bridge, err := netlink.LinkByName("bt0")
 	if err != nil {
 		t.Fatal(err)

@@ -234,8 +234,8 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
-// reloadHint is a hint for error messages. The hint contains the command and the verbs that restore the state that all pods of a network
-// share.
+// reloadHint is a hint for error messages. The hint contains the command and the CNI operations that restore the state shared by all pods
+// of a network.
 const reloadHint = "'podlace reload', STATUS and GC bring it back"
 
 // checkPaths returns an error if the node does not forward the pod's packets, or does not route packets for the pod's addresses to the
@@ -326,8 +326,9 @@ func (j *job) compareMasquerade(l layer3) error {
 
 // checkRecord returns an error if Podlace attached the pod but the record is lost. A pod without a record may also be a pod that the
 // reference plugin attached, so checkRecord needs evidence that Podlace attached the pod. The name of the host-side veth must be a name
-// that Podlace uses. In addition, the bridge port must have the flags that Podlace sets with antiSpoof or macspoofchk, or Podlace's rules
-// alone must masquerade the pod's packets. A flush of the rules does not change port flags.
+// that Podlace uses. In addition, one of two conditions must hold: the bridge port has the flags that Podlace sets with antiSpoof or
+// macspoofchk, or Podlace's rules masquerade the pod's packets and the reference plugin's rules do not. A flush of the rules does not
+// change port flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

@@ -111,7 +111,7 @@ func podsByChanges() map[string]healthyPod {
 	}
 }
 
-// podsByHistory returns healthy pods with different sequences of earlier verbs.
+// podsByHistory returns healthy pods with different sequences of earlier CNI operations.
 func podsByHistory() map[string]healthyPod {
 	return map[string]healthyPod{
 		"record lost, without rules": {keys: []any{"ipMasq", nil}, tells: "no record", history: func(a attached) attached {

@@ -112,7 +112,7 @@ func TestCheckDetectsNode(t *testing.T) {
 	}
 }
 
-// mustReport runs a shell command that causes damage, and checks that CHECK reports the damage. After that, each verb in the field
+// mustReport runs a shell command that causes damage, and checks that CHECK reports the damage. After that, each CNI operation in the field
 // `restored` must restore the state.
 func (l lab) mustReport(d damage) {
 	l.Helper()
@@ -139,7 +139,8 @@ func (l lab) mustReport(d damage) {
 	}
 }
 
-// mustRestore checks that a verb restores the damaged state and logs the repair once. The next call of the verb must restore nothing.
+// mustRestore checks that a CNI operation restores the damaged state and logs the repair once. If the operation is called again, it must
+// restore nothing.
 func (a attached) mustRestore(verb string) {
 	a.Helper()
 	keys := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}

@@ -170,8 +170,8 @@ func TestIPTablesMasquerade(t *testing.T) {
 	}
 }
 
-// breakRule changes the nat table with a line in the syntax of iptables-restore. A line that ends with POSTROUTING applies to all rules in
-// POSTROUTING that jump to the chain.
+// breakRule changes the nat table with a line in the syntax of iptables-restore. If the line ends with POSTROUTING, breakRule instead
+// deletes all rules in POSTROUTING that jump to the given chain.
 func breakRule(t *testing.T, is4 bool, chain, line string) {
 	t.Helper()
 	table, err := iptables.Open(is4, true)

@@ -22,8 +22,8 @@ type span struct {
 }
 
 // foreignIntervals returns the address intervals that another program added to the network's nftables sets "pods" and "local". An interval
-// in both sets comes from Podlace: after the last pod of a subnet is deleted, the subnet stays in both sets. The cost of foreignIntervals
-// grows with the number of subnets, because it lists both sets.
+// that is in both sets is not foreign: Podlace writes each subnet to both sets, and leaves it there after the subnet's last pod is deleted.
+// The cost of foreignIntervals grows with the number of subnets, because it lists both sets.
 func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {

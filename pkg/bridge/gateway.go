@@ -45,7 +45,8 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 	if !remade {
 		return nil
 	}
-	// The gateway address that this network added is missing. Another program may have deleted the bridge and created a new bridge.
+	// The bridge lacked a gateway address that this network had added earlier. Another program may have deleted the bridge and created a new
+	// bridge.
 	lost, err := j.orphanedPorts()
 	if err == nil {
 		j.reattach(w.bridge, lost)
@@ -110,14 +111,14 @@ func Gateways() (list []RecordedGateways, err error) {
 	return list, err
 }
 
-// replacedBy returns those addresses in a list that conflict with a gateway address.
+// replacedBy returns those addresses in a list that must be removed from the bridge when the bridge gets a gateway address.
 func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {
 		if other.Addr().Is4() != gw.Addr().Is4() {
 			continue
 		}
 		if !GatewaysConflict(other, gw) {
-			// The other address does not conflict with the gateway address, so the bridge can have both. The other address is removed only if an
+			// The address `other` does not conflict with the gateway address, so the bridge can have both. The address `other` is removed only if an
 			// earlier configuration of the network added it and no pod uses it any more.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue

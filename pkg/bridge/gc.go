@@ -53,9 +53,9 @@ func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin
 	return &of
 }
 
-// allocate() gets addresses from the IPAM plugin. If the pool is exhausted, dead pods for which the runtime never called DEL are removed,
-// and allocate() tries again. An in-process IPAM plugin reuses the addresses of dead pods itself, and reports the attachments to which
-// these addresses belonged. For an external IPAM plugin, allocate() releases the addresses of dead pods and tries once more.
+// allocate() gets addresses from the IPAM plugin. The pool may be exhausted because the runtime never called DEL for some dead pods. An
+// in-process IPAM plugin then reuses the addresses of dead pods itself, and reports the attachments to which these addresses belonged. For
+// an external IPAM plugin, allocate() removes the dead pods, which releases their addresses, and calls the IPAM plugin again.
 func (b bridge) allocate(j *job) (*types100.Result, error) {
 	var dead []plugin.Attachment
 	j.r.Reclaimed = func(of plugin.Attachment) { dead = append(dead, of) }

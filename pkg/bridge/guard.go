@@ -130,8 +130,8 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 }
 
 // checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. If a new
-// configuration requires stronger protection, checkGuard only logs this. The reference plugin may have attached a pod that has no record,
-// so CHECK only logs that the protection of this pod is missing. CHECK does not fail for weaker protection, because an error could make the
+// configuration requires stronger protection, checkGuard only logs this. CHECK only logs that a pod without a record has no protection,
+// because the reference plugin may have attached this pod. CHECK does not fail for weaker protection, because an error could make the
 // runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {

@@ -11,8 +11,8 @@ import (
 )
 
 // isHostSide reports whether a link is the host side of an attachment, and not another program's link with the same name. The link must be
-// a veth. The link must also have the recorded ifindex, lead a device group, or have the MAC that ADD computes from the key. The argument
-// index is the recorded ifindex, or 0 if no ifindex was recorded.
+// a veth. In addition, the link must have the recorded ifindex, be the leader of a device group (kernel.Link.LeadsGroup), or have the MAC
+// that ADD computes from the key. The argument `index` is the recorded ifindex, or 0 if no ifindex was recorded.
 func isHostSide(link kernel.Link, key attachment.Key, index int) bool {
 	return link.Kind == "veth" && (link.Index == index || link.LeadsGroup() || hasMAC(link, key))
 }

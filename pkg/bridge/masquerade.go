@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// Masquerade describes which connections are masqueraded: packets that leave the network get the node's address as their source.
+// Masquerade is the masquerade configuration: it says which packets that leave the network get the node's address as their source.
 type Masquerade struct {
 	Backend string         `json:"backend"` // "", "nftables" or "iptables"
 	V4      bool           `json:"v4"`
@@ -46,7 +46,7 @@ func (j *job) masquerade(l layer3) error {
 	if m.Backend == "" {
 		return j.endMasquerade()
 	}
-	// If the backend changes to iptables, pods that nftables rules masquerade stay masqueraded.
+	// After a change of the backend to iptables, the nftables rules of the existing pods stay, so these pods are still masqueraded.
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 

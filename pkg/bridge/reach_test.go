@@ -19,8 +19,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNeighboursReachAtOnce checks that a new pod receives neighbour solicitations as soon as its addresses are configured. When a program
-// adds an address, the kernel finishes this later in a work queue. If a solicitation is lost, the neighbour repeats it only after a second.
+// TestNeighboursReachAtOnce checks that a new pod receives neighbour solicitations as soon as its addresses are configured. After a program
+// adds an IPv6 address, the kernel joins the multicast group of the address later, in a work queue. A solicitation that arrives before this
+// is lost, and the neighbour repeats it only after a second.
 func TestNeighboursReachAtOnce(t *testing.T) {
 	l := newLab(t)
 	fill := kerneltest.DelayAddresses(t)

@@ -35,7 +35,8 @@ func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 }
 
 // delSuccessor handles a container that the reference plugin attached again after Podlace's attachment: the record exists, but the recorded
-// link is gone. Usually the reference plugin has not attached the container again, and prevResult contains the recorded link.
+// link is gone. delSuccessor does nothing in the usual case: prevResult contains the name of Podlace's link, because the reference plugin
+// has not attached the container again.
 func delSuccessor(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
 	if r.Prev != nil && namedInPrevResult(r, key.HostVeth()) {
@@ -85,9 +86,9 @@ func isVeth(name string, digits int) bool {
 	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// isOtherAttachment reports whether a host side belongs to an attachment other than the attachment of r. The names of Podlace's host sides
-// contain a hash of the attachment's key, so the name identifies the attachment. The MAC in prevResult is no proof, because the MAC is
-// computed from the address. Another pod with the same address has the same MAC, for example a pod in another network.
+// isOtherAttachment reports whether a host side belongs to an attachment other than the attachment in the request `r`. The names of
+// Podlace's host sides contain a hash of the attachment's key, so the name identifies the attachment. The MAC in prevResult is no proof,
+// because the MAC is computed from the address. Another pod with the same address has the same MAC, for example a pod in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }

@@ -54,8 +54,8 @@ func (j *job) restoreFlushed() {
 	}
 }
 
-// baseChains returns the base chains that exist unless the rules were flushed. The base chains are the chain of the guards, the masquerade
-// chain of each network, and a chain of the VLAN gateways.
+// baseChains returns the base chains that the node should have. If such a chain is missing, another program flushed the rules. The base
+// chains are the chain of the guards, the masquerade chain of each network, and a chain of the VLAN gateways.
 func baseChains() (all []nft.Place) {
 	if _, ok := attachment.NodeNoted(guarded); ok {
 		all = append(all, nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain})
@@ -74,7 +74,7 @@ func baseChains() (all []nft.Place) {
 }
 
 func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
-	// a key with only a network selects the network's lock
+	// an attachment.Key that contains only a network selects the lock of the network
 	att, err := locks.Key(attachment.Key{Network: network})
 	if err != nil {
 		return locks.Tolerate(err)

@@ -116,7 +116,7 @@ func TestToReferenceWithExceptions(t *testing.T) {
 	l.add("a")
 	l.toReference("a", "eth0")
 	rules := nftRules(t, "inet cni_plugins_masquerade masq_checks")
-	// the kernel encodes "return" as verdict -5
+	// the kernel encodes the verdict "return" as -5
 	returns := slices.IndexFunc(rules, func(r string) bool { return strings.Contains(r, "c0000200") && strings.Contains(r, "fffffffb") })
 	masquerades := slices.IndexFunc(rules, func(r string) bool { return strings.Contains(r, " masq ") })
 	if len(rules) != 2 || returns < 0 || masquerades < 0 {

@@ -16,13 +16,13 @@ import (
 )
 
 // Findings returns a list of valid but misleading settings. A setting is misleading if it has no effect, or if its name suggests another
-// effect. The argument pods contains the subnets of the pods' addresses. The argument node contains the subnets behind the node's links.
-// Findings does no I/O.
+// effect. The argument `pods` contains the subnets of the pods' addresses. The argument `node` contains the subnets behind the node's
+// links. Findings does no I/O.
 func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
 }
 
-// traps() returns those misleading settings about which ADD does not log a warning elsewhere.
+// traps() returns the misleading settings, except those for which another part of ADD already logs a warning.
 func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	found := plugin.Capabilities(config, "", "")
 	var raw rawConfig

@@ -80,7 +80,8 @@ func TestClashOfSubnetsIsLogged(t *testing.T) {
 	}
 }
 
-// TestClashOfNewSubnetIsLogged checks that ADD warns if the subnet of an existing bridge is changed to a subnet that the node already has.
+// TestClashOfNewSubnetIsLogged checks that ADD warns if the subnet of an existing bridge is changed to a subnet that another link of the
+// node already has.
 func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", hostLocal("10.162.0.0/16"))
 	l.withoutBridge()

@@ -144,9 +144,9 @@ func randomMAC() net.HardwareAddr {
 }
 
 // setMAC sets the pod's MAC to the value that AddressMAC computes from the pod's first address. A MAC address in the configuration takes
-// precedence over the computed MAC. With this MAC, the neighbours' cached entries for an address stay valid if a new pod gets the address
-// of a deleted pod. With an external IPAM plugin, setMAC does not change the MAC, because the IPAM plugin may have sent the previous MAC to
-// a DHCP server.
+// precedence over the computed MAC. With the computed MAC, the neighbours' cached entries for an address stay valid if a new pod gets the
+// address of a deleted pod. With an external IPAM plugin, setMAC does not change the MAC, because the IPAM plugin may have sent the
+// previous MAC to a DHCP server.
 func (j *job) setMAC(w *wiring, l layer3) error {
 	if j.cfg.MAC != nil || !j.shared || len(l.Addresses) == 0 {
 		return nil

@@ -13,7 +13,7 @@ import (
 
 // The following functions adapt a plugin chain to a machine that lacks a kernel feature.
 
-// rewrite() passes the configurations of the chain's plugins to the function change, and replaces them with its result.
+// rewrite() calls the function `change` with the configurations of the chain's plugins, and replaces the configurations with the result.
 func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) error {
 	var conf map[string]any
 	var list struct {

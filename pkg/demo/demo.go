@@ -27,8 +27,8 @@ type Options struct {
 	Version  string // of this program, for the report
 }
 
-// Run runs all steps and calls show after each step. The returned report contains all steps, even if some results differ from the expected
-// results. Run returns an error only if the test network could not be created.
+// Run runs all steps and calls the function `show` after each step. The returned report contains all steps, even if some results differ
+// from the expected results. Run returns an error only if the test network could not be created.
 func Run(ctx context.Context, opts Options, show func(Row)) (Report, error) {
 	start := time.Now()
 	report := Report{Plugins: opts.Plugins, Conflist: opts.Source, Kernel: Kernel(), Version: opts.Version}

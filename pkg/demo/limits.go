@@ -15,21 +15,21 @@ import (
 
 const (
 	meterPort = 5001
-	// A plugin enforces a limit correctly if the rate is at most mostAtFirst times the limit in the first second. After the first second, the
-	// rate must be between leastLater and mostLater times the limit. A rate outside these bounds is not a failure if pauses of the machine can
-	// explain it.
+	// A plugin enforces a limit correctly if the rate in the first second is at most `mostAtFirst` times the limit. After the first second,
+	// the rate must be between leastLater and mostLater times the limit. A rate outside these bounds is not a failure if pauses of the machine
+	// can explain it.
 	mostAtFirst = 1.20
 	leastLater  = 0.90
 	mostLater   = 1.05
-	// The UDP sender sends at overload times the limit.
+	// The UDP sender sends at `overload` times the limit.
 	overload = 4
 
-	// Each measured flow takes longer than one second: a delayed receiver counts some bytes of the first second only later.
+	// Each measured flow continues after its first second, because a delayed receiver counts some bytes of the first second only later.
 	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )
 
-// A path describes a packet flow between two network namespaces, with which the demo checks a bandwidth limit.
+// A path describes a packet flow between two network namespaces. The demo checks a bandwidth limit with this flow.
 type path struct {
 	name     string
 	protocol meter.Protocol

@@ -64,7 +64,7 @@ func families(ipam json.RawMessage) map[string]bool {
 	return found
 }
 
-// walk() calls the function visit for every string in a JSON value, except for strings in routes.
+// walk() calls the function `visit` for every string in a JSON value, except for strings in routes.
 func walk(value any, visit func(string)) {
 	switch v := value.(type) {
 	case string:

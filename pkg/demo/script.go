@@ -114,7 +114,7 @@ func stepsOfTheEnd() []step {
 	}
 }
 
-// A placeOf function returns a function that runs other functions in one network namespace of the lab.
+// A placeOf function selects one network namespace of the lab. It returns a function that calls its argument inside this namespace.
 type placeOf func(*lab) func(func() error) error
 
 func fromHost(*lab) func(func() error) error     { return func(f func() error) error { return f() } }

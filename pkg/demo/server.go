@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// The constant patience is the time limit for a server's answer. The time limit is long enough for a slow machine. A request without an
+// The constant `patience` is the time limit for a server's answer. The time limit is long enough for a slow machine. A request without an
 // answer within the time limit counts as dropped.
 const patience = 5 * time.Second
 

@@ -12,8 +12,8 @@ import (
 type step struct {
 	name string
 	want string
-	// The field needs contains those requirements of the step that a machine may lack. A requirement is a plugin type whose kernel feature may
-	// be missing, "ipv6", or "br_netfilter".
+	// The field `needs` contains those requirements of the step that a machine may lack. A requirement is "ipv6", "br_netfilter", or the type
+	// of a plugin whose kernel feature may be missing.
 	needs []string
 	run   func(context.Context, *lab) outcome
 }
@@ -55,7 +55,7 @@ func failed(err error) outcome {
 	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
 }
 
-// verdictFor returns an outcome with the measured value. The verdict of the outcome is OK if good is true, and Miss otherwise.
+// verdictFor returns an outcome with the measured value. The verdict of the outcome is OK if `good` is true, and Miss otherwise.
 func verdictFor(good bool, measured string) outcome {
 	if good {
 		return outcome{verdict: OK, measured: measured}

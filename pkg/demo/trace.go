@@ -41,8 +41,8 @@ type TraceOptions struct {
 	Ping     bool   // the node pings each address of the pod, and the pod must answer
 }
 
-// Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. The network namespace of the process
-// serves as the node. The returned error contains the failures of ADD, CHECK and DEL. DEL runs even if ADD or CHECK failed.
+// Trace runs ADD, CHECK and DEL for a new pod, calls the function `show` after each plugin, and removes the pod. The network namespace of
+// the process serves as the node. The returned error contains the failures of ADD, CHECK and DEL. DEL runs even if ADD or CHECK failed.
 func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error) {
 	// The plugins inherit PODLACE_LOG=debug, and therefore log each change and each phase.
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil {
@@ -128,7 +128,7 @@ func (t tracer) ping(ctx context.Context) error {
 }
 
 // tracingExec runs plugins in the same way as libcni. After each run, tracingExec passes the phases and the changes in the plugin's debug
-// log to the function show.
+// log to the function `show`.
 type tracingExec struct {
 	version.PluginDecoder
 	show func(Traced)

@@ -24,7 +24,7 @@ func outside(t *testing.T) *sandbox.Pod {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Without this call, the kernel would delete the veth pair together with the namespace, but only some time later.
+		// Without the call of DelLink, the kernel would delete the veth pair together with the namespace, but only some time later.
 		if host, err := kernel.Host(); err == nil {
 			_ = host.DelLink(nodeSide)
 			host.Close()

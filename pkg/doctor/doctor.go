@@ -74,7 +74,7 @@ type node struct {
 	attachmentsErr error
 }
 
-// A check examines one subject, such as the kernel's features. The function run returns nil if the check finds no problem.
+// A check examines one subject, such as the kernel's features. The function `run` returns nil if the check finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well

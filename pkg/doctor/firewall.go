@@ -110,8 +110,8 @@ func namesLink(rules, link string) bool {
 func (n *node) ufwActive() bool { return n.shellValue("/etc/ufw/ufw.conf", "ENABLED") == "yes" }
 
 // ufw() reports bridges whose forwarded packets ufw drops or may drop. Without a rule for the bridge, ufw drops forwarded packets by
-// default (ufw-framework(8)). The argument blocked contains, for each bridge, the nftables chain that drops the packets of the bridge. The
-// map is empty if ufw uses iptables-legacy.
+// default (ufw-framework(8)). The argument `blocked` contains, for each bridge, the nftables chain that drops the packets of the bridge.
+// The map is empty if ufw uses iptables-legacy.
 func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	accepts := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY") == "ACCEPT"
 	rules, _ := os.ReadFile(n.path("/etc/ufw/user.rules"))

@@ -19,7 +19,7 @@ const (
 	maxPodFindings = 10
 )
 
-// The regular expression down matches CHECK's error about a bridge or a host side that is down.
+// The regular expression `down` matches CHECK's error about a bridge or a host side that is down.
 var down = regexp.MustCompile(`: (?:bridge )?([^\s,]+)(?:, the host side of [^\s,]+,)? is down$`)
 
 // The check "pods" reports live pods whose CHECK fails, for example because a link is down or an address, a route or a rule is missing. The

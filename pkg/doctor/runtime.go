@@ -30,7 +30,7 @@ type runtimeConfig struct {
 	InternalLoopback bool // containerd itself sets lo up, without the plugin loopback
 }
 
-// The constant comm is a pattern for the files in /proc that contain the name of a running program (proc_pid_comm(5)). The name in such a
+// The constant `comm` is a pattern for the files in /proc that contain the name of a running program (proc_pid_comm(5)). The name in such a
 // file has at most 15 bytes.
 const comm = "proc/[0-9]*/comm"
 

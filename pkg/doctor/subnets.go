@@ -77,7 +77,7 @@ func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Pref
 	return all
 }
 
-// attachment() returns the attachment with a key, or nil.
+// attachment() returns the node's attachment that has the given key, or nil.
 func (n *node) attachment(key attachment.Key) *reconcile.Attachment {
 	for _, a := range n.attachments {
 		if a.Key() == key {

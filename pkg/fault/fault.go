@@ -83,7 +83,7 @@ func Retry(f func() error, interrupted ...error) error {
 	return err
 }
 
-// Ignore returns nil if err is one of the other errors. Otherwise, Ignore returns err unchanged.
+// Ignore returns nil if err is one of the errors in the remaining arguments. Otherwise, Ignore returns err unchanged.
 func Ignore(err error, others ...error) error {
 	for _, e := range others {
 		if errors.Is(err, e) {

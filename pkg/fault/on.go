@@ -17,8 +17,9 @@ import (
 // EnvFailAt is an environment variable with a number n: the nth change of the process fails. The first change has the number 1. EnvTrace is
 // an environment variable with the name of a file. The process appends each change to this file as a line. EnvMoments is an environment
 // variable with the name of another file. The process appends each change and each call of Step() to the file of EnvMoments as a line.
-// EnvRunAt is an environment variable with a line number of this file and a shell command. When the process has written that line, it runs
-// the shell command and waits until the command ends. If the shell command fails, its output is written to the file of EnvMoments.
+// EnvRunAt is an environment variable with a line number of the file of EnvMoments, and a shell command. When the process has written that
+// line, it runs the shell command and waits until the command ends. If the shell command fails, its output is written to the file of
+// EnvMoments.
 const (
 	EnvFailAt  = "PODLACE_FAIL_AT"
 	EnvTrace   = "PODLACE_FAULT_TRACE"
@@ -35,7 +36,7 @@ func Point(op string) error {
 	n := changes.Add(1)
 	trace(EnvTrace, n, op)
 	if os.Getenv(EnvFailAt) == fmt.Sprint(n) {
-		// Container runtimes treat an error of DEL as "already gone" if it ends with "no such file or directory".
+		// The injected error ends with "no such file or directory", because container runtimes treat such an error of DEL as "already gone".
 		return fmt.Errorf("injected fault at change %d (%s): not found: no such file or directory", n, op)
 	}
 	return nil

@@ -28,7 +28,7 @@ func TestPoint(t *testing.T) {
 	}
 }
 
-// TestKill: EnvRunAt kills the process at the selected change. The trace file must contain this change.
+// TestKill: EnvRunAt kills the process at the selected change. The file of EnvMoments must contain this change.
 func TestKill(t *testing.T) {
 	if os.Getenv(EnvRunAt) != "" {
 		_ = Point("a")
@@ -45,7 +45,7 @@ func TestKill(t *testing.T) {
 }
 
 // TestCommand checks that the process waits while the shell command of EnvRunAt runs, and continues afterwards. If the shell command fails,
-// its output is written to the trace file.
+// its output is written to the file of EnvMoments.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	trace, mark := filepath.Join(dir, "trace"), filepath.Join(dir, "mark")

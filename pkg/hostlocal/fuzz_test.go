@@ -171,8 +171,8 @@ func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// compareOrder checks the order of addresses. The first address must be the address after begin. After the last address of the range, the
-// first address of the range must follow, until begin. The gateway must be missing.
+// compareOrder checks the order of addresses. The expected order begins with the address after `begin`. After the last address of the
+// range, the order continues with the first address of the range, and ends with `begin`. The order must not contain the gateway.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)
@@ -225,7 +225,7 @@ func FuzzShard(f *testing.F) {
 				_ = addr.String()
 			}
 		}
-		// the content may be any JSON if the checksum is correct
+		// if the checksum is correct, parseShard must return a shard or an error for any JSON
 		if doc, err := json.Marshal(shardDocument{crc32.ChecksumIEEE(data), data}); err == nil && json.Valid(data) {
 			if s, err := parseShard(doc); err == nil && s == nil && strings.TrimSpace(string(data)) != "null" {
 				t.Errorf("%q: no shard and no error", doc)

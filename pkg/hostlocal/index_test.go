@@ -97,7 +97,8 @@ func (l lab) mustBeConsistent() {
 	}
 }
 
-// TestLostShard (F-05): a shard and all its leases are lost. The next CNI command must correct the file "mark".
+// TestLostShard (F-05): a shard (one file of the index) and the leases of its attachments are lost. The next CNI command must correct the
+// file "mark".
 func TestLostShard(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -152,7 +153,8 @@ func TestForeignFilesBesideShards(t *testing.T) {
 }
 
 // TestKnownLeasesAreNotRead (L-04) checks that ADD and DEL read only their own leases if the index is current. The test damages the lease
-// files of other attachments. If ADD or DEL read a damaged lease file, it would move the file to another folder.
+// files of other attachments. An ADD or DEL that reads a damaged lease file moves this file to another folder, so the test can detect the
+// read.
 func TestKnownLeasesAreNotRead(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.0.0/16"`)
 	l.mustGive("a", "10.1.0.2/16")
@@ -264,8 +266,8 @@ func BenchmarkLeases(b *testing.B) {
 	}
 }
 
-// TestTwoHolders (F-07): an admin removes the lock file, so that two processes hold a lock at the same time. Neither process may declare
-// the index correct, whichever process ends first. The next CNI command must find the leases of both processes.
+// TestTwoHolders (F-07): an admin removes the lock file, so that two processes hold a lock at the same time. Neither process may mark the
+// index as current, regardless of which process ends first. The next CNI command must find the leases of both processes.
 func TestTwoHolders(t *testing.T) {
 	for _, order := range [][]int{{0, 1}, {1, 0}, {0}} { // in the last case, one process was killed
 		l := newQuickLab(t, one)

@@ -304,9 +304,9 @@ func (l *leases) endEntry(e entry) error {
 	return nil
 }
 
-// markIndexCurrent calls markCurrent, but only logs its error. CNI commands that succeed even without a correct index call
-// markIndexCurrent. Without markCurrent, the next CNI command would rebuild the index, because deleting leases changes the modification
-// time of the folder.
+// markIndexCurrent calls markCurrent, but only logs its error. markIndexCurrent is for CNI commands that succeed even without a correct
+// index. Without markCurrent, the next CNI command would rebuild the index, because deleting leases changes the modification time of the
+// folder.
 func (l *leases) markIndexCurrent() {
 	if err := l.index.markCurrent(); err != nil {
 		l.log.Warn("the next verb rebuilds the lease index", "error", err)
@@ -338,7 +338,7 @@ func (l *leases) last(set int) netip.Addr {
 }
 
 // setLast stores the last assigned address. The next ADD begins its search after the last assigned address. setLast returns no error:
-// without the stored address, ADD still finds free addresses, but in another order.
+// without the stored address, the next ADD begins its search at the first address of the set.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	name := fmt.Sprint(lastPrefix, set)
 	err := l.dir.Overwrite(name, []byte(addr.String()), 0o600)

@@ -23,8 +23,8 @@ type Lease struct {
 	Written           time.Time // time of the newest file
 }
 
-// Leases reads a lease folder. Leases takes no lock and changes nothing. If a lease is not in the index, Leases assigns its attachment to
-// the current boot.
+// Leases reads a lease folder. Leases takes no lock and changes nothing. If a lease is not in the index, Leases reports that the lease is
+// from the current boot.
 func Leases(path string) ([]Lease, error) {
 	dir, err := store.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

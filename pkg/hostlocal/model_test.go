@@ -33,7 +33,7 @@ type modelLease struct {
 }
 
 // next() returns the next free address of the set, or false if no address is free. next() returns a recently released address only if no
-// other address is free, except after a collection of dead pods.
+// other address is free. After a collection of dead pods, next() returns the next free address, even if it was released recently.
 func (m *model) next(set int, collected bool) (netip.Addr, bool) {
 	order := m.all[set]
 	at := slices.Index(order, m.last[set]) + 1 // after the last address, or at the beginning if that is unknown
@@ -112,7 +112,7 @@ func (m *model) take(set int, wanted []netip.Addr) (netip.Addr, uint) {
 	return addr, 0
 }
 
-// collect() searches for owners from earlier boots with an address in the set, and releases all addresses of these owners. It handles the
+// collect() finds each owner from an earlier boot that has an address in the set, and releases all addresses of this owner. It handles the
 // owners in the order of their addresses.
 func (m *model) collect(set int) {
 	var dead []string

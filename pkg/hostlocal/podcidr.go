@@ -36,14 +36,14 @@ func podCIDRError(err error) error {
 // NoPodCIDR reports whether an error disappears when the agent writes the file with the node's CIDRs.
 func NoPodCIDR(err error) bool { return errors.Is(err, errNoPodCIDR) }
 
-// noPodCIDRError wraps an error so that errors.Is finds errNoPodCIDR, and keeps the text of the error.
+// noPodCIDRError wraps an error and keeps its text. For the wrapped error, errors.Is(err, errNoPodCIDR) is true.
 type noPodCIDRError struct{ error }
 
 func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
 // resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. resolvePodCIDRs reads the file with the CIDRs only if the ranges
 // contain a keyword. If the ranges contain both keywords, but the node has CIDRs of only one address family, pods get addresses of only
-// this family. In this case, resolvePodCIDRs omits the range with the other keyword, and the result "partial" is true.
+// this family. In this case, resolvePodCIDRs omits the range with the keyword of the missing family, and the result "partial" is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	words := podCIDRWords(lists)
 	if len(words.ranges) == 0 {

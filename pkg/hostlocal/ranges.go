@@ -176,9 +176,9 @@ func checkOverlap(r Range, set RangeSet, same bool, before int) error {
 	return nil
 }
 
-// startingAfter yields each address of the set together with its range, but no gateways. startingAfter starts with the address after begin.
-// After the last address of the set, startingAfter continues with the first address, and ends with begin. If begin is not in the set,
-// startingAfter starts with the first address of the set.
+// startingAfter yields each address of the set together with its range, but no gateways. startingAfter starts with the address after the
+// argument "begin". After the last address of the set, startingAfter continues with the first address, and ends with begin. If begin is not
+// in the set, startingAfter starts with the first address of the set.
 func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	return func(yield func(netip.Addr, Range) bool) {
 		at, first, stop := 0, s[0].Start, netip.Addr{}

@@ -16,7 +16,7 @@ const maxResting = 256
 
 // restingAddresses returns the addresses that were released most recently. The list begins with the address that was released first. ADD
 // assigns a recently released address only if no other address is free. If ADD assigned a released address at once, a peer of the deleted
-// pod could reach the new pod by mistake. If the file of released addresses is lost, ADD assigns addresses in another order.
+// pod could reach the new pod by mistake. If the file of released addresses is lost, ADD may assign a recently released address at once.
 func (x *index) restingAddresses() (list []netip.Addr) {
 	if x.dir == nil {
 		return nil

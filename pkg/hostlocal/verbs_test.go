@@ -138,8 +138,8 @@ func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	}
 }
 
-// TestForeignOwners: a lease file contains an owner that the index cannot store. The plugin must treat the lease as a lease of no
-// container.
+// TestForeignOwners: a lease file contains an owner that the index cannot store. For such a lease, parseOwner must return an ID that no
+// container has.
 func TestForeignOwners(t *testing.T) {
 	for _, lease := range []string{"a\r\n\xff", "a\r\n\x01", "a\r\nx y", "a\r\nx/y", "é\r\neth0"} {
 		if of := parseOwner([]byte(lease)); of.ContainerID[0] != '?' {

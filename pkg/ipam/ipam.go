@@ -150,7 +150,8 @@ func wrap(name string, err error) error {
 	return fmt.Errorf("ipam %s: %w", name, err)
 }
 
-// ValidType returns an error if a program with the name of the plugin type could be outside the folders in CNI_PATH.
+// ValidType returns an error for a plugin type with a slash, and for other types that cannot be the name of a file. Such a type could
+// select a program outside the folders in CNI_PATH.
 func ValidType(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want the name of a plugin in CNI_PATH", name)
@@ -196,8 +197,8 @@ func find(dirs []string, name string) (string, error) {
 }
 
 // environment() returns the environment for an external plugin. The environment contains the CNI command and the attachment of the request.
-// If GC or ADD deletes another attachment, the environment contains no arguments and no namespace. The reason is that another interface of
-// the container may still use the namespace.
+// GC or ADD may delete another attachment than the attachment of the request. The environment for this deletion contains no arguments and
+// no namespace. The reason is that another interface of the container may still use the namespace.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {

@@ -55,8 +55,8 @@ func (p Plan) Has6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
-// AddDefaults adds a default route for each address family with a gateway. If the IPAM plugin returned a default route of the family with a
-// gateway, AddDefaults adds none.
+// AddDefaults adds a default route for each address family with a gateway. AddDefaults adds no default route for a family if the IPAM
+// plugin already returned a default route with a gateway for this family.
 func (p *Plan) AddDefaults() {
 	for _, is4 := range []bool{true, false} {
 		gw := p.firstGateway(is4)
@@ -80,8 +80,8 @@ func (p *Plan) hasDefault(is4 bool) bool {
 	return false
 }
 
-// AddRoutes converts the routes in the field Shown to routes of the plan. A route without a gateway gets the first gateway of its address
-// family, unless the route's scope forbids a gateway.
+// AddRoutes converts each route in the field Shown, which contains the routes of the CNI result, and adds it to the field Routes. A route
+// without a gateway gets the first gateway of its address family, unless the route's scope forbids a gateway.
 func (p *Plan) AddRoutes() error {
 	for _, r := range p.Shown {
 		dst, ok := kernel.Prefix(&r.Dst)

@@ -75,8 +75,8 @@ func Comment(text string) string {
 }
 
 // Edit is a change of the nat table of one address family. From Open to Close, an Edit holds the node's lock for the table. The result of
-// NAT is valid until Apply changes the table. Child processes of a killed plugin may still hold the lock. Open also waits for these child
-// processes.
+// NAT is valid until Apply changes the table. After a plugin was killed, its child processes may still hold the lock. Open also waits for
+// these child processes.
 type Edit struct {
 	program string
 	wait    []string // arguments with the time that iptables-restore waits for the xtables lock

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// List reads the given chains of the nat table. List omits chains that do not exist. List starts one process for each chain and one more
-// process. Only CHECK calls List, because starting so many processes is slow.
+// List reads the given chains of the nat table. List omits chains that do not exist. List starts one process for each chain, and one
+// process that prints the version of iptables. Only CHECK calls List, because starting so many processes is slow.
 func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
 
 // ListLegacy does the same as List for the chains of legacy xtables.

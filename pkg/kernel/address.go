@@ -110,10 +110,10 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	}
 }
 
-// AwaitAddress waits until the namespace answers neighbour solicitations for an address. AwaitAddress returns an error at the deadline. The
-// kernel confirms a new IPv6 address before the address is usable. A kernel work queue joins the solicited-node group and adds the local
-// route later (addrconf_dad_work in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before the work
-// queue has run. A neighbour repeats an unanswered solicitation only after a second.
+// AwaitAddress waits until the namespace answers neighbour solicitations for an address. AwaitAddress returns an error at the deadline. A
+// new IPv6 address is not usable immediately. A kernel work queue joins the solicited-node group and adds the local route later
+// (addrconf_dad_work in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before the work queue has
+// run. A neighbour repeats an unanswered solicitation only after a second.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // IPv4: the route exists at once, and ARP requests are broadcast

@@ -84,7 +84,7 @@ func firstCaptor(list []netlink.Filter, chain uint32, depth int) (Captor, bool) 
 	return Captor{}, false
 }
 
-// matchesAll reports whether a filter matches every frame of a protocol that pods use.
+// matchesAll reports whether a filter matches every frame, every IPv4 frame, or every IPv6 frame.
 func matchesAll(f netlink.Filter) bool {
 	if !slices.Contains([]uint16{unix.ETH_P_ALL, unix.ETH_P_IP, unix.ETH_P_IPV6}, f.Attrs().Protocol) {
 		return false

@@ -4,7 +4,8 @@ package kernel
 
 import "golang.org/x/sys/unix"
 
-// filterProgram is the source of a socket filter in classic BPF (Documentation/networking/filter.rst). Its jumps lead forward to labels.
+// filterProgram is the source of a socket filter in classic BPF (Documentation/networking/filter.rst). Each jump of the program goes
+// forward to a label.
 type filterProgram struct {
 	list   []unix.SockFilter
 	labels map[string]int

@@ -24,7 +24,8 @@ import (
 // node.
 const requestTimeout = 30 * time.Second
 
-// NS is a handle to a network namespace. Host opens the namespace of the process. Open opens the namespace of a pod.
+// NS is a handle to a network namespace. The function Host returns a handle to the namespace of the process. The function Open returns a
+// handle to the namespace of a pod.
 type NS struct {
 	h *netlink.Handle
 	// These sockets are for netlink requests that netlink.Handle does not support.
@@ -51,8 +52,8 @@ func Host() (*Node, error) {
 }
 
 func (n *NS) connect() (err error) {
-	// The handle must have exactly the family NETLINK_ROUTE. A netlink.Handle without a family would silently work in the caller's namespace.
-	// On a kernel without XFRM, NewHandle with all families fails.
+	// The handle must have exactly the family NETLINK_ROUTE. An empty netlink.Handle would silently work in the caller's namespace. Without an
+	// argument, NewHandle opens a socket for every family, which fails on a kernel without XFRM.
 	if n.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -99,10 +100,11 @@ func Open(netns Namespace) (*NS, error) {
 	return n, nil
 }
 
-// serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. serveThread
-// never calls UnlockOSThread. The thread therefore ends with the goroutine, and no other goroutine runs in the wrong namespace. The main
-// thread must not enter the namespace, because it would then keep the namespace alive until the process ends. If serveThread runs on the
-// main thread, it starts another goroutine. The other goroutine gets another thread, because the main thread is locked.
+// serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. After
+// serveThread has entered the namespace, it never unlocks the thread. The thread therefore ends with the goroutine, and no other goroutine
+// runs in the wrong namespace. The main thread must not enter the namespace, because it would then keep the namespace alive until the
+// process ends. If serveThread runs on the main thread, it starts another goroutine. The other goroutine gets another thread, because the
+// main thread is locked.
 func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {

@@ -167,8 +167,8 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 }
 
 // SetARPNotify sets the sysctl arp_notify of a link: the kernel then announces the IPv4 addresses of the link when the link comes up
-// (Documentation/networking/ip-sysctl.rst). The reference bridge plugin also sets arp_notify. The kernel does not announce addresses when a
-// new veth comes up for the first time.
+// (Documentation/networking/ip-sysctl.rst). The reference bridge plugin also sets arp_notify. Even with arp_notify, the kernel announces no
+// address when a new veth comes up for the first time.
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
 		req := n.newRequest(unix.RTM_SETLINK, 0)
@@ -190,7 +190,7 @@ func (n *NS) SetDown(link Link) error {
 
 // PinMTU sets a fixed MTU of a bridge. Without a fixed MTU, a bridge gets the smallest MTU of its ports from the kernel. A bridge with an
 // MTU below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU. Therefore, if the wanted MTU is the current
-// MTU, PinMTU first sets another MTU (MTUBeside). The field MTU of bridge must be the current MTU.
+// MTU, PinMTU first sets another MTU (MTUBeside). The argument "bridge" must contain the current MTU in its field MTU.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
 	if bridge.MTU == mtu {
 		if err := n.SetMTU(bridge, MTUBeside(mtu)); err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // Neighbour returns the MAC in the neighbour entry of an address on a link. Neighbour returns nil if the entry is missing, or if the kernel
-// must still verify it.
+// must still verify the entry.
 func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	known, err := n.neighbourOf(link, addr)
 	if err != nil || known == nil || len(known.HardwareAddr) == 0 ||

@@ -71,8 +71,8 @@ func (n *NS) AddNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop add ", h, protocol, unix.NLM_F_EXCL)
 }
 
-// ReplaceNexthop changes the nexthop object with the given ID. If the ID is unused, ReplaceNexthop adds the object. All routes that refer
-// to the nexthop object change at once.
+// ReplaceNexthop changes the nexthop object with the given ID. If the ID is unused, ReplaceNexthop adds the object. This one request
+// affects all routes that refer to the nexthop object.
 func (n *NS) ReplaceNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop replace ", h, protocol, unix.NLM_F_REPLACE)
 }

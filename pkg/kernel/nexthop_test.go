@@ -103,8 +103,8 @@ func TestProtocolRoutes(t *testing.T) {
 	}
 }
 
-// TestVXLAN checks that EnsureVXLAN creates a device with the requested properties. EnsureVXLAN must delete and create the device again
-// only if the kernel cannot change the existing device. EnsureVXLAN must keep the device of another program.
+// TestVXLAN checks that EnsureVXLAN creates a device with the requested properties. EnsureVXLAN must recreate the device only if the kernel
+// cannot change the existing device. EnsureVXLAN must keep the device of another program.
 func TestVXLAN(t *testing.T) {
 	n, _ := podNS(t)
 	const group = 142

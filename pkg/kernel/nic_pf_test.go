@@ -201,7 +201,7 @@ func vfVLAN(t *testing.T, c card) {
 }
 
 // vfMAC sets the MAC of a VF through the PF, and checks that the VF has this MAC after its driver is bound again. After this bind, the pod
-// must not be able to change the MAC of the VF until the PF resets it.
+// must not be able to change the MAC of the VF until the PF resets the MAC.
 func vfMAC(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	admin, device := before, c.VFs[0].Device

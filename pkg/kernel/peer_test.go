@@ -19,7 +19,8 @@ func TestPeerOf(t *testing.T) {
 	elsewhere, err := os.Open(other.Path)
 	kerneltest.Must(t, err)
 	defer elsewhere.Close()
-	// Both ends of the forged pair are in the other namespace. The forged pair has the same ifindexes as the real pair between host and pod.
+	// Both ends of the forged pair are in the namespace of the second pod, "other". The forged pair has the same ifindexes as the real pair
+	// between host and pod.
 	kerneltest.Must(t, other.Do(func() error { return kerneltest.ForgePair("veth", "eth0", w.podSide.Index, "q", w.hostSide.Index) }))
 	inOther, err := Open(elsewhere)
 	kerneltest.Must(t, err)

@@ -95,8 +95,8 @@ func parseRoute(message []byte) (r FoundRoute, ok bool) {
 	return r, r.Dst.IsValid()
 }
 
-// AddProtocolRoute adds a route. The error unix.EEXIST means that the table already contains a route of any program with the same prefix
-// and metric.
+// AddProtocolRoute adds a route. The error unix.EEXIST means that the table already contains a route with the same prefix and metric, from
+// any program.
 func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }

@@ -45,7 +45,7 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	if err == nil && (!ok || link.Kind != "ifb") {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
-	// DelGroup would not delete a stale ifb outside the group of the link.
+	// An existing ifb may be outside the group of the link. DelGroup would not delete such an ifb, so EnsureIFB adds the ifb to the group.
 	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group {
 		err = fault.Change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
 	}
@@ -56,9 +56,9 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 }
 
 // Redirect redirects all received frames of one link to another link with a filter. Redirect uses an existing ingress or clsact qdisc, or
-// adds a clsact qdisc. Redirect never adds an ingress qdisc, because it would keep other programs from adding a clsact qdisc. Redirect adds
-// the new filter before it deletes an old RedirectsLong filter, so that the rate limit of a running pod stays in effect. Redirect is a
-// no-op if a filter already redirects all frames to the same link.
+// adds a clsact qdisc. Redirect never adds an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact
+// qdisc. Redirect adds the new filter before it deletes an old filter that does not match short frames (RedirectsLong), so that the rate
+// limit of a running pod stays in effect. Redirect is a no-op if a filter already redirects all frames to the same link.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -239,7 +239,7 @@ func (n *NS) redirectSources() (found []redirectSource, err error) {
 }
 
 // DelRedirect removes the redirect from one link to another link, including a redirect that the reference bandwidth plugin added.
-// DelRedirect also removes an ingress qdisc without other filters. DelRedirect removes a clsact qdisc only if "owned" is true, because
+// DelRedirect also removes an ingress qdisc that has no other filters. DelRedirect removes a clsact qdisc only if "owned" is true, because
 // another program may have added the qdisc for its own filters. DelRedirect is a no-op if the redirect is missing.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if err := n.delRedirects(from, to, false); err != nil {

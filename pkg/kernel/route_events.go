@@ -163,7 +163,7 @@ func routeNotice(body []byte, gone bool, protocol int) (n notice, ok bool) {
 		n.Removed = true
 		return n, ok && gone
 	}
-	// Link-local routes do not matter, because the kernel adds one for each link.
+	// Link-local routes are irrelevant, because they never lead to pods on other nodes, and the kernel adds one for each link.
 	return n, ok && !r.Dst.Addr().IsLinkLocalUnicast() && !r.Dst.Addr().IsMulticast()
 }
 

@@ -154,8 +154,8 @@ func TestRouteEvents(t *testing.T) {
 	}
 }
 
-// TestRouteEventsOfPods checks that RouteEvents sends no events when pods are added and removed. The only allowed event is the first event
-// about the bridge, because it may arrive late.
+// TestRouteEventsOfPods checks that RouteEvents sends no events when pods are added and removed. The first event about the bridge may
+// arrive late, so the test allows this event.
 func TestRouteEventsOfPods(t *testing.T) {
 	w := newWire(t) // the bridge is up before it has a port
 	since := collectNotices(t, &w.host.NS)

@@ -197,7 +197,7 @@ func Unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
-// vfSetting is one setting in a request of SetVF. The field words contains the arguments of "ip link set … vf" for the setting, or "" if
+// vfSetting is one setting in a request of SetVF. The field "words" contains the arguments of "ip link set … vf" for the setting, or "" if
 // SetVF must not change the setting. The field attribute is nil if the value of the setting is invalid.
 type vfSetting struct {
 	words     string

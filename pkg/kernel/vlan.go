@@ -76,9 +76,10 @@ func (v VLANs) String() string {
 }
 
 // HasVLANFiltering reports whether the bridges of the running kernel support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING).
-// HasVLANFiltering requests a bridge that no kernel can create, and checks the error. The request contains an invalid VLAN protocol, and
-// also an invalid name or namespace. A kernel with VLAN filtering reports the invalid protocol first. Kernels before 6.13 check the
-// protocol only if the module bridge is loaded. When an older kernel handles the request with the invalid namespace, it loads the module.
+// HasVLANFiltering sends up to two requests for a bridge that no kernel can create, and checks the errors. Each request contains an invalid
+// VLAN protocol. The first request also contains the name of an existing link, and the second request contains an invalid namespace. A
+// kernel with VLAN filtering reports the invalid protocol first. Kernels before 6.13 check the protocol only if the module bridge is
+// loaded. On an older kernel, the second request loads the module.
 func (n *Node) HasVLANFiltering() (bool, error) {
 	var err error
 	for _, impossible := range []*nl.RtAttr{

@@ -125,7 +125,7 @@ func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
 }
 
 // podRequest computes the number of VFs and CPUs that the whole pod requests. podRequest returns the sum of the requests of all containers.
-// If an init container requests more VFs than this sum, podRequest returns its number of VFs instead.
+// If an init container requests more VFs than this sum, podRequest returns the number of VFs of the init container instead.
 func (p Pod) podRequest() Request {
 	var sum Request
 	for _, r := range p.Containers {

@@ -14,8 +14,8 @@ type Prefer func(available, must []int, n int) []int
 // Pick returns n of the given devices. Tests use a Pick function instead of the kubelet's arbitrary choice between equally good devices.
 type Pick func(from []int, n int) []int
 
-// Choose allocates n devices near the NUMA nodes of a hint, so that they are in use. Like the kubelet, Choose calls prefer() only if
-// several choices are possible. The argument "prefer" is nil for a plugin without GetPreferredAllocation.
+// Choose selects n devices near the NUMA nodes of a hint, and marks them as in use. Like the kubelet, Choose calls prefer() only if several
+// choices are possible. The argument "prefer" is nil for a plugin without GetPreferredAllocation.
 func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
 	if !slices.Contains(d.Healthy, true) {
 		return nil, fmt.Errorf("no healthy device")

@@ -100,8 +100,8 @@ func (d *Devices) availableDevices() []int {
 }
 
 // Hints returns the hints for a request of n devices. The argument "reusable" contains the devices of the pod's init containers, because
-// the request may use these devices again. If the resource has no preference, Hints returns nil. If the resource cannot serve the request,
-// Hints returns an empty list.
+// the request may use these devices again. If the NUMA nodes of all devices are unknown, the resource has no preference, and Hints returns
+// nil. If the resource cannot serve the request, Hints returns an empty list.
 func (d *Devices) Hints(n int, reusable []int) []Hint {
 	nodes := d.allNodes()
 	if nodes == 0 {

@@ -172,7 +172,7 @@ func TestCPUs(t *testing.T) {
 		}
 		got = append(got, cpus)
 	}
-	// A request for four CPUs gets all CPUs of a NUMA node. Smaller requests get CPUs of the NUMA node with the fewest free CPUs.
+	// A request for four CPUs gets all four CPUs of a NUMA node. Smaller requests get CPUs of the NUMA node with the fewest free CPUs.
 	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

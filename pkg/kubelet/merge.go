@@ -78,8 +78,8 @@ type merger struct {
 	best    *Hint
 }
 
-// mergeFrom merges a hint with each combination of one hint from list i and one hint from each later list. A combination of hints with
-// different NUMA nodes is not preferred, even if each of its hints is preferred.
+// mergeFrom merges a hint with the hints in list i and in all later lists. Each combination contains one hint from each of these lists. A
+// combination of hints with different NUMA nodes is not preferred, even if each of its hints is preferred.
 func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	if i == len(m.lists) {
 		if merged.Nodes != 0 && m.isBetter(merged) {

@@ -37,7 +37,7 @@ var ErrSilent = errors.New("nothing arrived")
 // A Place runs a function inside a network namespace. All sockets that the function opens belong to this namespace for their whole life.
 type Place func(func() error) error
 
-// Here is a Place. Here runs f() in the network namespace of the process.
+// Here is a Place. The function Here runs f() in the network namespace of the process.
 func Here(f func() error) error { return f() }
 
 // A Flow contains the configuration of one measurement.
@@ -122,7 +122,8 @@ func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	return listening
 }
 
-// pauseFactor is how often one pause of the machine can delay the same packet: in the sender, in the kernel's queues and in the receiver.
+// pauseFactor is the number of times that one pause of the machine can delay the same packet: in the sender, in the kernel's queues and in
+// the receiver.
 const pauseFactor = 3
 
 // Range returns the lowest and the highest possible rate of the link for a rate that the meter measured between two times. Pauses of the

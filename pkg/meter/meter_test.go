@@ -52,8 +52,8 @@ func within(t *testing.T, what string, got, low, high float64) {
 	}
 }
 
-// expectRate reports an error only if the rate is certainly lower than low or higher than high. Pauses of the machine make a measured rate
-// uncertain.
+// expectRate reports an error only if the rate is certainly lower than the argument "low" or higher than the argument "high". Pauses of the
+// machine make a measured rate uncertain.
 func (r Result) expectRate(t *testing.T, what string, rate float64, from, to time.Duration, low, high float64) {
 	t.Helper()
 	if least, most := r.Range(rate, from, to); most < low || least > high {
@@ -205,8 +205,8 @@ func TestFlowBetweenPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pod.Close()
-	// The interface lo of the pod is down, so the sender cannot reach a receiver in the pod. The sender could reach a receiver socket in the
-	// wrong namespace.
+	// The interface lo of the pod is down, so the sender cannot reach a receiver in the pod. If the receiver's socket were in the wrong
+	// namespace, the sender could reach it.
 	_, err = Run(t.Context(), Flow{
 		Protocol: UDP, To: pod.Do, Listen: loopback(true),
 		Duration: time.Second, Patience: 300 * time.Millisecond, Rate: 1e6,

@@ -94,7 +94,7 @@ func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sen
 	}
 }
 
-// receiveUDP counts the received datagrams that contain the given mark. Each flow has another mark, so receiveUDP ignores datagrams of
+// receiveUDP counts the received datagrams that contain the given mark. Each flow has a mark of its own, so receiveUDP ignores datagrams of
 // earlier flows.
 func receiveUDP(conn *net.UDPConn, counts *tally, mark uint64, patience time.Duration) {
 	buffer := make([]byte, maxDatagram)

@@ -28,7 +28,7 @@ func noFamily(err error) bool {
 }
 
 // Available reports whether the kernel has nf_tables. Available requests the generation ID of the ruleset. A kernel without nf_tables
-// replies with EINVAL. If sending the request fails, Available returns true.
+// replies with EINVAL. If Available gets any other error, it returns true.
 func Available() bool {
 	t, err := Open("")
 	if err == nil {
@@ -123,8 +123,8 @@ func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	return *all[0], true, nil
 }
 
-// maxLookups is the maximum number of elements that Find requests at once. The replies for maxLookups elements must fit into the buffer of
-// the socket.
+// maxLookups is the maximum number of requests that Find sends before it reads the replies. The replies must fit into the buffer of the
+// socket.
 const maxLookups = 64
 
 // Find looks up several elements. For each element, Find returns a pointer to the element from the kernel, or nil if the element is

@@ -186,8 +186,8 @@ func parseRule(data []byte) (r Rule) {
 	return r
 }
 
-// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The attribute with the data has one
-// number in "cmp" expressions and another number in "immediate" expressions.
+// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The number of the attribute with the
+// data differs between "cmp" and "immediate" expressions.
 func (r *Rule) parseExpression(data []byte) {
 	var name string
 	walk(data, func(kind uint16, v []byte) {
@@ -246,7 +246,7 @@ type Jump struct {
 	Chain  string
 }
 
-// Match selects the rules of a chain or a table for which the function Want returns true.
+// Match selects those rules of a chain or a table for which the function Want returns true.
 type Match struct {
 	In   Place
 	Want func(Rule) bool

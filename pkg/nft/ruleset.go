@@ -146,7 +146,7 @@ func Lookup(set *nftables.Set) expr.Any {
 	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
 }
 
-// Equal returns an expression that matches if register 1 contains data.
+// Equal returns an expression that matches if the content of register 1 is equal to the argument "data".
 func Equal(data []byte) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
 }

@@ -272,8 +272,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig changes a key of the configuration that needs a restart. The agent must log once that a restart is needed, and the status
-// must contain this advice until the restart. All other keys must take effect immediately.
+// TestLaterConfig changes a configuration key that takes effect only after a restart. The agent must log once that a restart is needed, and
+// the status must contain this advice until the restart. All other keys must take effect immediately.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -301,7 +301,7 @@ func TestLaterConfig(t *testing.T) {
 	}
 }
 
-// TestHeartbeats checks that the agent ignores the periodic updates of Node objects by kubelets: it must not compare the routes.
+// TestHeartbeats checks that the agent does not compare the routes when kubelets send the periodic updates of their Node objects.
 func TestHeartbeats(t *testing.T) {
 	l := newLab(t).ready()
 	before := l.log.String()

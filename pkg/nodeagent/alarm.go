@@ -52,9 +52,9 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// wait() waits for a cause until the deadline. After the first cause, wait() collects further causes for the duration gather, and returns
-// all causes. If all causes may come from other programs, wait() collects for the longer of the durations gather and pause. When ctx is
-// done, wait() returns immediately.
+// wait() waits for a cause until the deadline. After the first cause, wait() collects further causes for the time in the argument "gather",
+// and returns all causes. If all causes may come from other programs, wait() collects causes for the time in "gather" or "pause", whichever
+// is longer. When ctx is done, wait() returns immediately.
 func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():

@@ -33,7 +33,7 @@ func TestConfig(t *testing.T) {
 }
 
 // TestConfigRefused checks that the error for an invalid configuration contains the file, the line, the key and the valid values. The error
-// must contain all mistakes of the configuration at once.
+// must contain all mistakes of the configuration, and not only the first mistake.
 func TestConfigRefused(t *testing.T) {
 	for text, says := range map[string]string{
 		"{\n\n\"offlink\": \"vxlan\"}":                       "c:3: offlink: unknown key; the nearest known key is offLink",

@@ -42,8 +42,8 @@ func programs() []program {
 // binaryMode is the file mode of every installed program.
 const binaryMode = 0o755
 
-// The type binaries installs programs from one folder into another folder. The type also stores which files were equal, so that the agent
-// reads their content again only after a change.
+// The type binaries installs programs from one folder into another folder. The type also stores which installed programs were equal to
+// their source files. The agent compares the content again only after one of the two files has changed.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo

@@ -129,7 +129,7 @@ func (m *metrics) noteSync(began, since time.Time) {
 
 // ready() returns nil if pods can start on this node, or an error with the reasons if they cannot. The agent stays ready if only single
 // peers have problems. After the first comparison, the agent also stays ready if the API server is unreachable. Otherwise, all agents would
-// become unready at the same time, and a rolling update would replace all agents at once.
+// become unready at the same time. A rolling update would then replace all agents at the same time.
 func (m *metrics) ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -100,8 +100,8 @@ func TestMetrics(t *testing.T) {
 	l.api.put(l.peer(2))
 	l.await("an event ends it", func() bool { return age() < old })
 
-	// The label "cause" of the repair may have several values. The cause is either the removal of the route, or an event of the API server
-	// just before the removal.
+	// The label "cause" of the repair depends on timing. The cause is either the removal of the route, or an event of the API server just
+	// before the removal.
 	repairs := func() (n float64) {
 		_, series := l.scrape()
 		for _, cause := range []string{"kernel", "api", "start"} {

@@ -57,8 +57,8 @@ func (l *lab) mustWait(what string, a *agent, why cause) {
 }
 
 // TestHeldDeletions: the agent must delete no routes while its own Node object is missing, and must pause between comparisons. When its
-// Node object exists again, the agent must still delay the deletion of more than half of its routes. After a restore of etcd, for example,
-// Node objects may return one by one.
+// Node object exists again, the agent must still delay a deletion that affects more than half of its routes. After a restore of etcd, for
+// example, Node objects may return one by one.
 func TestHeldDeletions(t *testing.T) {
 	l := newLab(t)
 	l.times.trustDelay = 200 * time.Millisecond

@@ -148,7 +148,7 @@ func TestRemoveFails(t *testing.T) {
 }
 
 // TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if its flags contain other folders than the flags of the agent. The
-// folders differ, for example, if the manifest of the removal lacks the component k3s.
+// folders differ, for example, if the installation had the component k3s, but the manifest of the removal does not have this component.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()

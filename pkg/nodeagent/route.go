@@ -143,7 +143,7 @@ func (a *agent) adviseSelf(err error) {
 	a.advise("own node", err, do, a.node.PodCIDRs == nil)
 }
 
-// The constant retries is the advice that the agent reports for errors of the kernel.
+// The text in the constant retries is the advice that the agent reports for errors of the kernel.
 const retries = "nothing, if it ends within minutes: the agent tries again"
 
 // adviseInside reports routes of other programs to a part of a peer's podCIDR.

@@ -175,8 +175,8 @@ func TestWriteRefuses(t *testing.T) {
 	_ = Remove()
 }
 
-// FuzzParse checks that Parse and parseFlannel return podCIDRs or an error for any content. FuzzParse also checks that Read returns a
-// parsed node.json unchanged after Write.
+// FuzzParse checks that Parse and parseFlannel return podCIDRs or an error for any content. FuzzParse also checks that parsed content stays
+// the same when it is encoded as JSON and parsed again.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", `{"podCIDRs":["10.1.2.0/24","fd00::/64"]}`, `{"podCIDRs":}`, `{"podCIDRs":[null]}`, "FLANNEL_SUBNET=",
 		`{"podCIDRs":["10.1.2.0/24"],"clusterCIDRs":["10.0.0.0/8"],"mtu":1450}`, `{"podCIDRs":["::/0"],"clusterCIDRs":[null],"mtu":1e9}`,

@@ -79,7 +79,7 @@ func Remove(n *kernel.NS) (changes int, err error) {
 	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
 }
 
-// The type pass contains the state of one comparison of the kernel with the wanted state, in which apply also makes the changes.
+// The type pass contains the state of one pass of Apply. In a pass, apply compares the kernel with the wanted state and makes the changes.
 type pass struct {
 	Result
 	n           *kernel.NS
@@ -235,8 +235,8 @@ func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 // errUnread means that the routes of other programs cannot be read.
 var errUnread = errors.New("routes of other programs could not be read")
 
-// applyRoute adds a route. If the agent's old route exists, or another program's route that Options.Adopt selects, applyRoute replaces this
-// route.
+// applyRoute adds a route. If the agent's old route exists, applyRoute replaces it. applyRoute also replaces a route of another program
+// that Options.Adopt selects.
 func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if err := p.readForeign(); err != nil {
 		return err

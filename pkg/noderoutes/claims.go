@@ -57,8 +57,8 @@ func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	return c
 }
 
-// addCovers adds prefixes to the map c.covers: each prefix that contains an address of the node. addCovers skips a prefix in which an older
-// node already has an address.
+// addCovers stores each prefix that contains an address of the node in the map c.covers. addCovers considers only the prefix lengths of
+// podCIDRs. addCovers skips a prefix in which an older node already has an address.
 func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	for _, a := range addresses {
 		for _, bits := range c.lengths[a.Is4()] {
@@ -124,7 +124,7 @@ func (c *claims) claimPodCIDR(p netip.Prefix, n nodeObject, age int, older bool)
 	return "", ""
 }
 
-// conflictingAddress returns an address that is in the podCIDR p of node n, but belongs to n itself or to an older node.
+// conflictingAddress returns an address in the podCIDR p of node n that belongs to n itself or to an older node.
 func (c *claims) conflictingAddress(p netip.Prefix, n nodeObject, age int) (a address, ok bool) {
 	if a, ok = c.covers[p]; ok && a.age < age {
 		return a, true

@@ -93,15 +93,16 @@ func newNode(t testing.TB) labNode {
 	kerneltest.Must(t, err)
 	t.Cleanup(func() { ns.Close(); f.Close() })
 	kerneltest.Must(t, ns.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"}, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"},
-		// For forwarded packets, the kernel sends neighbour solicitations from its link-local address, so this address must not be
-		// tentative.
+		// For forwarded packets, the kernel sends neighbour solicitations from the link-local address of the link. Therefore, this address must
+		// not be tentative.
 		kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	n := labNode{t, pod, ns}
 	n.runInside(func() error { return netlink.LinkSetUp(mustLink("lo")) })
 	return n
 }
 
-// joinLAN connects a node to a LAN. For each number, the node's link gets one IPv4 address and one IPv6 address of the LAN.
+// joinLAN connects a node to a LAN. For each number in "ids", the node's link gets the IPv4 address and the IPv6 address of the LAN that
+// end in this number.
 func (n labNode) joinLAN(l lan, link string, ids ...int) labNode {
 	n.Helper()
 	f, err := os.Open(n.pod.Path)

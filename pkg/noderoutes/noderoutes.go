@@ -84,7 +84,7 @@ type Peer struct {
 	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. If Elder is true, the other nodes
 	// send packets for the overlapping addresses to the older peer.
 	Elder bool
-	// NoLink is true if the State is Refused because the peer shares no link with this node and OffLink is OffLinkRefuse.
+	// NoLink is true if the State is Refused for the following reason: the peer shares no link with this node, and OffLink is OffLinkRefuse.
 	NoLink bool
 }
 

@@ -141,8 +141,8 @@ func hash(name string, is4 bool) uint32 {
 }
 
 // podMTU returns the MTU of pods, or 0 if this MTU is unknown. If no MTU is configured, the result of podMTU is the MTU of the uplink minus
-// the overhead of the tunnel. podMTU subtracts the overhead of a configured tunnel even if no peer needs the tunnel yet, because running
-// pods keep their MTU.
+// the overhead of the tunnel. podMTU subtracts the overhead of a configured tunnel even if no peer needs the tunnel yet: a later peer may
+// need the tunnel, and running pods keep their MTU.
 func (c Config) podMTU(self Self, uplink int) int {
 	if c.MTU != 0 {
 		return c.MTU

@@ -155,7 +155,8 @@ func TestScanOddDevices(t *testing.T) {
 // of the device.
 func TestScanIOError(t *testing.T) {
 	d, ok := scanDamaged(t, func(_, vf string) {
-		// A read from this file fails with EIO, because nothing is mapped at address 0 of this process.
+		// The bind mount replaces the file by /proc/self/mem. A read from this file fails with EIO, because nothing is mapped at address 0 of
+		// this process.
 		path := filepath.Join(vf, "numa_node")
 		must(t, syscall.Mount("/proc/self/mem", path, "", syscall.MS_BIND, ""))
 		t.Cleanup(func() { must(t, syscall.Unmount(path, 0)) })

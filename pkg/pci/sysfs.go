@@ -97,8 +97,8 @@ func listFolder(dir *os.Root, name string) ([]string, error) {
 	return names, err
 }
 
-// readLink returns the last element of a symlink's target. If the argument folder is not "", the target of the symlink must be in a folder
-// with this name.
+// readLink returns the last element of a symlink's target. If the argument "folder" is not "", the target of the symlink must be in a
+// folder with this name.
 func readLink(dir *os.Root, name, folder string) (string, error) {
 	target, err := dir.Readlink(name)
 	if errors.Is(err, syscall.EINVAL) {

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore waits until no event has arrived for the
-// duration quiet, and then scans. If events arrive continuously, Watch scans after the duration noQuieter.
+// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore waits until no event has arrived for the time
+// in the constant quiet, and then scans. If events arrive continuously, Watch scans after the time in the constant noQuieter.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second

@@ -151,7 +151,7 @@ func TestValidAttachments(t *testing.T) {
 	for keys, want := range map[string]map[Attachment]bool{
 		`"cni.dev/valid-attachments":null`: {},
 		`"cni.dev/valid-attachments":[]`:   {},
-		// libcni passes the list of valid attachments under both keys.
+		// libcni passes the list of valid attachments under two keys: cni.dev/valid-attachments and cni.dev/attachments.
 		`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]`:                  {},
 		`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"net1","x":1}]`: {a: true, b: true},
 	} {

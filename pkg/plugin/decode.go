@@ -12,9 +12,9 @@ import (
 // maxConfig is the maximum size of stdin in bytes. The configuration that libcni passes has a few kilobytes, including prevResult.
 const maxConfig = 16 << 20
 
-// Decode decodes the configuration into the argument raw, which points to a struct with the same keys as the JSON. For each unknown key,
-// Decode logs the key together with the most similar known key. An unknown key is valid, because another plugin may read this key. Decode
-// logs an unknown key, because such a key is often misspelt.
+// Decode decodes the configuration into the struct to which the argument "raw" points. The struct has the same keys as the JSON. For each
+// unknown key, Decode logs the key together with the most similar known key. An unknown key is valid, because another plugin may read this
+// key. Decode logs an unknown key, because such a key is often misspelt.
 func (r *Request) Decode(raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err

@@ -55,7 +55,8 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. refuseArgs returns an error only for ADD and CHECK.
+// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. For CNI operations other than ADD and CHECK, refuseArgs
+// returns nil.
 func (r *Request) refuseArgs(getenv func(string) string) error {
 	if r.Verb != "ADD" && r.Verb != "CHECK" {
 		return nil

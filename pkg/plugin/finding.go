@@ -134,7 +134,7 @@ func KeyPlaces(data []byte) map[string]Place {
 	return places
 }
 
-// The function after() returns the place in the text after a part that begins at p.
+// The function after() returns the place directly behind a text that begins at the place p.
 func (p Place) after(text []byte) Place {
 	end := PlaceAt(text, len(text))
 	if end.Line == 1 {

@@ -13,7 +13,7 @@ import (
 type Schema map[string]any
 
 // SchemaOf returns the schema of the JSON that is decoded into a struct. The schema allows exactly the keys that UnknownKeys accepts. The
-// function describe returns the description of a key from the key's path, or "".
+// argument "describe" is a function that returns the description of the key at a path, or "".
 func SchemaOf(raw any, describe func(path string) string) Schema {
 	return objectSchema(reflect.TypeOf(raw), "", describe)
 }

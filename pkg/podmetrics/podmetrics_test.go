@@ -134,7 +134,7 @@ func valuesBefore(changes map[string]float64) map[string]float64 {
 	return want
 }
 
-// wantValues compares the current values with the values before the first pod. The argument changes contains the expected values that
+// wantValues compares the current values with the values before the first pod. The argument "changes" contains the expected values that
 // differ from the values before the first pod. wantValues does not compare some values, because the kernel's own traffic changes these
 // values.
 func (l testLab) wantValues(when string, changes map[string]float64, vary ...string) {
@@ -200,7 +200,7 @@ func TestLife(t *testing.T) {
 }
 
 // TestSums checks the counters of bandwidth limits. These counters start at zero and count the packets that the kernel sends and drops.
-// When a pod ends, the sums of the counters must stay.
+// When a pod ends, the sums of the counters must stay the same.
 func TestSums(t *testing.T) {
 	l := newLab(t)
 	pod := kerneltest.NewPod(t)

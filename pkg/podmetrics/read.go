@@ -179,8 +179,8 @@ func (v metricValues) addAddresses(networks []reconcile.Network) (err error) {
 	return err
 }
 
-// addBandwidth adds metrics about bandwidth limits that it reads from the kernel. addBandwidth requests all qdiscs of the node at once, and
-// makes some requests for each pod with limits.
+// addBandwidth adds metrics about bandwidth limits that it reads from the kernel. addBandwidth requests the qdiscs of all links of the node
+// in one request, and makes some further requests for each pod with limits.
 func (c *Collector) addBandwidth(v metricValues, records []attachment.Record) error {
 	records = bandwidth.Records(records)
 	for i := range records {

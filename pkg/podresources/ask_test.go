@@ -95,8 +95,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestErrors checks that the error of Ask contains the code and the text of the kubelet's error. The text of the error may be long, and it
-// may arrive in trailers without headers or in several frames. Ask does not retry after a permanent error.
+// TestErrors checks that the error of Ask contains the code and the text of the kubelet's error. The text of the error may be long. The
+// kubelet may send it in several frames, or in a response that has trailers but no headers. Ask does not retry after a permanent error.
 func TestErrors(t *testing.T) {
 	for _, text := range []string{"", "100% of\nüber \x7f", strings.Repeat("é%", 20000), strings.Repeat("a", 500_000)} {
 		k := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
@@ -161,9 +161,9 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy (V-24) checks a kubelet that allows ten calls at once and then 50 calls per second. The kubelet refuses all other calls. The 80
-// pods of the test start at the same time, and all of them get their devices after retries. TestBusy fails if the client calls the kubelet
-// too often. Without pauses between its retries, the client would make several times the allowed number of calls.
+// TestBusy (V-24) checks a kubelet that allows a burst of ten calls, and then 50 calls per second. The kubelet refuses all other calls. The
+// 80 pods of the test start at the same time, and all of them get their devices after retries. TestBusy fails if the client calls the
+// kubelet too often. Without pauses between its retries, the client would make several times the allowed number of calls.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -286,7 +286,7 @@ func TestTimeUp(t *testing.T) {
 }
 
 // askUntilUp calls Ask with a deadline and returns the error of Ask. askUntilUp doubles the deadline, up to maxWait, until the error
-// contains the text. askUntilUp tries longer deadlines because the first call may take long on a slow machine.
+// contains the text in the argument "says". askUntilUp tries longer deadlines because the first call may take long on a slow machine.
 func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	t.Helper()
 	for wait := 300 * time.Millisecond; ; wait *= 2 {

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// maxWait is the maximum time to wait for an expected event. This timeout does not test the speed of the client.
+// maxWait is the maximum time to wait for an expected event. The tests do not measure the speed of the client, so this timeout may be long.
 const maxWait = 30 * time.Second
 
 // fakeKubelet is a server of the PodResources API. The server uses the gRPC library.

@@ -111,7 +111,7 @@ type condition struct {
 	test test
 }
 
-// The interface test is the implementation of a condition.
+// The interface test is implemented by each kind of condition.
 type test interface {
 	want() string
 	found(subject) string
@@ -131,7 +131,7 @@ type pfEntry struct {
 	hosts   []string
 }
 
-// Source describes where a configuration comes from, and the defaults for it.
+// Source describes where a configuration comes from, and contains default values for the configuration.
 type Source struct {
 	File   string // file name for messages
 	Prefix string // default resourcePrefix

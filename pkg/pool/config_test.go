@@ -88,8 +88,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseLenient checks that Parse accepts empty values, and keys with other upper and lower case letters. The SR-IOV network device
-// plugin also accepts such keys and empty values.
+// TestParseLenient checks that Parse accepts empty values, and keys that differ from the documented keys only in upper and lower case. The
+// SR-IOV network device plugin also accepts such keys and empty values.
 func TestParseLenient(t *testing.T) {
 	c := mustParse(t, `{"resourcelist":[{"ResourceName":"a","selectors":{"isrdma":false,"ddpProfiles":[],"vdpaType":"","pKeys":null,"vendors":[]}}]}`)
 	if len(c.Resources) != 1 || c.Resources[0].Name != "a" || len(c.Resources[0].Selectors[0].Conditions) != 0 {

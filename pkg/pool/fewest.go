@@ -65,8 +65,8 @@ func (q *query) smallestCover(pfs []int, need int) []int {
 	return subsetSum(pfs, sizes, count, need, sum)
 }
 
-// subsetSum solves the subset-sum problem by dynamic programming. The table entry sums[i][n] is a set of numbers of devices: one sum for
-// each choice of n PFs with index i or higher.
+// subsetSum solves the subset-sum problem by dynamic programming. The table entry sums[i][n] is a set of sums. For each choice of n PFs
+// with index i or higher, the set contains the number of devices that these PFs have together.
 func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	sums, words := make([][]bitSet, len(pfs)+1), most/64+1
 	table := make(bitSet, (len(pfs)+1)*(count+1)*words)

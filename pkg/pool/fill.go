@@ -30,9 +30,9 @@ func (q *query) fillSpread(in nodeSet) []int {
 const countBits = 16
 
 // fillOneByOne chooses one device after another. For each device, fillOneByOne uses the PF with the lowest rank. The rank of a PF consists
-// of three parts: the result of the argument order, the number of free devices, and the address. A PF with more free devices has a lower
-// rank. The rank of a PF never decreases while devices are chosen. If the rank that the queue has stored for its first PF is up to date,
-// this PF therefore has the lowest rank of all PFs.
+// of three parts: the result of the function in the argument "order", the number of free devices, and the address. A PF with more free
+// devices has a lower rank. The rank of a PF never decreases while devices are chosen. If the rank that the queue has stored for its first
+// PF is up to date, this PF therefore has the lowest rank of all PFs.
 func (q *query) fillOneByOne(in nodeSet, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
 	rank := func(pf int) int { return order(pf)<<countBits - len(q.free[pf]) + plan[pf] }
@@ -104,8 +104,8 @@ func (q *query) perPF(_ nodeSet, plan []int) []int {
 	return descending(pfs)
 }
 
-// concentration() returns three lists in one list: the number of chosen devices of each PCI root, the number of chosen devices of each
-// card, and the result of leftPerPF. Each of the three lists is in descending order.
+// concentration() concatenates three lists: the number of chosen devices of each PCI root, the number of chosen devices of each card, and
+// the result of leftPerPF. Each of the three lists is in descending order.
 func (q *query) concentration(in nodeSet, plan []int) []int {
 	roots, cards, _ := q.countChosen(plan)
 	return slices.Concat(descending(roots), descending(cards), q.leftPerPF(in, plan))
@@ -152,8 +152,8 @@ func (q *query) leftOnPFs(in nodeSet, plan []int) []int {
 	return []int{onPFs, onNodes}
 }
 
-// leftOnNodes returns three numbers: the free devices that stay on the used NUMA nodes, the used PFs, and the free devices that stay on the
-// used PFs.
+// leftOnNodes returns three numbers: how many devices stay free on the used NUMA nodes, how many PFs are used, and how many devices stay
+// free on the used PFs.
 func (q *query) leftOnNodes(in nodeSet, plan []int) []int {
 	left := q.leftOnPFs(in, plan)
 	return []int{left[1], q.pfsUsed(in, plan)[0], left[0]}

@@ -51,7 +51,7 @@ func (r *reader) joinProblems() error {
 	return errors.Join(errs...)
 }
 
-// The type field is a key of an object, with the function that reads the value of the key.
+// A field is a key of an object, with the function that reads the value of the key.
 type field struct {
 	key  string
 	read func(value)
@@ -60,7 +60,7 @@ type field struct {
 // readObject reads an object. For each member of the object, readObject calls the function of the field with the same key. readObject
 // returns the position of each key. Like encoding/json, readObject ignores null values, and does not distinguish upper and lower case in
 // keys. Some files for the SR-IOV network device plugin may rely on this behaviour of encoding/json. The last arguments of readObject are
-// keys of other programs. readObject accepts these keys, but does not suggest them in errors.
+// keys that only other programs use. readObject accepts these keys, but does not suggest them in errors.
 func (r *reader) readObject(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.hasKind(v, object) {
@@ -87,8 +87,8 @@ func (r *reader) readObject(v value, fields []field, foreign ...field) map[strin
 	return seen
 }
 
-// goName returns a key with a capital first letter. Go programs without JSON tags, such as the SR-IOV network operator, write keys with a
-// capital first letter.
+// goName returns the given key with its first letter in upper case. Go programs without JSON tags, such as the SR-IOV network operator,
+// write keys with a capital first letter.
 func goName(key string) string { return strings.ToUpper(key[:1]) + key[1:] }
 
 // requireKey reports an error if an object does not have the key.

@@ -30,16 +30,18 @@ func rulesOf(p Policy) policyRules {
 	return policyRules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }
 
-// The type choice is a plan with its costs. A choice contains only the costs that come after the number of NUMA nodes in the policy's list
-// of costs. The costs before the number of NUMA nodes are equal for all compared choices.
+// The type choice contains a possible plan, which is the number of devices of each PF, and the costs of this plan. A choice contains only
+// the costs that the search compares after the number of NUMA nodes: the distance, and the costs from policyRules.after. The costs from
+// policyRules.before and the number of NUMA nodes are equal for all choices that the search compares.
 type choice struct {
 	distance int
 	after    []int
 	plan     []int
 }
 
-// less() reports whether this choice is better than another choice. Of two choices with equal costs, the better choice has more devices on
-// the first PF for which the plans differ. The better choice therefore has devices with lower addresses.
+// less() reports whether this choice is better than another choice. If the costs are equal, less() compares the number of devices of each
+// PF, in the order of the PFs' addresses. The better choice has more devices on the first PF whose number differs. The better choice
+// therefore uses the devices with lower addresses.
 func (c *choice) less(other *choice) bool {
 	if c.distance != other.distance {
 		return c.distance < other.distance
@@ -51,8 +53,8 @@ func (c *choice) less(other *choice) bool {
 }
 
 // solve() searches the sets of NUMA nodes in the order of their size. A set of NUMA nodes is a solution if its costs from
-// policyRules.before are as low as the costs for the whole machine. The search stops at the smallest size for which a solution exists. The
-// result of solve() is the best solution of this size.
+// policyRules.before are as low as the costs for the set of all NUMA nodes. The search stops at the smallest size for which a solution
+// exists. The result of solve() is the best solution of this size.
 func (q *query) solve(r policyRules) []int {
 	all, forced := make(nodeSet, len(q.distance)), make(nodeSet, len(q.distance))
 	for pf, g := range q.pfs {
@@ -82,7 +84,7 @@ func (q *query) solve(r policyRules) []int {
 	return s.growSet()
 }
 
-// The type search is the state of the search through the sets of NUMA nodes.
+// The type search holds the state of the search for the best set of NUMA nodes.
 type search struct {
 	*query
 	policyRules
@@ -92,7 +94,8 @@ type search struct {
 	best     *choice
 }
 
-// trySets tries all sets that contain n more NUMA nodes. The n nodes are chosen from the optional nodes with index i or higher.
+// trySets adds n NUMA nodes to the current set, in every possible combination, and tries each resulting set. trySets takes the n NUMA nodes
+// from the list of optional nodes, starting at index i.
 func (s *search) trySets(i, n int) {
 	if s.budget <= 0 {
 		return

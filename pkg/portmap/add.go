@@ -134,8 +134,8 @@ func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, p
 	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
 		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
 	}) {
-		// A flush of the rules could leave only route_localnet enabled. Every machine in the network of the uplink could then reach the
-		// node's 127.0.0.1.
+		// A flush of the rules removes the protection of the node's 127.0.0.1, but leaves route_localnet enabled. Every machine in the network of
+		// the uplink could then reach the node's 127.0.0.1.
 		if link.Kind != "bridge" && host.IsUplink(link) {
 			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
 		} else {
@@ -171,8 +171,8 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// programNode makes all changes on the node. programNode returns the ports that this ADD took from other pods. programNode first protects
-// the node's loopback address from the pods, and then makes it reachable.
+// programNode makes all changes on the node. programNode returns the ports that this ADD took from other pods. programNode first adds the
+// rules that drop packets from the pods to the node's 127.0.0.0/8, and then enables route_localnet.
 func programNode(
 	r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState,
 ) (former []ports.Port, err error) {
@@ -202,7 +202,7 @@ func programNode(
 	if err != nil {
 		return nil, err
 	}
-	// After this write of the record, a process that restores the ports of all pods also restores the ports of this pod.
+	// Once this record is saved, every process that restores the ports of all pods also restores the ports of this pod.
 	st.Begun = false
 	return former, att.Save(*st)
 }
@@ -211,7 +211,7 @@ func programNode(
 const maxRaces = 3
 
 // takePorts takes either all ports or no port. If another program changes the table after takePorts has made its plan, takePorts makes a
-// new plan. The lock portsLock excludes the ADDs of other pods, but not other programs.
+// new plan. The lock portsLock prevents ADDs of other pods at the same time, but does not prevent changes by other programs.
 func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState) (p claimPlan, err error) {
 	var taken []portTakeover
 	for races := 0; ; races++ {

@@ -320,8 +320,8 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. podAddresses also uses addresses for which
-// prevResult contains no interface.
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. podAddresses also uses the addresses in prevResult
+// that refer to no interface.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}
 	for _, ip := range prev.IPs {

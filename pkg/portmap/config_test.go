@@ -127,7 +127,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// Each of the hostileValues is invalid for every key. Some of the hostileValues also have the wrong JSON type.
+// Each of the hostileValues is invalid for almost every key. Some of the hostileValues also have the wrong JSON type.
 var hostileValues = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`, `18446744073709551617`, `1e3`, `1e999`, `1.5`,
 	`80.0`,
 	`""`, `"80"`, `"0x50"`, `" "`, `"\u0000"`,
@@ -151,8 +151,8 @@ func TestParseHostile(t *testing.T) {
 		}
 		keys[key] = withMappings("{" + strings.Join(fields, ",") + "}")
 	}
-	// The following map contains the valid values of each key. For example, an empty string is valid for some keys, and means the same as a
-	// missing key.
+	// The following map contains, for each key, those hostileValues that are valid. For example, an empty string is valid for some keys, and
+	// means the same as a missing key.
 	fine := map[string][]string{"backend": {`""`}, "snat": {"true"}, "masqAll": {"true"}, "markMasqBit": {"0"},
 		"refuseHostListeners": {"true"}, "runtimeConfig": {"{}", `{"a":1}`},
 		"portMappings": {"[]"}, "conditionsV4": {"[]"}, "conditionsV6": {"[]"}, "externalSetMarkChain": {`"80"`, `"0x50"`}, "protocol": {`""`},

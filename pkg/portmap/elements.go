@@ -31,7 +31,8 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 		e.Set, e.Last, e.Value = "ranges"+family, fields()(p.Last), p.To.Addr().AsSlice()
 	}
 	out := []nft.Element{e}
-	// The client's destination port distinguishes a hostPort connection from a connection that reaches the same pod through a Service.
+	// The element contains the client's original destination port. With this port, a rule matches a connection to the hostPort, but not a
+	// connection that reaches the same pod through a Service.
 	back := fields(p.To.Addr().AsSlice()...)
 	for _, set := range []struct {
 		name string
@@ -62,7 +63,7 @@ type ownedPorts struct {
 	Owner string
 	// Bridge is the bridge of the pod, or "" if the pod's link on the node is not connected to a bridge.
 	Bridge string
-	// Taken is true if another backend forwards the ports.
+	// Taken is true if the iptables backend forwards the ports.
 	Taken bool
 	// Localhost is the link whose route_localnet was enabled for these ports, or "". When the ports are removed, route_localnet of this
 	// link is disabled again.
@@ -107,7 +108,7 @@ func (h ownedPorts) elements() []nft.Element {
 	return uniqueElements(out)
 }
 
-// uniqueElements removes each element whose key an earlier element already has.
+// uniqueElements removes each element that has the same key as an earlier element.
 func uniqueElements(elements []nft.Element) []nft.Element {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(elements, func(e nft.Element) bool {

@@ -67,8 +67,8 @@ func collectUnrecorded(host *kernel.Node) error {
 }
 
 // removePorts ends the forwarding, regardless of the current configuration. removePorts first marks the record as ended, and at the very
-// end deletes the record. A process that restores the ports of all pods at the same time therefore does not restore the ports of this
-// attachment.
+// end deletes the record. If another process restores the ports of all pods at this time, it sees the mark and does not restore the ports
+// of this attachment.
 func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) error {
 	if err := endForwarding(host, att.Key, st, att); err != nil {
 		return err
@@ -116,7 +116,7 @@ func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPo
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
 	if err == nil && !lost && passesPorts(r) {
-		// If both the record and the rules are lost, 127.0.0.1 may still be open for this pod.
+		// If both the record and the rules are lost, the network of this pod may still have access to 127.0.0.1.
 		err = mendLoopbackLocked(host)
 	}
 	if err != nil {

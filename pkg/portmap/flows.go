@@ -51,9 +51,10 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 	return table.DelUDP(slices.DeleteFunc(stale, func(f kernel.UDPFlow) bool { return !local[f.To.Addr()] && !f.To.Addr().IsLoopback() }))
 }
 
-// isStaleFlow reports whether a connection tracking entry for the port would prevent a client from reaching the pod. The connection
-// tracking entry is stale if it was created before the port was mapped, or if it leads to the pod. The caller checks that the destination
-// of the connection tracking entry is an address of the node.
+// isStaleFlow reports whether a connection tracking entry for the port would prevent a client from reaching the pod. The entry is stale if
+// its packets go to the node itself, because the entry is older than the mapping of the port. An entry whose packets go to the pod's
+// address is also stale, because the mapping that created it may have changed or ended. The caller checks that the destination of the
+// connection tracking entry is an address of the node.
 func isStaleFlow(f kernel.UDPFlow, p ports.Port) bool {
 	if f.To.Addr().Is4() != p.Is4() || p.HostIP.IsValid() && p.HostIP != f.To.Addr() {
 		return false

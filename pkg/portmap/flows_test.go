@@ -19,8 +19,8 @@ import (
 )
 
 // conntrackWalks returns a function that finds dumps of the connection tracking table in the debug log. Each call of the returned function
-// returns the dumps of the connection tracking table since the previous call. Each dump is described by the text "family" or "family
-// filtered".
+// returns the dumps of the connection tracking table since the previous call. The text for a dump is "family", or "family filtered" if the
+// kernel filtered the entries of the dump.
 func conntrackWalks(t *testing.T) func() []string {
 	t.Helper()
 	var seen bytes.Buffer
@@ -128,7 +128,7 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 	}
 }
 
-// Package kernel does not read a connection tracking table with manyFlows entries without a filter.
+// manyFlows is the number of entries in a large connection tracking table. Package kernel reads a table of this size only with a filter.
 const manyFlows = 3500
 
 // TestDelFlowsOfMany checks that delFlows does not read all connections of a node with many connections, even if the pod has both address

@@ -54,7 +54,7 @@ func addByIPTables(key attachment.Key, st portState, log *slog.Logger) error {
 }
 
 // addFamily forwards the ports of one address of the pod. If the rules that all pods share were missing, addFamily returns all recorded
-// attachments.
+// attachments, so that the caller can restore the rules of these attachments.
 func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger) (lost []recordedPorts, err error) {
 	table, err := iptables.Open(pod.Addr().Is4(), true)
 	if err != nil {

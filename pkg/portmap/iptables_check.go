@@ -78,10 +78,10 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkAhead returns an error if packets do not reach Podlace's rules because of a rule of another program. In the hostPort chains, any
-// rule of another program that ends the chain makes checkAhead return an error. In PREROUTING and OUTPUT, only another program's rule that
-// matches every packet makes checkAhead return an error. Podlace does not remove rules of other programs, because other programs share the
-// nat table.
+// checkAhead returns an error if packets do not reach Podlace's rules because of a rule of another program. In the hostPort chains,
+// checkAhead returns an error for every rule of another program that ends the evaluation of the chain. In PREROUTING and OUTPUT, checkAhead
+// returns an error only for a rule of another program that matches every packet. Podlace does not remove rules of other programs, because
+// other programs share the nat table.
 func checkAhead(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},

@@ -120,7 +120,7 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil && on == "1" {
 		name = foreignPrefix + link
 	}
-	// OpenLoopback creates the file before it changes the link, because DEL finds the link by this file.
+	// OpenLoopback creates the attachment's file in loopbackUsers before it enables route_localnet, because DEL finds the link by this file.
 	users, err := store.Make(filepath.Join(loopbackUsers, name), 0o700)
 	if err != nil {
 		return err
@@ -269,9 +269,9 @@ func forgetUsers(users []string) error {
 const anyLink = "*"
 
 // closeLoopback undoes OpenLoopback for one attachment and one link. If link is "", closeLoopback does nothing. If no other attachment uses
-// the link, closeLoopback disables route_localnet on this link. The second result of closeLoopback is true if Podlace keeps route_localnet
-// enabled on no link. The caller may then remove the rules that protect 127.0.0.0/8. After closeLoopback, the caller calls forgetUser for
-// the returned links. Callers hold portsLock.
+// the link, closeLoopback disables route_localnet on this link. The second result of closeLoopback is true if there is no link left on
+// which Podlace keeps route_localnet enabled. The caller may then remove the rules that protect 127.0.0.0/8. After closeLoopback, the
+// caller calls forgetUser for the returned links. Callers hold portsLock.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
 	switch link {
@@ -282,7 +282,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 			return nil, false, err
 		}
 	}
-	// A process that was killed may have left an empty folder.
+	// A killed process may have left an empty folder in loopbackUsers.
 	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
 	ending := 0
 	for _, link := range links {

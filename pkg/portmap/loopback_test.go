@@ -77,8 +77,8 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 2")
 	kerneltest.Must(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
-	// Earlier versions of Podlace wrote the value 1, and one of these versions may have written the lost record. Podlace may therefore have
-	// enabled route_localnet on this link.
+	// Earlier versions of Podlace wrote the value 1 to route_localnet, and one of these versions may have written the lost record. Podlace may
+	// therefore have enabled route_localnet on this link.
 	kerneltest.Must(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
 	state("0 1 2")
 	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))

@@ -16,8 +16,7 @@ import (
 // protect() restores the rules that protect the node's 127.0.0.0/8 if a flush removed them while hostPorts need route_localnet. ADD and DEL
 // call protect() first, even if the pod has no ports. If loopbackUsers contains no attachment and Podlace did not enable route_localnet on
 // the pod's links, protect() does nothing. If loopbackUsers contains attachments, an ADD that forwards ports restores the rules for
-// 127.0.0.0/8 together with its other rules. If loopbackUsers contains attachments, protect() therefore does nothing in an ADD that
-// forwards ports.
+// 127.0.0.0/8 itself, together with its other rules. In this case, protect() also does nothing.
 func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return

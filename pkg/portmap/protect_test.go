@@ -32,8 +32,8 @@ func (f changeLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestProtectedThroughout (S-07) checks that ADD and Restore protect 127.0.0.0/8 from the pods before they enable route_localnet. DEL must
-// remove the rules that protect 127.0.0.0/8 last.
+// TestProtectedThroughout (S-07) checks that ADD and Restore first protect 127.0.0.0/8 from the pods and then enable route_localnet. DEL
+// must remove the rules that protect 127.0.0.0/8 last.
 func TestProtectedThroughout(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		opened, after := []string{}, "" // links that were open at some time, and the flush before
@@ -109,7 +109,7 @@ func TestNotOnUplink(t *testing.T) {
 	})
 }
 
-// openTo127 returns the rules in a snapshot through which a connection to the node's 127.0.0.1 reaches a pod.
+// openTo127 searches a snapshot for rules that forward connections to the node's 127.0.0.1 to a pod, and returns these rules.
 func openTo127(snapshot string) (open []string) {
 	for _, rule := range []string{"nft element inet podlace_hostport ports4 ", "nft rule ip nat CNI-DN-"} {
 		if strings.Contains(snapshot, rule) {

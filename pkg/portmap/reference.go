@@ -42,9 +42,10 @@ func asReference(r *plugin.Request) reference.Portmap {
 	return reference.Portmap(ref)
 }
 
-// madeByReference handles an attachment that has no record. The result of madeByReference is the backend with which the reference plugin
-// forwards the ports of the attachment. If the reference plugin does not forward these ports, madeByReference returns "". The iptables
-// rules of the reference plugin are equal to the rules of Podlace, so madeByReference only checks that these rules exist.
+// madeByReference checks whether the reference plugin forwards the ports of an attachment that has no record. The result of madeByReference
+// is the backend with which the reference plugin forwards the ports of the attachment. If the reference plugin does not forward these
+// ports, madeByReference returns "". The iptables rules of the reference plugin are equal to the rules of Podlace, so madeByReference only
+// checks that these rules exist.
 func madeByReference(r *plugin.Request, list []ports.Port) (backend string, err error) {
 	if attachment.Recorded(r) {
 		return "", nil

@@ -143,8 +143,8 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	return all, err
 }
 
-// Intact reports whether the nftables rules that all pods share are complete or not needed. If Intact cannot read the state, it returns
-// true. Intact reads the records only if the rules are missing.
+// Intact reports whether the nftables rules that all pods share are complete. If no attachment needs these rules, Intact also returns true.
+// If Intact cannot read the state, it returns true. Intact reads the records only if the rules are missing.
 func Intact(host *kernel.Node) bool {
 	drift, err := rulesDrift(host)
 	if err != nil || drift == "" {

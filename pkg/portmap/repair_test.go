@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// withName returns another pod on the same node with the given name.
+// withName returns another pod with the given name on the same node.
 func (l testLab) withName(name string) (testLab, string) {
 	l.Pod = kerneltest.NewPod(l.T)
 	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name

@@ -15,9 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// ToReference returns functions that, one after another, write the reference plugin's rules for an attachment's ports. The reference
-// plugin's DEL can then remove these rules. The last of these functions remove the rules of Podlace. The pod's addresses in the argument of
-// ToReference must have the prefix lengths of their subnets.
+// ToReference returns a list of functions that the caller must run in this order. The first functions write the reference plugin's rules
+// for an attachment's ports. The reference plugin's DEL can then remove these rules. The last functions remove the rules of Podlace. The
+// pod's addresses in the argument of ToReference must have the prefix lengths of their subnets.
 func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st portState
 	if err := json.Unmarshal(rec.State, &st); err != nil {

@@ -16,7 +16,8 @@ import (
 // tableSchema is the version of the hostPort table in nftables.
 const tableSchema = 2
 
-// hostportPriority gives Services precedence over hostPorts, because kube-proxy translates addresses at the priority -100 (CVE-2019-9946).
+// hostportPriority is higher than the priority -100, at which kube-proxy translates addresses. Services therefore take precedence over
+// hostPorts (CVE-2019-9946).
 const hostportPriority = -99
 
 // The type hostports builds the hostPort table.
@@ -85,7 +86,8 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	}
 
 	masquerade := &expr.Masq{}
-	// matchMapped matches a packet if the address at the offset belongs to a pod and the client's destination port is mapped to that pod.
+	// matchMapped matches a packet if the address at the given offset of the IP header belongs to a pod, and the client's original destination
+	// port is mapped to that pod.
 	matchMapped := func(offset uint32, set *nftables.Set) []expr.Any {
 		return []expr.Any{nft.Network(1, offset, f.Length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second},
 			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.Third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}}

@@ -59,9 +59,9 @@ func describeOwner(rec attachment.Record, owner string) string {
 	return name + ", since " + rec.Written.UTC().Format(time.RFC3339)
 }
 
-// passPorts gives the ports of an attachment that ends to other attachments that requested these ports. The other attachments belong to the
-// same container in other networks, or to an older live pod with the same name. The last argument of passPorts contains the ports that end,
-// or is nil if these ports are unknown. The caller holds portsLock.
+// passPorts takes the ports of an attachment that ends, and gives them to other attachments that requested these ports. The other
+// attachments belong to the same container in other networks, or to an older live pod with the same name. The last argument of passPorts
+// contains the ports of the attachment that ends, or is nil if these ports are unknown. The caller holds portsLock.
 func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil

@@ -24,7 +24,7 @@ func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
 }
 
-// maxAsked is the number of ports of the longest range for which conflictingElements looks up each port. For a longer range of ports,
+// maxAsked is the maximum length of a port range for which conflictingElements looks up each port. For a longer range of ports,
 // conflictingElements reads all ports of the node.
 const maxAsked = 2000
 

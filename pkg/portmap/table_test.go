@@ -298,7 +298,8 @@ func TestTaken(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	// A port with a hostIP does not conflict with the same port without a hostIP. The backend whose rules run first gets the connections.
+	// A port with a hostIP does not conflict with the same port without a hostIP. If the two pods use different backends, the backend whose
+	// rules run first gets the connections to the hostIP.
 	one := "tcp 192.0.2.9:80 10.1.0.6:80"
 	kerneltest.Must(t, add(ownerB, false, one))
 	if err := checkPorts(h, ownerB, portList(one)); !isDifferent(err) || !strings.Contains(err.Error(), "has it too") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ports defines the type for a port of the node that leads to a pod. Three kinds of code use this type: the parser of the
-// configuration, the code for the kernel's rules, and all packages between them. Package ports does no I/O.
+// Package ports defines the type for a port of the node that leads to a pod. The parser of the configuration, the code for the kernel's
+// rules, and several other packages use this type. Package ports does no I/O.
 package ports
 
 import (

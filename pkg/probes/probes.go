@@ -33,7 +33,7 @@ type Server struct {
 }
 
 // Start serves the HTTP endpoints at host:port or unix:/path until ctx is done. For a unix socket, Start also runs a goroutine that removes
-// the socket file when ctx is done. With the argument running, the caller can wait for the end of this goroutine.
+// the socket file when ctx is done. The caller can use the WaitGroup in the argument running to wait for the end of this goroutine.
 func (s Server) Start(ctx context.Context, address string, running *sync.WaitGroup) error {
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {
 		return ServeSocket(ctx, path, s.Log, running, func(ctx context.Context, l *net.UnixListener) { s.serve(ctx, l) })

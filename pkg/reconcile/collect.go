@@ -65,7 +65,8 @@ func (p *Plan) add(pl Plugin) error {
 	return err
 }
 
-// addHolder adds a plugin that is in no configuration to the plan. addHolder uses the name under which the plugin is installed.
+// addHolder adds a plugin to the plan if no network configuration contains this plugin. addHolder uses the name under which the plugin is
+// installed.
 func (p *Plan) addHolder(kind string) error {
 	raw := json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)
 	if p.add(Plugin{Type: plugin.ClusterPrefix + kind, raw: raw}) == nil {
@@ -156,7 +157,8 @@ func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {
 	return json.Marshal(keys)
 }
 
-// Compare marks the dead attachments whose records were removed. Compare returns the number of dead attachments that are still there.
+// Compare marks each dead attachment whose records were removed between the list before and the list after. Compare returns the number of
+// dead attachments that are in both lists.
 func Compare(before, after []*Attachment) (left int) {
 	still := map[key]bool{}
 	for _, a := range after {

@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	// maxConfiguration is the size limit for network configurations, which are much smaller.
+	// maxConfiguration is the size limit for files with network configurations. Real network configurations are much smaller than this limit.
 	maxConfiguration = 1 << 20
-	// maxCached is the maximum size of a configuration that a plugin accepts. The cache of libcni contains a configuration of this size.
+	// maxCached is the size limit for files in the cache of libcni. A plugin accepts a configuration of up to this size. A file in the cache
+	// of libcni contains such a configuration.
 	maxCached = 16 << 20
 	// maxPidfile is the size limit for a file that contains a process ID and a newline.
 	maxPidfile = 32

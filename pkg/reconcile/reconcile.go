@@ -28,8 +28,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// maxADDAge limits the age of an attachment with an unknown namespace whose ADD may still be running. While the ADD of a pod is running,
-// the list of the runtime does not contain the pod yet.
+// maxADDAge is longer than any ADD takes. If an attachment with an unknown namespace is younger, its ADD may still be running. While the
+// ADD of a pod is running, the list of the runtime does not contain the pod yet.
 const maxADDAge = 10 * time.Minute
 
 // States of a namespace.
@@ -162,7 +162,7 @@ func stateOf(netns string, earlier bool) string {
 	return Unknown
 }
 
-// recordedAddresses returns the addresses in the part of a record that the plugin itself defines.
+// recordedAddresses returns the addresses in the plugin-specific part of a record.
 func recordedAddresses(rec attachment.Record) (list []netip.Addr) {
 	var state struct {
 		Addresses []netip.Prefix `json:"addresses"`

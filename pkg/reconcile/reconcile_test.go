@@ -264,8 +264,8 @@ func script(t *testing.T, path, text string) {
 	}
 }
 
-// TestCollect checks that each plugin of Podlace gets both lists, and that other plugins are not called. Collect must return the errors of
-// all plugins.
+// TestCollect checks that each plugin of Podlace gets the list of valid attachments and the list of dead attachments, and that plugins of
+// other projects are not called. Collect must return the errors of all plugins.
 func TestCollect(t *testing.T) {
 	dir := t.TempDir()
 	keep := `[ -z "$CNI_COMMAND" ] && { echo "CNI plugin of Podlace x" >&2; exit; }

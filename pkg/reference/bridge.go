@@ -108,8 +108,8 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	return nft.Build("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
 		h := nft.NewRuleset(c, &nftables.Table{Name: masqueradeRules().Table, Family: nftables.TableFamilyINet})
 		checks := c.AddChain(&nftables.Chain{Table: h.Table, Name: masqueradeRules().Chain})
-		// The reference plugin sets no policy for this postrouting chain. Without a policy, the kernel uses its default policy, which has
-		// the same effect.
+		// The reference plugin sets no policy for this postrouting chain. The kernel then uses the default policy accept, which does not change
+		// the effect of the rules.
 		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 		for _, multicast := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")} {
 			f := familyOf(multicast.Addr().Is4())

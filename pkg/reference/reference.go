@@ -32,9 +32,9 @@ type Attachment struct {
 	// Hashes contains the hashes from which the chain names are derived. The first element is the hash of the attachment's key. If the
 	// reference plugins use another hash for the attachment, that hash is the second element.
 	Hashes []string
-	// Addresses contains the addresses of the attachment. These addresses distinguish several attachments of one container to which the
-	// reference plugins give the same name. If Addresses is empty, the methods of Bridge and Portmap apply to the rules of all attachments
-	// of the container.
+	// Addresses contains the addresses of the attachment. A container can have several attachments to which the reference plugins give the
+	// same name. The addresses distinguish these attachments. If Addresses is empty, the methods of Bridge and Portmap apply to the rules of
+	// all attachments of the container.
 	Addresses []netip.Addr
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package rollback converts the network state of running pods on a node from Podlace to the reference plugins. After the conversion,
-// package rollback removes the rest of Podlace's state. The reference plugins can then completely delete the network of these pods. The
-// network of the pods works during the whole conversion, because new rules are added before old rules are removed. Existing connections
+// package rollback removes the rest of Podlace's state. DEL of the reference plugins can then remove the whole network state of these pods.
+// The network of the pods works during the whole conversion, because new rules are added before old rules are removed. Existing connections
 // keep their address translation.
 //
 // Each conversion step is idempotent, and the records are removed last. If a run fails or is killed, the next run therefore completes the

@@ -140,11 +140,11 @@ func linkIndex(c *collector, b []byte) string {
 	return c.linkName(native.Uint32(b))
 }
 
-// treeColumn formats an attribute with treeText. Use treeColumn as the function show of a column.
+// treeColumn formats an attribute with treeText. Set the field show of a column to treeColumn.
 func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
-// schemaColumn returns a function that formats nested attributes with a schema. Use the function that schemaColumn returns as the function
-// show of a column.
+// schemaColumn returns a function that formats nested attributes with a schema. Set the field show of a column to the function that
+// schemaColumn returns.
 func schemaColumn(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {
 		list, _ := parseAttrs(b)

@@ -183,7 +183,7 @@ func TestDetectsIptables(t *testing.T) {
 	}
 }
 
-// needs() skips the test if a tool is not installed or if the kernel lacks the tool's table.
+// needs() skips the test if the program tool is not installed or if the kernel does not support the given iptables table.
 func needs(t *testing.T, tool, table string) {
 	t.Helper()
 	path, err := exec.LookPath(tool)

@@ -157,7 +157,7 @@ func TestLockInherited(t *testing.T) {
 	}
 }
 
-// TestLockTimeout waits for a lock as long as a plugin waits.
+// TestLockTimeout checks that the wait for a held lock ends with an error after LockTimeout.
 func TestLockTimeout(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		t.Run(which, func(t *testing.T) {
@@ -255,7 +255,8 @@ func TestLockFileReplaced(t *testing.T) {
 	second.Unlock()
 }
 
-// TestStamp: Stamp sets the current time and not the time of the last kernel tick, so that a later change gets a different time.
+// TestStamp: Stamp sets the folder's modification time to the current time and not to the time of the last kernel tick, so that a later
+// change gets a different time.
 func TestStamp(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {

@@ -261,7 +261,7 @@ func TestFolderGone(t *testing.T) {
 }
 
 // TestListRemovesStale: List removes the temporary file of a killed process once the file is old. List also removes a temporary file whose
-// time is far in the future, because the clock was changed.
+// time is far in the future. A change of the clock can cause such a time.
 func TestListRemovesStale(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// The type testProcess is a running program. The program ends at the latest with the test.
+// The type testProcess is a running program. The program ends when the test ends, or earlier.
 type testProcess struct {
 	name  string
 	cmd   *exec.Cmd

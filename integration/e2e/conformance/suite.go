@@ -60,7 +60,8 @@ func (s testSuite) runSpecs(ctx context.Context, folder string) (suiteReport, er
 	return all, nil
 }
 
-// runPart runs the e2e tests that the argument `selection` selects. A failed test appears in the report, but runPart then returns no error.
+// runPart runs the e2e tests that the argument `selection` selects. If a test fails, the report contains the failure, and runPart returns
+// no error.
 func (s testSuite) runPart(ctx context.Context, folder string, processes int, selection string) (suiteReport, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return suiteReport{}, fmt.Errorf("folder of the report: %w", err)

@@ -33,8 +33,8 @@ func TestExplained(t *testing.T) {
 	}
 }
 
-// compareExplained fails the test if the kubelet runs a pod although the command predicts a refusal. The test also fails if the kubelet
-// refuses a pod although the command predicts that the pod runs.
+// compareExplained fails the test if the kubelet runs a pod although `podlace sriov explain` predicts a refusal. The test also fails if the
+// kubelet refuses a pod although `podlace sriov explain` predicts that the pod runs.
 func (l *testLab) compareExplained(policy string, cpus, count int, never bool) {
 	l.t.Helper()
 	limits := vfs(count)

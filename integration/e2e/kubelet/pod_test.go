@@ -26,7 +26,7 @@ type testLab struct {
 	started int
 }
 
-// newLab starts the kubelet and then the device plugin, with the classic registration.
+// newLab starts the kubelet and then the device plugin, which registers through the kubelet's device-plugins folder.
 func newLab(t *testing.T, policy string) *testLab {
 	t.Helper()
 	node.Skip(t)

@@ -47,7 +47,7 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-// checkReported fails the test unless the daemon and `podlace sriov ls` report these VFs for the pod.
+// checkReported fails the test unless the daemon and `podlace sriov ls` report the given VFs for the pod.
 func (l *testLab) checkReported(pod string, ids []string) {
 	l.t.Helper()
 	answer, err := allocation.Ask(l.socketPath(), time.Now().Add(10*time.Second), allocation.Question{Namespace: "shop", Pod: pod + "-node"})

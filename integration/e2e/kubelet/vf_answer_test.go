@@ -58,7 +58,8 @@ func TestDaemonAnswers(t *testing.T) {
 
 // TestWhoAnswers: a pod gets the same VFs when the daemon answers and, while the daemon is stopped, when the kubelet answers. If neither
 // the daemon nor the kubelet answers, the pod does not start until one of them answers again. While the daemon is stopped, the kubelet
-// starts no container that requests devices of the daemon. A new sandbox of the pod still gets the VFs.
+// starts no container that requests devices of the daemon. A new sandbox of the pod still gets the VFs, although its containers do not
+// start.
 func TestWhoAnswers(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("web", containerSpec{name: "app", limits: podResources{resource: "2", slow: "1"}})

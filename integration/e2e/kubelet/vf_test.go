@@ -135,7 +135,7 @@ func (l *vfLab) awaitRunning(name, former string) (uid string) {
 	return uid
 }
 
-// checkAttached fails the test unless the pod's namespace contains exactly these VFs as net1, net2 and so on, in addition to eth0.
+// checkAttached fails the test unless the pod's namespace contains exactly the given VFs as net1, net2 and so on, in addition to eth0.
 func (l *vfLab) checkAttached(name string, ids ...string) {
 	l.t.Helper()
 	s, ok := sandboxOf(name)
@@ -160,7 +160,7 @@ func (l *vfLab) checkAttached(name string, ids ...string) {
 	}
 }
 
-// checkVFs fails the test unless the pod has exactly these VFs now and had them at each start of its containers.
+// checkVFs fails the test unless the pod has exactly the given VFs now and had them at each start of its containers.
 func (l *vfLab) checkVFs(name, uid string, ids ...string) {
 	l.t.Helper()
 	l.checkAttached(name, ids...)
@@ -177,8 +177,8 @@ func (l *vfLab) checkVFs(name, uid string, ids ...string) {
 	}
 }
 
-// checkStarts fails the test unless a container listed these interfaces at each start. Earlier starts may have no output, because the
-// kubelet removes old logs and may kill a container before it prints a line.
+// checkStarts fails the test unless a container listed the wanted interfaces at each start. checkStarts ignores an earlier start without
+// output, because the kubelet removes old logs and may kill a container before it prints a line.
 func (l *vfLab) checkStarts(logs, want string) {
 	l.t.Helper()
 	checkWithin(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {

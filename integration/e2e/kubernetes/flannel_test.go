@@ -68,7 +68,8 @@ func TestFlannel(t *testing.T) {
 	}
 }
 
-// startFlannel starts a cluster with flannel as its pod network, and starts the pods and Services of the matrix.
+// startFlannel starts a cluster with flannel as its pod network, and starts the pods and Services of the test matrix (see matrixPods and
+// matrixServices).
 func startFlannel(t *testing.T, backend string) *flannelCluster {
 	t.Helper()
 	c := startCluster(t, "4", "PROXY=iptables", "BRIDGE_NF=1")

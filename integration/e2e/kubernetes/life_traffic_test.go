@@ -45,7 +45,8 @@ func podPairs() [][2]string {
 	return [][2]string{{"client1", "server2"}, {"client2", "server3"}, {"client3", "server1"}}
 }
 
-// pairWithoutNode2 returns a pair of pods on nodes other than node2. No pair of podPairs has the same first pod.
+// pairWithoutNode2 returns a pair of pods on nodes other than node2. The first pod of this pair is not the first pod of any pair that
+// podPairs returns.
 func pairWithoutNode2() [2]string { return [2]string{"server3", "client1"} }
 
 // startTraffic starts an IPv4 and an IPv6 flow between each pair of pods.

@@ -137,7 +137,7 @@ func (w *testWorld) connect(t *testing.T, p netPath, network, family string) (co
 	return conn
 }
 
-// exchangeMessages sends requests until the end, or until a reply is missing.
+// exchangeMessages sends requests until the channel `end` is closed, or until a reply is missing.
 func exchangeMessages(conn net.Conn, end <-chan struct{}) (n int, err error) {
 	for ; ; n++ {
 		select {

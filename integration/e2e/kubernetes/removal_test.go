@@ -77,7 +77,7 @@ func TestRemoval(t *testing.T) {
 	})
 }
 
-// startPods starts the pods of the matrix.
+// startPods creates the client pods and server pods of the test matrix, and waits until the pods are ready.
 func (c *testCluster) startPods(t *testing.T) {
 	t.Helper()
 	c.applyObjects(t, matrixPods()...)

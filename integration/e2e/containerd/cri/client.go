@@ -135,8 +135,7 @@ func (c Client) RemoveAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Ready returns an error unless the runtime and its network are ready. The kubelet also checks only the readiness of the runtime and of its
-// network.
+// Ready returns an error unless the runtime and its network are ready. Ready checks the same two conditions as the kubelet.
 func (c Client) Ready(ctx context.Context) error {
 	r, err := c.Status(ctx, &api.StatusRequest{})
 	if err != nil {

@@ -95,8 +95,8 @@ func (p *Pod) Fetch(url string) string {
 	return strings.TrimSpace(p.Exec("wget", "-q", "-O", "-", url))
 }
 
-// Serves checks that the web server at an address sends the pod's name. The client runs in the given network namespace; the name "" means
-// the namespace of the node.
+// Serves fails the test unless the web server at an address sends the pod's name. The client runs in the given network namespace; the name
+// "" means the namespace of the node.
 func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	p.t.Helper()
 	got, err := Get(p.t.Context(), netns, "http://"+at.String()+"/")
@@ -114,7 +114,7 @@ func (p *Pod) ServesOn(port uint16) {
 // OnNode4 combines the node's IPv4 address with the given port.
 func (p *Pod) OnNode4(port uint16) netip.AddrPort { return netip.AddrPortFrom(node4, port) }
 
-// Ignores checks that no server accepts a connection to the address.
+// Ignores fails the test if a server accepts a connection to the address.
 func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 	p.t.Helper()
 	err := Place(netns)(func() error {
@@ -129,7 +129,7 @@ func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 	}
 }
 
-// At combines one of the pod's addresses with the port of the pod's web server.
+// At returns an address of the pod together with the port of the pod's web server.
 func (p *Pod) At(addr netip.Addr) netip.AddrPort { return netip.AddrPortFrom(addr, HTTPPort) }
 
 // SeenAsNode checks that another machine sees the node's address as the source of the

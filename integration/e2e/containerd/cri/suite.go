@@ -23,8 +23,8 @@ var (
 	localhost = netip.MustParseAddr("127.0.0.1")
 )
 
-// HostPorts describes from where a hostPort is reachable, in addition to the node, other machines and other pods. The result depends on the
-// program that maps hostPorts: the plugin portmap or CRI-O.
+// HostPorts describes whether a hostPort is also reachable through 127.0.0.1 and from its own pod. The node, other machines and other pods
+// always reach the hostPort. The result depends on the program that maps hostPorts: the plugin portmap or CRI-O.
 type HostPorts struct {
 	Localhost bool // by 127.0.0.1
 	Itself    bool // from the pod that has the port
