@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness/node"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
 // TestExample: with the configuration, template and pod of the quickstart in docs/DRA.md, the pod has the interface net1. The settings of
@@ -31,7 +30,7 @@ func TestExample(t *testing.T) {
 	}
 	template := shown("template", "(?s)\n```yaml\n([^`]*kind: ResourceClaimTemplate\n[^`]*)\n```")
 	settings := shown("settings", `(?m)^shop/web-vf-\w+ .* prepared +(.*)$`)
-	l := newLab(t, setup{config: shown("configuration", "(?s)\n```json\n([^`]*)\n```"), machine: pcitest.Machine{Nodes: 3, PFs: 1, VFs: 4}})
+	l := newLab(t, setup{config: shown("configuration", "(?s)\n```json\n([^`]*)\n```")})
 	classes, err := l.podlace("classes")
 	if err != nil {
 		t.Fatalf("%v: %s", err, classes)
