@@ -3,13 +3,19 @@
 package docs
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/cli"
 	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 const draDocument = "docs/DRA.md"
@@ -54,6 +60,76 @@ func TestDRAConfiguration(t *testing.T) {
 		c, err := pool.Parse(pool.Source{File: draDocument, Prefix: "intel.com"}, []byte(b.text))
 		if err != nil || len(c.Notes) > 0 || len(c.Resources) != 1 || c.Resources[0].API != pool.DRA {
 			t.Errorf("%v, %+v", err, c)
+		}
+	}
+}
+
+// TestDRAQuickstart checks the output of two commands in the quickstart: the DeviceClass of the configuration, and the settings of the
+// claim.
+func TestDRAQuickstart(t *testing.T) {
+	d, dir := parse(t, draDocument), t.TempDir()
+	config, manifest := filepath.Join(dir, "config.json"), "pod.yaml"
+	t.Chdir(dir)
+	yaml := d.blocksOf("yaml")
+	for file, text := range map[string]string{config: d.blocksOf("json")[0].text, manifest: yaml[1].text} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(args ...string) string {
+		var printed, said bytes.Buffer
+		if status := cli.Run(append([]string{"sriov"}, append(args, "--config-file", config)...), &printed, &said); status != 0 {
+			t.Fatalf("%s: status %d: %s", args, status, &said)
+		}
+		return printed.String()
+	}
+	_, class, _ := strings.Cut(run("classes"), "\napiVersion")
+	if diff := cmp.Diff(yaml[0].text, "apiVersion"+class); diff != "" {
+		t.Error(diff)
+	}
+	shown := slices.IndexFunc(d.blocksOf("text"), func(b codeBlock) bool { return strings.Contains(b.text, "check-claim") })
+	if shown < 0 {
+		t.Fatal("no check-claim")
+	}
+	_, output, _ := strings.Cut(d.blocksOf("text")[shown].text, "\n")
+	if printed := run("check-claim", manifest); !strings.HasPrefix(output, printed) {
+		t.Errorf("check-claim prints %s, the document shows %s", printed, output)
+	}
+}
+
+// TestDRASettings checks that the tables in both documents contain all settings of classes and claims, and their keys in the conflist.
+func TestDRASettings(t *testing.T) {
+	conflistKeys := map[string]bool{}
+	for _, row := range parse(t, "plugins/sriov/README.md").rowsUnder(keysHeading) {
+		for _, key := range backquoted(row[0]) {
+			conflistKeys[key] = true
+		}
+	}
+	for file, heading := range map[string]string{draDocument: "Settings of a VF", devicePlugin: "Resources by Dynamic Resource Allocation"} {
+		var keys []string
+		for _, table := range parse(t, file).tables {
+			if table.heading != heading || len(table.head) < 3 || !strings.Contains(table.head[1], "conflist") {
+				continue
+			}
+			for _, row := range table.rows {
+				named := backquoted(row[0])
+				if len(named) > 0 && slices.Contains(vfconfig.Keys(), named[0]) {
+					keys = append(keys, named...)
+				}
+				for _, key := range backquoted(row[1]) {
+					if !conflistKeys[key] {
+						t.Errorf("%s: the conflist has no key %s", file, key)
+					}
+				}
+				if len(backquoted(row[1])) == 0 && slices.ContainsFunc(named, func(key string) bool { return !conflistKeys[key] && key != "ips" }) &&
+					slices.Contains(vfconfig.Keys(), named[0]) {
+					t.Errorf("%s: the row of %s lacks the key of the conflist", file, row[0])
+				}
+			}
+		}
+		slices.Sort(keys)
+		if diff := cmp.Diff(slices.Sorted(slices.Values(vfconfig.Keys())), keys); diff != "" {
+			t.Errorf("%s: %s", file, diff)
 		}
 	}
 }

@@ -23,6 +23,15 @@ const chartImage = "image.invalid/podlace:chart"
 // imageAction is the template action that inserts the chart's value `image`.
 const imageAction = `{{ required "image: the chart has no default image: --set image=REGISTRY/NAME@sha256:DIGEST" .Values.image | quote }}`
 
+// shippedResources contains the resources of the shipped conflist of the plugin sriov.
+const shippedResources = `["example.com/fast"]`
+
+// resourcesAction inserts the resources of the chart's value `sriovConfig` into the conflist. intel.com is the default of the flag
+// --resource-prefix.
+const resourcesAction = `{{ if .Values.sriovConfig }}{{ $names := list }}{{ range .Values.sriovConfig.resourceList }}` +
+	`{{ $names = append $names (printf "%s/%s" (default "intel.com" .resourcePrefix) .resourceName) }}{{ end }}` +
+	`{{ $names | uniq | toJson }}{{ else }}` + shippedResources + `{{ end }}`
+
 // chartFiles maps names to contents of the files in the Helm chart.
 type chartFiles map[string]string
 
@@ -152,6 +161,9 @@ func objectTemplate(text string, config []string) (name string, lines []string, 
 	case "namespace-podlace": // with --namespace podlace --create-namespace the namespace exists
 		lines = wrap(`{{- if ne .Release.Namespace "podlace" }}`, lines, "{{- end }}")
 	case "configmap-podlace-node":
+		for i, l := range lines {
+			lines[i] = strings.Replace(l, shippedResources, resourcesAction, 1)
+		}
 		lines = replaceText(lines, "config.json", func([]string) []string { return config })
 		lines = replaceText(lines, "10-podlace.conflist", unlessSet("conflist", `.Values.conflist | trimSuffix "\n"`))
 	case "configmap-sriov-device-plugin":

@@ -131,6 +131,8 @@ func TestChartValues(t *testing.T) {
 		{"conflist: '{\"name\": \"cbr0\"}'", "podlace-node", "10-podlace.conflist", `{"name":"cbr0"}`},
 		{"dra: true\nsriovConfig: {resourceList: [{resourceName: slow}]}", "sriov-device-plugin", "config.json",
 			`{"resourceList":[{"resourceName":"slow"}]}`},
+		{"dra: true\nsriovConfig: {resourceList: [{resourceName: slow}]}\nconflist: '{\"name\": \"cbr0\"}'", "podlace-node", "10-podlace.conflist",
+			`{"name":"cbr0"}`},
 	} {
 		objects := templated(t, c, test.values)
 		text := objects["ConfigMap "+test.object].(*core.ConfigMap).Data[test.file]
@@ -141,6 +143,23 @@ func TestChartValues(t *testing.T) {
 		}
 		if objects["DeviceClass fast.example.com"] != nil {
 			t.Errorf("%s: the class of the example is left", test.values)
+		}
+	}
+}
+
+// TestChartResources checks that the conflist contains the resources of sriovConfig.
+func TestChartResources(t *testing.T) {
+	c := loadedChart(t)
+	for values, want := range map[string]string{
+		"": `["example.com/fast"]`,
+		"sriovConfig: {resourceList: [{resourceName: a, resourcePrefix: example.org}, {resourceName: b}, {resourceName: b}]}": `["example.org/a","intel.com/b"]`,
+		"sriovConfig: {resourceList: [{resourceName: fast, resourcePrefix: example.com}], pfs: []}":                           `["example.com/fast"]`,
+	} {
+		for _, component := range []string{"sriov", "dra"} {
+			config := templated(t, c, component+": true\n"+values)["ConfigMap podlace-node"].(*core.ConfigMap)
+			if got := sriovEntry(t, config.Data["10-podlace.conflist"])["resources"]; string(got) != want {
+				t.Errorf("%s, %s: %s, want %s", component, values, got, want)
+			}
 		}
 	}
 }

@@ -124,7 +124,7 @@ func shippedFiles(t *testing.T, component string, files ...string) objectsByName
 }
 
 // TestSRIOVComponents checks that the components sriov and dra add the objects of their files to the base. The image in these
-// objects must be the image of the base.
+// objects must be the image of the base. The conflist must contain the plugin sriov.
 func TestSRIOVComponents(t *testing.T) {
 	for component, files := range map[string][]string{
 		"sriov": {"sriov-device-plugin.yaml"},
@@ -135,10 +135,62 @@ func TestSRIOVComponents(t *testing.T) {
 			for key, o := range shippedFiles(t, component, files...) {
 				want[key] = o
 			}
+			want["ConfigMap podlace-node"].(*core.ConfigMap).Data["10-podlace.conflist"] = read(t, "sriov-conflist/10-podlace.conflist")
 			if diff := cmp.Diff(want, decodeObjects(t, rendered(t, component))); diff != "" {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// sriovEntry returns the keys of the plugin sriov, which must be the last plugin of the conflist.
+func sriovEntry(t *testing.T, conflist string) map[string]json.RawMessage {
+	t.Helper()
+	var c struct{ Plugins []map[string]json.RawMessage }
+	if err := json.Unmarshal([]byte(conflist), &c); err != nil || len(c.Plugins) == 0 {
+		t.Fatalf("%v in %s", err, conflist)
+	}
+	last := c.Plugins[len(c.Plugins)-1]
+	if kind := strings.TrimPrefix(string(last["type"]), `"podlace-`); strings.Trim(kind, `"`) != "sriov" {
+		t.Fatalf("the last plugin is %s in %s", last["type"], conflist)
+	}
+	delete(last, "type")
+	return last
+}
+
+// TestSRIOVConflist checks the conflist of the components sriov and dra. The conflist must equal the base's conflist, except for the
+// plugin sriov. The keys of the plugin sriov must be the keys in conf/10-podlace-sriov.conflist. The resources must be the resources of
+// each component's configuration.
+func TestSRIOVConflist(t *testing.T) {
+	text := read(t, "sriov-conflist/10-podlace.conflist")
+	var base, ours struct{ Plugins []any }
+	shipped := read(t, "base/10-podlace.conflist")
+	if err := errors.Join(json.Unmarshal([]byte(shipped), &base), json.Unmarshal([]byte(text), &ours)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(base.Plugins, ours.Plugins[:len(ours.Plugins)-1]); diff != "" {
+		t.Error(diff)
+	}
+	head := func(s string) string { return s[:strings.Index(s, `"plugins"`)] }
+	if diff := cmp.Diff(head(shipped), head(text)); diff != "" {
+		t.Error(diff)
+	}
+	entry := sriovEntry(t, text)
+	if diff := cmp.Diff(sriovEntry(t, read(t, "../10-podlace-sriov.conflist")), entry); diff != "" {
+		t.Error(diff)
+	}
+	for _, component := range []string{"sriov", "dra"} {
+		var config struct {
+			ResourceList []struct{ ResourcePrefix, ResourceName string }
+		}
+		o := decodeObjects(t, rendered(t, component))["ConfigMap sriov-device-plugin"].(*core.ConfigMap)
+		if err := json.Unmarshal([]byte(o.Data["config.json"]), &config); err != nil || len(config.ResourceList) != 1 {
+			t.Fatalf("%v in %s", err, o.Data["config.json"])
+		}
+		r := config.ResourceList[0]
+		if want := `["` + r.ResourcePrefix + "/" + r.ResourceName + `"]`; string(entry["resources"]) != want {
+			t.Errorf("%s: the conflist has the resources %s, want %s", component, entry["resources"], want)
+		}
 	}
 }
 

@@ -14,24 +14,29 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestExample: with the class, template and pod of the quickstart in docs/DRA.md, the pod has the interface net1. The container's log
-// equals the log in the document.
+// TestExample: with the configuration, template and pod of the quickstart in docs/DRA.md, the pod has the interface net1. The settings of
+// the claim equal the settings in the document.
 func TestExample(t *testing.T) {
-	l := newLab(t, setup{})
-	document, err := os.ReadFile("../../../docs/DRA.md")
+	data, err := os.ReadFile("../../../docs/DRA.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	shown := regexp.MustCompile("(?s)\n```yaml\n([^`]*kind: ResourceClaimTemplate\n[^`]*)\n```").FindStringSubmatch(string(document))
-	if shown == nil {
-		t.Fatal("docs/DRA.md shows no template")
+	shown := func(what, pattern string) string {
+		found := regexp.MustCompile(pattern).FindStringSubmatch(string(data))
+		if found == nil {
+			t.Fatal("docs/DRA.md shows no ", what)
+		}
+		return found[1]
 	}
+	template := shown("template", "(?s)\n```yaml\n([^`]*kind: ResourceClaimTemplate\n[^`]*)\n```")
+	settings := shown("settings", `(?m)^shop/web-vf-\w+ .* prepared +(.*)$`)
+	l := newLab(t, setup{config: shown("configuration", "(?s)\n```json\n([^`]*)\n```")})
 	classes, err := l.podlace("classes")
 	if err != nil {
 		t.Fatalf("%v: %s", err, classes)
 	}
 	l.create(classes)
-	text := regexp.MustCompile(`(?m)^ +(image|command): .*\n`).ReplaceAllString(strings.ReplaceAll(shown[1], "namespace: shop", "namespace: "+l.ns), "")
+	text := regexp.MustCompile(`(?m)^ +(image|command): .*\n`).ReplaceAllString(strings.ReplaceAll(template, "namespace: shop", "namespace: "+l.ns), "")
 	for _, one := range strings.Split(text, "\n---\n") {
 		l.create(one)
 	}
@@ -55,7 +60,7 @@ func TestExample(t *testing.T) {
 		t.Errorf("%v: %s", err, addresses)
 	}
 	list, err := l.podlace("ls", "--sysfs", l.sysfs)
-	if err != nil || !strings.Contains(list, claim) || !strings.Contains(list, "net1") {
+	if err != nil || !regexp.MustCompile(claim+` .* net1 .* prepared +`+settings+`\n`).MatchString(list+"\n") {
 		t.Errorf("%v: %s", err, list)
 	}
 	status, _ := json.MarshalIndent(l.getClaim(claim).Status.Devices, "", "  ")
