@@ -207,6 +207,11 @@ func TestMigrate(t *testing.T) {
 	l.awaitDevices("example.com/one", vf00, vf01+"!")
 	l.kubelet.await("example.com/one", "with PreStartContainer", func(p *registeredPlugin) bool { return p.options.PreStartRequired })
 	l.awaitInventory(r, "") // the driver keeps running, because the claim is still prepared
+	l.await("/metrics", `podlace_sriov_devices{numa="0",resource="example.com/one",state="allocated"} 1`,
+		`podlace_sriov_devices{numa="0",resource="example.com/one",state="free"} 1`)
+	if text, err := l.get("/metrics"); err != nil || strings.Contains(text, `state="unhealthy"`) {
+		t.Errorf("%v: the device of a claim counts as unhealthy:\n%s", err, text)
+	}
 	if err := claim.Remove(l.Claims, "c-0"); err != nil {
 		t.Fatal(err)
 	}
@@ -301,6 +306,9 @@ func TestDRAHarmsNothing(t *testing.T) {
 func TestSplit(t *testing.T) {
 	if plain, claimed := byAPI(nil); plain != nil || claimed != nil {
 		t.Error(plain, claimed)
+	}
+	if got := podText(allocation.Device{Namespace: "shop", Pod: "web-0"}) + ", " + podText(allocation.Device{Pod: "uid u-0"}); got != "pod shop/web-0, pod uid u-0" {
+		t.Error(got)
 	}
 	if got := faultTexts(map[string]dra.Fault{"a": {Kind: "k", Text: "t"}}); !maps.Equal(got, map[string]string{"a": "t"}) {
 		t.Error(got)
