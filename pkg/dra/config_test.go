@@ -246,7 +246,7 @@ func TestPrepareConfig(t *testing.T) {
 		{configs{fromClass(`"mtu":1400`), fromClaim(`"mtu":1400`), fromClaim(`"vlan":7`)},
 			": request a: config[1].opaque.parameters.vlan 7: claims may set 100-199,300 of resource example.com/fast"},
 		{configs{fromClass(`"mtu":1400`), fromClass(`"mtuu":1400`)}, ": class fast: config[1].opaque.parameters.mtuu: 1400: no such key; did you mean mtu?"},
-		{configs{fromClaim(`"ifName":"eth0"`)}, `: config[0].opaque.parameters.ifName: "eth0": want another name, because the pod has its own`},
+		{configs{fromClaim(`"ifName":"eth0"`)}, `: config[0].opaque.parameters.ifName: "eth0": every pod already has an interface of this name`},
 		{configs{fromClaim(`"mtu":1400`, "b")}, ": config[0].opaque.parameters applies to no device of the claim (requests b)"},
 	} {
 		name := fmt.Sprint("web-", i)

@@ -87,7 +87,7 @@ func TestClaimSettingsRefused(t *testing.T) {
 		{vfconfig.Config{MinTxRate: new(100)}, sets + "minTxRate 100: more than maxTxRate 50", []any{"max_tx_rate", 50}},
 		{vfconfig.Config{IPs: []string{"10.61.0.77"}}, sets + "the configuration has no ipam, so VFs get no addresses", nil},
 		{vfconfig.Config{IPs: []string{"10.61.0"}}, sets + `ips "10.61.0": want an address`, []any{"ipam", ranges()}},
-		{vfconfig.Config{IfName: "eth0"}, sets + `ifName "eth0": want another name, because the pod has its own lo and eth0`, nil},
+		{vfconfig.Config{IfName: "eth0"}, sets + `ifName "eth0": every pod already has an interface of this name`, nil},
 		{vfconfig.Config{IfName: "data"}, sets + "ifName data: the runtime requires the name eth0", []any{"prevResult", nil}},
 	} {
 		l.serveClaims(claimDevice(0, vf0, c.config))
