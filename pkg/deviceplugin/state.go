@@ -86,14 +86,7 @@ func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	for resource, n := range s.kubeletCount() {
 		to <- prometheus.MustNewConstMetric(s.allocatable, prometheus.GaugeValue, float64(n), resource)
 	}
-	holder := map[string]allocation.Device{}
-	if slices.ContainsFunc(held, byClaim) {
-		attached, _ := sriov.Holdings() // the DRA driver logs the error
-		held = nameAttachedPods(held, attached)
-	}
-	for _, h := range held {
-		holder[h.ID] = h
-	}
+	holder := holdersOf(held)
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
@@ -132,6 +125,19 @@ func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 		}
 	}
 	s.collectTraffic(to, offers, holder)
+}
+
+// holdersOf returns the devices of pods by their IDs.
+func holdersOf(held []allocation.Device) map[string]allocation.Device {
+	if slices.ContainsFunc(held, byClaim) {
+		attached, _ := sriov.Holdings() // the DRA driver logs the error
+		held = nameAttachedPods(held, attached)
+	}
+	holder := map[string]allocation.Device{}
+	for _, h := range held {
+		holder[h.ID] = h
+	}
+	return holder
 }
 
 // nameAttachedPods returns the devices with the pods that have attached them. Several pods may share a claim, so only the journal of a VF

@@ -213,7 +213,8 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 			key, needed = "mac", true
 		}
 		if needed {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available", v.settingText(key), c.vf.Address),
+			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available",
+				v.settingText(key), c.vf.Address),
 				"the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
 		}
 		return nil
