@@ -86,6 +86,15 @@ func (r Record) Has(id string) bool {
 	return slices.ContainsFunc(r.Devices, func(d allocation.Device) bool { return d.ID == id && d.Claim != nil && !d.Claim.Admin })
 }
 
+// Pod returns the name of the pod for which the claim was reserved. Pod returns "" if the claim was reserved for several pods or for an
+// object that is not a pod.
+func (r Record) Pod() string {
+	if len(r.Reserved) == 1 && r.Reserved[0].Resource == "pods" {
+		return r.Reserved[0].Name
+	}
+	return ""
+}
+
 func (r Record) reservedFor(podUID string) bool {
 	return slices.ContainsFunc(r.Reserved, func(c Consumer) bool { return c.UID == podUID })
 }

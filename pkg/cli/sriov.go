@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -270,7 +271,7 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 		line := sriovDevice{Device: d, PFName: pfName, Resource: offered[d.Address], Fault: n.faults[d.Address.String()],
 			Claims: n.claimsOf(d.Address)}
 		if h, ok := n.held[d.Address.String()]; ok {
-			line.Holder, line.CPUs, line.Resource = &h, n.compareCPUs(d, h.CPUs), h.Resource
+			line.Holder, line.CPUs, line.Resource = &h, n.compareCPUs(d, h.CPUs), cmp.Or(h.Resource, line.Resource)
 		}
 		list = append(list, line)
 	}

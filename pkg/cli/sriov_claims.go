@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -43,7 +44,20 @@ func (f *sriovFlags) readClaims() (list []sriovClaim, err error) {
 			list = append(list, deviceOf(r, d, attached))
 		}
 	}
-	return list, errors.Join(recordErr, journalErr)
+	return addUnrecorded(list, attached), errors.Join(recordErr, journalErr)
+}
+
+// addUnrecorded adds the VFs that pods have through claims without a readable record, so that no VF of a pod is listed as free. The daemon
+// restores a missing record within some seconds.
+func addUnrecorded(list []sriovClaim, attached []sriov.Holding) []sriovClaim {
+	for _, a := range attached {
+		same := func(c sriovClaim) bool { return c.Device == a.Address.String() && c.UID == a.Claim.UID }
+		if a.Claim != nil && !slices.ContainsFunc(list, same) {
+			list = append(list, sriovClaim{Claim: a.Claim.Namespace + "/" + a.Claim.Name, UID: a.Claim.UID, Request: a.Claim.Request,
+				State: "no record", Device: a.Address.String(), Pod: a.Pod, Interface: a.Name})
+		}
+	}
+	return list
 }
 
 // deviceOf converts one device of a claim's record to a sriovClaim. Because several pods may use a claim, deviceOf reads the pod of a VF
@@ -51,8 +65,8 @@ func (f *sriovFlags) readClaims() (list []sriovClaim, err error) {
 func deviceOf(r claim.Record, d allocation.Device, attached []sriov.Holding) sriovClaim {
 	c := sriovClaim{Claim: d.Claim.Namespace + "/" + d.Claim.Name, UID: d.Claim.UID, Request: d.Claim.Request, State: r.State, Device: d.ID,
 		Resource: d.Resource, Admin: d.Claim.Admin, Settings: d.Config.String()}
-	if len(r.Reserved) == 1 && r.Reserved[0].Resource == "pods" {
-		c.Pod = d.Claim.Namespace + "/" + r.Reserved[0].Name
+	if pod := r.Pod(); pod != "" {
+		c.Pod = d.Claim.Namespace + "/" + pod
 	}
 	for _, a := range attached {
 		if a.Address.String() == d.ID && a.Claim != nil && a.Claim.UID == d.Claim.UID && !c.Admin {
@@ -114,7 +128,7 @@ func (c sriovClaim) describe() string {
 	if c.Settings != "" {
 		where += "; settings: " + plainText(c.Settings)
 	}
-	return fmt.Sprintf("claim %s, request %s, has it as %s; %s", plain(c.Claim), plain(c.Request), plain(c.Resource), where)
+	return fmt.Sprintf("claim %s, request %s, has it as %s; %s", plain(c.Claim), plain(c.Request), cmp.Or(plain(c.Resource), "a VF of an unknown resource"), where)
 }
 
 // listClaims prints a table of the prepared claims. If the node has no prepared claims, listClaims prints nothing.
@@ -130,7 +144,7 @@ func (n *sriovNode) listClaims(stdout io.Writer) error {
 			name = "admin"
 		}
 		fmt.Fprintln(t, strings.Join([]string{plain(c.Claim), plain(c.Request), dash(plain(c.Pod)), c.Device, dash(plain(name)),
-			plain(c.Resource), string(c.State), dash(plainText(c.Settings))}, "\t"))
+			dash(plain(c.Resource)), string(c.State), dash(plainText(c.Settings))}, "\t"))
 	}
 	return t.Flush()
 }

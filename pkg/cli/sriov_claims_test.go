@@ -153,3 +153,31 @@ func TestSRIOVExplainPublished(t *testing.T) {
 		t.Errorf("a resource of the device plugin API: %s", out.String())
 	}
 }
+
+// TestAddUnrecorded checks that a pod's VF is listed even if the record of its claim is missing.
+func TestAddUnrecorded(t *testing.T) {
+	var attached []sriov.Holding
+	for id, of := range map[string]*allocation.Claim{"0000:15:02.1": {UID: "u1", Namespace: "shop", Name: "c"}, "0000:15:02.0": nil} {
+		a, err := pci.ParseAddress(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		attached = append(attached, sriov.Holding{Address: a, Pod: "shop/web-3", Name: "net1", Claim: of})
+	}
+	got := addUnrecorded(nil, attached)
+	want := []sriovClaim{{Claim: "shop/c", UID: "u1", State: "no record", Device: "0000:15:02.1", Pod: "shop/web-3", Interface: "net1"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if again := addUnrecorded(got, attached); len(again) != 1 {
+		t.Errorf("listed twice: %+v", again)
+	}
+	n := &sriovNode{snapshot: &pci.Snapshot{Devices: []pci.Device{{Address: attached[0].Address}, {Address: attached[1].Address}}},
+		held: map[string]allocation.Device{}, claims: got}
+	n.addClaimed()
+	for _, d := range n.devices() {
+		if isHeld := d.Address.String() == "0000:15:02.1"; isHeld != (d.Holder != nil) || isHeld && n.holder(*d.Holder) != "shop/web-3" {
+			t.Errorf("%+v", d)
+		}
+	}
+}

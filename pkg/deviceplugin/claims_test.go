@@ -13,13 +13,15 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/claim/claimtest"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // writeClaim writes the record of a claim with a device for the pod with UID u-0. writeClaim also adds the claim to the kubelet's file.
 func (l *testLab) writeClaim(resource, id string, admin bool) {
 	l.Helper()
-	r := claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: resource, ID: id, Claim: &allocation.Claim{UID: "c-0",
+	r := claim.Record{State: claim.Prepared, Reserved: []claim.Consumer{{Resource: "pods", Name: "web-0", UID: "u-0"}}, Devices: []allocation.Device{{Resource: resource, ID: id, Claim: &allocation.Claim{UID: "c-0",
 		Namespace: "shop", Name: "web-0-nic", Request: "nic", Pool: "node-a", Device: "x", Admin: admin}}}}
 	if err := claim.Write(l.Claims, r); err != nil {
 		l.Fatal(err)
@@ -105,4 +107,46 @@ func TestAdminClaimed(t *testing.T) {
 	l.kubelet.start()
 	l.start()
 	l.awaitDevices("example.com/one", vf00, vf01)
+}
+
+// TestClaimMetrics: the metrics show the pod that has a device through a claim. The device counts as allocated even directly after the
+// daemon has refused a new configuration.
+func TestClaimMetrics(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoResources("dra"))
+	r := l.useRecorder()
+	l.writeClaim("example.com/one", vf00, false)
+	l.kubelet.start()
+	l.start()
+	l.awaitInventory(r, "one: "+vf00+" "+vf01)
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00+`",container="",namespace="shop",pod="web-0",resource="example.com/one"} 1`)
+	l.configure("{")
+	l.awaitLog("refused the new configuration")
+	const want = `podlace_sriov_devices{numa="0",resource="example.com/one",state="allocated"} 1`
+	for range 10 {
+		text, err := l.get("/metrics")
+		if err != nil || !strings.Contains(text, want) {
+			t.Fatalf("%v: want %s, got\n%s", err, want, text)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// TestSharedClaimMetrics: several pods share a claim. The pod in the journal of the VF is the pod that has the VF. A journal of an earlier
+// claim has no effect.
+func TestSharedClaimMetrics(t *testing.T) {
+	held := []allocation.Device{{ID: vf00, Namespace: "shop", Pod: "web-0", Claim: &allocation.Claim{UID: "c-0"}},
+		{ID: vf01, Namespace: "shop", Pod: "web-0", Claim: &allocation.Claim{UID: "c-1"}}, {ID: vf10, Namespace: "shop", Pod: "web-2"}}
+	var attached []sriov.Holding
+	for id, uid := range map[string]string{vf00: "c-0", vf01: "c-9", vf10: "c-2"} {
+		a, err := pci.ParseAddress(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		attached = append(attached, sriov.Holding{Address: a, Pod: "shop/web-1", Claim: &allocation.Claim{UID: uid}})
+	}
+	for i, want := range []string{"web-1", "web-0", "web-2"} {
+		if got := nameAttachedPods(held, attached)[i]; got.Pod != want || got.Namespace != "shop" {
+			t.Errorf("%s: got pod %s/%s, want shop/%s", got.ID, got.Namespace, got.Pod, want)
+		}
+	}
 }

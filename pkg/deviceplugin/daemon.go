@@ -216,7 +216,11 @@ func (d *daemon) mergeUnlisted() {
 		d.held = slices.DeleteFunc(slices.Clone(d.held), byClaim)
 	}
 	for _, r := range records {
-		d.held = mergeDevices(d.held, slices.DeleteFunc(slices.Clone(r.Devices), func(h allocation.Device) bool { return h.Claim.Admin }))
+		devices := slices.DeleteFunc(slices.Clone(r.Devices), func(h allocation.Device) bool { return h.Claim.Admin })
+		for i := range devices {
+			devices[i].Namespace, devices[i].Pod = r.Claim().Namespace, r.Pod()
+		}
+		d.held = mergeDevices(d.held, devices)
 	}
 }
 

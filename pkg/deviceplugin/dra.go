@@ -72,7 +72,7 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 		Last: maps.Clone(d.last)}
 	for _, h := range d.held {
 		if !byClaim(h) {
-			i.Held[h.ID] = fmt.Sprintf("pod %s/%s", h.Namespace, h.Pod)
+			i.Held[h.ID] = podText(h)
 		}
 	}
 	for _, n := range d.snapshot.Nodes {
@@ -165,7 +165,7 @@ func (d *daemon) whyUnavailable(id string) string {
 	d.mergeUnlisted()
 	for _, h := range d.held {
 		if h.ID == id && !byClaim(h) {
-			return fmt.Sprintf("belongs to pod %s/%s", h.Namespace, h.Pod)
+			return "belongs to " + podText(h)
 		}
 	}
 	dev, ok := d.snapshot.Device(address)

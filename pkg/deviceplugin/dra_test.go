@@ -207,6 +207,11 @@ func TestMigrate(t *testing.T) {
 	l.awaitDevices("example.com/one", vf00, vf01+"!")
 	l.kubelet.await("example.com/one", "with PreStartContainer", func(p *registeredPlugin) bool { return p.options.PreStartRequired })
 	l.awaitInventory(r, "") // the driver keeps running, because the claim is still prepared
+	l.await("/metrics", `podlace_sriov_devices{numa="0",resource="example.com/one",state="allocated"} 1`,
+		`podlace_sriov_devices{numa="0",resource="example.com/one",state="free"} 1`)
+	if text, err := l.get("/metrics"); err != nil || strings.Contains(text, `state="unhealthy"`) {
+		t.Errorf("%v: the device of a claim counts as unhealthy:\n%s", err, text)
+	}
 	if err := claim.Remove(l.Claims, "c-0"); err != nil {
 		t.Fatal(err)
 	}
@@ -297,10 +302,15 @@ func TestDRAHarmsNothing(t *testing.T) {
 	}
 }
 
-// TestSplit checks that byAPI keeps the order of the pools in both lists.
+// TestSplit checks that byAPI keeps the order of the pools in both lists. The text of a pod without a known name contains its UID.
 func TestSplit(t *testing.T) {
 	if plain, claimed := byAPI(nil); plain != nil || claimed != nil {
 		t.Error(plain, claimed)
+	}
+	for want, h := range map[string]allocation.Device{"pod shop/web-0": {Namespace: "shop", Pod: "web-0"}, "pod uid u-0": {Pod: "uid u-0"}} {
+		if got := podText(h); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 	if got := faultTexts(map[string]dra.Fault{"a": {Kind: "k", Text: "t"}}); !maps.Equal(got, map[string]string{"a": "t"}) {
 		t.Error(got)

@@ -116,10 +116,12 @@ func (d *daemon) askPods(ctx context.Context) {
 	if err != nil || now.Before(d.since.Add(settlingTime)) {
 		held = mergeDevices(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.listed[h.ID] }))
 	}
-	if err != nil {
-		held = mergeDevices(held, d.held)
+	kept := d.held
+	if err == nil { // the kubelet lists all devices except those of claims
+		kept = slices.DeleteFunc(slices.Clone(kept), func(h allocation.Device) bool { return !byClaim(h) })
 	}
-	d.held, d.answered = held, d.answered || err == nil
+	d.held, d.answered = mergeDevices(held, kept), d.answered || err == nil
+	d.mergeUnlisted()
 }
 
 // hasEnded reports whether the kubelet has removed the folder of a pod. The checkpoint may contain the devices of an ended pod until
@@ -131,6 +133,11 @@ func hasEnded(root, uid string) bool {
 	}
 	_, err := os.Stat(filepath.Join(pods, uid))
 	return errors.Is(err, fs.ErrNotExist)
+}
+
+// podText returns the pod of a device for messages. The namespace is missing if only the UID of the pod is known.
+func podText(h allocation.Device) string {
+	return "pod " + strings.TrimPrefix(h.Namespace+"/"+h.Pod, "/")
 }
 
 // mergeDevices returns the first list, with those devices of the second list that the first list lacks.

@@ -155,23 +155,32 @@ func twoPFs(t *testing.T) string {
 	return pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 }
 
-// await() sends a request to the daemon until the answer contains all the given parts.
-func (l *testLab) await(path string, parts ...string) {
-	l.Helper()
+// get() sends a request to the daemon and returns the body of the answer.
+func (l *testLab) get(path string) (string, error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", strings.TrimPrefix(l.HTTP, "unix:"))
 		}}}
+	answer, err := client.Get("http://node" + path)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	return string(body), err
+}
+
+// await() sends a request to the daemon until the answer contains all the given parts.
+func (l *testLab) await(path string, parts ...string) {
+	l.Helper()
 	text := ""
 	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-		answer, err := client.Get("http://node" + path)
+		body, err := l.get(path)
 		if err != nil {
 			continue
 		}
-		body, _ := io.ReadAll(answer.Body)
-		answer.Body.Close()
-		text = string(body)
+		text = body
 		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) }) {
 			return
 		}

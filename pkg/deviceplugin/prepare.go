@@ -181,7 +181,7 @@ func (d *daemon) ownerOf(dev pci.Device) string {
 		case h.Claim != nil:
 			return fmt.Sprintf("belongs to claim %s/%s", h.Claim.Namespace, h.Claim.Name)
 		default:
-			return fmt.Sprintf("belongs to pod %s/%s", h.Namespace, h.Pod)
+			return "belongs to " + podText(h)
 		}
 	}
 	if d.unreadClaims != nil {

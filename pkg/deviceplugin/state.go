@@ -3,13 +3,16 @@
 package deviceplugin
 
 import (
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // stateCollector collects the metrics that describe the daemon's current state.
@@ -83,10 +86,7 @@ func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	for resource, n := range s.kubeletCount() {
 		to <- prometheus.MustNewConstMetric(s.allocatable, prometheus.GaugeValue, float64(n), resource)
 	}
-	holder := map[string]allocation.Device{}
-	for _, h := range held {
-		holder[h.ID] = h
-	}
+	holder := holdersOf(held)
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
@@ -114,8 +114,9 @@ func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 			}
 		}
 		for _, lost := range o.devices[len(o.pool.Devices):] {
-			count[[2]string{strconv.Itoa(pci.Unknown), "unhealthy"}]++
-			if h := holder[lost.GetID()]; h.Resource == o.pool.Name {
+			h := holder[lost.GetID()]
+			count[lostState(o, h)]++
+			if h.Resource == o.pool.Name {
 				gauge(s.allocated, 1, h.Resource, lost.GetID(), h.Namespace, h.Pod, h.Container)
 			}
 		}
@@ -124,6 +125,44 @@ func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 		}
 	}
 	s.collectTraffic(to, offers, holder)
+}
+
+// holdersOf returns the devices of pods by their IDs.
+func holdersOf(held []allocation.Device) map[string]allocation.Device {
+	if slices.ContainsFunc(held, byClaim) {
+		attached, _ := sriov.Holdings() // the DRA driver logs the error
+		held = nameAttachedPods(held, attached)
+	}
+	holder := map[string]allocation.Device{}
+	for _, h := range held {
+		holder[h.ID] = h
+	}
+	return holder
+}
+
+// nameAttachedPods returns the devices with the pods that have attached them. Several pods may share a claim, so only the journal of a VF
+// shows which of the pods has the VF. Without a journal, the pod of the claim's record stays.
+func nameAttachedPods(held []allocation.Device, attached []sriov.Holding) []allocation.Device {
+	held = slices.Clone(held)
+	for i, h := range held {
+		for _, a := range attached {
+			if byClaim(h) && a.Claim != nil && a.Claim.UID == h.Claim.UID && a.Address.String() == h.ID {
+				held[i].Namespace, held[i].Pod, _ = strings.Cut(a.Pod, "/")
+			}
+		}
+	}
+	return held
+}
+
+// lostState returns the NUMA node and the state of a lost device for the metrics. A device that a pod has through a claim is not faulty: it
+// is lost only because its resource has changed from DRA to the device plugin API.
+func lostState(o *resourceOffer, h allocation.Device) [2]string {
+	if a, err := pci.ParseAddress(h.ID); err == nil && byClaim(h) {
+		if dev, ok := o.snapshot.Device(a); ok {
+			return [2]string{strconv.Itoa(dev.NUMANode), "allocated"}
+		}
+	}
+	return [2]string{strconv.Itoa(pci.Unknown), "unhealthy"}
 }
 
 // kubeletCount returns, for each resource of this daemon, the number of devices that the kubelet reports as allocatable.

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// rebuildEvery is the time between two searches for lost records. The record of a claim is lost if the kubelet's file contains the claim
-	// but the record does not exist.
+	// rebuildEvery is the time between two searches for lost records, and between two searches for unattached devices. The record of a claim
+	// is lost if the kubelet's file contains the claim but the record does not exist.
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
@@ -75,6 +75,7 @@ func (d *Driver) collectLoop(ctx context.Context) {
 		case <-turn:
 		case now = <-rebuild.C:
 			if d.isLeader() {
+				c.findUnattached(now)
 				c.rebuild(ctx, now)
 			}
 		case now = <-collect.C:
@@ -102,7 +103,6 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 		c.reportError("", err)
 		return
 	}
-	c.reportUnattached(records, held, now)
 	noted, grace := c.kubeletClaims(now)
 	seen := map[string]bool{}
 	for _, r := range records {

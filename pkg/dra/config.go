@@ -4,6 +4,7 @@ package dra
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -20,30 +21,75 @@ import (
 type configEntry struct {
 	vfconfig.Entry
 	api  resourceapi.DeviceAllocationConfiguration
-	path string // path of its parameters, for errors
+	path string // class and path of its parameters in the class, or path in the claim, for errors
 }
 
 // readEntries returns the config entries for this driver in two lists: the entries of classes and the entries of the claim. Each list has
 // the same order as the allocation. readEntries ignores entries for other drivers.
-func readEntries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofClaim []configEntry, err error) {
-	for i, c := range configs {
-		if c.Opaque == nil || c.Opaque.Driver != claim.Driver {
+func readEntries(c *resourceapi.ResourceClaim) (ofClass, ofClaim []configEntry, err error) {
+	inClaim := -1
+	for i, entry := range c.Status.Allocation.Devices.Config {
+		at := ""
+		switch entry.Source {
+		case resourceapi.AllocationConfigSourceClass:
+			at = pathInClass(c, i)
+		case resourceapi.AllocationConfigSourceClaim:
+			inClaim = nextInClaim(c, inClaim, entry.DeviceConfiguration)
+			at = fmt.Sprintf("config[%d]", inClaim)
+		}
+		if entry.Opaque == nil || entry.Opaque.Driver != claim.Driver {
 			continue
 		}
-		e := configEntry{api: c, path: fmt.Sprintf("config[%d].parameters", i)}
-		if e.Entry, err = vfconfig.Decode(c.Opaque.Parameters.Raw, e.path); err != nil {
+		e := configEntry{api: entry, path: at + ".opaque.parameters"}
+		if at == "" {
+			return nil, nil, fmt.Errorf("status.allocation.devices.config[%d].source: %q: want FromClass or FromClaim", i, entry.Source)
+		}
+		if e.Entry, err = vfconfig.Decode(entry.Opaque.Parameters.Raw, e.path); err != nil {
 			return nil, nil, err
 		}
-		switch c.Source {
-		case resourceapi.AllocationConfigSourceClass:
+		if entry.Source == resourceapi.AllocationConfigSourceClass {
 			ofClass = append(ofClass, e)
-		case resourceapi.AllocationConfigSourceClaim:
+		} else {
 			ofClaim = append(ofClaim, e)
-		default:
-			return nil, nil, fmt.Errorf("config[%d].source: %q: want FromClass or FromClaim", i, c.Source)
 		}
 	}
 	return ofClass, ofClaim, nil
+}
+
+// nextInClaim returns the index in the claim's specification of an entry of the allocation. The argument "last" is the index of the
+// previous entry. The allocation lacks entries for alternatives of a request that the scheduler did not choose.
+func nextInClaim(c *resourceapi.ResourceClaim, last int, entry resourceapi.DeviceConfiguration) int {
+	for i := last + 1; i < len(c.Spec.Devices.Config); i++ {
+		if reflect.DeepEqual(c.Spec.Devices.Config[i].DeviceConfiguration, entry) {
+			return i
+		}
+	}
+	return last + 1
+}
+
+// pathInClass returns the class and the path in the class of an entry of the allocation. The allocation contains the entries of a class one
+// after another. Kubernetes before 1.35 does not show which of several classes an entry belongs to.
+func pathInClass(c *resourceapi.ResourceClaim, i int) string {
+	entries := c.Status.Allocation.Devices.Config
+	var classes []string
+	if len(entries[i].Requests) > 0 {
+		classes = []string{classOf(c, entries[i].Requests[0])}
+	}
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if name := classOf(c, r.Request); len(entries[i].Requests) == 0 && !slices.Contains(classes, name) {
+			classes = append(classes, name)
+		}
+	}
+	if len(classes) != 1 {
+		return fmt.Sprintf("class %s: status.allocation.devices.config[%d]", strings.Join(classes, " or "), i)
+	}
+	index := 0
+	for _, before := range entries[:i] {
+		if before.Source == resourceapi.AllocationConfigSourceClass && slices.Equal(before.Requests, entries[i].Requests) {
+			index++
+		}
+	}
+	return fmt.Sprintf("class %s: config[%d]", classes[0], index)
 }
 
 // isRequested reports whether a config entry applies to the request of an allocation result. An entry applies if it lists the request,
@@ -60,9 +106,9 @@ func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult,
 // configFor returns the merged configuration for the device of an allocation result. configFor returns nil if no config entry applies to
 // the device. The settings of the claim override the settings of the class. The configuration of the resource determines which settings a
 // claim may contain.
-func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
+func configFor(c *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
 	*vfconfig.Config, error) {
-	ofClass, ofClaim, err := readEntries(a.Devices.Config)
+	ofClass, ofClaim, err := readEntries(c)
 	if err != nil {
 		return nil, err
 	}
@@ -85,9 +131,6 @@ func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequest
 	if err := merged.Validate(); err != nil {
 		return nil, fmt.Errorf("the merged settings of class and claim: %w", err)
 	}
-	if err := checkSingle(a, result, merged); err != nil {
-		return nil, err
-	}
 	if merged.IsZero() || isAdmin(result) {
 		return nil, nil
 	}
@@ -100,31 +143,14 @@ func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// checkSingle returns an error if a request has several devices but contains a setting that only one device can have, such as a MAC
-// address.
-func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
-	n := 0
-	for _, r := range a.Devices.Results {
-		if r.Driver == claim.Driver && r.Request == result.Request && !isAdmin(r) {
-			n++
-		}
-	}
-	for _, key := range c.Set() {
-		if n > 1 && isSingle(c, key) {
-			return fmt.Errorf("%s %s: only one device can have it, but request %s has %d devices", key, c.Text(key), result.Request, n)
-		}
-	}
-	return nil
-}
-
 // isSingle reports whether only one device can have the setting with the given key, such as a MAC address.
 func isSingle(c *vfconfig.Config, key string) bool {
 	return key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
 }
 
-// checkSingleOfEntries returns an error if a config entry applies to several devices but contains a setting that only one device can have.
+// checkSingle returns an error if a config entry applies to several devices but contains a setting that only one device can have.
 // A setting of a later entry overrides the setting of an earlier entry.
-func checkSingleOfEntries(c *resourceapi.ResourceClaim, devices []allocation.Device, entries []configEntry) error {
+func checkSingle(c *resourceapi.ResourceClaim, devices []allocation.Device, entries []configEntry) error {
 	for _, key := range vfconfig.Keys() {
 		counts := make([]int, len(entries))
 		for _, d := range devices {
@@ -146,7 +172,7 @@ func checkSingleOfEntries(c *resourceapi.ResourceClaim, devices []allocation.Dev
 // checkConfig returns an error if a config entry of the claim applies to no device. checkConfig also returns an error if the class of a
 // class entry is ambiguous. For a class entry that applies to no device, checkConfig returns a warning.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
-	ofClass, ofClaim, err := readEntries(c.Status.Allocation.Devices.Config)
+	ofClass, ofClaim, err := readEntries(c)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +183,7 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 	}
 	for _, e := range ofClass {
 		if unused(e) {
-			warnings = append(warnings, fmt.Sprintf("%s of the class applies to no device of the claim%s", e.path, e.scopeText()))
+			warnings = append(warnings, fmt.Sprintf("%s applies to no device of the claim%s", e.path, e.scopeText()))
 		}
 	}
 	for _, e := range ofClaim {
@@ -165,7 +191,7 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.scopeText())
 		}
 	}
-	if err := checkSingleOfEntries(c, devices, slices.Concat(ofClass, ofClaim)); err != nil {
+	if err := checkSingle(c, devices, slices.Concat(ofClass, ofClaim)); err != nil {
 		return warnings, err
 	}
 	return warnings, checkClasses(c, ofClass)

@@ -99,34 +99,30 @@ func TestConfigFor(t *testing.T) {
 		// Refused.
 		{name: "unknown key", results: one, configs: configs{foreignEntry("FromClass", "gpu.example.com", "{"), fromClass(""),
 			fromClaim(`"vlann":1`)},
-			says: "config[2].parameters.vlann: no such key; did you mean vlan?"},
+			says: "config[0].opaque.parameters.vlann: 1: no such key; did you mean vlan?"},
 		{name: "unknown key for another request", results: one, configs: configs{fromClaim(`"vlann":1`, "other")},
-			says: "config[0].parameters.vlann: no such key; did you mean vlan?"},
-		{name: "not for claims", results: one, configs: configs{fromClaim(`"mtu":1400,"trust":"on"`)}, says: `config[0].parameters.trust "on": ` +
-			"claims may not set it; they may set: vlan 100-199,300, mac, minTxRate, maxTxRate 1-1000, mtu, ifName, ips of resource example.com/fast"},
+			says: "config[0].opaque.parameters.vlann: 1: no such key; did you mean vlan?"},
+		{name: "not for claims", results: one, configs: configs{fromClaim(`"mtu":1400,"trust":"on"`)},
+			says: `config[0].opaque.parameters.trust "on": ` + "claims may not set it; they may set: vlan 100-199,300, mac, minTxRate, maxTxRate 1-1000, mtu, ifName, ips of resource example.com/fast"},
 		{name: "out of range", results: one, configs: configs{fromClass(`"vlan":5`), fromClaim(`"vlan":6`)},
-			says: "config[1].parameters.vlan 6: claims may set 100-199,300 of resource example.com/fast"},
+			says: "config[0].opaque.parameters.vlan 6: claims may set 100-199,300 of resource example.com/fast"},
 		{name: "no limit is over the limit", results: one, configs: configs{fromClaim(`"maxTxRate":0`)},
-			says: "config[0].parameters.maxTxRate 0: claims may set 1-1000 of resource example.com/fast"},
+			says: "config[0].opaque.parameters.maxTxRate 0: claims may set 1-1000 of resource example.com/fast"},
 		{name: "together", results: one, configs: configs{fromClass(`"maxTxRate":100`), fromClaim(`"minTxRate":200`)},
 			says: "the merged settings of class and claim: minTxRate 200: more than maxTxRate 100"},
-		{name: "two devices and one MAC", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`)},
-			says: `mac "02:00:00:00:00:01": only one device can have it, but request vf has 2 devices`},
-		{name: "two devices and one name", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"ifName":"fast"`)},
-			says: `ifName "fast": only one device can have it, but request vf has 2 devices`},
-		{name: "two devices and one address", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"ips":["10.0.0.1"]`)},
-			says: `ips ["10.0.0.1"]: only one device can have it, but request vf has 2 devices`},
 		{name: "unknown source", results: one, configs: configs{configEntryFrom("FromPod", "")},
-			says: `config[0].source: "FromPod": want FromClass or FromClaim`},
+			says: `status.allocation.devices.config[0].source: "FromPod": want FromClass or FromClaim`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a := &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Config: test.configs}}
+			c := newClaim("c-1", "web")
+			a := c.Status.Allocation
+			a.Devices.Config = test.configs
 			for _, request := range test.results {
 				name, access, _ := strings.Cut(request, " ")
 				a.Devices.Results = append(a.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: name, Driver: claim.Driver,
 					AdminAccess: new(access != "")})
 			}
-			got, err := configFor(a, a.Devices.Results[0], mayAll(t))
+			got, err := configFor(c, a.Devices.Results[0], mayAll(t))
 			says := ""
 			if err != nil {
 				says = err.Error()
@@ -155,7 +151,7 @@ func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 
 // TestCheckConfig (DRA-F13) checks config entries that apply to no device, and class entries whose class is ambiguous.
 func TestCheckConfig(t *testing.T) {
-	const unknown = "config[0].parameters: before Kubernetes 1.35 an entry does not show which of the classes fast, slow it belongs to: " +
+	const unknown = "class fast or slow: status.allocation.devices.config[0].opaque.parameters: before Kubernetes 1.35 an entry does not show which of the classes fast, slow it belongs to: " +
 		"name the resource in the parameters of the classes, as 'podlace sriov classes' does"
 	one, two := []string{"vf fast"}, []string{"vf fast", "other slow"}
 	for _, test := range []struct {
@@ -169,19 +165,30 @@ func TestCheckConfig(t *testing.T) {
 		{name: "all are used", requests: two, configs: configs{fromClass(`"vlan":5`, "vf"), fromClaim(`"mtu":1400`, "other"), fromClaim("")}},
 		{name: "of another driver", requests: one, configs: configs{foreignEntry("FromClaim", "gpu.example.com", "{", "x")}},
 		{name: "a claim's for no request", requests: one, configs: configs{fromClaim(`"mtu":1400`, "vg", "other")},
-			says: "config[0].parameters applies to no device of the claim (requests vg, other)"},
+			says: "config[0].opaque.parameters applies to no device of the claim (requests vg, other)"},
 		{name: "a claim's for no resource", requests: one, configs: configs{fromClaim(`"resource":"example.com/slow","mtu":1400`)},
-			says: "config[0].parameters applies to no device of the claim (resource example.com/slow)"},
+			says: "config[0].opaque.parameters applies to no device of the claim (resource example.com/slow)"},
 		{name: "a claim's for an alternative that was not taken", requests: []string{"vf/a fast"},
 			configs: configs{fromClaim(`"resource":"example.com/slow","mtu":1400`, "vf"), fromClaim(`"resource":"example.com/slow","mtu":1400`)}},
 		{name: "a class's for no device", requests: one, configs: configs{fromClass(`"resource":"example.com/slow","mtu":1400`, "vf")},
-			warnings: []string{"config[0].parameters of the class applies to no device of the claim (requests vf, resource example.com/slow)"}},
-		{name: "a typing error", requests: one, configs: configs{fromClass(`"vlann":5`, "other")},
-			says: "config[0].parameters.vlann: no such key; did you mean vlan?"},
+			warnings: []string{"class fast: config[0].opaque.parameters applies to no device of the claim (requests vf, resource example.com/slow)"}},
+		{name: "a typing error", requests: two, configs: configs{fromClass(`"vlann":5`, "other")},
+			says: "class slow: config[0].opaque.parameters.vlann: 5: no such key; did you mean vlan?"},
+		{name: "a typing error in the third entry of a class", requests: two, configs: configs{fromClass(`"vlan":5`, "vf"),
+			foreignEntry("FromClass", "gpu.example.com", "{", "other"), fromClass(`"vlan":5`, "other"), fromClass(`"vlann":5`, "other")},
+			says: "class slow: config[2].opaque.parameters.vlann: 5: no such key; did you mean vlan?"},
+		{name: "a typing error in one of two classes", requests: two, configs: configs{fromClass(`"vlan":5`), fromClass(`"vlann":5`)},
+			says: "class fast or slow: status.allocation.devices.config[1].opaque.parameters.vlann: 5: no such key; did you mean vlan?"},
+		{name: "one MAC for two VFs of a request", requests: []string{"vf fast", "vf fast"},
+			configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`)},
+			says:    `config[0].opaque.parameters.mac: "02:00:00:00:00:01": only one device can have it, but the entry applies to several devices`},
+		{name: "one address for two VFs of a request", requests: []string{"vf fast", "vf fast"},
+			configs: configs{fromClass(`"ips":["10.0.0.1"]`)},
+			says:    `class fast: config[0].opaque.parameters.ips: ["10.0.0.1"]: only one device can have it, but the entry applies to several devices`},
 		{name: "one MAC for two requests", requests: two, configs: configs{fromClass(`"mtu":1400`, "vf"), fromClaim(`"mac":"02:00:00:00:00:01"`)},
-			says: `config[1].parameters.mac: "02:00:00:00:00:01": only one device can have it, but the entry applies to several devices`},
+			says: `config[0].opaque.parameters.mac: "02:00:00:00:00:01": only one device can have it, but the entry applies to several devices`},
 		{name: "one name for two requests", requests: two, configs: configs{fromClaim(`"ifName":"data"`)},
-			says: `config[0].parameters.ifName: "data": only one device can have it, but the entry applies to several devices`},
+			says: `config[0].opaque.parameters.ifName: "data": only one device can have it, but the entry applies to several devices`},
 		{name: "numbered names", requests: two, configs: configs{fromClaim(`"ifName":"data{index}"`)}},
 		{name: "one MAC, overridden for a request", requests: two,
 			configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`), fromClaim(`"mac":"02:00:00:00:00:02"`, "other")}},
@@ -236,12 +243,17 @@ func TestPrepareConfig(t *testing.T) {
 		configs configs
 		says    string
 	}{
-		{configs{fromClaim(`"vlann":1`)}, ": request a: config[0].parameters.vlann: no such key; did you mean vlan?"},
-		{configs{fromClaim(`"vlan":7`)}, ": request a: config[0].parameters.vlan 7: claims may set 100-199,300 of resource example.com/fast"},
-		{configs{fromClaim(`"mtu":1400`, "b")}, ": config[0].parameters applies to no device of the claim (requests b)"},
+		{configs{fromClaim(`"vlann":1`)}, ": config[0].opaque.parameters.vlann: 1: no such key; did you mean vlan?"},
+		{configs{fromClaim(`"vlan":7`)}, ": request a: config[0].opaque.parameters.vlan 7: claims may set 100-199,300 of resource example.com/fast"},
+		{configs{fromClass(`"mtu":1400`), fromClaim(`"mtu":1400`), fromClaim(`"vlan":7`)},
+			": request a: config[1].opaque.parameters.vlan 7: claims may set 100-199,300 of resource example.com/fast"},
+		{configs{fromClass(`"mtu":1400`), fromClass(`"mtuu":1400`)}, ": class fast: config[1].opaque.parameters.mtuu: 1400: no such key; did you mean mtu?"},
+		{configs{fromClaim(`"ifName":"eth0"`)}, `: config[0].opaque.parameters.ifName: "eth0": every pod already has an interface of this name`},
+		{configs{fromClaim(`"mtu":1400`, "b")}, ": config[0].opaque.parameters applies to no device of the claim (requests b)"},
 	} {
 		name := fmt.Sprint("web-", i)
 		c := newClaim(name, name, deviceResult("a", vf1))
+		setRequests(c, "a fast")
 		c.Status.Allocation.Devices.Config = test.configs
 		l.addClaims(c)
 		if got := k.prepareClaims(c); len(got) != 1 || !strings.Contains(got[0], "claim shop/"+name+test.says) || l.fileNames(l.options.Claims) != "" {
@@ -256,5 +268,22 @@ func TestPrepareConfig(t *testing.T) {
 	want := &vfconfig.Config{VLAN: new(5), MTU: new(1400), Claimed: []string{"mtu"}}
 	if diff := cmp.Diff(want, r.Devices[0].Config); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
+	}
+}
+
+// TestPathInClaim: the scheduler drops entries for alternatives that it did not choose. An error nevertheless contains the index of the
+// entry in the claim.
+func TestPathInClaim(t *testing.T) {
+	c := newClaim("c-1", "web", deviceResult("vf/b", vf0))
+	setRequests(c, "vf/b fast")
+	c.Status.Allocation.Devices.Config = configs{fromClass(`"vlan":5`), fromClaim(`"mtu":1400`), fromClaim(`"mtu":12`, "vf/b")}
+	list := configs{fromClaim(`"mtu":1500`, "vf/a"), fromClaim(`"mtu":1400`), fromClaim(`"mtu":1500`, "vf/a"), fromClaim(`"mtu":12`, "vf/b")}
+	for _, e := range list {
+		c.Spec.Devices.Config = append(c.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{Requests: e.Requests,
+			DeviceConfiguration: e.DeviceConfiguration})
+	}
+	const want = "config[3].opaque.parameters.mtu: 12: want 68-65535"
+	if _, err := checkConfig(c, nil); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }

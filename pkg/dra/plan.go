@@ -61,6 +61,9 @@ func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (
 	if !known {
 		return claimPlan{}, errors.New("the daemon has not scanned the devices of this node yet")
 	}
+	if _, _, err := readEntries(c); err != nil {
+		return claimPlan{}, err
+	}
 	for i, result := range c.Status.Allocation.Devices.Results {
 		if result.Driver != claim.Driver {
 			continue
@@ -140,7 +143,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	if err != nil {
 		return deviceEntry{}, err
 	}
-	config, err := configFor(c.Status.Allocation, r, in.Resource)
+	config, err := configFor(c, r, in.Resource)
 	if err != nil {
 		return deviceEntry{}, err
 	}

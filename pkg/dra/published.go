@@ -32,7 +32,7 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 	var devices []allocation.Device
 	for i, result := range c.Status.Allocation.Devices.Results {
 		resource := resourceOf(result.Device)
-		settings, err := configFor(c.Status.Allocation, result, resource)
+		settings, err := configFor(c, result, resource)
 		if err != nil {
 			return nil, err
 		}

@@ -3,10 +3,12 @@
 package dra
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -83,30 +85,37 @@ func TestUnprepareLog(t *testing.T) {
 	}
 }
 
-// TestUnattached: no pod attaches the device of a claim within two minutes. The driver logs once that the device is unattached. The metric
-// of unattached claims counts the claim until a pod attaches the device.
+// TestUnattached: no pod attaches the device of a claim. The driver logs once that the device is unattached, two minutes to two and a half
+// minutes after Prepare. The metric of unattached claims counts the claim until a pod attaches the device.
 func TestUnattached(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	l := newDRALab(t, func(o *Options) { o.Metrics = registry })
 	own := newClaim("c-1", "web", deviceResult("a", vf0))
 	l.addClaims(own)
-	_, err := l.prepare(t.Context(), own)
-	must(t, err)
-	l.writeKubeletFile(own)
-	c, began := newCollector(l.Driver), time.Now()
-	var counts []float64
-	for m := range 5 {
-		if m == 4 {
-			l.writeJournal(own, vf0, "web-0", "/proc/self/ns/net")
-			defer l.detach(vf0)
+	count := func() float64 { return gatheredValue(t, registry, "podlace_sriov_claims_unattached") }
+	logged := func() int { return strings.Count(l.log.String(), "no pod has attached a device") }
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		l.lead.leads = true
+		go l.collectLoop(ctx)
+		time.Sleep(61 * time.Second) // directly after a search
+		_, err := l.prepare(ctx, own)
+		must(t, err)
+		l.writeKubeletFile(own)
+		time.Sleep(unattachedAfter - time.Second)
+		if count() != 0 || logged() != 0 {
+			t.Errorf("counted %v and logged %d times before two minutes", count(), logged())
 		}
-		c.collect(t.Context(), began.Add(time.Duration(m)*time.Minute))
-		counts = append(counts, gatheredValue(t, registry, "podlace_sriov_claims_unattached"))
-	}
-	if diff := cmp.Diff([]float64{0, 0, 1, 1, 0}, counts); diff != "" {
-		t.Error(diff)
-	}
-	if n := strings.Count(l.log.String(), "no pod has attached a device"); n != 1 {
-		t.Errorf("logged %d times:\n%s", n, l.log)
-	}
+		time.Sleep(31 * time.Second)
+		if count() != 1 || logged() != 1 {
+			t.Errorf("counted %v and logged %d times 150 s after Prepare:\n%s", count(), logged(), l.log)
+		}
+		l.writeJournal(own, vf0, "web-0", "/proc/self/ns/net")
+		defer l.detach(vf0)
+		time.Sleep(time.Minute)
+		if count() != 0 || logged() != 1 {
+			t.Errorf("counted %v and logged %d times after ADD", count(), logged())
+		}
+	})
 }

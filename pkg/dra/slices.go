@@ -246,5 +246,13 @@ func describeSlices(r *resourceslice.DriverResources) string {
 			n, devices = n+1, devices+len(s.Devices)
 		}
 	}
-	return fmt.Sprintf("%d slices with %d devices", n, devices)
+	return countText(n, "slice") + " with " + countText(devices, "device")
+}
+
+// countText returns a number with its noun, such as "1 slice" or "2 slices".
+func countText(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprint(n, " ", noun)
 }

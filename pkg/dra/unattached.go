@@ -14,9 +14,14 @@ import (
 // claim. A device usually stays unattached because the plugin sriov is missing from the node's CNI configuration.
 const unattachedAfter = 2 * time.Minute
 
-// reportUnattached counts the prepared claims with an unattached device and logs each of these claims once. A device is unattached if no
+// findUnattached counts the prepared claims with an unattached device and logs each of these claims once. A device is unattached if no
 // pod has attached it.
-func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holding, now time.Time) {
+func (c *collector) findUnattached(now time.Time) {
+	records, _ := c.records.List() // collect() logs the error
+	held, err := sriov.Holdings()
+	if err != nil {
+		return // collect() logs the error
+	}
 	count := 0
 	since := map[string]time.Time{}
 	for _, r := range records {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -212,7 +213,8 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 			key, needed = "mac", true
 		}
 		if needed {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available", key, c.vf.Address),
+			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available",
+				v.settingText(key), c.vf.Address),
 				"the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
 		}
 		return nil
@@ -224,7 +226,10 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 	if mac != nil {
 		want.MAC = mac
 	}
-	return j.setOnPF(c, have, want)
+	if err = j.setOnPF(c, have, want); err != nil && !v.config.IsZero() {
+		err = fmt.Errorf("VF %s with the settings of %s (%s): %w", v.Address, v.claimName(), v.config, err)
+	}
+	return err
 }
 
 // setOnPF sets the settings of a VF on its PF.

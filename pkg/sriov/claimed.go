@@ -84,6 +84,26 @@ func (v *vf) claimName() string {
 	return fmt.Sprintf("claim %s/%s", v.Claim.Namespace, v.Claim.Name)
 }
 
+// ownerText returns the VF, and the claim to which the VF is allocated, for error messages.
+func (v *vf) ownerText() string {
+	if v.Claim == nil {
+		return "VF " + v.Address.String()
+	}
+	return fmt.Sprintf("VF %s of %s", v.Address, v.claimName())
+}
+
+// settingText returns a key of the PF's settings for error messages. If the claim or its class contains the setting, settingText also
+// returns the value and the claim.
+func (v *vf) settingText(key string) string {
+	switch {
+	case !v.config.Has(key):
+		return inConflist(key)
+	case slices.Contains(v.config.Claimed, key):
+		return fmt.Sprintf("%s %s of %s", key, v.config.Text(key), v.claimName())
+	}
+	return fmt.Sprintf("%s %s of the class of %s", key, v.config.Text(key), v.claimName())
+}
+
 // checkClaimed returns an error if a choice of the pod contradicts the settings of the VF's claim. A pod may only override settings of the
 // class and of the conflist.
 func (v *vf) checkClaimed(ifname string, of vfChoice) error {

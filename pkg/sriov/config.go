@@ -352,8 +352,8 @@ func (s pfSettings) needsPF() (key string, ok bool) {
 	for _, k := range []struct {
 		key string
 		set bool
-	}{{"vlan", s.VLAN != nil && *s.VLAN != 0}, {"spoofchk", s.SpoofCheck != nil}, {"trust", s.Trust != nil}, {"link_state", s.LinkState != ""},
-		{"min_tx_rate", s.MinRate != nil && *s.MinRate != 0}, {"max_tx_rate", s.MaxRate != nil && *s.MaxRate != 0}} {
+	}{{"vlan", s.VLAN != nil && *s.VLAN != 0}, {"spoofchk", s.SpoofCheck != nil}, {"trust", s.Trust != nil}, {"linkState", s.LinkState != ""},
+		{"minTxRate", s.MinRate != nil && *s.MinRate != 0}, {"maxTxRate", s.MaxRate != nil && *s.MaxRate != 0}} {
 		if k.set {
 			return k.key, true
 		}

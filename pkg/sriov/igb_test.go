@@ -20,6 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // igb is a test lab with the VFs of an Intel card that QEMU emulates, as in "make vm".
@@ -262,6 +263,10 @@ func TestIGBRefused(t *testing.T) {
 		l.add("b")
 		l.del("b")
 	}
+	l.sriov.claims = filepath.Join(t.TempDir(), "claims")
+	l.serveClaims(claimDevice(0, l.first(), vfconfig.Config{MaxTxRate: new(1_000_000)}))
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF "+l.first()+" with the settings of claim shop/web-0-a (maxTxRate 1000000): ")
+	l.isGolden()
 }
 
 // TestIGBUserspace: a VF for a user space program is bound to vfio-pci, and its group can be opened. After DEL, the interface of the VF

@@ -82,16 +82,32 @@ func assignNames(r *plugin.Request, cfg requestConfig, vfs []vf) ([]vf, error) {
 	if err := applyChoices(r, cfg, vfs); err != nil {
 		return nil, err
 	}
-	for i, v := range vfs {
-		if v.Fixed != nil && slices.ContainsFunc(vfs[:i], func(o vf) bool { return bytes.Equal(o.Fixed, v.Fixed) }) {
-			return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: two VFs of the pod would have the same MAC", v.Fixed)
+	return vfs, checkDistinct(r, cfg, vfs)
+}
+
+// checkDistinct returns an error if two interfaces of the pod would have the same MAC or the same name.
+func checkDistinct(r *plugin.Request, cfg requestConfig, vfs []vf) error {
+	for i := range vfs {
+		v := &vfs[i]
+		same := func(isSame func(o vf) bool) string {
+			if j := slices.IndexFunc(vfs[:i], isSame); j >= 0 {
+				return vfs[j].ownerText() + " and " + v.ownerText()
+			}
+			return ""
 		}
-		if v.Name == r.IfName && v.Default != r.IfName || slices.ContainsFunc(vfs[:i], func(o vf) bool { return o.Name == v.Name }) {
-			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "two interfaces of the pod would be named %s", v.Name),
-				"change ifName %q or the annotation %s", cfg.Names, annotationKey)
+		if both := same(func(o vf) bool { return v.Fixed != nil && bytes.Equal(o.Fixed, v.Fixed) }); both != "" {
+			return plugin.Errorf(plugin.CodeConfig, "mac %s: two VFs of the pod would have the same MAC: %s", v.Fixed, both)
+		}
+		both := same(func(o vf) bool { return o.Name == v.Name })
+		if v.Name == r.IfName && v.Default != r.IfName {
+			both = v.ownerText() + " and the interface of the runtime"
+		}
+		if both != "" {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "two interfaces of the pod would be named %s: %s", v.Name, both),
+				"change ifName of the claim, ifName %q of the conflist, or the annotation %s", cfg.Names, annotationKey)
 		}
 	}
-	return vfs, nil
+	return nil
 }
 
 // allocatedDevices returns the devices that were allocated to the pod and belong to the configured resources.

@@ -87,7 +87,7 @@ func TestClaimSettingsRefused(t *testing.T) {
 		{vfconfig.Config{MinTxRate: new(100)}, sets + "minTxRate 100: more than maxTxRate 50", []any{"max_tx_rate", 50}},
 		{vfconfig.Config{IPs: []string{"10.61.0.77"}}, sets + "the configuration has no ipam, so VFs get no addresses", nil},
 		{vfconfig.Config{IPs: []string{"10.61.0"}}, sets + `ips "10.61.0": want an address`, []any{"ipam", ranges()}},
-		{vfconfig.Config{IfName: "eth0"}, sets + "ifName eth0: the pod already has an interface of this name", nil},
+		{vfconfig.Config{IfName: "eth0"}, sets + `ifName "eth0": every pod already has an interface of this name`, nil},
 		{vfconfig.Config{IfName: "data"}, sets + "ifName data: the runtime requires the name eth0", []any{"prevResult", nil}},
 	} {
 		l.serveClaims(claimDevice(0, vf0, c.config))
@@ -98,10 +98,32 @@ func TestClaimSettingsRefused(t *testing.T) {
 		}
 		l.Fails(l.Call("ADD", "a", c.keys...), plugin.CodeConfig, c.says)
 	}
-	l.serveClaims(claimDevice(0, vf0, vfconfig.Config{IfName: "a"}), claimDevice(1, vf1, vfconfig.Config{IfName: "a"}))
-	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "two interfaces of the pod would be named a")
-	l.serveClaims(claimDevice(0, vf0, vfconfig.Config{VLAN: new(100)})) // the lab's PF has no interface, so the VLAN cannot be set
-	l.Fails(l.Call("ADD", "a"), plugin.CodeKernelFeature, "cannot set vlan: the PF of VF "+vf0+" is not available")
+	const both = ": VF " + vf0 + " of claim shop/web-0-a and VF " + vf1 + " of claim shop/web-0-b"
+	for _, c := range []struct {
+		config vfconfig.Config
+		says   string
+	}{
+		{vfconfig.Config{IfName: "a"}, "two interfaces of the pod would be named a"},
+		{vfconfig.Config{MAC: "02:00:00:00:00:01"}, "mac 02:00:00:00:00:01: two VFs of the pod would have the same MAC"},
+	} {
+		other := claimDevice(0, vf1, c.config)
+		other.Claim.UID, other.Claim.Name, other.Claim.PodClaim = "c-1", "web-0-b", "b"
+		l.serveClaims(claimDevice(0, vf0, c.config), other)
+		l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, c.says+both)
+	}
+	// The lab's PF has no interface, so settings on the PF fail.
+	for _, c := range []struct {
+		config vfconfig.Config
+		says   string
+		keys   []any
+	}{
+		{vfconfig.Config{VLAN: new(100), Claimed: []string{"vlan"}}, "vlan 100 of claim shop/web-0-a", nil},
+		{vfconfig.Config{MaxTxRate: new(1000)}, "maxTxRate 1000 of the class of claim shop/web-0-a", nil},
+		{vfconfig.Config{MTU: new(1300)}, "max_tx_rate", []any{"max_tx_rate", 10}},
+	} {
+		l.serveClaims(claimDevice(0, vf0, c.config, c.config.Claimed...))
+		l.Fails(l.Call("ADD", "a", c.keys...), plugin.CodeKernelFeature, "cannot set "+c.says+": the PF of VF "+vf0+" is not available")
+	}
 	l.isGolden()
 }
 

@@ -115,6 +115,9 @@ func checkText(key, s string) error {
 			return fmt.Errorf("%q: %w", s, err)
 		}
 	case "ifName":
+		if s == "lo" || s == "eth0" {
+			return fmt.Errorf("%q: every pod already has an interface of this name", s)
+		}
 		if strings.Count(s, IndexMark) > 1 {
 			return fmt.Errorf("%q: %s stands twice", s, IndexMark)
 		}

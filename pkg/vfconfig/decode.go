@@ -58,7 +58,7 @@ func Decode(data []byte, path string) (Entry, error) {
 			return nil
 		}
 		if e.fieldOf(key) == nil {
-			return keyError{key, errNoKey(key)}
+			return keyError{key, fmt.Errorf("%s: %w", formatValue(value), errNoKey(key))}
 		}
 		if err := e.Put(key, value); err != nil {
 			return keyError{key, err}

@@ -37,11 +37,12 @@ func TestBadConfig(t *testing.T) {
 		parameters string
 		says       []string
 	}{
-		"unknown": {"vlann: 100", []string{"vlann"}},
+		"unknown": {"vlann: 100", []string{"config[1].opaque.parameters.vlann: 100"}},
 		"type":    {`mtu: "big"`, []string{"mtu", "big"}},
 		"value":   {"mtu: 12", []string{"mtu", "12"}},
 		"range":   {"vlan: 200", []string{"vlan", "200", "100-199"}},
 		"never":   {`mac: "02:00:00:00:00:01"`, []string{"mac", "02:00:00:00:00:01"}},
+		"name":    {"ifName: eth0", []string{"config[1].opaque.parameters.ifName", "eth0"}},
 		"kind":    {"mtu: 1400, resource: [1]", []string{"resource"}},
 	} {
 		l.opaque(name, c.parameters)

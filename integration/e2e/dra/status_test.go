@@ -87,13 +87,24 @@ spec: {devices: {requests: [` + l.exactly("west", "east") + `, {name: cpus, exac
 	l.addStubStatus()
 	took := within(t, "the status has both VFs", func() error { return l.told(ids, true) })
 	t.Logf("the status is there %.1f s after the pod ran", took.Seconds())
+	within(t, "the metrics show the pod that has the VFs", func() error { return l.allocatedTo(first, len(ids)) })
 	release := l.blockADD()
 	l.delete(first)
 	within(t, "the status says that no pod has the VFs", func() error { return l.told(ids, false) })
 	release()
 	l.runs(second)
 	within(t, "the status has both VFs again", func() error { return l.told(ids, true) })
+	within(t, "the metrics show the second pod", func() error { return l.allocatedTo(second, len(ids)) })
 	l.delete(second)
+}
+
+// allocatedTo returns an error unless the daemon's metrics contain the given number of VFs of a pod.
+func (l *lab) allocatedTo(pod string, want int) error {
+	text, err := l.get("/metrics")
+	if n := strings.Count(text, fmt.Sprintf("namespace=%q,pod=%q,resource=", l.ns, pod)); err == nil && n != want {
+		err = fmt.Errorf("the metrics show %d VFs of pod %s: want %d", n, pod, want)
+	}
+	return err
 }
 
 // addStubStatus writes an entry for the stub's device into the claim's status. addStubStatus retries, because the daemon may write the
