@@ -91,8 +91,8 @@ func placeOf(n *yaml.Node) (at plugin.Place) {
 	return at
 }
 
-// podTemplates contains each kind of object with a pod template, and the path to this pod template.
-func podTemplates() map[string][]string {
+// PodTemplates contains each kind of object with a pod template, and the path to this pod template.
+func PodTemplates() map[string][]string {
 	template := []string{"spec", "template"}
 	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
@@ -108,7 +108,7 @@ func (c *checker) object(t part, o *yaml.Node) (known int) {
 		return known
 	}
 	t.key = strings.TrimSpace(kind + " " + valueOf(o, "metadata", "name"))
-	if path, ok := podTemplates()[kind]; ok {
+	if path, ok := PodTemplates()[kind]; ok {
 		c.pod(t, placeOf(o), at(o, path...))
 		return 1
 	}
