@@ -22,6 +22,7 @@ import (
 func (c *checker) manifests(t part) {
 	decoder := yaml.NewDecoder(bytes.NewReader(t.data))
 	known := 0
+	c.claims = false
 	for {
 		var document yaml.Node
 		err := decoder.Decode(&document)
@@ -36,7 +37,12 @@ func (c *checker) manifests(t part) {
 			known += c.object(t, document.Content[0])
 		}
 	}
-	if known == 0 {
+	switch {
+	case known > 0:
+	case c.claims:
+		c.add(t, plugin.Place{}, "", unknownFile, false, "'podlace validate' does not check claims, claim templates and device classes: "+
+			"use 'podlace sriov check-claim'")
+	default:
 		c.add(t, plugin.Place{}, "", unknownFile, false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
 	}
 }
@@ -121,6 +127,8 @@ func (c *checker) object(t part, o *yaml.Node) (known int) {
 		return 1
 	case "ConfigMap":
 		return c.configMap(t, o)
+	case "ResourceClaim", "ResourceClaimTemplate", "DeviceClass":
+		c.claims = true
 	}
 	return 0
 }
