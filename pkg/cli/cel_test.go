@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestUnguarded checks that an expression is reported if it fails on a device without some attribute, or if it reads an attribute that no VF
-// has. An expression that tests for the attribute before reading it is accepted.
+// TestUnguarded checks that an expression is reported if it fails on a device without some attribute, or if it reads an attribute that no
+// VF has. An expression that tests for the attribute before reading it is accepted.
 func TestUnguarded(t *testing.T) {
 	const own, standard = `device.attributes["sriov.podlace.io"]`, `device.attributes["resource.kubernetes.io"]`
 	for _, c := range []struct {

@@ -74,7 +74,7 @@ func (c *checker) checkPod(m manifest, path string, spec podSpec) {
 		alone.checkObject(c.objects[at])
 		requests[i] = alone.checked
 		for k := range i {
-			if text := sharedSetting(requests[k], requests[i]); text != "" {
+			if text := sharedSetting(requests[i], requests[k]); text != "" {
 				c.fail("%s: %s.resourceClaims[%d] %s: %s: %s of the pod sets the same value, and only one VF of a pod can have it", m, path, i, pc.Name, text,
 					spec.Claims[k].Name)
 			}
@@ -98,10 +98,11 @@ func (c *checker) checkPod(m manifest, path string, spec podSpec) {
 func sharedSetting(list, others []checkedRequest) string {
 	for _, r := range list {
 		for _, s := range r.Settings {
-			for _, other := range others {
-				if isUnique(s) && slices.ContainsFunc(other.Settings, func(o setting) bool { return o.Key == s.Key && strings.EqualFold(o.Value, s.Value) }) {
-					return s.Key + " " + s.Value
-				}
+			same := func(o setting) bool {
+				return o.Key == s.Key && (o.Value == s.Value || s.Key == "mac" && strings.EqualFold(o.Value, s.Value))
+			}
+			if isUnique(s) && slices.ContainsFunc(others, func(o checkedRequest) bool { return slices.ContainsFunc(o.Settings, same) }) {
+				return s.Key + " " + s.Value
 			}
 		}
 	}

@@ -43,8 +43,8 @@ func TestCheckClaimLimits(t *testing.T) {
 		{"33 VFs", requests("{name: vf, exactly: {" + class + ", count: 33}}"), at + "requests: 33 devices: Kubernetes allocates at most 32 devices"},
 		{"31 and 2 VFs", requests("{name: a, exactly: {" + class + ", count: 31}}, {name: b, firstAvailable: [{name: big, " + class +
 			", count: 9}, {name: small, " + class + ", count: 2}]}"), at + "requests: 33 devices"},
-		{"one MAC for two requests", claimOf("    requests: [{name: a, exactly: {" + class + "}}, {name: b, exactly: {" + class + "}}]\n    config:\n" +
-			parameters("", `mac: "02:00:00:00:00:01"`)), `spec.devices: only one VF can have mac "02:00:00:00:00:01", but the requests a and b set it`},
+		{"one MAC for two requests", requests("{name: a, exactly: {"+class+"}}, {name: b, exactly: {"+class+"}}") + "    config:\n" +
+			parameters("", `mac: "02:00:00:00:00:01"`), `spec.devices: only one VF can have mac "02:00:00:00:00:01", but the requests a and b set it`},
 		{"settings for admin access", claimOf("    requests: [{name: vf, exactly: {" + class + ", adminAccess: true}}]\n    config:\n" +
 			parameters("", "mtu: 1400")), at + "config[0].opaque.parameters: it applies only to requests with adminAccess"},
 		{"driver", strings.Replace(claimNamed("c", "mtu: 1400"), "driver: sriov.podlace.io", "driver: sriov.podlace.com", 1),
@@ -57,7 +57,7 @@ func TestCheckClaimLimits(t *testing.T) {
 			at + "constraints[0].distinctAttribute: pf: want a domain and a name"},
 		{"two claims, one MAC", claimNamed("a", `mac: "02:00:00:00:00:0a"`) + "---\n" + claimNamed("b", `mac: "02:00:00:00:00:0A"`) +
 			podOf("Pod", "{name: one, resourceClaimName: a}, {name: two, resourceClaimName: b}"),
-			`Pod shop/web: spec.resourceClaims[1] two: mac "02:00:00:00:00:0a": one of the pod sets the same value`},
+			`Pod shop/web: spec.resourceClaims[1] two: mac "02:00:00:00:00:0A": one of the pod sets the same value`},
 		{"two claims, one name", claimNamed("a", "ifName: data") + "---\n" + claimNamed("b", "ifName: data") +
 			podOf("StatefulSet", "{name: one, resourceClaimName: a}, {name: two, resourceClaimName: b}"),
 			`StatefulSet shop/web: spec.template.spec.resourceClaims[1] two: ifName "data": one of the pod`},

@@ -128,7 +128,7 @@ func TestCheckClaimRefused(t *testing.T) {
 			at + `requests[0].exactly: only one VF can have mac "02:00:00:00:00:01", but the request is for 2 VFs`},
 		{"unknown class", claimOf(strings.Replace(oneVF, "fast", "fats", 1)),
 			at + `requests[0].exactly.deviceClassName: class "fats.example.com" is not known; did you mean fast.example.com?`},
-		{"unknown class with settings", claimOf(strings.Replace(oneVF, "fast.example.com", "slow", 1) + "    config:\n" + parameters("", "mtu: 1400")),
+		{"settings, no class", claimOf(strings.Replace(oneVF, "fast.example.com", "slow", 1) + "    config:\n" + parameters("", "mtu: 1400")),
 			`class "slow" is not known, so the settings for its VFs were not checked: give its file with --class; known classes: fast.example.com, `},
 		{"no request", claimOf("    requests: []\n"), at + "requests: no request has exactly"},
 		{"old version", strings.Replace(claimOf(oneVF), "resource.k8s.io/v1", "resource.k8s.io/v1beta1", 1),

@@ -143,8 +143,8 @@ func checkSingleOfEntries(c *resourceapi.ResourceClaim, devices []allocation.Dev
 	return nil
 }
 
-// checkConfig returns an error if a config entry of the claim applies to no device, or only to devices with admin access. checkConfig also returns an error if the class of a
-// class entry is ambiguous. For a class entry that applies to no device, checkConfig returns a warning.
+// checkConfig returns an error if a config entry of the claim applies to no device, or only to devices with admin access. checkConfig also
+// returns an error if the class of a class entry is ambiguous. For a class entry that applies to no device, checkConfig returns a warning.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := readEntries(c.Status.Allocation.Devices.Config)
 	if err != nil {
