@@ -44,7 +44,7 @@ var (
 	// celHas matches the CEL test 'has(device.attributes["domain"].name)'.
 	celHas = regexp.MustCompile(`has\(\s*device\.attributes\[["']([^"']+)["']\]\.(\w+)\s*\)`)
 	// celDriver matches a CEL comparison of device.driver. Every device has the attribute "driver".
-	celDriver = regexp.MustCompile(`device\.driver\s*==`)
+	celDriver = regexp.MustCompile(`device\.driver\s*==(?:\s*["']([^"']+)["'])?`)
 	// celCall matches the parentheses of a call, such as exists(...) of the attributes of a domain.
 	celCall = regexp.MustCompile(`^\s*\(`)
 	// celLiteral matches a comparison with a literal. The groups are the literal if it is a string, a number or a bool.
@@ -73,18 +73,29 @@ func celProblems(expression string, sure bool) (problems []string) {
 			name = m[6:8]
 		}
 		a, rest := attribute{expression[m[2]:m[3]], expression[name[0]:name[1]]}, expression[m[1]:]
-		if celCall.MatchString(rest) {
+		driver, compared := lastDriver(expression[:m[0]])
+		if celCall.MatchString(rest) || compared && driver != "" && driver != claim.Driver {
 			continue
 		}
 		text := wrongType(a, rest)
 		if text == "" && !slices.ContainsFunc(guards, func(g guard) bool { return g.attribute == a && g.from <= m[0] }) {
-			text = readRisk(a, sure || celDriver.MatchString(expression[:m[0]]))
+			text = readRisk(a, sure || compared)
 		}
 		if text != "" && !slices.Contains(problems, text) {
 			problems = append(problems, text)
 		}
 	}
 	return problems
+}
+
+// lastDriver reports whether a part of an expression compares device.driver. lastDriver also returns the last driver name in such a
+// comparison, or "" if the name is no literal.
+func lastDriver(expression string) (name string, compared bool) {
+	all := celDriver.FindAllStringSubmatch(expression, -1)
+	if len(all) == 0 {
+		return "", false
+	}
+	return all[len(all)-1][1], true
 }
 
 // wrongType returns an error text if an expression compares an attribute with a literal of another type. The argument rest is the
