@@ -75,6 +75,15 @@ func TestCheckClaimLimits(t *testing.T) {
 	}
 }
 
+// TestUnknownClassOnce checks that check-claim reports an unknown class once, and not also each entry that applies to its request.
+func TestUnknownClassOnce(t *testing.T) {
+	_, _, stderr := runCheck(t, claimOf("    requests: [{name: a, exactly: {deviceClassName: own}}, {name: vf, exactly: {deviceClassName: fast.example.com}}]\n"+
+		"    config:\n"+parameters("a", "mtu: 1400")+parameters("a", "ifName: data")))
+	if strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, `class "own" is not known, so the settings`) {
+		t.Error(stderr)
+	}
+}
+
 // TestCheckClaimAccepted checks that check-claim reports no problem for valid objects. For a part that check-claim cannot check, the output
 // contains a notice.
 func TestCheckClaimAccepted(t *testing.T) {

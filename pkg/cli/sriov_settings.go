@@ -133,7 +133,7 @@ func (c *checker) ownEntries(object, path string, config []configEntry) (entries
 			c.fail("%s: %v", object, err)
 			continue
 		case entry.IfName == "lo" || entry.IfName == "eth0":
-			c.fail("%s: %s.ifName %q: every pod already has an interface of this name", object, at, entry.IfName)
+			c.fail("%s: %s.ifName %q: every pod already has an interface of this name: choose another name, or remove ifName", object, at, entry.IfName)
 		}
 		entries = append(entries, &claimEntry{Entry: entry, path: at, requests: e.Requests})
 	}
