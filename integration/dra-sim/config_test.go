@@ -40,7 +40,7 @@ func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfigura
 	var c resourceapi.DeviceClaimConfiguration
 	c.Opaque = &resourceapi.OpaqueDeviceConfiguration{Driver: claim.Driver, Parameters: runtime.RawExtension{Raw: text}}
 	if r.IntN(5) == 0 {
-		c.Opaque.Driver = "gpu.example.com"
+		c.Opaque.Driver, c.Opaque.Parameters.Raw = "gpu.example.com", []byte(`{"kind": "GPUConfig", "vlann": 1}`)
 	}
 	if r.IntN(2) == 0 {
 		c.Requests = []string{names[r.IntN(len(names))]}

@@ -20,6 +20,10 @@ func TestExplain(t *testing.T) {
 		"sriov.resources":          "sriov resources",
 		"resourceName":             "sriov-device-plugin resourceName",
 		"podlace-node.offLink":     "podlace-node ",
+		"maxTxRate":                "sriov-device-plugin maxTxRate\n  key of the conflist:\n    max_tx_rate\n",
+		"linkState":                "sriov-device-plugin linkState\n  key of the conflist:\n    link_state\n",
+		"VFConfig":                 "sriov-device-plugin kind, VFConfig\n",
+		"dra.taints":               "sriov-device-plugin dra, dra.taints\n",
 		"104":                      "code 104",
 		"11":                       "code 11",
 	} {

@@ -7,7 +7,9 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"regexp"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -38,10 +40,12 @@ type metadata struct {
 func (m manifest) String() string {
 	name := m.Metadata.Name
 	if m.Kind != kindClass {
-		name = cmp.Or(m.Metadata.Namespace, "default") + "/" + name
+		name = m.namespace() + "/" + name
 	}
 	return fmt.Sprintf("%s: %s %s", m.file, m.Kind, name)
 }
+
+func (m manifest) namespace() string { return cmp.Or(m.Metadata.Namespace, "default") }
 
 // The following constants are the kinds of Kubernetes objects that check-claim reads.
 const (
@@ -61,9 +65,16 @@ type classSpec struct {
 // claimSpec is the specification of a ResourceClaim.
 type claimSpec struct {
 	Devices struct {
-		Requests []claimRequest `json:"requests"`
-		Config   []configEntry  `json:"config"`
+		Requests    []claimRequest    `json:"requests"`
+		Constraints []claimConstraint `json:"constraints"`
+		Config      []configEntry     `json:"config"`
 	} `json:"devices"`
+}
+
+type claimConstraint struct {
+	Requests []string `json:"requests"`
+	Match    string   `json:"matchAttribute"`
+	Distinct string   `json:"distinctAttribute"`
 }
 
 type claimRequest struct {
@@ -73,12 +84,17 @@ type claimRequest struct {
 }
 
 type subRequest struct {
-	Name        string        `json:"name"`
-	Class       string        `json:"deviceClassName"`
-	Selectors   []celSelector `json:"selectors"`
-	Mode        string        `json:"allocationMode"`
-	Count       int           `json:"count"`
-	AdminAccess bool          `json:"adminAccess"`
+	Name        string             `json:"name"`
+	Class       string             `json:"deviceClassName"`
+	Selectors   []celSelector      `json:"selectors"`
+	Mode        string             `json:"allocationMode"`
+	Count       int                `json:"count"`
+	AdminAccess bool               `json:"adminAccess"`
+	Derived     []derivedAttribute `json:"derivedAttributes"`
+}
+
+type derivedAttribute struct {
+	Name string `json:"name"`
 }
 
 type celSelector struct {
@@ -121,13 +137,25 @@ type podContainer struct {
 
 var documentEnd = regexp.MustCompile(`(?m)^---(?:[ \t].*)?$`)
 
-// readManifests reads all objects in a YAML file, which may contain several documents, or in a JSON file. An object of kind List is
-// replaced by its items.
-func readManifests(file string) (all []manifest, err error) {
+// readManifests reads a file with manifests. The name - stands for standard input.
+func readManifests(stdin io.Reader, file string) ([]manifest, error) {
+	if file == "-" {
+		data, err := readAtMost(stdin, maxStdin)
+		if err != nil {
+			return nil, err
+		}
+		return parseManifests("stdin", data)
+	}
 	data, err := store.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
+	return parseManifests(file, data)
+}
+
+// parseManifests returns all objects in a YAML text, which may contain several documents, or in a JSON text. An object of kind List is
+// replaced by its items.
+func parseManifests(file string, data []byte) (all []manifest, err error) {
 	line := 0
 	for _, document := range documentEnd.Split(string(data), -1) {
 		padded := strings.Repeat("\n", line) + document // errors then have the line number of the file
@@ -153,7 +181,7 @@ func readManifests(file string) (all []manifest, err error) {
 
 // decode() decodes the specification of an object into a Go value.
 func (m manifest) decode(to any) error {
-	if m.Kind != kindPod && m.APIVersion != claimAPI {
+	if m.APIVersion != claimAPI {
 		return fmt.Errorf("%s: apiVersion %q: want %s", m, m.APIVersion, claimAPI)
 	}
 	if len(m.Spec) == 0 {
@@ -163,4 +191,27 @@ func (m manifest) decode(to any) error {
 		return fmt.Errorf("%s: spec: %w", m, err)
 	}
 	return nil
+}
+
+// podSpec decodes the specification of a pod, or of the pod template at a path of another object. podSpec returns a specification without
+// claims if there is no pod template, because objects of other API groups may have the same kind.
+func (m manifest) podSpec(template []string) (spec podSpec, err error) {
+	raw := m.Spec
+	for _, key := range append(slices.Clone(template), "spec")[1:] {
+		var object map[string]json.RawMessage
+		if json.Unmarshal(raw, &object) != nil {
+			return spec, nil
+		}
+		raw = object[key]
+	}
+	switch {
+	case len(raw) == 0 && m.Kind == kindPod:
+		return spec, fmt.Errorf("%s: spec is missing", m)
+	case len(raw) == 0:
+		return spec, nil
+	}
+	if err := json.Unmarshal(raw, &spec); err != nil {
+		return spec, fmt.Errorf("%s: %s.spec: %w", m, strings.Join(template, "."), err)
+	}
+	return spec, nil
 }

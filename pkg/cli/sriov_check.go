@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -11,19 +10,24 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-const sriovCheckClaimHelp = `Check the ResourceClaims, ResourceClaimTemplates and Pods in FILE, as the node would
-handle them: for each request the command prints the VFs and their settings, merged
-from the DeviceClass and the claim, or the error that would keep the pod waiting.
+const sriovCheckClaimHelp = `Check the ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and pod
+templates in FILE, as the node would handle them: for each request the command
+prints the VFs and their settings, merged from the DeviceClass and the claim, or the
+error that would keep the pod waiting. FILE - is standard input.
 
 DeviceClasses come from FILE and from --class files; for missing ones the command
 uses those that 'podlace sriov classes' prints for the configuration.
 
 The command does not evaluate CEL expressions. It reports those that read an
-attribute which a device may lack: the scheduler stops at such a device and starts
-the pod on no node.`
+attribute which no VF has or which a device may lack: the scheduler stops at such a
+device and starts the pod on no node.
+
+A notice describes a part of FILE that the command cannot check. Notices do not
+change the exit status.`
 
 type checkFlags struct {
 	sriovFlags
@@ -33,10 +37,11 @@ type checkFlags struct {
 func newSRIOVCheckClaim() *cobra.Command {
 	var f checkFlags
 	cmd := &cobra.Command{Use: "check-claim FILE", Short: "Check what the node would do with a ResourceClaim, a template or a Pod",
-		Example: "  podlace sriov check-claim claim.yaml\n  podlace sriov check-claim pod.yaml --class classes.yaml",
-		Long:    sriovCheckClaimHelp, Args: cobra.ExactArgs(1),
+		Example: "  podlace sriov check-claim claim.yaml\n  podlace sriov check-claim pod.yaml --class classes.yaml\n" +
+			"  helm template chart | podlace sriov check-claim -",
+		Long: sriovCheckClaimHelp, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.check(args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return f.check(args[0], cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}
 	f.addConfig(cmd)
 	addOutput(cmd, &f.output)
@@ -44,19 +49,19 @@ func newSRIOVCheckClaim() *cobra.Command {
 	return cmd
 }
 
-func (f *checkFlags) check(file string, stdout, stderr io.Writer) error {
+func (f *checkFlags) check(file string, stdin io.Reader, stdout, stderr io.Writer) error {
 	if err := checkOutput(f.output); err != nil {
 		return err
 	}
-	c, objects, err := f.load(file)
+	c, objects, err := f.load(file, stdin)
 	if err != nil {
 		return err
 	}
 	for _, m := range objects {
 		c.checkObject(m)
 	}
-	if len(c.checked) == 0 && len(c.problems) == 0 {
-		return fmt.Errorf("%s: no ResourceClaim, ResourceClaimTemplate or Pod with claims", file)
+	if c.read == 0 && len(c.problems) == 0 {
+		return fmt.Errorf("%s: no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims", file)
 	}
 	if err := f.print(c, stdout, stderr); err != nil {
 		return err
@@ -68,7 +73,7 @@ func (f *checkFlags) check(file string, stdout, stderr io.Writer) error {
 }
 
 // load() reads the device plugin's configuration, the DeviceClasses, and the Kubernetes objects to check.
-func (f *checkFlags) load(file string) (*checker, []manifest, error) {
+func (f *checkFlags) load(file string, stdin io.Reader) (*checker, []manifest, error) {
 	config, err := f.parse()
 	if err != nil {
 		return nil, nil, err
@@ -79,21 +84,24 @@ func (f *checkFlags) load(file string) (*checker, []manifest, error) {
 			c.resources[r.FullName()] = &config.Resources[i]
 		}
 	}
-	for _, name := range append(f.classFiles, file) {
-		objects, err := readManifests(name)
+	var own []manifest
+	for _, name := range append(slices.Clone(f.classFiles), file) {
+		objects, err := readManifests(stdin, name)
 		if err != nil {
 			return nil, nil, err
 		}
-		c.objects = append(c.objects, objects...)
+		own, c.objects = objects, append(c.objects, objects...)
 		if err := c.addClasses(objects); err != nil {
 			return nil, nil, err
 		}
 	}
 	printed, err := classesOf(config)
 	for _, p := range printed {
-		c.classes = append(c.classes, p.spec())
+		class := p.spec()
+		class.entries = c.ownEntries(class.from, "spec", class.Config)
+		c.classes = append(c.classes, class)
 	}
-	return c, slices.DeleteFunc(slices.Clone(c.objects), func(m manifest) bool { return m.file != file }), err
+	return c, own, err
 }
 
 // checkedRequest describes how the node would serve one request of a claim.
@@ -115,7 +123,8 @@ type setting struct {
 
 func (f *checkFlags) print(c *checker, stdout, stderr io.Writer) error {
 	if f.output == outputJSON {
-		return printJSON(stdout, map[string]any{"requests": c.checked, "problems": c.problems})
+		return printJSON(stdout, map[string]any{"requests": append([]checkedRequest{}, c.checked...),
+			"problems": append([]string{}, c.problems...), "notices": append([]string{}, c.notices...)})
 	}
 	for _, r := range c.checked {
 		fmt.Fprintf(stdout, "%s: request %s: %s of %s by class %s\n", plainText(r.Object), plain(r.Request), r.Devices, plain(r.Resource),
@@ -127,6 +136,9 @@ func (f *checkFlags) print(c *checker, stdout, stderr io.Writer) error {
 	for _, p := range c.problems {
 		printLine(stderr, p)
 	}
+	for _, n := range c.notices {
+		printLine(stderr, "notice: "+n)
+	}
 	return nil
 }
 
@@ -137,16 +149,25 @@ type checker struct {
 	objects   []manifest
 	checked   []checkedRequest
 	problems  []string
+	notices   []string
+	read      int // claims, templates and classes that were checked
 }
 
 func (c *checker) fail(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
+func (c *checker) notice(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(c.notices, text) {
+		c.notices = append(c.notices, text)
+	}
+}
+
 // deviceClass is a DeviceClass. A deviceClass comes from a file, or is one of the classes that 'podlace sriov classes' prints.
 type deviceClass struct {
 	name, from string
 	classSpec
+	entries []*claimEntry // for this driver
 }
 
 func (c *checker) addClasses(objects []manifest) error {
@@ -158,8 +179,10 @@ func (c *checker) addClasses(objects []manifest) error {
 		if err := m.decode(&class.classSpec); err != nil {
 			return err
 		}
-		c.classes = append(c.classes, class)
+		c.checkKeys(m)
 		c.checkSelectors(m.String(), class.Selectors, false)
+		class.entries = c.ownEntries(m.String(), "spec", class.Config)
+		c.classes = append(c.classes, class)
 	}
 	return nil
 }
@@ -177,63 +200,8 @@ func (c resourceClass) spec() deviceClass {
 // checkSelectors reports CEL expressions that may fail. The argument sure is true if the expressions see only devices of this driver.
 func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
 	for i, s := range list {
-		for _, p := range unguarded(s.CEL.Expression, sure) {
+		for _, p := range celProblems(s.CEL.Expression, sure) {
 			c.fail("%s: selectors[%d].cel.expression: %s", where, i, p)
-		}
-	}
-}
-
-// checkObject checks one Kubernetes object in the file.
-func (c *checker) checkObject(m manifest) {
-	switch m.Kind {
-	case kindClaim:
-		var spec claimSpec
-		if err := m.decode(&spec); err != nil {
-			c.fail("%v", err)
-			return
-		}
-		c.checkSpec(m.String(), "spec.devices", spec)
-	case kindTemplate:
-		var spec struct {
-			Spec claimSpec `json:"spec"`
-		}
-		if err := m.decode(&spec); err != nil {
-			c.fail("%v", err)
-			return
-		}
-		c.checkSpec(m.String(), "spec.spec.devices", spec.Spec)
-	case kindPod:
-		var spec podSpec
-		if err := m.decode(&spec); err != nil {
-			c.fail("%v", err)
-			return
-		}
-		c.checkPod(m, spec)
-	}
-}
-
-// checkPod checks that the files contain all claims in the pod's specification. checkPod also checks the extended resources of the pod.
-func (c *checker) checkPod(m manifest, spec podSpec) {
-	for i, pc := range spec.Claims {
-		kind, name := kindClaim, pc.Claim
-		if pc.Template != "" {
-			kind, name = kindTemplate, pc.Template
-		}
-		if !slices.ContainsFunc(c.objects, func(o manifest) bool {
-			return o.Kind == kind && o.Metadata.Name == name && o.Metadata.Namespace == m.Metadata.Namespace
-		}) {
-			c.fail("%s: spec.resourceClaims[%d]: %s %s is in none of the files and was not checked", m, i, kind, name)
-		}
-	}
-	for _, container := range append(spec.InitContainers, spec.Containers...) {
-		for name, count := range container.Resources.Limits {
-			if class, ok := c.classOfExtended(name); ok {
-				var spec claimSpec
-				n := strings.Trim(string(count), `"`)
-				request := subRequest{Class: class.name, Count: atoi(n)}
-				spec.Devices.Requests = []claimRequest{{Name: name, Exactly: &request}}
-				c.checkSpec(m.String()+", container "+container.Name, "resources.limits", spec)
-			}
 		}
 	}
 }
@@ -248,16 +216,32 @@ func (c *checker) classOfExtended(resource string) (deviceClass, bool) {
 }
 
 // classNamed returns the DeviceClass with the given name.
-func (c *checker) classNamed(name string) (deviceClass, error) {
-	var names []string
+func (c *checker) classNamed(name string) (deviceClass, bool) {
+	i := slices.IndexFunc(c.classes, func(d deviceClass) bool { return d.name == name })
+	if i < 0 {
+		return deviceClass{}, false
+	}
+	return c.classes[i], true
+}
+
+// unknownClass reports a class that is in none of the files. The class may belong to another driver, so this is only a problem if the
+// claim has settings for the request, or if the name resembles the name of a known class.
+func (c *checker) unknownClass(where, name string, withSettings bool) {
+	label, suffix, _ := strings.Cut(name, ".")
+	var names, labels []string
 	for _, d := range c.classes {
-		if d.name == name {
-			return d, nil
-		}
 		names = append(names, d.name)
+		if first, rest, _ := strings.Cut(d.name, "."); rest == suffix {
+			labels = append(labels, first)
+		}
 	}
-	if len(names) == 0 {
-		return deviceClass{}, errors.New("there is no class")
+	switch near := plugin.Nearest(label, labels); {
+	case near != "":
+		c.fail("%s: class %q is not known; did you mean %s? Otherwise give its file with --class", where, name, strings.TrimSuffix(near+"."+suffix, "."))
+	case withSettings:
+		c.fail("%s: class %q is not known, so the settings for its VFs were not checked: give its file with --class; known classes: %s", where, name,
+			strings.Join(names, ", "))
+	default:
+		c.notice("%s: class %q is not known and was not checked; if it selects VFs, give its file with --class", where, name)
 	}
-	return deviceClass{}, fmt.Errorf("class %q is not known: give its file with --class; known keys: %s", name, strings.Join(names, ", "))
 }

@@ -126,8 +126,10 @@ func TestCheckClaimRefused(t *testing.T) {
 		{"one MAC for two VFs", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, count: 2}}]\n    config:\n" +
 			parameters("", `mac: "02:00:00:00:00:01"`)),
 			at + `requests[0].exactly: only one VF can have mac "02:00:00:00:00:01", but the request is for 2 VFs`},
-		{"unknown class", claimOf("    requests: [{name: vf, exactly: {deviceClassName: slow}}]\n"),
-			at + `requests[0].exactly.deviceClassName: class "slow" is not known: give its file with --class; known keys: fast.example.com, open-1.example.org`},
+		{"unknown class", claimOf(strings.Replace(oneVF, "fast", "fats", 1)),
+			at + `requests[0].exactly.deviceClassName: class "fats.example.com" is not known; did you mean fast.example.com?`},
+		{"settings, no class", claimOf(strings.Replace(oneVF, "fast.example.com", "slow", 1) + "    config:\n" + parameters("", "mtu: 1400")),
+			`class "slow" is not known, so the settings for its VFs were not checked: give its file with --class; known classes: fast.example.com, `},
 		{"no request", claimOf("    requests: []\n"), at + "requests: no request has exactly"},
 		{"old version", strings.Replace(claimOf(oneVF), "resource.k8s.io/v1", "resource.k8s.io/v1beta1", 1),
 			`m.yaml: ResourceClaim shop/c: apiVersion "resource.k8s.io/v1beta1": want resource.k8s.io/v1`},
@@ -148,7 +150,7 @@ func TestCheckClaimRefused(t *testing.T) {
 		}
 	}
 	for manifest, says := range map[string]string{
-		"kind: ConfigMap\n":                 "no ResourceClaim, ResourceClaimTemplate or Pod with claims",
+		"kind: ConfigMap\n":                 "no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims",
 		"a: 1\n---\nkind: Pod\nkind: Pod\n": "line 4: key",
 		"":                                  "no ResourceClaim",
 	} {

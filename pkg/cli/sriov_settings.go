@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"regexp"
@@ -32,7 +33,8 @@ type claimEntry struct {
 	vfconfig.Entry
 	path     string
 	requests []string
-	used     bool
+	used     bool // by a request whose VFs get settings
+	admin    bool // applies to a request with adminAccess
 }
 
 // appliesTo reports whether the config entry applies to a request. As in the scheduler, an entry without a list of requests applies to all
@@ -67,53 +69,71 @@ func (s claimSpec) flatten(path string) (out []namedRequest) {
 
 // checkSpec checks the specification of a claim. The argument path is the path of the fields from the object's root to the specification.
 func (c *checker) checkSpec(object, path string, spec claimSpec) {
+	c.read++
 	requests := spec.flatten(path)
 	if len(requests) == 0 {
 		c.fail("%s: %s.requests: no request has exactly or firstAvailable", object, path)
 		return
 	}
-	entries := c.claimEntries(object, path, spec, requests)
-	own := false
+	entries := c.ownEntries(object, path, spec.Devices.Config)
+	for i, e := range spec.Devices.Config {
+		c.checkRequestNames(fmt.Sprintf("%s: %s.config[%d]", object, path, i), e.Requests, requests)
+	}
+	c.checkConstraints(object, path, spec, requests)
+	c.checkCount(object, path, spec)
+	first, own := len(c.checked), false
+	var unknown []namedRequest
 	for _, r := range requests {
-		class, err := c.classNamed(r.Class)
-		if err != nil {
-			c.fail("%s: %s.deviceClassName: %v", object, r.path, err)
+		class, ok := c.classNamed(r.Class)
+		switch {
+		case !ok:
+			unknown = append(unknown, r)
+		case class.mayMatchDriver():
 			own = true
-			continue
-		}
-		if !class.mayMatchDriver() {
-			continue
-		}
-		own = true
-		c.checkSelectors(object+": "+r.path, r.Selectors, class.onlyDriver())
-		for _, resource := range c.candidates(object, class, r) {
-			c.checkRequest(object, class, r, resource, entries)
+			c.checkSelectors(object+": "+r.path, r.Selectors, class.onlyDriver())
+			for _, resource := range c.candidates(object, class, r) {
+				c.checkRequest(object, class, r, resource, entries)
+			}
 		}
 	}
+	c.checkRepeats(object, path, c.checked[first:])
+	for _, r := range unknown {
+		settings := slices.ContainsFunc(entries, func(e *claimEntry) bool { return !e.used && e.appliesTo(r.Name) })
+		c.unknownClass(object+": "+r.path+".deviceClassName", r.Class, settings)
+	}
 	for _, e := range entries {
-		if own && !e.used {
+		switch maybe := slices.ContainsFunc(unknown, func(r namedRequest) bool { return e.appliesTo(r.Name) }); {
+		case e.used || maybe:
+		case e.admin:
+			c.fail("%s: %s: it applies only to requests with adminAccess, which do not change the settings of a VF", object, e.path)
+		case own:
 			c.fail("%s: %s: it applies to no request with VFs", object, e.path)
 		}
 	}
 }
 
-// claimEntries decodes the config entries of a claim for this driver. claimEntries skips entries for other drivers.
-func (c *checker) claimEntries(object, path string, spec claimSpec, requests []namedRequest) (entries []*claimEntry) {
-	for i, e := range spec.Devices.Config {
-		at := fmt.Sprintf("%s.config[%d]", path, i)
-		for k, name := range e.Requests {
-			if !slices.ContainsFunc(requests, func(r namedRequest) bool { return (claimEntry{requests: []string{name}}).appliesTo(r.Name) }) {
-				c.fail("%s: %s.requests[%d]: no request %q", object, at, k, name)
-			}
-		}
-		if e.Opaque == nil || e.Opaque.Driver != claim.Driver {
+// ownEntries decodes those config entries of a claim or class that belong to this driver.
+func (c *checker) ownEntries(object, path string, config []configEntry) (entries []*claimEntry) {
+	for i, e := range config {
+		at := fmt.Sprintf("%s.config[%d].opaque", path, i)
+		if e.Opaque == nil {
 			continue
 		}
-		at += ".opaque.parameters"
+		if e.Opaque.Driver != claim.Driver {
+			var head struct{ APIVersion, Kind string }
+			if json.Unmarshal(e.Opaque.Parameters, &head) == nil && head.APIVersion == vfconfig.APIVersion && head.Kind == vfconfig.Kind {
+				c.fail("%s: %s.driver %q: its parameters are for another driver: want %s", object, at, e.Opaque.Driver, claim.Driver)
+			}
+			continue
+		}
+		at += ".parameters"
 		entry, err := vfconfig.Decode(e.Opaque.Parameters, at)
-		if err != nil {
+		switch {
+		case err != nil:
 			c.fail("%s: %v", object, err)
 			continue
+		case entry.IfName == "lo" || entry.IfName == "eth0":
+			c.fail("%s: %s.ifName %q: every pod already has an interface of this name: choose another name, or remove ifName", object, at, entry.IfName)
 		}
 		entries = append(entries, &claimEntry{Entry: entry, path: at, requests: e.Requests})
 	}
@@ -166,22 +186,16 @@ func (c *checker) checkRequest(object string, class deviceClass, r namedRequest,
 		return
 	case r.AdminAccess:
 		out.Settings = nil // admin access does not change the VF
-	case r.several() && uniqueSetting(settings) != "":
-		c.fail("%s: %s: only one VF can have %s, but the request is for %s", object, r.path, uniqueSetting(settings), r.devices())
-		return
-	}
-	c.checked = append(c.checked, out)
-}
-
-// uniqueSetting returns a setting that at most one VF of a pod can have, such as a MAC address. uniqueSetting returns "" if the
-// configuration contains no such setting.
-func uniqueSetting(c *vfconfig.Config) string {
-	for _, key := range c.Set() {
-		if key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark) {
-			return key + " " + c.Text(key)
+	case r.several():
+		if i := slices.IndexFunc(out.Settings, isUnique); i >= 0 {
+			c.fail("%s: %s: only one VF can have %s %s, but the request is for %s", object, r.path, out.Settings[i].Key, out.Settings[i].Value, r.devices())
+			return
 		}
 	}
-	return ""
+	if err := settings.Complete(func(key string) string { return key }); err != nil && !r.AdminAccess {
+		c.notice("%s: %s: the settings of class and claim: %v; ADD fails unless the conflist sets vlan", object, r.path, err)
+	}
+	c.checked = append(c.checked, out)
 }
 
 // settings() merges the config entries of the class and the claim in the same way as the driver's function Prepare.
@@ -194,23 +208,16 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 			out.Settings = append(out.Settings, setting{key, merged.Text(key), from})
 		}
 	}
-	for i, e := range class.Config {
-		if e.Opaque == nil || e.Opaque.Driver != claim.Driver {
-			continue
-		}
-		entry, err := vfconfig.Decode(e.Opaque.Parameters, fmt.Sprintf("%s: config[%d].opaque.parameters", class.from, i))
-		if err != nil {
-			return nil, err
-		}
-		if entry.Resource == "" || entry.Resource == res.FullName() {
-			add(entry, "class")
+	for _, e := range class.entries {
+		if e.Resource == "" || e.Resource == res.FullName() {
+			add(e.Entry, "class")
 		}
 	}
 	for _, e := range entries {
 		if !e.appliesTo(r.Name) || e.Resource != "" && e.Resource != res.FullName() {
 			continue
 		}
-		e.used = true
+		e.used, e.admin = e.used || !r.AdminAccess, e.admin || r.AdminAccess
 		if err := res.ClaimMay.Check(&e.Config); err != nil {
 			return nil, fmt.Errorf("%s.%w of resource %s", e.path, err, res.FullName())
 		}

@@ -169,26 +169,31 @@ func checkSingle(c *resourceapi.ResourceClaim, devices []allocation.Device, entr
 	return nil
 }
 
-// checkConfig returns an error if a config entry of the claim applies to no device. checkConfig also returns an error if the class of a
-// class entry is ambiguous. For a class entry that applies to no device, checkConfig returns a warning.
+// checkConfig returns an error if a config entry of the claim applies to no device, or only to devices with admin access. checkConfig also
+// returns an error if the class of a class entry is ambiguous. For a class entry that applies to no device, checkConfig returns a warning.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := readEntries(c)
 	if err != nil {
 		return nil, err
 	}
-	unused := func(e configEntry) bool {
+	unused := func(e configEntry, admin bool) bool {
 		return !slices.ContainsFunc(devices, func(d allocation.Device) bool {
-			return e.appliesTo(c.Status.Allocation.Devices.Results[d.Claim.Result], d.Resource)
+			result := c.Status.Allocation.Devices.Results[d.Claim.Result]
+			return (admin || !isAdmin(result)) && e.appliesTo(result, d.Resource)
 		})
 	}
 	for _, e := range ofClass {
-		if unused(e) {
+		if unused(e, true) {
 			warnings = append(warnings, fmt.Sprintf("%s applies to no device of the claim%s", e.path, e.scopeText()))
 		}
 	}
 	for _, e := range ofClaim {
-		if unused(e) && !e.forAlternative(c) {
+		switch {
+		case !unused(e, false) || e.forAlternative(c):
+		case unused(e, true):
 			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.scopeText())
+		default:
+			return warnings, fmt.Errorf("%s applies only to devices with adminAccess, which get no settings%s", e.path, e.scopeText())
 		}
 	}
 	if err := checkSingle(c, devices, slices.Concat(ofClass, ofClaim)); err != nil {

@@ -172,6 +172,10 @@ func TestCheckConfig(t *testing.T) {
 			configs: configs{fromClaim(`"resource":"example.com/slow","mtu":1400`, "vf"), fromClaim(`"resource":"example.com/slow","mtu":1400`)}},
 		{name: "a class's for no device", requests: one, configs: configs{fromClass(`"resource":"example.com/slow","mtu":1400`, "vf")},
 			warnings: []string{"class fast: config[0].opaque.parameters applies to no device of the claim (requests vf, resource example.com/slow)"}},
+		{name: "a claim's for admin access", requests: []string{"watch fast", "vf fast"}, configs: configs{fromClaim(`"mtu":1400`, "watch")},
+			says: "config[0].opaque.parameters applies only to devices with adminAccess, which get no settings (requests watch)"},
+		{name: "a claim's for admin access and a VF", requests: []string{"watch fast", "vf fast"}, configs: configs{fromClaim(`"mtu":1400`)}},
+		{name: "a class's for admin access", requests: []string{"watch fast"}, configs: configs{fromClass(`"mtu":1400`)}},
 		{name: "a typing error", requests: two, configs: configs{fromClass(`"vlann":5`, "other")},
 			says: "class slow: config[0].opaque.parameters.vlann: 5: no such key; did you mean vlan?"},
 		{name: "a typing error in the third entry of a class", requests: two, configs: configs{fromClass(`"vlan":5`, "vf"),
@@ -212,7 +216,7 @@ func TestCheckConfig(t *testing.T) {
 			var devices []allocation.Device
 			for i, r := range test.requests {
 				name, _, _ := strings.Cut(r, " ")
-				result := resourceapi.DeviceRequestAllocationResult{Request: name, Driver: claim.Driver}
+				result := resourceapi.DeviceRequestAllocationResult{Request: name, Driver: claim.Driver, AdminAccess: new(name == "watch")}
 				if name == "gpu" {
 					result.Driver = "gpu.example.com"
 				} else {

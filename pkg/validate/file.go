@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -64,6 +65,7 @@ type checker struct {
 	node     Node
 	problems []Problem
 	networks []network
+	claims   bool // the file contains a ResourceClaim, a ResourceClaimTemplate or a DeviceClass
 }
 
 // The type part is either a whole file, or a string with JSON text in a manifest.
@@ -180,6 +182,31 @@ func (c *checker) pools(t part) {
 	for _, r := range config.Resources {
 		for _, p := range r.Unserved {
 			c.add(t, t.placeOnLine(p.Key, p.Line), p.Key, devicePoolEffect, false, "%s", p.Text)
+		}
+	}
+	c.sameSelectors(t)
+}
+
+// sameSelectors reports a resource that gets no device because an earlier resource has the same selectors.
+func (c *checker) sameSelectors(t part) {
+	var config struct {
+		ResourceList []struct {
+			ResourceName, DeviceType string
+			Selectors, Hosts         any
+		}
+	}
+	if json.Unmarshal(t.data, &config) != nil {
+		return
+	}
+	for i, r := range config.ResourceList {
+		for k, earlier := range config.ResourceList[:i] {
+			if earlier.DeviceType == r.DeviceType && reflect.DeepEqual(earlier.Selectors, r.Selectors) &&
+				(earlier.Hosts == nil || reflect.DeepEqual(earlier.Hosts, r.Hosts)) {
+				key := fmt.Sprintf("resourceList[%d]", i)
+				c.add(t, t.placeOf(key), key, devicePoolEffect, false, "resource %s gets no device: resource %s (resourceList[%d]) has the same selectors",
+					r.ResourceName, earlier.ResourceName, k)
+				break
+			}
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 func (c *checker) manifests(t part) {
 	decoder := yaml.NewDecoder(bytes.NewReader(t.data))
 	known := 0
+	c.claims = false
 	for {
 		var document yaml.Node
 		err := decoder.Decode(&document)
@@ -36,7 +37,12 @@ func (c *checker) manifests(t part) {
 			known += c.object(t, document.Content[0])
 		}
 	}
-	if known == 0 {
+	switch {
+	case known > 0:
+	case c.claims:
+		c.add(t, plugin.Place{}, "", unknownFile, false, "'podlace validate' does not check claims, claim templates and device classes: "+
+			"use 'podlace sriov check-claim'")
+	default:
 		c.add(t, plugin.Place{}, "", unknownFile, false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
 	}
 }
@@ -91,8 +97,8 @@ func placeOf(n *yaml.Node) (at plugin.Place) {
 	return at
 }
 
-// podTemplates contains each kind of object with a pod template, and the path to this pod template.
-func podTemplates() map[string][]string {
+// PodTemplates contains each kind of object with a pod template, and the path to this pod template.
+func PodTemplates() map[string][]string {
 	template := []string{"spec", "template"}
 	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
@@ -108,7 +114,7 @@ func (c *checker) object(t part, o *yaml.Node) (known int) {
 		return known
 	}
 	t.key = strings.TrimSpace(kind + " " + valueOf(o, "metadata", "name"))
-	if path, ok := podTemplates()[kind]; ok {
+	if path, ok := PodTemplates()[kind]; ok {
 		c.pod(t, placeOf(o), at(o, path...))
 		return 1
 	}
@@ -121,6 +127,8 @@ func (c *checker) object(t part, o *yaml.Node) (known int) {
 		return 1
 	case "ConfigMap":
 		return c.configMap(t, o)
+	case "ResourceClaim", "ResourceClaimTemplate", "DeviceClass":
+		c.claims = true
 	}
 	return 0
 }

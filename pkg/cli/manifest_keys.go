@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// apiKeys contains the keys of an object in the API resource.k8s.io/v1. If the value of a key is nil, the keys below it are not checked.
+type apiKeys map[string]apiKeys
+
+// specKeys returns the keys in the specification of each kind of object that check-claim reads.
+func specKeys() map[string]apiKeys {
+	selectors := apiKeys{"cel": {"expression": nil}}
+	opaque := apiKeys{"driver": nil, "parameters": nil}
+	sub := apiKeys{"name": nil, "deviceClassName": nil, "selectors": selectors, "allocationMode": nil, "count": nil, "tolerations": nil,
+		"capacity": nil, "derivedAttributes": nil}
+	exactly := maps.Clone(sub)
+	delete(exactly, "name")
+	exactly["adminAccess"] = nil
+	claim := apiKeys{"devices": {
+		"requests":    {"name": nil, "exactly": exactly, "firstAvailable": sub},
+		"constraints": {"requests": nil, "matchAttribute": nil, "distinctAttribute": nil},
+		"config":      {"requests": nil, "opaque": opaque},
+	}}
+	return map[string]apiKeys{kindClaim: claim, kindTemplate: {"metadata": nil, "spec": claim},
+		kindClass: {"selectors": selectors, "config": {"opaque": opaque}, "extendedResourceName": nil}}
+}
+
+// checkKeys reports the unknown keys in the specification of an object. An unknown key that resembles no known key may belong to a newer
+// version of Kubernetes, so it is no problem.
+func (c *checker) checkKeys(m manifest) {
+	var value any
+	if json.Unmarshal(m.Spec, &value) != nil {
+		return
+	}
+	all := specKeys()[m.Kind]
+	c.walkKeys(m, "spec", value, all, all)
+}
+
+func (c *checker) walkKeys(m manifest, path string, value any, known, all apiKeys) {
+	switch value := value.(type) {
+	case []any:
+		for i, v := range value {
+			c.walkKeys(m, fmt.Sprintf("%s[%d]", path, i), v, known, all)
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(value)) {
+			below, ok := known[key]
+			if ok && below != nil {
+				c.walkKeys(m, path+"."+key, value[key], below, all)
+			}
+			if ok {
+				continue
+			}
+			place := all.find("spec", key)
+			near := plugin.Nearest(key, slices.Sorted(maps.Keys(known)))
+			switch {
+			case near != "":
+				c.fail("%s: %s.%s: no such key; did you mean %s?", m, path, key, near)
+			case place != "":
+				c.fail("%s: %s.%s: no such key; the key %s belongs to %s", m, path, key, key, place)
+			default:
+				c.notice("%s: %s.%s: this version of podlace does not know the key", m, path, key)
+			}
+		}
+	}
+}
+
+// find returns the path of the first object that has the given key. find returns "" if no object has the key.
+func (k apiKeys) find(path, key string) string {
+	for _, name := range slices.Sorted(maps.Keys(k)) {
+		if name == key {
+			return path
+		}
+		if place := k[name].find(path+"."+name, key); place != "" {
+			return place
+		}
+	}
+	return ""
+}

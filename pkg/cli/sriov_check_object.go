@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/validate"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// checkObject checks one Kubernetes object in the file.
+func (c *checker) checkObject(m manifest) {
+	switch m.Kind {
+	case kindClaim:
+		var spec claimSpec
+		if err := m.decode(&spec); err != nil {
+			c.fail("%v", err)
+			return
+		}
+		c.checkKeys(m)
+		c.checkSpec(m.String(), "spec.devices", spec)
+	case kindTemplate:
+		var spec struct {
+			Spec claimSpec `json:"spec"`
+		}
+		if err := m.decode(&spec); err != nil {
+			c.fail("%v", err)
+			return
+		}
+		c.checkKeys(m)
+		c.checkSpec(m.String(), "spec.spec.devices", spec.Spec)
+	case kindClass: // addClasses has checked it
+		c.read++
+	default:
+		template, ok := validate.PodTemplates()[m.Kind]
+		if !ok {
+			return
+		}
+		spec, err := m.podSpec(template)
+		if err != nil {
+			c.fail("%v", err)
+			return
+		}
+		c.checkPod(m, strings.Join(append(slices.Clone(template), "spec"), "."), spec)
+	}
+}
+
+// checkPod checks that the files contain all claims in the pod's specification, and that no two claims set the same MAC address, interface
+// name or IP addresses. checkPod also checks the extended resources of the pod. The argument path is the path of the pod's specification.
+func (c *checker) checkPod(m manifest, path string, spec podSpec) {
+	requests := make([][]checkedRequest, len(spec.Claims))
+	for i, pc := range spec.Claims {
+		kind, name := kindClaim, pc.Claim
+		if pc.Template != "" {
+			kind, name = kindTemplate, pc.Template
+		}
+		at := slices.IndexFunc(c.objects, func(o manifest) bool {
+			return o.Kind == kind && o.Metadata.Name == name && o.namespace() == m.namespace()
+		})
+		if at < 0 {
+			c.fail("%s: %s.resourceClaims[%d]: %s %s is in none of the files and was not checked", m, path, i, kind, name)
+			continue
+		}
+		c.read++
+		same := func(o podClaim) bool { return o.Claim != "" && o.Claim == pc.Claim }
+		if slices.ContainsFunc(spec.Claims[:i], same) {
+			continue
+		}
+		alone := &checker{resources: c.resources, classes: c.classes}
+		alone.checkObject(c.objects[at])
+		requests[i] = alone.checked
+		for k := range i {
+			if text := sharedSetting(requests[i], requests[k]); text != "" {
+				c.fail("%s: %s.resourceClaims[%d] %s: %s: %s of the pod sets the same value, and only one VF of a pod can have it", m, path, i, pc.Name, text,
+					spec.Claims[k].Name)
+			}
+		}
+	}
+	for _, container := range append(slices.Clone(spec.InitContainers), spec.Containers...) {
+		for name, count := range container.Resources.Limits {
+			if class, ok := c.classOfExtended(name); ok {
+				var spec claimSpec
+				n := strings.Trim(string(count), `"`)
+				request := subRequest{Class: class.name, Count: atoi(n)}
+				spec.Devices.Requests = []claimRequest{{Name: name, Exactly: &request}}
+				c.checkSpec(m.String()+", container "+container.Name, "resources.limits", spec)
+			}
+		}
+	}
+}
+
+// sharedSetting returns a setting that two lists of requests have in common although only one VF of a pod can have it. sharedSetting
+// returns "" if there is no such setting.
+func sharedSetting(list, others []checkedRequest) string {
+	for _, r := range list {
+		for _, s := range r.Settings {
+			same := func(o setting) bool {
+				return o.Key == s.Key && (o.Value == s.Value || s.Key == "mac" && strings.EqualFold(o.Value, s.Value))
+			}
+			if isUnique(s) && slices.ContainsFunc(others, func(o checkedRequest) bool { return slices.ContainsFunc(o.Settings, same) }) {
+				return s.Key + " " + s.Value
+			}
+		}
+	}
+	return ""
+}
+
+// isUnique reports whether only one VF of a pod can have a setting.
+func isUnique(s setting) bool {
+	return s.Key == "mac" || s.Key == "ips" || s.Key == "ifName" && !strings.Contains(s.Value, vfconfig.IndexMark)
+}
+
+// checkRepeats reports a setting of two requests of a claim that only one VF of a pod can have. Alternatives of one request may have the
+// same setting.
+func (c *checker) checkRepeats(object, path string, list []checkedRequest) {
+	for i, r := range list {
+		parent, _, _ := strings.Cut(r.Request, "/")
+		for _, other := range list[:i] {
+			if first, _, _ := strings.Cut(other.Request, "/"); first == parent {
+				continue
+			}
+			if text := sharedSetting([]checkedRequest{r}, []checkedRequest{other}); text != "" {
+				c.fail("%s: %s: only one VF can have %s, but the requests %s and %s set it", object, path, text, other.Request, r.Request)
+			}
+		}
+	}
+}
+
+// maxDevices is the maximum number of devices in an allocation (limit of Kubernetes).
+const maxDevices = 32
+
+// checkCount reports a claim for which every allocation would have too many devices.
+func (c *checker) checkCount(object, path string, spec claimSpec) {
+	total := 0
+	for _, r := range spec.Devices.Requests {
+		fewest := 0
+		for i, sub := range r.FirstAvailable {
+			if n := max(sub.Count, 1); i == 0 || n < fewest {
+				fewest = n
+			}
+		}
+		if r.Exactly != nil {
+			fewest = max(r.Exactly.Count, 1)
+		}
+		total += fewest
+	}
+	if total > maxDevices {
+		c.fail("%s: %s.requests: %d devices: Kubernetes allocates at most %d devices for a claim", object, path, total, maxDevices)
+	}
+}
+
+// checkConstraints checks the names of requests and attributes in the constraints of a claim.
+func (c *checker) checkConstraints(object, path string, spec claimSpec, requests []namedRequest) {
+	for i, constraint := range spec.Devices.Constraints {
+		at := fmt.Sprintf("%s: %s.constraints[%d]", object, path, i)
+		c.checkRequestNames(at, constraint.Requests, requests)
+		for _, key := range [][2]string{{"matchAttribute", constraint.Match}, {"distinctAttribute", constraint.Distinct}} {
+			domain, name, full := strings.Cut(key[1], "/")
+			derived := slices.ContainsFunc(requests, func(r namedRequest) bool {
+				return slices.ContainsFunc(r.Derived, func(d derivedAttribute) bool { return d.Name == key[1] })
+			})
+			switch {
+			case key[1] == "" || derived:
+			case !full:
+				c.fail("%s.%s: %s: want a domain and a name, such as %s/numa", at, key[0], key[1], claim.Driver)
+			default:
+				if text := unknownAttribute(attribute{domain, name}); text != "" {
+					c.fail("%s.%s: %s: %s", at, key[0], key[1], text)
+				}
+			}
+		}
+	}
+}
+
+// checkRequestNames reports each name in a list of requests that is no request of the claim.
+func (c *checker) checkRequestNames(where string, names []string, requests []namedRequest) {
+	for i, name := range names {
+		if !slices.ContainsFunc(requests, func(r namedRequest) bool { return (claimEntry{requests: []string{name}}).appliesTo(r.Name) }) {
+			c.fail("%s.requests[%d]: no request %q", where, i, name)
+		}
+	}
+}

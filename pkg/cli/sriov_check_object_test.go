@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// claimNamed returns a ResourceClaim with one VF and the given settings.
+func claimNamed(name, settings string) string {
+	return strings.Replace(claimOf(oneVF+"    config:\n"+parameters("", settings)), "name: c", "name: "+name, 1)
+}
+
+// podOf returns an object of the given kind with a pod that has the claims.
+func podOf(kind, claims string) string {
+	spec := "{containers: [], resourceClaims: [" + claims + "]}"
+	switch kind {
+	case "Pod":
+	case "CronJob":
+		spec = "{jobTemplate: {spec: {template: {spec: " + spec + "}}}}"
+	default:
+		spec = "{template: {spec: " + spec + "}}"
+	}
+	return "---\napiVersion: any/v1\nkind: " + kind + "\nmetadata: {name: web, namespace: shop}\nspec: " + spec + "\n"
+}
+
+// TestCheckClaimLimits checks that check-claim reports what Prepare, ADD and the scheduler refuse.
+func TestCheckClaimLimits(t *testing.T) {
+	const at = "m.yaml: ResourceClaim shop/c: spec.devices."
+	requests := func(text string) string { return claimOf("    requests: [" + text + "]\n") }
+	const class = "deviceClassName: fast.example.com"
+	for _, c := range []struct{ name, manifest, says string }{
+		{"eth0", claimNamed("c", "ifName: eth0"), at + `config[0].opaque.parameters.ifName "eth0": every pod already has an interface of this name`},
+		{"lo", claimNamed("c", "ifName: lo"), `ifName "lo": every pod`},
+		{"33 VFs", requests("{name: vf, exactly: {" + class + ", count: 33}}"), at + "requests: 33 devices: Kubernetes allocates at most 32 devices"},
+		{"31 and 2 VFs", requests("{name: a, exactly: {" + class + ", count: 31}}, {name: b, firstAvailable: [{name: big, " + class +
+			", count: 9}, {name: small, " + class + ", count: 2}]}"), at + "requests: 33 devices"},
+		{"one MAC for two requests", requests("{name: a, exactly: {"+class+"}}, {name: b, exactly: {"+class+"}}") + "    config:\n" +
+			parameters("", `mac: "02:00:00:00:00:01"`), `spec.devices: only one VF can have mac "02:00:00:00:00:01", but the requests a and b set it`},
+		{"settings for admin access", claimOf("    requests: [{name: vf, exactly: {" + class + ", adminAccess: true}}]\n    config:\n" +
+			parameters("", "mtu: 1400")), at + "config[0].opaque.parameters: it applies only to requests with adminAccess"},
+		{"driver", strings.Replace(claimNamed("c", "mtu: 1400"), "driver: sriov.podlace.io", "driver: sriov.podlace.com", 1),
+			at + `config[0].opaque.driver "sriov.podlace.com": its parameters are for another driver: want sriov.podlace.io`},
+		{"constraint", claimOf(oneVF + "    constraints: [{requests: [b], matchAttribute: resource.kubernetes.io/numaNode}]\n"),
+			at + `constraints[0].requests[0]: no request "b"`},
+		{"attribute", claimOf(oneVF + "    constraints: [{matchAttribute: sriov.podlace.io/numma}]\n"),
+			at + "constraints[0].matchAttribute: sriov.podlace.io/numma: no VF has this attribute; did you mean sriov.podlace.io/numa?"},
+		{"attribute without domain", claimOf(oneVF + "    constraints: [{distinctAttribute: pf}]\n"),
+			at + "constraints[0].distinctAttribute: pf: want a domain and a name"},
+		{"two claims, one MAC", claimNamed("a", `mac: "02:00:00:00:00:0a"`) + "---\n" + claimNamed("b", `mac: "02:00:00:00:00:0A"`) +
+			podOf("Pod", "{name: one, resourceClaimName: a}, {name: two, resourceClaimName: b}"),
+			`Pod shop/web: spec.resourceClaims[1] two: mac "02:00:00:00:00:0A": one of the pod sets the same value`},
+		{"two claims, one name", claimNamed("a", "ifName: data") + "---\n" + claimNamed("b", "ifName: data") +
+			podOf("StatefulSet", "{name: one, resourceClaimName: a}, {name: two, resourceClaimName: b}"),
+			`StatefulSet shop/web: spec.template.spec.resourceClaims[1] two: ifName "data": one of the pod`},
+		{"Deployment", podOf("Deployment", "{name: vf, resourceClaimTemplateName: none}"),
+			"Deployment shop/web: spec.template.spec.resourceClaims[0]: ResourceClaimTemplate none is in none of the files"},
+		{"CronJob", podOf("CronJob", "{name: vf, resourceClaimName: none}"),
+			"CronJob shop/web: spec.jobTemplate.spec.template.spec.resourceClaims[0]: ResourceClaim none is in none of the files"},
+		{"wrong place", claimOf(oneVF) + "  config: []\n", "ResourceClaim shop/c: spec.config: no such key; the key config belongs to spec.devices"},
+		{"misspelt", claimOf(oneVF + "    config: [{request: [vf]}]\n"), at + "config[0].request: no such key; did you mean requests?"},
+	} {
+		status, _, stderr := runCheck(t, c.manifest)
+		if status != exitDiffers || !strings.Contains(stderr, c.says) {
+			t.Errorf("%s: status %d, %s\nwant %s", c.name, status, stderr, c.says)
+		}
+	}
+}
+
+// TestUnknownClassOnce checks that check-claim reports an unknown class once, and not also each entry that applies to its request.
+func TestUnknownClassOnce(t *testing.T) {
+	_, _, stderr := runCheck(t, claimOf("    requests: [{name: a, exactly: {deviceClassName: own}}, {name: vf, exactly: {deviceClassName: fast.example.com}}]\n"+
+		"    config:\n"+parameters("a", "mtu: 1400")+parameters("a", "ifName: data")))
+	if strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, `class "own" is not known, so the settings`) {
+		t.Error(stderr)
+	}
+}
+
+// TestCheckClaimAccepted checks that check-claim reports no problem for valid objects. For a part that check-claim cannot check, the output
+// contains a notice.
+func TestCheckClaimAccepted(t *testing.T) {
+	const twice = "{name: one, resourceClaimName: a}, {name: two, resourceClaimName: a}"
+	qos := `---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: qos}
+spec:
+  selectors: [{cel: {expression: 'device.driver == "sriov.podlace.io"'}}]
+  config: [{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, vlanQoS: 3}}}]
+---
+` + claimOf(strings.Replace(oneVF, "fast.example.com", "qos", 1))
+	for _, c := range []struct{ name, manifest, notice string }{
+		{"class of another driver", claimOf("    requests: [{name: cpu, exactly: {deviceClassName: dra.cpu}}, {name: vf, exactly: " +
+			"{deviceClassName: fast.example.com}}]\n    config:\n" + parameters("vf", "mtu: 1400")),
+			`requests[0].exactly.deviceClassName: class "dra.cpu" is not known and was not checked`},
+		{"class of another driver, settings for all requests", claimOf("    requests: [{name: cpu, exactly: {deviceClassName: dra.cpu}}, " +
+			"{name: vf, exactly: {deviceClassName: fast.example.com}}]\n    config:\n" + parameters("", "mtu: 1400")), `class "dra.cpu"`},
+		{"class of another driver in the same domain", claimOf(strings.Replace(oneVF, "fast", "gpu", 1)), `class "gpu.example.com" is not known`},
+		{"vlanQoS without vlan", strings.TrimPrefix(qos, "---\n"), "vlanQoS and vlanProto need a vlan that is not 0; ADD fails unless the conflist"},
+		{"one claim twice", claimNamed("a", "ifName: data") + podOf("Pod", twice), ""},
+		{"name with index", claimNamed("a", "ifName: 'data{index}'") + "---\n" + claimNamed("b", "ifName: 'data{index}'") +
+			podOf("Deployment", strings.Replace(twice, "two, resourceClaimName: a", "two, resourceClaimName: b", 1)), ""},
+		{"alternatives", claimOf("    requests: [{name: a, firstAvailable: [{name: fast, deviceClassName: fast.example.com}, " +
+			"{name: open, deviceClassName: open-1.example.org}]}]\n    config:\n" + parameters("", `mac: "02:00:00:00:00:01"`)), ""},
+		{"32 VFs", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, count: 32}}]\n"), ""},
+		{"key of a newer version", claimOf(oneVF) + "  zzzzzzzzzzzzzzzz: 1\n", "spec.zzzzzzzzzzzzzzzz: this version of podlace does not know the key"},
+		{"derived attribute", claimOf(strings.Replace(oneVF, "fast.example.com", "fast.example.com, derivedAttributes: [{name: sriov.podlace.io/x, "+
+			"expression: 'true'}]", 1) + "    constraints: [{matchAttribute: sriov.podlace.io/x}, {matchAttribute: resource.kubernetes.io/pcieRoot}]\n"), ""},
+		{"only a class", qos[:strings.Index(qos, "---\napiVersion: resource.k8s.io/v1\nkind: ResourceClaim\n")], ""},
+		{"other objects of these kinds", claimOf(oneVF) + "---\nkind: Job\nspec: {tasks: []}\n---\nkind: Deployment\n", ""},
+	} {
+		status, _, stderr := runCheck(t, c.manifest)
+		if status != exitOK || c.notice == "" && stderr != "" || !strings.Contains(stderr, c.notice) {
+			t.Errorf("%s: status %d, %s\nwant %s", c.name, status, stderr, c.notice)
+		}
+		_, stdout, _ := runCheck(t, c.manifest, "-o", "json")
+		var got map[string][]any
+		if err := json.Unmarshal([]byte(stdout), &got); err != nil || got["problems"] == nil || (len(got["notices"]) > 0) != (c.notice != "") {
+			t.Errorf("%s: %v, %s", c.name, err, stdout)
+		}
+	}
+}
+
+// TestSpecKeys checks that check-claim knows all keys of the API types.
+func TestSpecKeys(t *testing.T) {
+	for kind, of := range map[string]any{kindClaim: resourceapi.ResourceClaimSpec{}, kindTemplate: resourceapi.ResourceClaimTemplateSpec{},
+		kindClass: resourceapi.DeviceClassSpec{}} {
+		checkAPIKeys(t, kind, specKeys()[kind], reflect.TypeOf(of))
+	}
+}
+
+func checkAPIKeys(t *testing.T, path string, known apiKeys, of reflect.Type) {
+	t.Helper()
+	for of.Kind() == reflect.Slice || of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	fields := map[string]reflect.Type{}
+	for _, f := range reflect.VisibleFields(of) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name != "" && (len(f.Index) == 1 || of.Field(f.Index[0]).Tag.Get("json") == "") {
+			fields[name] = f.Type
+		}
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(fields)), slices.Sorted(maps.Keys(known))); diff != "" {
+		t.Errorf("%s: -API +known\n%s", path, diff)
+	}
+	for name, below := range known {
+		if below != nil {
+			checkAPIKeys(t, path+"."+name, below, fields[name])
+		}
+	}
+}
