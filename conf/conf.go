@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conf contains the configurations that Podlace ships. Admins copy the
-// files, and commands of Podlace read the embedded data.
+// Package conf contains the configurations that Podlace ships. Admins copy the configuration files to a node. The package also embeds these
+// files, and commands of Podlace read the embedded files.
 package conf
 
 import (

@@ -52,7 +52,7 @@ func TestListings(t *testing.T) {
 	}
 }
 
-// namedListings returns all named listings, and the last document that contains a named listing.
+// namedListings returns all listings with the given name, and the last document that contains one of these listings.
 func namedListings(t *testing.T, name string) (in markdownDocument, blocks []codeBlock) {
 	t.Helper()
 	for _, d := range documents(t) {
@@ -63,8 +63,8 @@ func namedListings(t *testing.T, name string) (in markdownDocument, blocks []cod
 	return in, blocks
 }
 
-// normalisedListing normalises white space. normalisedListing also sorts the sets of an nftables table and the deleted leases, because
-// their order varies.
+// normalisedListing normalises white space. For nftables tables and for lists of deleted leases, normalisedListing also sorts the lines,
+// because their order varies.
 func normalisedListing(name, text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {

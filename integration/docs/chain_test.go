@@ -114,7 +114,7 @@ func (n testNetwork) mustAdd(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	return encode(t, result)
 }
 
-// tryAdd runs ADD and returns the error, because a goroutine must not end the test.
+// tryAdd runs ADD and returns the error. In contrast to mustAdd, tryAdd does not end the test, so a goroutine can call it.
 func (n testNetwork) tryAdd(t testing.TB, id string, pod *sandbox.Pod) error {
 	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
 	defer cancel()

@@ -100,7 +100,7 @@ func runnableLine(line, folder string) string {
 	case strings.HasPrefix(line, "make "):
 		return ""
 	case strings.HasPrefix(line, "podlace demo"), strings.HasPrefix(line, "podlace gc"), strings.HasPrefix(line, "podlace ls --network"):
-		// The flag --help checks only the syntax of the flags. Other tests run the same commands without --help.
+		// With the flag --help, a command checks only the syntax of its flags. Other tests run the same commands without --help.
 		return strings.TrimSpace(line) + " --help\n"
 	case strings.HasPrefix(line, "podlace rollback"):
 		return strings.TrimSpace(line) + " --conf-dir " + folder + "/etc/cni/net.d\n"

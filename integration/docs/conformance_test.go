@@ -22,7 +22,7 @@ import (
 const conformance = "docs/CONFORMANCE.md"
 
 // itemID matches the number of an item in the table of requirements, such as C-85. The letter means conformance (C), faults (F), security
-// (S), load (L) or VF complaints (V).
+// (S), load (L) or a complaint of users of other SR-IOV projects (V).
 var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 
 // itemRow matches a table row with three cells: the item number, the required behaviour, and the tests of the item.

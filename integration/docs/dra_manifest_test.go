@@ -98,8 +98,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestDRAManifest checks that an update of the DaemonSet starts the new pod before the old pod ends. The DaemonSet must pass existing
-// flags, mount only folders, and have one capability. The daemon's configuration in the manifest must offer VFs by DRA.
+// TestDRAManifest checks that an update of the DaemonSet starts the new pod before the old pod ends. The DaemonSet must use only flags that
+// the daemon has, mount only folders, and have one capability. The daemon's configuration in the manifest must offer VFs by DRA.
 func TestDRAManifest(t *testing.T) {
 	set := kubeObject[*apps.DaemonSet](t, draManifest)
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxSurge.IntValue() != 1 || u.MaxUnavailable.IntValue() != 0 {

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestFeatures checks that docs/FEATURES.md contains each of the 41 rows exactly once. The document must also contain the correct number of
-// rows for each state. Make targets, tests and commands of podlace in the table must exist.
+// TestFeatures checks that the tables in docs/FEATURES.md contain each of the row numbers 1 to 41 exactly once. The document must also
+// contain the correct number of rows for each state. Make targets, tests and commands of podlace in the table must exist.
 func TestFeatures(t *testing.T) {
 	d := parse(t, "docs/FEATURES.md")
 	targets, commands := makeTargets(t), podlaceCommands(t)

@@ -45,7 +45,7 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// TestManifest checks that the DaemonSet passes existing flags, mounts only folders, and requests no privileges.
+// TestManifest checks that the DaemonSet uses only flags that the daemon has, mounts only folders, and requests no privileges.
 func TestManifest(t *testing.T) {
 	text := readFile(t, manifest)
 	args := regexp.MustCompile(`args: \[(.*)\]`).FindStringSubmatch(text)

@@ -126,7 +126,7 @@ func declaredType(body *ast.BlockStmt, name string) (of ast.Expr) {
 	return of
 }
 
-// addKeys adds the JSON keys of a type and of its fields.
+// addKeys adds the JSON keys of a type and of its fields to the map `found`.
 func (s parsedPackage) addKeys(path string, of ast.Expr, found map[string]keyType) {
 	switch of := of.(type) {
 	case *ast.StarExpr:
@@ -176,7 +176,7 @@ func jsonName(field *ast.Field) string {
 	return name
 }
 
-// addForeignKeys adds the JSON keys of a type from another module.
+// addForeignKeys adds the JSON keys of a type from another module to the map `found`.
 func (s parsedPackage) addForeignKeys(path, name string, found map[string]keyType) {
 	switch name {
 	case "json.Number":

@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// timestampMargin is much larger than the granularity of the kernel's file timestamps, which is 1 to 10 ms.
+// timestampMargin is the minimum age at which a folder's modification time proves that no later change is hidden. The margin is much larger
+// than the granularity of the kernel's file timestamps, which is 1 to 10 ms.
 const timestampMargin = time.Second
 
 // Cache reads the claim records of a folder and the kubelet's file of claims. A later read opens only those files that have changed. The

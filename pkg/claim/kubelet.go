@@ -50,8 +50,9 @@ func unwrap(data []byte) (string, error) {
 
 // parseState returns the claims of a pod that have devices of this driver. If podUID is "", parseState returns the claims of all pods.
 func parseState(text, podUID string) (of []KubeletClaim, err error) {
-	// The text search is safe because JSON never escapes the characters of a UID. The text search saves the time for parsing, because most
-	// pods have no claim. On a node with hundreds of claims, the JSON text has 100 kB.
+	// parseState searches the text for the pod's UID before it parses the JSON. This search is safe because JSON never escapes the characters
+	// of a UID. The text search saves the time for parsing, because most pods have no claim. On a node with hundreds of claims, the JSON text
+	// has 100 kB.
 	if strings.Contains(text, `"apiVersion":"`+stateVersion+`"`) && !strings.Contains(text, podUID) {
 		return nil, nil
 	}

@@ -55,7 +55,7 @@ var (
 
 // celProblems returns the problems of a CEL expression that selects devices: attributes that no VF has, comparisons with a value of another
 // type, and reads of an attribute that a device may lack. If a device lacks an attribute that the expression reads, the scheduler stops
-// with an error, and the pod starts on no node. The argument sure is true if the expression sees only devices of this driver.
+// with an error, and the pod starts on no node. The argument `sure` is true if the expression sees only devices of this driver.
 //
 // celProblems searches the text of the expression and does not evaluate the expression. Reading an attribute is safe if the expression
 // tests earlier whether the device has the attribute.
@@ -194,8 +194,8 @@ func guardsOf(expression string) (guards []guard) {
 	return guards
 }
 
-// readRisk returns the reason why reading an attribute may fail. readRisk returns "" if reading the attribute cannot fail. The argument own
-// is true if the expression sees only devices of this driver.
+// readRisk returns the reason why reading an attribute may fail. readRisk returns "" if reading the attribute cannot fail. The argument
+// `own` is true if the expression sees only devices of this driver.
 func readRisk(a attribute, own bool) string {
 	unknown := unknownAttribute(a)
 	switch {

@@ -26,7 +26,7 @@ const explainExample = `  podlace explain isGateway
   podlace explain 104
   podlace explain unknown-key`
 
-// The constant anyPlugin is the subject of configuration keys that all plugins have.
+// The constant anyPlugin replaces the plugin's name in the entries of configuration keys that all plugins have.
 const anyPlugin = "plugin"
 
 // An entry is a row of a table in the documents. Each row explains a configuration key, an error code or a check of doctor.

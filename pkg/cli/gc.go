@@ -54,7 +54,7 @@ func newGC() *cobra.Command {
 	return cmd
 }
 
-// The type collection is the result of one run of 'podlace gc', which can print the result as JSON.
+// The type collection contains the result of one run of 'podlace gc'. The command can print this result as JSON.
 type collection struct {
 	DryRun      bool                    `json:"dryRun"`
 	Asked       []string                `json:"asked"` // the runtimes that were asked for their containers
@@ -76,8 +76,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The list of attachments is read only once. GC removes or keeps exactly the attachments in this list. An attachment that ADD creates
-	// later is not in the list.
+	// The list of attachments is read only once. For each attachment in this list, GC decides whether to remove or keep it. An attachment that
+	// ADD creates later is not in the list.
 	list, err := reconcile.List(networks)
 	if err != nil {
 		return err

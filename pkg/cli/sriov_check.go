@@ -197,7 +197,7 @@ func (c resourceClass) spec() deviceClass {
 	return class
 }
 
-// checkSelectors reports CEL expressions that may fail. The argument sure is true if the expressions see only devices of this driver.
+// checkSelectors reports CEL expressions that may fail. The argument `sure` is true if the expressions see only devices of this driver.
 func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
 	for i, s := range list {
 		for _, p := range celProblems(s.CEL.Expression, sure) {

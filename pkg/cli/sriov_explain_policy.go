@@ -113,8 +113,8 @@ func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	return ""
 }
 
-// refusal() returns the reason why the policy finds no preferred combination of topology hints. The argument state is a word that refusal()
-// prints after the number of devices, for example " free".
+// refusal() returns the reason why the policy finds no preferred combination of topology hints. The argument `state` is a word that
+// refusal() prints after the number of devices, for example " free".
 func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state string) string {
 	var texts []string
 	for i, d := range demands {

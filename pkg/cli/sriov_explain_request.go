@@ -270,8 +270,8 @@ func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.
 	return d, nil
 }
 
-// newDemand returns a demand for the given count of devices. The resource has n devices, which are all free. The function near returns the
-// NUMA nodes of one device, or nothing for a device without a NUMA node.
+// newDemand returns a demand for the given count of devices. The resource has n devices, which are all free. The function `near` returns
+// the NUMA nodes of one device, or nothing for a device without a NUMA node.
 func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) []int) demand {
 	masks := make([]kubelet.Mask, n)
 	for i := range masks {

@@ -205,7 +205,7 @@ var secretText = regexp.MustCompile(
 // secretKey matches the names of JSON keys whose values must not be copied into the archive.
 var secretKey = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)
 
-// redact() replaces the secret values in a JSON text. redact() removes a text that is not JSON completely.
+// redact() replaces the secret values in a JSON text. If the text is not JSON, redact() removes the whole text.
 func redact(data []byte) []byte {
 	var v any
 	decoder := json.NewDecoder(bytes.NewReader(data))

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestRedacted checks that the values of secret keys are removed at any depth. A text that is not JSON is removed completely.
+// TestRedacted checks that the values of secret keys are removed at any depth. If a text is not JSON, the whole text is removed.
 func TestRedacted(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"type": "bridge", "apiToken": "s3", "kubernetes": {"kubeconfig": "s3", "clientKey": 1, "node": "a"}}`: "bridge node",

@@ -80,8 +80,8 @@ func (p *svgPicture) branches(x int, list []branch) {
 	}
 }
 
-// drawRows draws the interface and the pod of each row. In the SVG, a vertical line connects the rows. The argument top is the y coordinate
-// at which the vertical line begins.
+// drawRows draws the interface and the pod of each row. In the SVG, a vertical line connects the rows. The argument `top` is the y
+// coordinate at which the vertical line begins.
 func (p *svgPicture) drawRows(x, top int, rows []row) {
 	widths := columnWidths(rows)
 	for _, r := range rows {

@@ -34,7 +34,7 @@ func (l *testLab) writeClaim(resource, id string, admin bool) {
 
 // TestClaimed checks that a claimed device is not allocated and keeps its driver. The number of VFs on the device's PF also stays the same.
 // The daemon's answers about pods contain the claimed device. If a record is unreadable, any device may belong to its claim, unless the
-// kubelet's file shows which claims exist.
+// kubelet's file can be read.
 func TestClaimed(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	config := func(n, driver string) string {

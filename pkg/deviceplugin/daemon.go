@@ -234,7 +234,7 @@ func (d *daemon) logDamaged(damaged error) {
 }
 
 // updateOffer passes the changed list of offered devices to the endpoint of a resource. If the resource has no endpoint yet, updateOffer
-// starts it.
+// starts an endpoint.
 func (d *daemon) updateOffer(ctx context.Context, o *resourceOffer) {
 	if s, ok := d.serving[o.pool.Name]; ok {
 		if before, _ := s.current(); !before.equalTo(o) {
@@ -311,9 +311,9 @@ func (d *daemon) removeStaleInfo() {
 	}
 }
 
-// reload() reads the configuration if the file has changed. If the argument asked is true, reload() also loads an unchanged file. reload()
-// reports whether a new configuration is in use. If the new configuration has errors, reload() logs the errors and keeps the current
-// configuration.
+// reload() reads the configuration if the file has changed. If the argument `asked` is true, reload() also loads an unchanged file.
+// reload() reports whether a new configuration is in use. If the new configuration has errors, reload() logs the errors and keeps the
+// current configuration.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.configText) {

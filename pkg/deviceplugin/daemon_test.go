@@ -69,7 +69,7 @@ func TestAnswerAll(t *testing.T) {
 }
 
 // TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. The daemon removes a
-// missing device that no pod has at once.
+// missing device at once if no pod has it.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)

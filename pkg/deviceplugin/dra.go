@@ -34,8 +34,8 @@ type claimDriver interface {
 	Run(context.Context)
 	Update(dra.Inventory)
 	Ready() string
-	// Leads reports whether this instance of the daemon may change the devices of claims. For example, during an update, an older and a newer
-	// instance may run on the node at the same time.
+	// Leads reports whether this instance of the daemon may change the devices of claims. Two instances may run on the node at the same time,
+	// for example an older and a newer instance during an update.
 	Leads() bool
 	Published() map[string]allocation.Published
 }

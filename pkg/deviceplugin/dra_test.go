@@ -112,7 +112,7 @@ func (l *testLab) awaitInventory(r *recordingDriver, want string) {
 	l.Fatalf("want %q, got %q\n%s", want, got, l.log)
 }
 
-// twoResources returns a configuration with two resources. The argument api applies to the first resource.
+// twoResources returns a configuration with two resources. The argument `api` applies to the first resource.
 func twoResources(api string) string {
 	return `{"resourceList": [{"resourceName": "one", "api": "` + api + `", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`

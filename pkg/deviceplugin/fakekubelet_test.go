@@ -183,7 +183,7 @@ func (k *fakeKubelet) watch(ctx context.Context, p *registeredPlugin) {
 	k.mu.Unlock()
 }
 
-// await() waits until the function ok returns true for the endpoint of a resource.
+// await() waits until the function `ok` returns true for the endpoint of a resource.
 func (k *fakeKubelet) await(resource, what string, ok func(*registeredPlugin) bool) *registeredPlugin {
 	k.t.Helper()
 	timer := time.AfterFunc(maxWait, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })

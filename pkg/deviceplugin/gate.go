@@ -49,8 +49,8 @@ func (g *allocationGate) checkFree(ids map[string]bool) error {
 	return nil
 }
 
-// runChange calls the function change for devices that no pod has and that no other call is changing. First, runChange calls the function
-// check, which returns an error if a device is in use. While check runs, the daemon allocates no device.
+// runChange calls the function `change` for devices that no pod has and that no other call is changing. First, runChange calls the function
+// `check`, which returns an error if a device is in use. The daemon allocates no device while the function `check` runs.
 func (g *allocationGate) runChange(ids []string, check, change func() error) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {

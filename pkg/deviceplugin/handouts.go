@@ -51,7 +51,7 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	}
 }
 
-// learnOwners finds out which pods have the pending devices, from the checkpoint and from the list of PodResources. The argument asked is
+// learnOwners finds out which pods have the pending devices, from the checkpoint and from the list of PodResources. The argument `asked` is
 // the time at which the daemon requested the list. For devices that were allocated later, learnOwners ignores the checkpoint and the list.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if the checkpoint is unreadable, no pod counts as a pod without devices
@@ -73,8 +73,8 @@ func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Devi
 }
 
 // possibleDevices returns the devices that a pod may have: the devices of this pod, and the devices whose pod is unknown. A device whose
-// pod is unknown is included only for one minute after its allocation. If the kubelet failed to admit the pod, the kubelet may have freed
-// the device without a report.
+// pod is unknown is included only for one minute after its allocation. The time limit is needed because the kubelet may have failed to
+// admit the pod, and may have freed the device without a report.
 func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -70,8 +70,8 @@ func (l *testLab) allocate(d *daemon, ids ...string) {
 	}
 }
 
-// TestHandedOut (V-25) checks that the daemon answers "no devices" about a pod only if the container of every allocated device is known.
-// The device of an init container is only in the kubelet's checkpoint, and its checkpoint entry may get lost.
+// TestHandedOut (V-25) checks when the daemon may answer that a pod has no devices: only after the containers of all allocated devices are
+// known. The device of an init container is only in the kubelet's checkpoint, and its checkpoint entry may get lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -141,9 +141,9 @@ func TestOtherPod(t *testing.T) {
 }
 
 // TestFailedAdmission checks the number of requests to the kubelet while the container of an allocated device is unknown. Questions about
-// pods without devices must not exhaust the kubelet's rate limit. The daemon requests one list of all pods from the kubelet, and uses this
-// list to answer the questions about all pods. Each pod without devices causes only one additional request. The error for each pod without
-// devices contains the ID of the allocated device.
+// pods without devices must not exhaust the kubelet's rate limit. The daemon requests the list of all pods from the kubelet at most once in
+// each sharedInterval, and uses this list for the questions about all pods. In addition, the daemon requests each pod without devices from
+// the kubelet at most once. The error for each pod without devices contains the ID of the allocated device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

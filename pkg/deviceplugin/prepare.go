@@ -95,7 +95,7 @@ func (d *daemon) mayChange() bool {
 	return !claims || d.driverFault != ""
 }
 
-// changeDevices calls the function change for devices that no pod has. Locks prevent other instances of the daemon from changing these
+// changeDevices calls the function `change` for devices that no pod has. Locks prevent other instances of the daemon from changing these
 // devices or assigning them to a claim at the same time.
 func (d *daemon) changeDevices(devices []pci.Address, check, change func() error) error {
 	unlock, err := dra.LockDevices(d.Claims, devices)

@@ -118,7 +118,7 @@ func (r *registrar) run(ctx context.Context) {
 	}
 }
 
-// waitForChange returns after a pause, or earlier if a file in the folder has changed and the function worth returns true.
+// waitForChange returns after a pause, or earlier if a file in the folder has changed and the function `worth` returns true.
 func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth func() bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -185,7 +185,7 @@ func (d *daemon) eventLoop(ctx context.Context, configs <-chan struct{}, reload 
 				if !more {
 					return
 				}
-				// After the daemon's last request, the kubelet may have assigned a device that is missing now to a pod.
+				// Since the daemon's last request, the kubelet may have assigned a device to a pod, and this device may be missing now.
 				d.askPods(ctx)
 				d.setSnapshot(s)
 			case <-configs:

@@ -27,8 +27,8 @@ type countedVF struct {
 	container string
 }
 
-// alignLoop counts claimed VFs until ctx is done: VFs on the same NUMA node as the CPUs of their pod, and all others. This metric is useful
-// because the kubelet chooses the CPUs of a pod without regard to the devices of claims.
+// alignLoop counts claimed VFs in a metric until ctx is done. The metric distinguishes VFs on the NUMA node of their pod's CPUs from all
+// other VFs. This metric is useful because the kubelet chooses the CPUs of a pod without regard to the devices of claims.
 func (d *Driver) alignLoop(ctx context.Context) {
 	began, done := time.Now().Truncate(time.Second), map[countedVF]bool{}
 	tick := time.NewTicker(alignEvery)

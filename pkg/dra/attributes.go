@@ -130,7 +130,7 @@ func (i Inventory) pfName(pf pci.Device) string {
 }
 
 // cardAddress returns the PCI address of a card's first PF without the function number. cardAddress returns the same address for all PFs of
-// one card. In switchdev mode, a card may consist of several PCI devices, which have the same switch ID.
+// one card. In switchdev mode, a card may consist of several PCI devices. cardAddress recognises them by their common switch ID.
 func (i Inventory) cardAddress(pf pci.Device) string {
 	first := pf.Address
 	if pf.SwitchID != "" {

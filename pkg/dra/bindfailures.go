@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// retryBind is the pause after an attempt to bind a driver timed out, before the next attempt.
+// retryBind is the pause before the next attempt to bind a driver, after an attempt timed out.
 const retryBind = 5 * time.Minute
 
 // bindTimeout is the kind of fault of a device whose driver could not be bound in time.
@@ -30,8 +30,8 @@ type bindFailure struct {
 	err error
 }
 
-// recordBind stores that binding a device's driver timed out, because after a timeout the kernel may still be binding the driver.
-// recordBind stores no other errors.
+// recordBind records that an attempt to bind a device's driver timed out. After a timeout, the kernel may still be binding the driver. For
+// any other result, recordBind deletes the recorded timeout of the device.
 func (b *bindFailures) recordBind(a pci.Address, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

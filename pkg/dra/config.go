@@ -202,8 +202,8 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 	return warnings, checkClasses(c, ofClass)
 }
 
-// forAlternative reports whether a config entry may be meant for an alternative of a request that the scheduler did not choose. An entry
-// may be meant for such an alternative if the entry contains a resource and the request has several alternatives.
+// forAlternative reports whether a config entry may be meant for an alternative that the scheduler did not choose. An entry may be meant
+// for such an alternative if the entry contains a resource and the request has several alternatives.
 func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
 	return e.Resource != "" && slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return len(r.FirstAvailable) > 1 && (len(e.api.Requests) == 0 || slices.Contains(e.api.Requests, r.Name))
@@ -248,7 +248,7 @@ func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 		"the classes, as 'podlace sriov classes' does", ofClass[0].path, strings.Join(classes, ", "))
 }
 
-// classOf returns the name of the DeviceClass of a request. The argument name has the form "request" or "request/subrequest".
+// classOf returns the name of the DeviceClass of a request. The argument `name` has the form "request" or "request/subrequest".
 func classOf(c *resourceapi.ResourceClaim, name string) string {
 	request, sub, _ := strings.Cut(name, "/")
 	for _, r := range c.Spec.Devices.Requests {

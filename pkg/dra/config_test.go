@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntryFrom returns a config entry of an allocation. The source of a config entry is the class or the claim. The argument keys
+// configEntryFrom returns a config entry of an allocation. The source of a config entry is the class or the claim. The argument `keys`
 // contains the parameters as JSON text.
 func configEntryFrom(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
 	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`
@@ -134,8 +134,8 @@ func TestConfigFor(t *testing.T) {
 	}
 }
 
-// setRequests sets the requests of a claim. Each element of list contains the names of a request and of a class, such as "vf fast" or "vf/a
-// fast".
+// setRequests sets the requests of a claim. Each element of the argument `list` contains the names of a request and of a class, such as "vf
+// fast" or "vf/a fast".
 func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 	for _, r := range list {
 		name, class, _ := strings.Cut(r, " ")

@@ -35,8 +35,8 @@ type Options struct {
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer // nil for none
 
-	// Change calls the function check and then the function change, to change devices that no pod has. An error of check means that a device
-	// is in use. The daemon allocates no device while check runs, and no pod gets one of the given devices until change returns.
+	// Change changes devices that no pod has: it calls the function `check`, and then the function `change`. An error from `check` means that
+	// a device is in use. The daemon allocates no device while `check` runs, and no pod gets one of the given devices until `change` returns.
 	Change func(ids []string, check, change func() error) error
 	// InUse returns the reason why a device can neither be allocated to a claim nor be changed, for example that a pod has the device. InUse
 	// returns "" if the device is free. InUse does not check whether a claim has the device.

@@ -343,7 +343,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// await() waits until the function so returns true. The time limit of one minute is long enough for a loaded machine.
+// await() waits until the function `so` returns true. The time limit of one minute is long enough for a loaded machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

@@ -128,7 +128,7 @@ func (l *draLab) runDriver() (stop func()) {
 	return stop
 }
 
-// await() waits until the function so returns true.
+// await() waits until the function `so` returns true.
 func (l *draLab) await(what string, so func() bool) {
 	l.Helper()
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {

@@ -43,7 +43,7 @@ func (c crashLog) Handle(ctx context.Context, r slog.Record) error {
 	return c.Handler.Handle(ctx, r)
 }
 
-// mayCrash decrements the counter left, and panics when the counter is zero. The model calls mayCrash at each place where the daemon may
+// mayCrash decrements the counter `left`, and panics when the counter is zero. The model calls mayCrash at each place where the daemon may
 // crash.
 func mayCrash(left *atomic.Int64) {
 	if left.Add(-1) == 0 {

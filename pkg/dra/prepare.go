@@ -204,7 +204,7 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 }
 
 // prepareToReserve reads a device from sysfs. If an earlier claim has ended without restoring the device, prepareToReserve restores the
-// device. The result isFresh is true if neither a record nor a pod has the device.
+// device. The result `isFresh` is true if neither a record nor a pod has the device.
 func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err
@@ -250,7 +250,7 @@ func addressTexts(list []pci.Address) (out []string) {
 }
 
 // checkFree returns an error if another claim has a device of the plan. The argument "fresh" contains the devices that the claim does not
-// have yet. checkFree also returns an error if a pod has a device of fresh through the device plugin API.
+// have yet. checkFree also returns an error if a pod has one of these devices through the device plugin API.
 func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {

@@ -30,7 +30,7 @@ const (
 	// forgetAfter is the maximum time between the creation of a slice and its event in the watch. If the event does not arrive in time, the
 	// library assumes that the slice is missing. Another program may have deleted the slice while the watch was broken.
 	forgetAfter = 2 * time.Second
-	// featureRetry is the pause before the publisher sends a field again that the API server has dropped.
+	// featureRetry is the pause after the API server has dropped a field. After this pause, the publisher sends the field again.
 	featureRetry = time.Hour
 
 	requestTimeout = 30 * time.Second

@@ -22,7 +22,7 @@ import (
 )
 
 // maxWait is the maximum time that a test waits for a condition. On an idle machine, each condition should hold within 3 seconds. If a
-// condition does not hold within maxWait, the test fails: even a loaded machine is faster.
+// condition does not hold within maxWait, the test fails. maxWait is long enough even for a loaded machine.
 const maxWait = 20 * time.Second
 
 // syncedBuffer is a log that a test can read while the publisher writes to it.

@@ -133,7 +133,8 @@ func (d desiredState) claimedResources() map[string]string {
 }
 
 // isOffered reports whether a device of a pool may be published. A device must not be published while a pod has it through the device
-// plugin API. A PF that is offered as a whole is published only if the API server stores counters: the counters exclude its VFs.
+// plugin API. A PF that is offered as a whole is published only if the API server stores counters, or if a claim already has the PF.
+// Without counters, the scheduler could allocate the PF and one of its VFs at the same time.
 func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool {
 	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)
 }
@@ -187,7 +188,7 @@ func (d desiredState) setTaints(device *resourceapi.Device, taints []resourceapi
 	device.Taints = taints
 }
 
-// wholePFs returns the PFs that are offered as a whole, with the number of VFs that each PF excludes.
+// wholePFs returns the PFs that are offered as a whole, each with the number of VFs that pods cannot get while a claim has the PF.
 func (i Inventory) wholePFs() map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, p := range i.Pools {

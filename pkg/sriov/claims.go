@@ -50,8 +50,9 @@ func Holdings() (all []Holding, err error) {
 	return all, err
 }
 
-// stillPrepared returns an error unless the claim of a VF is prepared. The caller must hold the lock of the VF. The result is valid as
-// long as the caller holds this lock, because unprepare changes the claim record first and then waits for the lock.
+// stillPrepared returns an error unless the claim of a VF is prepared. The caller must hold the lock of the VF. The operation unprepare
+// first changes the claim record and then waits for the lock of the VF. The VF therefore remains usable as long as the caller holds this
+// lock.
 func (s sriov) stillPrepared(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -66,8 +67,8 @@ func (s sriov) stillPrepared(v *vf) error {
 	return nil
 }
 
-// noteReady writes to the journal that ADD has finished, and adds the VF's addresses. The device plugin reads the journal to report the
-// status of the claim.
+// noteReady sets the field Ready in the journal of a claim's VF after ADD has finished, and adds the VF's addresses. The device plugin
+// reads the journal to report the status of the claim.
 func (h *lockedVF) noteReady(v *vf) error {
 	if v.Claim == nil {
 		return nil

@@ -271,7 +271,7 @@ func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 }
 
 // mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The function name()
-// converts keys for error messages.
+// converts a setting's key for error messages to the spelling that the claim or the conflist uses.
 func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)

@@ -32,7 +32,7 @@ func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// restoreOrphan restores a VF that has a journal although its interface is on the node. The lock of the VF ensures that no other process
+// restoreOrphan restores a VF if the VF has a journal and its interface is on the node. The lock of the VF ensures that no other process
 // moves the interface at the same time.
 func (n *nodeSide) restoreOrphan(a pci.Address) error {
 	h, err := lockKnown(a)

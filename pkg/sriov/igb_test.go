@@ -201,7 +201,8 @@ func TestIGBLife(t *testing.T) {
 	}
 }
 
-// TestIGBTenant (S-30, S-31): no settings are configured. Each pod gets the VF in the state in which the previous pod got the VF.
+// TestIGBTenant (S-30, S-31): no settings are configured. Although a tenant changes all properties of the VF, the next pod gets the VF in
+// its initial state.
 func TestIGBTenant(t *testing.T) {
 	l := newIGB(t)
 	for index, vf := range []string{l.first(), l.second()} {
@@ -269,8 +270,8 @@ func TestIGBRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBUserspace: a VF for a user space program is bound to vfio-pci, and its group can be opened. After DEL, the interface of the VF
-// has its former name. Either the pod or the program may end first.
+// TestIGBUserspace: a VF for a user space program is bound to vfio-pci, and its VFIO group can be opened. After DEL, the interface of the
+// VF has its former name. Either the pod or the program may end first.
 func TestIGBUserspace(t *testing.T) {
 	l := newIGB(t, "driver", "vfio-pci", "mac", "02:00:00:00:aa:01", "vlan", 100)
 	for index, vf := range []string{l.first(), l.second()} {

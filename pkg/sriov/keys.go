@@ -2,5 +2,5 @@
 
 package sriov
 
-// Keys returns an empty struct that mirrors the JSON of the configuration, for plugin.SchemaOf.
+// Keys returns an empty configuration. The function plugin.SchemaOf reads the keys of the JSON configuration from the type of this value.
 func Keys() any { return rawConfig{} }

@@ -124,7 +124,8 @@ func findInPod(j vfJournal) (pod *kernel.NS, link kernel.Link, alive bool, err e
 	return pod, link, true, nil
 }
 
-// awaitLink waits until the interface of a VF is on the node. If the interface is still missing after linkTimeout, c.link.Index is 0.
+// awaitLink waits until the interface of a VF is on the node. If the interface is still missing after linkTimeout, the field link.Index of
+// the result is 0.
 func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	for end := time.Now().Add(linkTimeout); ; time.Sleep(linkPoll) {
 		if c, err = n.readCard(a); err != nil || c.link.Index != 0 || time.Now().After(end) {

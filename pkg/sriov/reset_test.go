@@ -69,8 +69,8 @@ func TestResetTorn(t *testing.T) {
 	l.isGolden()
 }
 
-// TestResetFails: Reset binds the driver again even if the reset of the PCI function fails. If the reset of the PCI function times out,
-// Reset does not bind the driver, because the bind would hang.
+// TestResetFails: Reset binds the driver again even if the reset of the PCI function fails. The only exception is a timeout of this reset:
+// Reset then leaves the VF without a driver, because a bind would hang.
 func TestResetFails(t *testing.T) {
 	for _, c := range []struct {
 		err    error

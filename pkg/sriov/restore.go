@@ -221,7 +221,7 @@ func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(),
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
 // restoreMAC sets the former MAC on the interface itself, if the driver allows this. restoreMAC does not set the MAC on the PF, because a
-// MAC that is set on the PF would prevent later tenants from changing it.
+// MAC that is set on the PF would prevent later tenants from changing the MAC.
 func (x *vfRestore) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
@@ -283,7 +283,8 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 }
 
 // dropXDP removes the XDP programs that the pod attached. A program that is attached through an XDP link cannot be removed while a process
-// or a file in a BPF file system refers to the link. dropXDP then rebinds the driver, which deletes the interface together with the link.
+// or a file in a BPF file system refers to the link. dropXDP then rebinds the driver, which deletes the interface together with the XDP
+// link.
 func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil

@@ -189,8 +189,8 @@ func TestClaimOfNamedVF(t *testing.T) {
 	l.del("a", keys("u-1")...)
 }
 
-// TestMergedSettings: if several sources define a setting, the last source applies on the PF. The pod's egress limit also applies if it is
-// lower than the configured max_tx_rate.
+// TestMergedSettings: if both the configuration and the claim define a setting, the setting of the claim applies on the PF. The pod's
+// egress limit also applies if it is lower than the configured max_tx_rate.
 func TestMergedSettings(t *testing.T) {
 	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
 		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})

@@ -171,8 +171,8 @@ func syntax(err error) error {
 	return err
 }
 
-// UnmarshalJSON reads the settings in a record, in the format that MarshalJSON writes. UnmarshalJSON stores keys that this version does
-// not know in the field Unknown, and Validate refuses these keys. Without the field Unknown, a setting of another version would be lost
+// UnmarshalJSON reads the settings in a record, in the format that MarshalJSON writes. If this version does not know a key, UnmarshalJSON
+// stores the key in the field Unknown, and Validate refuses it. Without the field Unknown, a setting of another version would be lost
 // without an error.
 func (c *Config) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {

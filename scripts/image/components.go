@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// componentRule contains the components that one component excludes, and the components of which it needs one.
+// componentRule contains the components that a component excludes, and a list of components of which the component needs at least one.
 type componentRule struct {
 	component string
 	without   []string // components that the component excludes

@@ -29,8 +29,8 @@ func settings(parameters string) string {
 }
 
 // TestBadConfig (failures 25, 26): the configuration of a claim contains an unknown key, an invalid value, or a key that only a class may
-// set. The daemon refuses to prepare the claim. The pod waits, with an event that contains the position in the configuration, the key and
-// the value. No VF moves into the pod.
+// set. The daemon refuses to prepare the claim. The pod waits. An event of the pod contains the key, the value, and their position in the
+// configuration. No VF moves into the pod.
 func TestBadConfig(t *testing.T) {
 	l := newLab(t, setup{config: strings.Replace(fast, `"api": "dra"`, `"api": "dra", "claimMay": ["mtu", "ifName", {"vlan": "100-199"}]`, 1)})
 	for name, c := range map[string]struct {

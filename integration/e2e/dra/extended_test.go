@@ -102,8 +102,8 @@ func TestExtended(t *testing.T) {
 	}
 }
 
-// TestMigrateNode: a node changes from the device plugin API to DRA and back without a drain. Running pods keep their VFs, and only one API
-// offers each VF. After the change, new pods with the same limits get VFs through the other API.
+// TestMigrateNode: a node changes from the device plugin API to DRA and back without a drain. Running pods keep their VFs, and no VF is
+// offered by both APIs. After the change, new pods with the same limits get VFs through the other API.
 func TestMigrateNode(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := prepare(t, setup{config: byPlugin})

@@ -32,7 +32,7 @@ const (
 const fast = `{"resourceList": [
 	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
 
-// ofResource contains the selectors of a DeviceClass that selects the VFs of the resource.
+// ofResource contains the selectors of a DeviceClass for the VFs of the resource example.com/fast.
 const ofResource = `[{cel: {expression:
   'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`
 
@@ -131,7 +131,7 @@ func (l *lab) makeNamespace() {
 	l.create("{kind: DeviceClass, metadata: {name: " + l.class() + "}, spec: {selectors: " + ofResource + "}}")
 }
 
-// The method class() creates the test's DeviceClass for the VFs of the resource.
+// The method class() returns the name of the test's DeviceClass, which selects the VFs of the resource example.com/fast.
 func (l *lab) class() string { return l.ns + "-fast" }
 
 // The method clear() deletes the Kubernetes objects of the test. If a VF does not return to the node, the test fails.

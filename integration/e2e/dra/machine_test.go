@@ -119,7 +119,7 @@ func journals() (ids []string) {
 }
 
 // ownSys replaces the node's /sys with a folder that has the same content except for the PCI bus. showCards adds the PCI bus. All tests use
-// the same folder: a running kubelet continues to use the cgroup folder of the /sys that existed when the kubelet started.
+// the same folder, because a running kubelet continues to use the cgroup folder of the /sys that existed when the kubelet started.
 func ownSys() error {
 	top, err := os.MkdirTemp("", "sys-")
 	if err != nil {

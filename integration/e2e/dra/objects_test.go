@@ -23,8 +23,8 @@ import (
 // variables that list the container's VFs.
 const said = `echo "interfaces:" $(ls /sys/class/net); env | grep ^PCIDEVICE; trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`
 
-// The method create() creates the objects of a YAML text in the test's namespace, with the defaults of all tests. Objects without a
-// namespace are deleted when the test ends.
+// The method create() creates the objects of a YAML text in the test's namespace, with the defaults of all tests. Cluster-scoped objects
+// are deleted when the test ends.
 func (l *lab) create(text string) {
 	l.Helper()
 	if err := l.tryCreate(text); err != nil {

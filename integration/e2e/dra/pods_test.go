@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A sandbox belongs to a running pod.
+// The type sandbox describes the sandbox of a running pod.
 type sandbox struct {
 	id, netns string
 	pid       int
@@ -55,7 +55,7 @@ func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// The method attached() fails the test unless the pod has exactly these VFs as net1, net2 and so on, in addition to eth0. The output of
+// The method attached() fails the test unless the pod has exactly the given VFs as net1, net2 and so on, in addition to eth0. The output of
 // each container must show that the pod had the same VFs when the container started.
 func (l *lab) attached(pod string, ids ...string) {
 	l.Helper()

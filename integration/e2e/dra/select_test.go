@@ -158,7 +158,7 @@ spec:
 	}
 }
 
-// A stub is a driver of another vendor that offers CPUs.
+// The type stub simulates the DRA driver of another vendor. The devices of this driver are CPUs.
 type stub struct{}
 
 const stubDriver = "cpu.example.com"

@@ -55,7 +55,7 @@ func (l *lab) published() {
 	within(l.T, "the VFs are in slices", func() error { return errors.Join(l.offers(l.ids...), l.tainted("", false)) })
 }
 
-// The method offers() returns an error unless the slices of the pool are complete and contain exactly these VFs.
+// The method offers() returns an error unless the slices of the pool are complete and contain exactly the given VFs.
 func (l *lab) offers(ids ...string) error {
 	var want, got []string
 	for _, id := range ids {
