@@ -38,8 +38,8 @@ func TestCheckClaimLimits(t *testing.T) {
 	requests := func(text string) string { return claimOf("    requests: [" + text + "]\n") }
 	const class = "deviceClassName: fast.example.com"
 	for _, c := range []struct{ name, manifest, says string }{
-		{"eth0", claimNamed("c", "ifName: eth0"), at + `config[0].opaque.parameters.ifName "eth0": every pod already has an interface of this name`},
-		{"lo", claimNamed("c", "ifName: lo"), `ifName "lo": every pod`},
+		{"eth0", claimNamed("c", "ifName: eth0"), at + `config[0].opaque.parameters.ifName: "eth0": every pod already has an interface of this name`},
+		{"lo", claimNamed("c", "ifName: lo"), `ifName: "lo": every pod`},
 		{"33 VFs", requests("{name: vf, exactly: {" + class + ", count: 33}}"), at + "requests: 33 devices: Kubernetes allocates at most 32 devices"},
 		{"31 and 2 VFs", requests("{name: a, exactly: {" + class + ", count: 31}}, {name: b, firstAvailable: [{name: big, " + class +
 			", count: 9}, {name: small, " + class + ", count: 2}]}"), at + "requests: 33 devices"},

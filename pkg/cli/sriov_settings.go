@@ -128,12 +128,9 @@ func (c *checker) ownEntries(object, path string, config []configEntry) (entries
 		}
 		at += ".parameters"
 		entry, err := vfconfig.Decode(e.Opaque.Parameters, at)
-		switch {
-		case err != nil:
+		if err != nil {
 			c.fail("%s: %v", object, err)
 			continue
-		case entry.IfName == "lo" || entry.IfName == "eth0":
-			c.fail("%s: %s.ifName %q: every pod already has an interface of this name: choose another name, or remove ifName", object, at, entry.IfName)
 		}
 		entries = append(entries, &claimEntry{Entry: entry, path: at, requests: e.Requests})
 	}

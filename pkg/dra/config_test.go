@@ -210,20 +210,7 @@ func TestCheckConfig(t *testing.T) {
 		{name: "another driver's class", requests: []string{"vf fast", "gpu big"}, configs: configs{fromClass(`"vlan":5`)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := newClaim("c-1", "web")
-			setRequests(c, test.requests...)
-			c.Status.Allocation.Devices.Config = test.configs
-			var devices []allocation.Device
-			for i, r := range test.requests {
-				name, _, _ := strings.Cut(r, " ")
-				result := resourceapi.DeviceRequestAllocationResult{Request: name, Driver: claim.Driver, AdminAccess: new(name == "watch")}
-				if name == "gpu" {
-					result.Driver = "gpu.example.com"
-				} else {
-					devices = append(devices, allocation.Device{Resource: "example.com/fast", Claim: &allocation.Claim{Result: i}})
-				}
-				c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
-			}
+			c, devices := claimWith(test.requests, test.configs)
 			warnings, err := checkConfig(c, devices)
 			says := ""
 			if err != nil {
@@ -234,6 +221,26 @@ func TestCheckConfig(t *testing.T) {
 			}
 		})
 	}
+}
+
+// claimWith returns an allocated claim with one device for each request, and this driver's devices. A request has the form "NAME CLASS".
+// The request "watch" has admin access, and the device of the request "gpu" belongs to another driver.
+func claimWith(requests []string, entries configs) (*resourceapi.ResourceClaim, []allocation.Device) {
+	c := newClaim("c-1", "web")
+	setRequests(c, requests...)
+	c.Status.Allocation.Devices.Config = entries
+	var devices []allocation.Device
+	for i, r := range requests {
+		name, _, _ := strings.Cut(r, " ")
+		result := resourceapi.DeviceRequestAllocationResult{Request: name, Driver: claim.Driver, AdminAccess: new(name == "watch")}
+		if name == "gpu" {
+			result.Driver = "gpu.example.com"
+		} else {
+			devices = append(devices, allocation.Device{Resource: "example.com/fast", Claim: &allocation.Claim{Result: i}})
+		}
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
+	}
+	return c, devices
 }
 
 // TestPrepareConfig (DRA-F25, DRA-F26) checks that the record contains the settings of the class and the claim. If the settings of a claim

@@ -396,6 +396,5 @@ func formatVF(v kernel.VF) string {
 		return map[bool]string{true: "on", false: "off"}[*on]
 	}
 	return fmt.Sprintf("mac %s vlan %d qos %d proto %s spoofchk %s trust %s state %s min_tx_rate %d max_tx_rate %d", v.MAC, v.VLAN, v.QoS,
-		v.Proto,
-		onOff(v.SpoofCheck), onOff(v.Trust), v.LinkState, v.MinRate, v.MaxRate)
+		v.Proto, onOff(v.SpoofCheck), onOff(v.Trust), v.LinkState, v.MinRate, v.MaxRate)
 }
