@@ -60,6 +60,7 @@ type daemon struct {
 	driverFault  string           // why the driver cannot start
 	unreadClaims error            // why the devices of claims are unknown
 	damaged      error            // unreadable records of claims
+	hasClaims    bool             // the folder for the records of claims exists
 	running      sync.WaitGroup   // goroutines that serve, until their sockets are closed
 	refreshed    bool             // serving is complete
 }
@@ -110,7 +111,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	for _, p := range pools {
 		d.updateOffer(ctx, newOffer(p, d.snapshot, d.grantFor(p), faultTexts(faults), lost[p.Name]))
 	}
-	if !d.refreshed && len(pools) == 0 && len(claimable) == 0 {
+	if !d.refreshed && len(pools) == 0 && len(claimable) == 0 && !d.config.AnyDRA {
 		d.log.Warn("the configuration has no resource for this node", "hint",
 			"the sriov plugin refuses all pods with code 11 until a device plugin registers with the kubelet: remove sriov from this node's conflist")
 	}

@@ -57,6 +57,7 @@ func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 // updateDRA passes the pools with the API DRA to the DRA driver. updateDRA starts the DRA driver when the first pool with the API DRA
 // exists, or when claims of an earlier configuration exist. updateDRA never waits for the API server.
 func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[string]dra.Fault) {
+	d.makeClaims()
 	d.claimable = nil
 	for _, p := range pools {
 		d.claimable = append(d.claimable, newOffer(p, d.snapshot, deviceGrant{}, faultTexts(faults), nil))
@@ -98,6 +99,19 @@ func (d *daemon) claimUse() claimUsage {
 // byClaim reports whether a pod has the device through a claim.
 func byClaim(h allocation.Device) bool { return h.Claim != nil }
 
+// makeClaims creates the folder for the records of claims, if the configuration has a resource with the API DRA. The folder tells the plugin
+// sriov that pods without devices are normal on this node, even if the kubelet has no checkpoint. All nodes of a cluster usually have the same
+// conflist. The folder is therefore also necessary on a node without a resource and without access to the API server.
+func (d *daemon) makeClaims() {
+	if d.hasClaims || !d.config.AnyDRA {
+		return
+	}
+	err := claim.MakeFolder(d.Claims)
+	if d.hasClaims = err == nil; err != nil {
+		d.log.Warn("could not create the folder for the records of claims: claims cannot be prepared", "error", err)
+	}
+}
+
 // startDRA starts the DRA driver and reports whether it runs. If no client for the API server can be created, startDRA does not start the
 // DRA driver. The daemon serves the device plugin API even without the DRA driver.
 func (d *daemon) startDRA(ctx context.Context) bool {
@@ -109,9 +123,6 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 		}
 		d.driverFault = err.Error()
 		return false
-	}
-	if err := claim.MakeFolder(d.Claims); err != nil {
-		d.log.Warn("could not create the folder for the records of claims: claims cannot be prepared", "error", err)
 	}
 	d.driverFault = ""
 	d.driver = d.NewDriver(dra.Options{

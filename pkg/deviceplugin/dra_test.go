@@ -179,6 +179,32 @@ func TestDRAStartsOnReload(t *testing.T) {
 	l.await("/readyz", "ok")
 }
 
+// TestClaimsFolder checks that the folder for the records of claims exists on each node if a resource of any node has the API DRA. Without the
+// folder, the plugin sriov would refuse all pods of a node without a resource, or of a node that cannot reach the API server.
+func TestClaimsFolder(t *testing.T) {
+	elsewhere := func(api string) string {
+		return `{"resourceList": [{"resourceName": "one", "api": "` + api + `", "hosts": ["other-*"]}]}`
+	}
+	for _, test := range []struct {
+		config string
+		want   bool
+	}{{elsewhere("device-plugin"), false}, {twoResources("dra"), true}, {elsewhere("dra"), true}} {
+		l := prepareLab(t, twoPFs(t), test.config)
+		l.kubelet.start()
+		l.start() // without access to an API server
+		l.await("/healthz", "ok")
+		if !test.want {
+			l.awaitLog("the configuration has no resource for this node")
+		}
+		for end := time.Now().Add(maxWait); test.want && !claim.InUse(l.Claims) && time.Now().Before(end); {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if claim.InUse(l.Claims) != test.want {
+			t.Errorf("%s: the folder exists: %v\n%s", test.config, !test.want, l.log)
+		}
+	}
+}
+
 // TestMigrate changes the API of a resource to DRA and back while pods have devices of the resource. A pod's devices stay listed in the API
 // through which the pod got them. The other API must not assign a pod's device to a second pod.
 func TestMigrate(t *testing.T) {

@@ -70,6 +70,7 @@ type Config struct {
 	Resources []Resource
 	PFs       []pfEntry
 	Taints    Taints    // for resources of the API DRA
+	AnyDRA    bool      // a resource has the API DRA, on this host or on another host
 	Notes     []Problem // warnings that apply on every node
 }
 
@@ -177,6 +178,7 @@ func (r *reader) readConfig(root value, src Source) *Config {
 	if resources.kind != "" { // after cdi, which may come later in the file
 		r.listOf(func(v value) {
 			resource := r.readResource(v, src.Prefix, cdi)
+			c.AnyDRA = c.AnyDRA || resource.API == DRA
 			if !onHost(resource.hosts, src.Host) {
 				r.note(v.Place, "resource %s: only for hosts %s; this host is %s", resource.FullName(), strings.Join(resource.hosts, ", "),
 					src.Host)
