@@ -75,6 +75,23 @@ func TestCheckClaimLimits(t *testing.T) {
 	}
 }
 
+// TestClassOfAnyDriver checks that check-claim examines a request if only the request's selector, or only an entry of the claim, names this
+// driver. The class selects the devices of any driver.
+func TestClassOfAnyDriver(t *testing.T) {
+	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: any}\nspec: {}\n---\n"
+	request := func(selectors string) string {
+		return strings.Replace(claimOf("    requests: [{name: a, exactly: {deviceClassName: any"+selectors+"}}]\n"), "name: c", "name: any", 1)
+	}
+	for manifest, says := range map[string]string{
+		class + request(`, selectors: [{cel: {expression: 'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].numaa == 1'}}]`): "numaa",
+		class + request("") + "    config:\n" + parameters("", "vlan: 7"):                                                                                "vlan 7: claims may not set it",
+	} {
+		if status, stdout, stderr := runCheck(t, manifest); status != exitDiffers || !strings.Contains(stderr, says) {
+			t.Errorf("%s\nstatus %d, %s%s\nwant %s", manifest, status, stdout, stderr, says)
+		}
+	}
+}
+
 // TestUnknownClassOnce checks that check-claim reports an unknown class once, and not also each entry that applies to its request.
 func TestUnknownClassOnce(t *testing.T) {
 	_, _, stderr := runCheck(t, claimOf("    requests: [{name: a, exactly: {deviceClassName: own}}, {name: vf, exactly: {deviceClassName: fast.example.com}}]\n"+

@@ -88,7 +88,8 @@ func (c *checker) checkSpec(object, path string, spec claimSpec) {
 		switch {
 		case !ok:
 			unknown = append(unknown, r)
-		case class.mayMatchDriver():
+		case class.mayMatchDriver() || r.mayMatchDriver() ||
+			slices.ContainsFunc(entries, func(e *claimEntry) bool { return e.appliesTo(r.Name) }):
 			own = true
 			c.checkSelectors(object+": "+r.path, r.Selectors, class.onlyDriver())
 			for _, resource := range c.candidates(object, class, r) {
@@ -144,6 +145,11 @@ var selectsResource = regexp.MustCompile(`device\.attributes\["` + regexp.QuoteM
 func (d deviceClass) mayMatchDriver() bool {
 	return slices.ContainsFunc(d.Selectors, func(s celSelector) bool { return strings.Contains(s.CEL.Expression, claim.Driver) }) ||
 		slices.ContainsFunc(d.Config, func(e configEntry) bool { return e.Opaque != nil && e.Opaque.Driver == claim.Driver })
+}
+
+// mayMatchDriver reports whether a selector of the request may select devices of this driver.
+func (r namedRequest) mayMatchDriver() bool {
+	return slices.ContainsFunc(r.Selectors, func(s celSelector) bool { return strings.Contains(s.CEL.Expression, claim.Driver) })
 }
 
 // onlyDriver reports whether all devices that a class selects belong to this driver.

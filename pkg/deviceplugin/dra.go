@@ -99,9 +99,9 @@ func (d *daemon) claimUse() claimUsage {
 // byClaim reports whether a pod has the device through a claim.
 func byClaim(h allocation.Device) bool { return h.Claim != nil }
 
-// makeClaims creates the folder for the records of claims, if the configuration has a resource with the API DRA. The folder tells the plugin
-// sriov that pods without devices are normal on this node, even if the kubelet has no checkpoint. All nodes of a cluster usually have the same
-// conflist. The folder is therefore also necessary on a node without a resource and without access to the API server.
+// makeClaims creates the folder for the records of claims, if the configuration has a resource with the API DRA. The folder tells the
+// plugin sriov that pods without devices are normal on this node, even if the kubelet has no checkpoint. All nodes of a cluster usually
+// have the same conflist. The folder is therefore also necessary on a node without a resource and without access to the API server.
 func (d *daemon) makeClaims() {
 	if d.hasClaims || !d.config.AnyDRA {
 		return

@@ -179,8 +179,8 @@ func TestDRAStartsOnReload(t *testing.T) {
 	l.await("/readyz", "ok")
 }
 
-// TestClaimsFolder checks that the folder for the records of claims exists on each node if a resource of any node has the API DRA. Without the
-// folder, the plugin sriov would refuse all pods of a node without a resource, or of a node that cannot reach the API server.
+// TestClaimsFolder checks that the folder for the records of claims exists on each node if a resource of any node has the API DRA. Without
+// the folder, the plugin sriov would refuse all pods of a node without a resource, or of a node that cannot reach the API server.
 func TestClaimsFolder(t *testing.T) {
 	elsewhere := func(api string) string {
 		return `{"resourceList": [{"resourceName": "one", "api": "` + api + `", "hosts": ["other-*"]}]}`

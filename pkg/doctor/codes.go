@@ -49,6 +49,7 @@ const (
 	firewalldZone     plugin.FindingCode = "firewalld-zone"
 	kubeletSocket     plugin.FindingCode = "kubelet-socket"
 	kubeletGate       plugin.FindingCode = "kubelet-gate"
+	sriovMissing      plugin.FindingCode = "sriov-missing"
 )
 
 // answered() returns the number of the CNI error in err, or "" if err contains no CNI error from a plugin.

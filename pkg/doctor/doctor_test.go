@@ -235,6 +235,8 @@ func stateCases() map[string]breakage {
 			l.t.Cleanup(func() { _ = exec.Command("umount", "/run/podlace").Run() })
 			l.command("dd", "if=/dev/zero", "of=/run/podlace/fill", "bs=4096", "count=16")
 		}, "0 of 16 blocks are free"},
+		"claims without sriov": {"kubelet", func(l *lab) { l.write("run/podlace-sriov/claims/.lock", "") },
+			"error no network attaches the VFs of ResourceClaims | /run/podlace-sriov/claims exists, and no configuration in "},
 		"kubelet's gate": {"kubelet", func(l *lab) {
 			l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge"}, {"type": "sriov"}]}`)
 			for _, s := range []string{"var/lib/kubelet/device-plugins/kubelet.sock", "var/lib/kubelet/pod-resources/kubelet.sock",

@@ -61,16 +61,16 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 		program = "ip6tables"
 	}
 	if isFORWARD(chain) || chain.Family != "inet" && chain.Table == "filter" && n.running["dockerd"] {
-		return n.acceptForwarded(program)
+		return acceptForwarded(program, n.running["dockerd"])
 	}
 	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
 }
 
 // acceptForwarded returns the command that makes a variant of iptables accept the packets of a bridge. Docker keeps the rules of its chain
 // DOCKER-USER (docs.docker.com, "Packet filtering and firewalls").
-func (n *node) acceptForwarded(program string) string {
+func acceptForwarded(program string, docker bool) string {
 	chain := "FORWARD"
-	if n.running["dockerd"] {
+	if docker {
 		chain = "DOCKER-USER"
 	}
 	return fmt.Sprintf("%s -I %s -i BRIDGE -j ACCEPT; %[1]s -I %[2]s -o BRIDGE -j ACCEPT", program, chain)
@@ -86,20 +86,27 @@ func (n *node) legacyForward() (found []Finding) {
 		}
 		for _, bridge := range n.bridges() {
 			if strings.Contains(rules, ":FORWARD DROP ") && !namesLink(rules, bridge) {
-				found = append(found, dropsForwarded("chain FORWARD of "+program+" has the policy drop", bridge, n.acceptForwarded(program)))
+				command := acceptForwarded(program, strings.Contains(rules, ":DOCKER-USER "))
+				found = append(found, dropsForwarded("chain FORWARD of "+program+" has the policy drop", bridge, command))
 			}
 		}
 	}
 	return found
 }
 
-// namesLink reports whether an iptables rule matches packets by a link. A plus sign at the end of a name is a wildcard (iptables(8), -i).
+// namesLink reports whether an iptables rule for forwarded packets matches a link. A plus sign at the end of a name is a wildcard
+// (iptables(8), -i). The chains INPUT and OUTPUT do not process forwarded packets.
 func namesLink(rules, link string) bool {
-	words := strings.Fields(rules)
-	for i, word := range words[:max(0, len(words)-1)] {
-		prefix, wild := strings.CutSuffix(words[i+1], "+")
-		if (word == "-i" || word == "-o") && (words[i+1] == link || wild && strings.HasPrefix(link, prefix)) {
-			return true
+	for rule := range strings.Lines(rules) {
+		words := strings.Fields(rule)
+		if len(words) < 4 || words[1] == "INPUT" || words[1] == "OUTPUT" {
+			continue
+		}
+		for i, word := range words[:len(words)-1] {
+			prefix, wild := strings.CutSuffix(words[i+1], "+")
+			if (word == "-i" || word == "-o") && (words[i+1] == link || wild && strings.HasPrefix(link, prefix)) {
+				return true
+			}
 		}
 	}
 	return false

@@ -23,7 +23,9 @@ func firewallCases() map[string]breakage {
 		"Docker with iptables-legacy": {"forward-policy", func(l *lab) {
 			l.run("dockerd")
 			l.legacy("-P", "FORWARD", "DROP")
+			l.legacy("-N", "DOCKER-USER")
 			l.legacy("-A", "FORWARD", "-i", "docker+", "-j", "ACCEPT")
+			l.legacy("-A", "INPUT", "-i", "cnidoc", "-j", "ACCEPT")
 		}, "| iptables-legacy -I DOCKER-USER -i cnidoc -j ACCEPT"},
 		"ufw": {"forward-policy", func(l *lab) { l.write("etc/ufw/ufw.conf", "ENABLED=yes\n") }, "ufw route allow in on cnidoc"},
 		"ufw and its chains": {"forward-policy", func(l *lab) {
@@ -66,6 +68,7 @@ func (l lab) legacy(args ...string) {
 	l.t.Cleanup(func() {
 		l.command("iptables-legacy", "-P", "FORWARD", "ACCEPT")
 		l.command("iptables-legacy", "-F")
+		l.command("iptables-legacy", "-X")
 	})
 	l.command("iptables-legacy", args...)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -228,6 +229,12 @@ func (n *node) kubelet() (found []Finding) {
 	uses := false
 	for _, net := range n.networks {
 		uses = uses || net.Plugin("sriov") != nil
+	}
+	if !uses && n.exists(claim.Folder) {
+		return []Finding{{Level: Error, Code: sriovMissing, What: "no network attaches the VFs of ResourceClaims",
+			Evidence:    fmt.Sprintf("%s exists, and no configuration in %s names sriov", claim.Folder, n.ConfDir),
+			Consequence: "a pod with a ResourceClaim starts without its VF",
+			Command:     "add the plugin sriov to the conflist of the pods' network: docs/DRA.md"}}
 	}
 	if !uses {
 		return skipped("no configuration names sriov")

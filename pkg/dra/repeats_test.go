@@ -16,6 +16,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/pool"
 )
 
 // TestRepeats: a failure is logged at once and then after growing pauses of at most an hour. A failure is also logged when its text
@@ -118,4 +119,25 @@ func TestUnattached(t *testing.T) {
 			t.Errorf("counted %v and logged %d times after ADD", count(), logged())
 		}
 	})
+}
+
+// TestUnattachedVFIO checks that a claim counts as attached if its device has a user space driver, because a pod uses such a device without
+// an interface.
+func TestUnattachedVFIO(t *testing.T) {
+	l := newDRALab(t, func(o *Options) { o.CDI = t.TempDir() })
+	pcitest.Kernel{}.Start(t, l.sysfs)
+	l.updateInventory(pool.Resource{Driver: "vfio-pci"}, nil)
+	own := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(own)
+	if _, err := l.prepare(t.Context(), own); err != nil {
+		t.Fatal(err)
+	}
+	l.updateInventory(pool.Resource{Driver: "vfio-pci"}, nil) // the next scan finds the new driver
+	c := &collector{Driver: l.Driver, unattached: map[string]time.Time{}, warned: map[string]bool{}}
+	now := time.Now()
+	c.findUnattached(now)
+	c.findUnattached(now.Add(unattachedAfter))
+	if l.driverOf(vf0) != "vfio-pci" || len(c.warned) > 0 {
+		t.Errorf("the driver is %s; unattached: %v", l.driverOf(vf0), c.warned)
+	}
 }

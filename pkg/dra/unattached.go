@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -25,7 +26,7 @@ func (c *collector) findUnattached(now time.Time) {
 	count := 0
 	since := map[string]time.Time{}
 	for _, r := range records {
-		device := unattachedDevice(r, held)
+		device := c.unattachedDevice(r, held)
 		if device == "" {
 			continue
 		}
@@ -55,14 +56,25 @@ func (c *collector) findUnattached(now time.Time) {
 }
 
 // unattachedDevice returns a device of a claim that no pod of the claim has attached. unattachedDevice returns "" if pods of the claim have
-// attached all devices.
-func unattachedDevice(r claim.Record, held []sriov.Holding) string {
+// attached all devices. A pod may use a device with a user space driver without the plugin sriov, so such a device counts as attached.
+func (c *collector) unattachedDevice(r claim.Record, held []sriov.Holding) string {
 	for _, dev := range r.Devices {
-		if r.State == claim.Prepared && !dev.Claim.Admin && !slices.ContainsFunc(held, func(h sriov.Holding) bool {
+		if r.State == claim.Prepared && !dev.Claim.Admin && !c.inUserspace(dev.ID) && !slices.ContainsFunc(held, func(h sriov.Holding) bool {
 			return h.Address.String() == dev.ID && h.Claim != nil && h.Claim.UID == dev.Claim.UID
 		}) {
 			return dev.ID
 		}
 	}
 	return ""
+}
+
+// inUserspace reports whether a device has a user space driver, such as vfio-pci.
+func (c *collector) inUserspace(id string) bool {
+	i, known := c.latestInventory()
+	address, err := pci.ParseAddress(id)
+	if !known || err != nil || i.Snapshot == nil {
+		return false
+	}
+	dev, ok := i.Snapshot.Device(address)
+	return ok && sriov.Userspace(dev.Driver)
 }

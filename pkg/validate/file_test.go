@@ -125,8 +125,9 @@ func TestManifests(t *testing.T) {
 		t.Errorf("got %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for text, want := range map[string]string{
-		"a: [":                "f:1:1: error: yaml: line 1",
-		"kind: Service\n":     "f:1:1: warning: there is nothing here that Podlace reads",
+		"a: [":            "f:1:1: error: yaml: line 1",
+		"kind: Service\n": "f:1:1: warning: there is nothing here that Podlace reads",
+		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim": "f:1:1: warning: 'podlace validate' does not check claims, claim templates and device classes: use 'podlace sriov check-claim'",
 		"kind: ResourceClaim": "f:1:1: warning: 'podlace validate' does not check claims, claim templates and device classes: use 'podlace sriov check-claim'",
 		"kind: Pod":           "f:1:1: Pod: spec: error: spec is missing",
 		"just a text\n":       "f:1:1: warning: there is nothing here",

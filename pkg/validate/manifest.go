@@ -38,11 +38,10 @@ func (c *checker) manifests(t part) {
 		}
 	}
 	switch {
-	case known > 0:
 	case c.claims:
 		c.add(t, plugin.Place{}, "", unknownFile, false, "'podlace validate' does not check claims, claim templates and device classes: "+
 			"use 'podlace sriov check-claim'")
-	default:
+	case known == 0:
 		c.add(t, plugin.Place{}, "", unknownFile, false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
 	}
 }

@@ -30,6 +30,7 @@ const shippedResources = `["example.com/fast"]`
 // --resource-prefix.
 const resourcesAction = `{{ if .Values.sriovConfig }}{{ $names := list }}{{ range .Values.sriovConfig.resourceList }}` +
 	`{{ $names = append $names (printf "%s/%s" (default "intel.com" .resourcePrefix) .resourceName) }}{{ end }}` +
+	`{{ if not $names }}{{ fail "sriovConfig.resourceList: want at least one resource" }}{{ end }}` +
 	`{{ $names | uniq | toJson }}{{ else }}` + shippedResources + `{{ end }}`
 
 // chartFiles maps names to contents of the files in the Helm chart.

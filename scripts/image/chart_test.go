@@ -168,17 +168,18 @@ func TestChartResources(t *testing.T) {
 func TestChartRefuses(t *testing.T) {
 	c := loadedChart(t)
 	for values, says := range map[string]string{
-		"vxlna: true":                  "'vxlna' not allowed",
-		"k3s: 'yes'":                   "/k3s",
-		"config: {offLnk: vxlan}":      "'offLnk' not allowed",
-		"config: {offLink: vxlna}":     "/config/offLink",
-		"config: {vxlan: {vni: 0}}":    "/config/vxlan/vni",
-		"config: {mtu: '1500'}":        "/config/mtu",
-		"image: ''":                    "the chart has no default image",
-		"k3s: true\ncrio: true":        "components k3s and crio exclude each other",
-		"sriov: true\ndra: true":       "components sriov and dra exclude each other",
-		"openshift: true":              "component openshift needs dra or sriov",
-		"openshift: true\nvxlan: true": "components openshift and vxlan exclude each other",
+		"vxlna: true":                                "'vxlna' not allowed",
+		"k3s: 'yes'":                                 "/k3s",
+		"config: {offLnk: vxlan}":                    "'offLnk' not allowed",
+		"config: {offLink: vxlna}":                   "/config/offLink",
+		"config: {vxlan: {vni: 0}}":                  "/config/vxlan/vni",
+		"config: {mtu: '1500'}":                      "/config/mtu",
+		"image: ''":                                  "the chart has no default image",
+		"k3s: true\ncrio: true":                      "components k3s and crio exclude each other",
+		"sriov: true\ndra: true":                     "components sriov and dra exclude each other",
+		"dra: true\nsriovConfig: {resourceList: []}": "sriovConfig.resourceList: want at least one resource",
+		"openshift: true":                            "component openshift needs dra or sriov",
+		"openshift: true\nvxlan: true":               "components openshift and vxlan exclude each other",
 	} {
 		if _, err := helmTemplate(c, "default", values); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %s", values, err, says)

@@ -73,15 +73,17 @@ func startCluster(dir string) (*cluster, error) {
 	return nil, errors.Join(errors.New("the cluster is not ready"), c.cmd.Wait())
 }
 
-// betaAPIs returns the API server flag that enables additional API groups. Some feature gates in the variable GATES need these API groups.
+// betaAPIs returns the API server flag that enables additional API groups. TestRights needs the version v1beta2 of resource.k8s.io. Some
+// feature gates in the variable GATES need other groups.
 func betaAPIs() string {
+	flag := " --runtime-config=resource.k8s.io/v1beta2=true"
 	switch {
 	case hasGate("GenericWorkload"):
-		return " --runtime-config=scheduling.k8s.io/v1beta1=true"
+		flag += ",scheduling.k8s.io/v1beta1=true"
 	case os.Getenv("VERSION") == "1.34" && hasGate("DRADeviceTaints"): // the scheduler waits for DeviceTaintRules
-		return " --runtime-config=resource.k8s.io/v1alpha3=true"
+		flag += ",resource.k8s.io/v1alpha3=true"
 	}
-	return ""
+	return flag
 }
 
 // kubeletFlags returns the kubelet flags that the tests add to the flags of cluster.sh. The first kubelet flag sets the interval at which
