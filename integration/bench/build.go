@@ -21,8 +21,8 @@ func build(name string, args ...string) error {
 // The type pluginSet contains one of the two plugin folders that the benchmark compares, and the name that the report uses for this folder.
 type pluginSet struct{ name, folder string }
 
-// usableSets returns the plugin sets that can run the plugin chain s on this machine. For each other plugin set, usableSets returns a
-// message with the program that is not installed.
+// usableSets returns the plugin sets that can run the plugin chain `s` on this machine. For each plugin set that cannot run the chain,
+// usableSets returns a message with the name of the missing program.
 func (f pluginFolders) usableSets(s scenario) (usable []pluginSet, missing []string) {
 	for _, each := range []pluginSet{{sideOurs, f.plugins}, {sideReference, f.reference}} {
 		tool := neededTool(each.name, s)
@@ -35,7 +35,7 @@ func (f pluginFolders) usableSets(s scenario) (usable []pluginSet, missing []str
 	return usable, missing
 }
 
-// neededTool returns the external program that the plugins of the chain s start, or "". With the nftables backend, only the reference
+// neededTool returns the external program that the plugins of the chain `s` start, or "". With the nftables backend, only the reference
 // plugin starts an external program.
 func neededTool(side string, s scenario) string {
 	switch {

@@ -94,8 +94,8 @@ func annotatedLimits(rate uint64) map[string]uint64 {
 	return map[string]uint64{"ingressRate": rate, "ingressBurst": runtimeBurst, "egressRate": rate, "egressBurst": runtimeBurst}
 }
 
-// The method capabilities() returns the capabilities that a runtime passes for a pod with one port. If the argument `limited` is true, the
-// pod also has two bandwidth annotations.
+// The method capabilities() returns the capabilities that a runtime passes for a pod with one hostPort. If the argument `limited` is true,
+// the pod also has two bandwidth annotations.
 func (s scenario) capabilities(limited bool) map[string]any {
 	args := map[string]any{
 		"portMappings": []map[string]any{{"hostPort": s.port, "containerPort": podPort, "protocol": "tcp"}},
@@ -232,7 +232,7 @@ func (c *chain) flowOf(direction string) (meter.Flow, error) {
 	return meter.Flow{From: c.pod.Do, To: c.node.Do, Listen: netip.AddrPortFrom(gateway, 0)}, err
 }
 
-// whileAttached calls the function f between ADD and DEL.
+// whileAttached runs ADD, calls the function `f`, and then runs DEL.
 func (c *chain) whileAttached(f func() error) (err error) {
 	defer func() { err = errors.Join(err, c.run(verbDel, executeProcess)) }()
 	if err := c.run(verbAdd, executeProcess); err != nil {

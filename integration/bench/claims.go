@@ -21,8 +21,8 @@ const (
 
 func podOfClaim(i int) string { return fmt.Sprintf("1c3d9b0f-6e1f-4f6f-9e1d-%012d", i) }
 
-// writeClaims writes the records of claims and the kubelet's checkpoint, in the format of package claim. The second VF of the simulated
-// card belongs to claim 0.
+// writeClaims writes the records of claims, and the kubelet's file dra_manager_state with the same claims. Claim 0 gets the second VF of
+// the simulated card.
 func writeClaims(kubelet string) error {
 	var noted []claimtest.Claim
 	for i := range claims {

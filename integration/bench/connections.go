@@ -68,8 +68,8 @@ func (r *report) measureConnections(o options, n nodes) {
 	}
 }
 
-// The type otherPods describes the hostPorts of other pods on the node. The field count is the total number of these hostPorts. The field
-// each is the number of hostPorts of each pod.
+// The type otherPods describes the hostPorts of other pods on the node. The field `count` is the total number of these hostPorts. The field
+// `each` is the number of hostPorts of each pod.
 type otherPods struct{ count, each int }
 
 // cloneRules simulates many pods on a node that has one real pod. For each simulated pod, cloneRules copies the iptables rules of the real
@@ -135,7 +135,8 @@ func (n nodes) hostPortOf(side pluginSet, backend string, beside otherPods) (*ho
 	name := fmt.Sprintf("connect-%s-%d-%d", side.name, beside.count, beside.each)
 	clone := backend == "iptables" && beside.each == 1
 	pod, node, outside := netip.MustParsePrefix("10.98.0.5/16"), netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.2/24")
-	// All simulated nodes share the folder of records. If two nodes used the same hostPort, the plugin would report a conflict.
+	// Delete the records, because all simulated nodes share the folder of records. With the records of an earlier node, the plugin would
+	// report that the hostPort is already in use.
 	if err := os.RemoveAll(store.Root); err != nil {
 		return nil, err
 	}

@@ -55,7 +55,7 @@ func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	return count, idle, nil
 }
 
-// othersTime returns the processor time of all processes except this process and the kernel threads for soft interrupts.
+// othersTime returns the processor time of all processes except this process and the kernel threads `ksoftirqd`, which handle packets.
 func othersTime() (total time.Duration, err error) {
 	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -98,10 +98,10 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 	return sum, nil
 }
 
-// timeSince returns the processor time that this process used and that the kernel used for the packets of this process. The returned time
-// is the total time minus the idle time and minus the time of other processes. The result is 0 if the time is unknown. The time is unknown
-// if the sum of the other processes' times has decreased: the kernel drops the times of a child process if its parent process never waits
-// for it.
+// timeSince returns the processor time that this process used, plus the processor time that the kernel used for the packets of this
+// process. The returned time is the total time minus the idle time and minus the time of other processes. The result is 0 if the time is
+// unknown. The time is unknown if the sum of the other processes' times has decreased. The sum decreases if a parent process never waits
+// for its ended child, because the kernel then drops the child's times.
 func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	others := p.others - before.others
 	if others < 0 {

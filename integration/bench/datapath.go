@@ -175,8 +175,8 @@ func (t *flowTrack) medianThroughput() flowThroughput {
 	return flowThroughput{median(rate), median(cost)}
 }
 
-// ratioOver returns the median of the throughput ratios between the flow t and the flow base. Each ratio compares two measurements of the
-// same repetition.
+// ratioOver returns the median of the ratios of the throughput of flow `t` to the throughput of flow `base`. Each ratio compares two
+// measurements of the same repetition.
 func (t *flowTrack) ratioOver(base *flowTrack) float64 {
 	var ratios []float64
 	for i := range min(len(t.measured), len(base.measured)) {

@@ -10,9 +10,9 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// The type figure contains a measured time of one plugin set in milliseconds. Value is the time under the condition in the row's name, for
-// example with 1,000 other pods. The field Base is the time without the condition in the row's name. Base is 0 if the row compares Podlace
-// with the reference plugins.
+// The type figure contains a measured time of one plugin set in milliseconds. The field Value is the time under the condition that the
+// row's name states, for example on a node with 1,000 other pods. The field Base is the time without this condition. Base is 0 if the row
+// compares Podlace with the reference plugins.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
 	Value float64 `json:"value"`

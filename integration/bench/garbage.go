@@ -66,7 +66,7 @@ func (r *report) measureGC(o options, n nodes) {
 		map[string]figure{sideOurs: {Value: p50(samples)}, sideReference: {Note: "has no GC"}})
 }
 
-// newLedger attaches one real pod and writes the records and leases of the other valid attachments.
+// newLedger attaches one real pod. For every other valid attachment, newLedger writes a copy of the pod's record and lease.
 func (n nodes) newLedger(side pluginSet, valid int) (*nodeLedger, error) {
 	c, err := n.chainOf("gc", "node-gc", side, masqueradedBridge(gcSubnet))
 	if err != nil {
@@ -142,7 +142,7 @@ func (l *nodeLedger) writeAttachment(id, netns string, list *[]attachmentEntry) 
 	)
 }
 
-// runGC writes the stale attachments, updates the index of the leases by an ADD and a DEL, and runs GC.
+// runGC writes the records and leases of the stale attachments. Before GC, runGC also updates the index of the leases by an ADD and a DEL.
 func (l *nodeLedger) runGC(round, stale int) (time.Duration, error) {
 	l.stale = nil
 	for i := range stale {
@@ -201,7 +201,7 @@ func (l *nodeLedger) checkExact() error {
 	return nil
 }
 
-// isLinked reports whether the interface of the real attachment still exists.
+// isLinked reports whether the interface of the ledger's real attachment still exists.
 func (l *nodeLedger) isLinked() (found bool, err error) {
 	err = l.chain.pod.Do(func() error {
 		data, err := os.ReadFile("/proc/thread-self/net/dev")

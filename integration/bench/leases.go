@@ -125,8 +125,8 @@ func writeLease(folder string, addr netip.Addr, id string) error {
 	return os.WriteFile(filepath.Join(folder, addr.String()), []byte(id+"\r\n"+podInterface), 0o600)
 }
 
-// measureRebuild adds a lease to the lease folder without the use of Podlace, and measures the next ADD. The next ADD rebuilds the index of
-// the leases, so its additional time is the time for the rebuild.
+// measureRebuild writes a lease file directly into the lease folder, and measures the next ADD. The next ADD rebuilds the index of the
+// leases, so its additional time is the time for the rebuild.
 func (r *report) measureRebuild(c *chain, warm float64) {
 	folder := filepath.Join(resultsFolder, c.network)
 	last := netip.MustParseAddr("10.96.255.200")

@@ -56,7 +56,7 @@ type limitedFlow struct {
 // The type flowLane is a pair of a plugin set and a direction of traffic.
 type flowLane struct{ direction, side string }
 
-// The type passedShares contains the throughput on the wire in percent of the limit. The field cost is the processor time in milliseconds
+// The type passedShares contains the throughput on the wire in percent of the limit. The field `cost` is the processor time in milliseconds
 // per gigabit.
 type passedShares struct{ first, peak, steady, cost []float64 }
 
@@ -84,9 +84,9 @@ func (l *limitedFlow) what() string {
 	return what
 }
 
-// steadyTime returns the duration of the measurement after the burst. After a pause, the token bucket lets 100 ms of traffic pass at once,
-// so a short measurement of a slow limit is inaccurate. For processor time, a short measurement is inaccurate, because the kernel counts in
-// units of 10 ms.
+// steadyTime returns the duration of the measurement after the burst. After a pause, the token bucket lets the data of 100 ms pass at once.
+// A short measurement of a slow limit would therefore be inaccurate. For processor time, a short measurement is inaccurate, because the
+// kernel counts in units of 10 ms.
 func (l *limitedFlow) steadyTime(o options) time.Duration {
 	long := l.costs || l.rate < slowRate
 	switch {

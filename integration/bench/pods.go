@@ -149,7 +149,7 @@ func (n nodes) neighbourChain(like *chain, i int) (*chain, error) {
 	return &c, nil
 }
 
-// measureStatus calls STATUS of the first plugin of a chain.
+// measureStatus measures the duration of STATUS of the first plugin in a chain.
 func (r *report) measureStatus(like *chain, what string) {
 	c := *like
 	c.plugins = []pluginConf{c.plugins[0].withKey("cniVersion", lateVersion)}

@@ -147,7 +147,7 @@ func (n nodes) open(name string) (*sandbox.Pod, error) {
 	return pod, nil
 }
 
-// pluginChain returns the plugin chain s for one plugin set, on the node with the given name.
+// pluginChain returns the plugin chain `s` for one plugin set, on the node with the given name.
 func (n nodes) pluginChain(side pluginSet, nodeName string, s scenario, limited bool) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {
@@ -164,7 +164,7 @@ func (n nodes) pluginChain(side pluginSet, nodeName string, s scenario, limited 
 	}, nil
 }
 
-// makeEntries returns one benchmark entry for each plugin set, with the plugin chain s.
+// makeEntries returns one benchmark entry for each plugin set, with the plugin chain `s`.
 func (n nodes) makeEntries(sides []pluginSet, s scenario) ([]*contenderEntry, error) {
 	var out []*contenderEntry
 	for _, side := range sides {

@@ -26,8 +26,8 @@ const (
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// The type fakeTest replaces *testing.T in calls of package card, because the benchmark is not a test. The methods Error and Fatal panic,
-// and the panic ends the measurement. The method end() runs the functions that package card registered with Cleanup.
+// The type fakeTest replaces *testing.T in calls of package card, because the benchmark is not a test. The methods Error and Fatal call
+// panic(), which ends the measurement. The method end() runs the functions that package card registered with Cleanup.
 type fakeTest struct {
 	testing.TB
 	folder string
@@ -182,8 +182,8 @@ func (n nodes) measureVF(r *report, o options) error {
 	return nil
 }
 
-// measureJournal measures the time that an ADD needs for the journal if /run is in memory. If /run is on a disk, ADD also needs the time of
-// two fsync calls.
+// measureJournal measures the time that an ADD needs to write the journal if /run is a tmpfs. If /run is on a disk, ADD also needs the time
+// of two fsync calls.
 func measureJournal(r *report, o options) error {
 	dir, err := store.Make(filepath.Join(store.Root, ".bench"), 0o700)
 	if err != nil {

@@ -46,24 +46,25 @@ func packageLayers() [][]string {
 // of the module. Tests may import every package. A name that ends in "/" stands for all packages of a folder.
 func allowedImporters() map[string][]string {
 	return map[string][]string{
-		// The following packages may access the kernel directly. pkg/sandbox must not use pkg/kernel, because tests check pkg/kernel with
-		// pkg/sandbox.
+		// The following packages may access the kernel directly. pkg/sandbox is one of them: it must not use pkg/kernel, because the tests of
+		// pkg/kernel use pkg/sandbox.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
 		"github.com/mdlayher/netlink":    {"pkg/nft"},
-		// pkg/plugin opens namespaces and compares error numbers. pkg/store locks files and creates unnamed files. pkg/hostlocal checks
-		// access rights. pkg/bridge, pkg/portmap and pkg/reference write nf_tables rules.
+		// The following packages need system calls of golang.org/x/sys/unix: pkg/plugin opens namespaces and compares error numbers, pkg/store
+		// locks files and creates unnamed files, and pkg/hostlocal checks access rights. pkg/bridge, pkg/portmap and pkg/reference use it to
+		// write nf_tables rules.
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store",
 			"pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge",
 			"pkg/portmap", "integration/"},
 		"os/exec": {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
-		// pkg/plugin contains error codes and hints for runtimes and operators. pkg/kernel and other low-level packages return typed errors
-		// instead.
+		// pkg/kernel and other low-level packages must not import pkg/plugin. pkg/plugin contains error codes and hints for runtimes and
+		// operators; low-level packages return typed errors.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
 			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podmetrics", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
-		// The main plugins pass host-local to pkg/ipam, so pkg/ipam does not import pkg/hostlocal.
+		// pkg/ipam must not import pkg/hostlocal, because the main plugins pass their host-local implementation to pkg/ipam.
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
 			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
 		// Only packages that change the system, start a program or write the plugin's result may import pkg/fault.
@@ -84,12 +85,12 @@ func allowedImporters() map[string][]string {
 		"github.com/coreos/go-iptables":  {"pkg/iptables"},
 		"github.com/spf13/cobra":         {"pkg/cli", "pkg/nodeagent"},
 
-		// A plugin that imports CNI's package invoke would also contain net/http and OpenTelemetry. The package skel would check the namespace
-		// too late: only after the first change of the system.
+		// A plugin that imports CNI's package invoke would also contain net/http and OpenTelemetry. The package skel would check the network
+		// namespace only after the first change of the system.
 		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
-		// Only packages that use the Kubernetes API may import the following modules.
+		// Most of the following modules and packages are only for the daemons and for the command podlace, not for CNI plugins.
 		"k8s.io":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
 		"sigs.k8s.io":            {"pkg/cli"},      // manifests in YAML
 		"go.yaml.in/yaml":        {"pkg/validate"}, // YAML with line numbers
@@ -198,8 +199,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestGivenPackages checks that production code imports only the listed packages of the reference plugins' modules. Each listed package has
-// only one importer in Podlace.
+// TestGivenPackages checks that production code imports only the listed packages of the modules containernetworking/plugins and
+// coreos/go-iptables. Each listed package has only one importer in Podlace.
 func TestGivenPackages(t *testing.T) {
 	uses := map[string]string{
 		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin",   // opens the namespaces of pods

@@ -210,7 +210,7 @@ func nodeTables(t *testing.T) map[string]string {
 	return got
 }
 
-// TestCodesAreListed checks that the table of error codes in the document contains exactly the codes of the source.
+// TestCodesAreListed checks that the table of error codes in docs/ARCHITECTURE.md contains exactly the codes of the source.
 func TestCodesAreListed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, row := range parse(t, architecture).rowsUnder("Error codes") {
@@ -290,7 +290,7 @@ func importsOf(t *testing.T) map[string][]string {
 	return found
 }
 
-// TestWhere checks that each package and each file of the table "Where do I change X" exists.
+// TestWhere checks that each package and each file in the table "Where do I change X" of docs/ARCHITECTURE.md exists.
 func TestWhere(t *testing.T) {
 	rows := parse(t, architecture).rowsUnder("Where do I change X")
 	if len(rows) == 0 {

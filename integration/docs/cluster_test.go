@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestEvents checks that the tests in each row of the table "What happens when" exist. At most five rows of this table may have no test.
+// TestEvents checks that the tests in each row of the table "What happens when" in docs/CLUSTER.md exist. At most five rows of this table
+// may have no test.
 func TestEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/nodeagent", "pkg/noderoutes", "pkg/kernel", "pkg/bridge", "integration/faults"} {

@@ -15,8 +15,8 @@ import (
 )
 
 // TestCommands runs the code blocks of the language sh in the documents. The commands install files into an empty folder in place of /.
-// TestCommands checks that each make target exists, but runs only the targets that install files. A command that needs a cluster or another
-// machine must be in a code block of a language other than sh.
+// TestCommands checks that each make target in these code blocks exists, but runs only the targets that install files. A command that needs
+// a cluster or another machine must be in a code block of a language other than sh.
 func TestCommands(t *testing.T) {
 	targets := makeTargets(t)
 	for _, d := range documents(t) {
@@ -65,7 +65,7 @@ func runCommands(t *testing.T, text, folder string) {
 			t.Fatal(err)
 		}
 	}
-	// The commands use the machine's own files, except below /run and /var/lib.
+	// Commands may only name the following folders, because the test would change the machine's own files in other folders.
 	for _, m := range regexp.MustCompile(`(?m)(?:^|[\s"'=>])/([a-z]+)`).FindAllStringSubmatch(text, -1) {
 		if !slices.Contains([]string{"run", "var", "etc", "opt", "usr"}, m[1]) {
 			t.Fatalf("the commands must not change /%s:\n%s", m[1], text)

@@ -28,8 +28,8 @@ var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 // itemRow matches a table row with three cells: the item number, the required behaviour, and the tests of the item.
 var itemRow = regexp.MustCompile(`(?m)^\| ([CFSLV]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
-// TestConformance checks that each item of the table has a test, and that the table contains every item number of a test. With the flag
-// -update, the test writes the column of tests again, and keeps the other columns.
+// TestConformance checks that each item in the table of docs/CONFORMANCE.md has a test, and that the table contains every item number of a
+// test. With the flag -update, the test writes the column of tests again, and keeps the other columns.
 func TestConformance(t *testing.T) {
 	text, found := readFile(t, conformance), itemTests(t)
 	if *update {
@@ -58,8 +58,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// withItems returns the document with a new table, sorted by item number. The new table still contains the items without a test, so that
-// TestConformance reports these items.
+// withItems returns the text of docs/CONFORMANCE.md with a new table, sorted by item number. The new table still contains the items without
+// a test, so that TestConformance reports these items.
 func withItems(text string, found map[string][]string) string {
 	rules := map[string]string{}
 	for id := range found {

@@ -20,7 +20,7 @@ import (
 
 const draDocument = "docs/DRA.md"
 
-// TestDRAEvents checks that the tests in each row of the table "What happens when" exist.
+// TestDRAEvents checks that the tests in each row of the table "What happens when" in docs/DRA.md exist.
 func TestDRAEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/pool", "pkg/deviceplugin", "pkg/cli",
@@ -54,7 +54,7 @@ func TestDRAEvents(t *testing.T) {
 	}
 }
 
-// TestDRAConfiguration checks that the configuration in the quickstart is valid and offers VFs by DRA.
+// TestDRAConfiguration checks that the configuration in the quickstart of docs/DRA.md is valid and offers VFs by DRA.
 func TestDRAConfiguration(t *testing.T) {
 	for _, b := range parse(t, draDocument).blocksOf("json") {
 		c, err := pool.Parse(pool.Source{File: draDocument, Prefix: "intel.com"}, []byte(b.text))
@@ -64,8 +64,8 @@ func TestDRAConfiguration(t *testing.T) {
 	}
 }
 
-// TestDRAQuickstart checks the output of two commands in the quickstart: the DeviceClass of the configuration, and the settings of the
-// claim.
+// TestDRAQuickstart checks the output of two commands in the quickstart of docs/DRA.md. The first command prints the DeviceClass of the
+// configuration, and the second command prints the settings of the claim.
 func TestDRAQuickstart(t *testing.T) {
 	d, dir := parse(t, draDocument), t.TempDir()
 	config, manifest := filepath.Join(dir, "config.json"), "pod.yaml"
@@ -97,7 +97,8 @@ func TestDRAQuickstart(t *testing.T) {
 	}
 }
 
-// TestDRASettings checks that the tables in both documents contain all settings of classes and claims, and their keys in the conflist.
+// TestDRASettings checks the tables of settings in docs/DRA.md and in the README of the device plugin. The tables must contain all settings
+// of classes and claims, and their keys in the conflist.
 func TestDRASettings(t *testing.T) {
 	conflistKeys := map[string]bool{}
 	for _, row := range parse(t, "plugins/sriov/README.md").rowsUnder(keysHeading) {

@@ -111,7 +111,7 @@ func TestWhatStays(t *testing.T) {
 	}
 }
 
-// leftoverKinds calls the function f, and returns the remaining state in the words of the document, such as "ifb device".
+// leftoverKinds calls the function f, and returns the remaining state in the words of docs/MIGRATING.md, such as "ifb device".
 func leftoverKinds(t *testing.T, f func()) []string {
 	t.Helper()
 	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
@@ -133,8 +133,8 @@ func leftoverKinds(t *testing.T, f func()) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// documentWord returns the document's name for an object in the snapshot. If the document has no name for the object, documentWord returns
-// the line of the snapshot.
+// documentWord returns the name that docs/MIGRATING.md uses for an object in the snapshot. If the document has no name for the object,
+// documentWord returns the line of the snapshot.
 func documentWord(line string) string {
 	for _, kind := range []struct{ pattern, words string }{
 		{` dev bwp| link bwp`, "ifb device"},

@@ -44,11 +44,11 @@ func mustRollback(t *testing.T, n testNetwork, flags ...string) string {
 	return out
 }
 
-// ownTraces matches the names of nftables tables, folders and files that only Podlace creates.
+// ownTraces matches the lines of a snapshot that name an nftables table, a folder or a file that only Podlace creates.
 var ownTraces = regexp.MustCompile(`(?m)^.*(podlace_|/run/podlace|/\.podlace).*$`)
 
-// forgetMarks removes the markMasqBit rules of earlier tests. If the next test used another bit, its first pod would remove these rules in
-// the middle of the test.
+// forgetMarks removes the rules that set the packet mark for masquerade (key markMasqBit) in earlier tests. If the next test used another
+// bit, ADD of its first pod would remove these rules in the middle of the test.
 func forgetMarks() {
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"} {

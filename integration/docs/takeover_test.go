@@ -231,8 +231,8 @@ func takeSnapshot(t *testing.T) *sandbox.Snapshot {
 	return s
 }
 
-// createSharedState runs ADD and DEL of a pod in each network. After createSharedState, the state that all pods share exists, so the first
-// snapshot contains this state.
+// createSharedState runs ADD and DEL of a pod in each network. These calls create the state that all pods share, so the first snapshot
+// contains this state.
 func createSharedState(t *testing.T, networks ...testNetwork) {
 	t.Helper()
 	for i, n := range networks {
@@ -244,9 +244,9 @@ func createSharedState(t *testing.T, networks ...testNetwork) {
 }
 
 // TestTakeOver (F-44) checks that Podlace's DEL removes all state of pods that the reference plugins attached. The test runs with each
-// firewall backend. In each run, the namespace of the pod exists, is deleted, or is not passed by the runtime. Before DEL, the test
-// replaces the plugins, and starts and ends other pods. During these changes, the traffic of the running pods must continue (F-43). CHECK
-// of Podlace must succeed, even if the new configuration has antiSpoof.
+// firewall backend. In different subtests, the namespace of the pod exists at DEL, is deleted before DEL, or is not passed to DEL. Before
+// DEL, the test replaces the plugins, and starts and ends other pods. During these changes, the traffic of the running pods must continue
+// (F-43). CHECK of Podlace must succeed, even if the new configuration has antiSpoof.
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{

@@ -49,8 +49,8 @@ func unitKeys() map[string][]string {
 	}
 }
 
-// TestUnits checks that each unit is well-formed, and starts an installed program with flags that the program has. Each systemd timer must
-// have a service.
+// TestUnits checks each unit: the unit must be well-formed, and its command must be an installed program with flags that the program has.
+// Each systemd timer must have a service.
 func TestUnits(t *testing.T) {
 	services, timers := units(t, "*.service"), units(t, "*.timer")
 	if len(services) == 0 || len(timers) == 0 {

@@ -58,7 +58,7 @@ func channels() []allocatorVariant {
 		ListTypeAttributes: true, OptionalNodeOperations: true, PartitionableDevices: true, PrioritizedList: true}}}
 }
 
-// The method allocator() returns a new allocator. The scheduler also creates one allocator for each scheduling cycle.
+// The method allocator() returns a new allocator. The scheduler, too, creates a new allocator for each scheduling cycle.
 func (c *allocatorInput) allocator(ctx context.Context, f structured.Features) (structured.Allocator, error) {
 	return structured.NewAllocator(ctx, f, structured.AllocatedState{AllocatedDevices: c.taken}, c.classes, c.slices, c.cache)
 }

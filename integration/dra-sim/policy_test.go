@@ -68,8 +68,8 @@ func compilePolicy(t *testing.T, p registration.ValidatingAdmissionPolicy, kuber
 	return evaluator
 }
 
-// refusedIndex returns the index of the first validation that refuses a status update of a claim, or -1. The daemon of the given node sends
-// this status update.
+// refusedIndex returns the index of the first validation that refuses a status update of a claim. If no validation refuses the update, the
+// result is -1. The daemon of the given node sends this status update.
 func refusedIndex(t *testing.T, e cel.ConditionEvaluator, node string, before, after *resourceapi.ResourceClaim) int {
 	t.Helper()
 	kind := resourceapi.SchemeGroupVersion.WithKind("ResourceClaim")

@@ -25,8 +25,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// nodeAPI starts a Kubernetes API server that streams two Node objects to every watch. The route to the second node's podCIDRs has the
-// first address of the test's link as its gateway.
+// nodeAPI starts a Kubernetes API server that streams two Node objects to every watch. The address of the second node is the gateway of the
+// route to the second node's podCIDR.
 func nodeAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	type object = map[string]any

@@ -12,9 +12,9 @@ import (
 
 // toleratesFailure reports whether a failure of the given change only causes a log line, so that the plugin call still succeeds. A plugin
 // may fail to delete stale UDP connections, because the kernel removes them after a timeout. The iptables backend may fail to create an
-// nftables table, which only hostPorts on 127.0.0.1 need. The file with the next address to assign is only a hint. host-local rebuilds a
-// missing index from the leases. If ADD cannot write the index, ADD fails and releases its leases. Verbs other than ADD succeed even if
-// they cannot write the index. Marking a DEL as finished in a record is optional.
+// nftables table, which only hostPorts on 127.0.0.1 need. The file with the last assigned address is only a hint. Podlace's host-local also
+// keeps an index of the leases, and rebuilds a missing index. However, if ADD cannot write this index, ADD fails and releases its leases.
+// Verbs other than ADD succeed even if they cannot write the index. A DEL that cannot save its progress in a record still succeeds.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
@@ -86,8 +86,8 @@ func TestAdd(t *testing.T) {
 	})
 }
 
-// TestAddAfterFault (F-11) looks for leftovers of a failed ADD that a snapshot of the node does not contain. These leftovers could make the
-// next ADD fail. TestFirst covers failed changes of ADD for the whole chain.
+// TestAddAfterFault (F-11) looks for leftovers of a failed ADD. A snapshot of the node does not show these leftovers. These leftovers could
+// make the next ADD fail. TestFirst covers failed changes of ADD for the whole chain.
 func TestAddAfterFault(t *testing.T) {
 	forEachShortChain(t, func(w faultWorld) {
 		for i := range w.chain {

@@ -81,8 +81,8 @@ func testDelAfterEdit(t *testing.T) {
 	s.Report(t)
 }
 
-// testExhausted attaches a pod when the pool has no free address. The error contains the number of addresses in the pool, STATUS still
-// succeeds, and an ADD after the first DEL succeeds.
+// testExhausted attaches a pod when the pool has no free address. The error contains the number of addresses in the pool, and STATUS still
+// succeeds. After the first DEL, the next ADD succeeds.
 func testExhausted(t *testing.T) {
 	conf := modelConf().With("name", "full")
 	y := harness.Tally{Points: 1}
@@ -160,7 +160,7 @@ func testRangeMoved(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultRecords damages records, on which DEL relies, and lock files.
+// TestFaultRecords damages lock files, and the records that DEL needs.
 func TestFaultRecords(t *testing.T) {
 	t.Run("F-05 records cut, changed, replaced", testDamagedRecords)
 	t.Run("F-07 lock file of the network removed", testLockFileRemoved)

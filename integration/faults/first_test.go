@@ -83,8 +83,8 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// checkMTU checks that the bridge of a plugin still has its original MTU, even if the plugin failed to pin the MTU. checkMTU is a no-op for
-// a plugin without a bridge.
+// checkMTU checks that the bridge of a plugin still has its original MTU, even if the plugin failed to set (pin) this MTU explicitly.
+// checkMTU is a no-op for a plugin without a bridge.
 func (w faultWorld) checkMTU(plugin int) {
 	w.Helper()
 	name, ok := w.chain[plugin].conf["bridge"].(string)

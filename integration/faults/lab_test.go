@@ -18,7 +18,7 @@ import (
 )
 
 // tryCase runs one test case. The function act() makes changes to a pod and cleans up as a runtime does. After act() returns, no state of
-// this pod may remain, the pod that stays attached in all test cases must be unchanged, and the next ADD and DEL of the container must
+// this pod may remain. The pod that stays attached in all test cases must be unchanged, and the next ADD and DEL of the container must
 // work.
 func (s *killSweep) tryCase(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
@@ -65,8 +65,8 @@ func (s *killSweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) er
 	return err
 }
 
-// onlyIndexRebuilt reports whether two states of the node differ only because host-local rebuilt its index from the leases. The rebuilt
-// index differs because the leases do not contain the names of the pods.
+// onlyIndexRebuilt reports whether two states of the node differ only because host-local rebuilt its index from the leases. The index
+// contains the names of the pods, but the leases do not, so the rebuilt index lacks these names.
 func onlyIndexRebuilt(difference string) bool {
 	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
 }

@@ -145,8 +145,8 @@ func (s *limitsSweep) runKilled(e *faultExec) error {
 	return err
 }
 
-// checkBounded checks that each direction has its old or its new limit. A direction that has both an old and a new limit must not be
-// unlimited.
+// checkBounded checks that each direction has its old or its new limit. Therefore a direction is never unlimited if both its old and its
+// new limit exist.
 func (s *limitsSweep) checkBounded() error {
 	got, err := s.InEffect()
 	if err != nil {

@@ -47,7 +47,8 @@ func testReusedPath(t *testing.T) {
 	s.Report(t)
 }
 
-// testOddPath runs DEL once for each kind of file at the netns path that is not a namespace.
+// testOddPath runs DEL with different kinds of objects at the netns path, such as a FIFO or a dangling link. None of these objects is the
+// namespace of a pod.
 func testOddPath(t *testing.T) {
 	s := newSweep(t, "nftables")
 	target := filepath.Join(t.TempDir(), "x")

@@ -110,8 +110,8 @@ func testFirstRace(t *testing.T, backend string, pods int) {
 	s.Report(t)
 }
 
-// testTightLoop repeats ADD and DEL of one container. Each ADD in this loop uses the same link names, while the kernel still removes the
-// namespace of the previous ADD in the background.
+// testTightLoop repeats ADD and DEL of one container. Each ADD uses the same link names as the previous ADD, although the kernel may still
+// be removing the namespace of the previous ADD.
 func testTightLoop(t *testing.T) {
 	s := newSweep(t, "nftables")
 	before := harness.Watch(t, s.stays)
@@ -189,8 +189,8 @@ func testNameTaken(t *testing.T) {
 	s.Report(t)
 }
 
-// testChurn runs verbs while other programs create and delete links. The kernel marks every dump of the links as interrupted, because the
-// links change during the dump.
+// testChurn runs verbs while other programs create and delete links. When a verb lists the links, the kernel marks each such dump as
+// interrupted, because the links change during the dump.
 func testChurn(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop := make(chan struct{})

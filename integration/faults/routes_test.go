@@ -23,8 +23,8 @@ func buildRoutesTest(dir string) error {
 	return cmd.Run()
 }
 
-// TestFaultRoutes creates, changes and removes the routes that lead to other nodes, and lets each change fail once. If TestFaultRoutes
-// repeats the failed run without a fault, the routes are as if no change had failed.
+// TestFaultRoutes creates, changes and removes the routes that lead to other nodes, and lets each change fail once. After each failed run,
+// TestFaultRoutes repeats the run without a fault. The routes must then be the same as if no change had failed.
 func TestFaultRoutes(t *testing.T) {
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), routesTest), "-test.run=^TestFaultRoutes$", "-test.v")
 	cmd.Dir = t.TempDir()

@@ -88,7 +88,8 @@ func crioHabits() []stepKind {
 	}
 }
 
-// startStorm starts n pods in parallel and kills the first ADD of every second pod, as the kubelet does after a restart of the node.
+// startStorm starts n pods in parallel, as the kubelet does after a restart of the node. startStorm kills the first ADD of every second
+// pod.
 func (s *soakRun) startStorm(n int) bool {
 	var list []*podSlot
 	kills := map[*podSlot]faultyRun{}

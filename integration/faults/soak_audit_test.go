@@ -51,8 +51,8 @@ func (s *soakRun) settleNode() {
 	clear(s.orphans)
 }
 
-// recreateIncomplete runs CHECK of all pods. The state of a pod is incomplete if the pod has lost a record and a later flush has removed
-// state that only this record contains. If CHECK of a pod fails, recreateIncomplete replaces the pod, as the kubelet does after a restart
+// recreateIncomplete runs CHECK of all pods. If a pod loses a record, and a later flush removes the pod's rules, no command can restore
+// these rules. CHECK of this pod fails. If CHECK of a pod fails, recreateIncomplete replaces the pod, as the kubelet does after a restart
 // of CRI-O.
 func (s *soakRun) recreateIncomplete() {
 	s.Helper()
@@ -169,7 +169,7 @@ func (s *soakRun) statePaths() (list []string) {
 }
 
 // checkFiles checks that docs/STATE.md lists every file in the state folders. Each live pod must have records and leases, and no other pod
-// may have them.
+// may have a record or a lease.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)

@@ -73,9 +73,10 @@ type soakRun struct {
 	remade  int               // number of pods whose CHECK failed after the loss of a record
 }
 
-// TestSoak runs pods on a node with antiSpoof, both families, limits, hostPorts and both backends. In random order, TestSoak runs and kills
-// verbs, flushes rules, and deletes records. At every audit, all of Podlace's state on the node must belong to a live pod, and the traffic,
-// hostPorts and limits of every live pod must work. At the end, the node must be in the same state as before the first pod.
+// TestSoak runs pods with IPv4 and IPv6, antiSpoof, bandwidth limits and hostPorts. One network uses the nftables backend, and another
+// network uses the iptables backend. In random order, TestSoak runs and kills verbs, flushes rules, and deletes records. At every audit,
+// all of Podlace's state on the node must belong to a live pod, and the traffic, hostPorts and limits of every live pod must work. At the
+// end, the node must be in the same state as before the first pod.
 func TestSoak(t *testing.T) {
 	steps, pods, audits := flagOf[int]("steps"), flagOf[int]("pods"), flagOf[int]("audit")
 	if steps < 0 || pods < 1 || pods > 240 || audits < 1 {

@@ -39,8 +39,8 @@ type killSweep struct {
 	bridge           int          // number of points of ADD of the bridge, the first plugin
 	kills            int
 	failures         int
-	// The field `unreadable` is true if the test lets reads of files fail. In this case, an index that was rebuilt from the leases is not a
-	// leak.
+	// The field `unreadable` is true if the test lets reads of files fail. In this case, host-local may rebuild its index from the leases, and
+	// the test does not report the rebuilt index as a leak.
 	unreadable bool
 	collected  string // log of the last GC
 
@@ -93,9 +93,9 @@ func newSweep(t *testing.T, backend string) *killSweep {
 	return s
 }
 
-// settleNode makes the pod that stays attached in all test cases old enough for GC. settleNode also changes the modification time of the
-// lease folder, so that a plugin rebuilds the index before the first test case. settleNode also creates the state that the first pod with a
-// port shares with later pods.
+// settleNode makes the state of the pod that stays attached in all test cases look old, because GC ignores state that is less than one
+// second old. settleNode also changes the modification time of the lease folder, so that host-local rebuilds its index before the first
+// test case. settleNode also creates the state that the first pod with a port shares with later pods.
 func (s *killSweep) settleNode(t *testing.T) {
 	t.Helper()
 	file := "/var/lib/cni/networks/chain/touched"
@@ -130,8 +130,8 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	cases := casesOf(verb, points)
 	stride := 1
 	if !harness.Exhaustive() {
-		// In the list of test cases, the runtime's reactions repeat every 3 or 4 cases. The test runs one case of each stride. If the stride is
-		// not divisible by 2 or 3, the sample contains each reaction.
+		// In the list of test cases, the runtime's reactions repeat every 3 or 4 cases. The test runs only every nth case, where n is the
+		// variable `stride`. If the stride is not divisible by 2 or 3, the sample contains each reaction.
 		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}
@@ -287,8 +287,8 @@ func (s *killSweep) collectOthers(alive ...string) error {
 	return err
 }
 
-// addAgain retries ADD without a DEL. This second ADD may fail only if the record of the bridge plugin shows that the bridge plugin had
-// finished before the kill.
+// addAgain retries ADD without a DEL. This second ADD may fail if the record of the bridge plugin shows that the bridge plugin had finished
+// before the kill. In all other cases, the second ADD must succeed.
 func (s *killSweep) addAgain(rt *libcni.RuntimeConf) error {
 	records, err := attachments.RecordsOf(attachments.Key{Network: "chain", ContainerID: rt.ContainerID, IfName: rt.IfName}, "bridge")
 	if err != nil {

@@ -90,7 +90,7 @@ func newWorld(t *testing.T, c pluginChain) faultWorld {
 	first.addChain(len(c))
 	first.delChain(len(c))
 	w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
-		// The kernel adds the address of lo when a program first sets lo up.
+		// The comparison ignores the address of lo, because the kernel adds this address when a program first sets lo up.
 		Ignore: regexp.MustCompile(`^host: file .*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$|: address 127\.0\.0\.1/8 dev lo$`)}
 	w.base = w.take()
 	return w
@@ -131,7 +131,8 @@ func connectPod(t *testing.T, pod *sandbox.Pod, n int) []byte {
 			t.Fatal(err)
 		}
 	}
-	// The settings of portmap on a pod's link disappear together with the link.
+	// portmap sets this sysctl, and leaves its removal to the main plugin, which deletes the link. No main plugin runs here, so the test sets
+	// the sysctl in advance.
 	if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + name + "/route_localnet", Value: "1"}); err != nil {
 		t.Fatal(err)
 	}

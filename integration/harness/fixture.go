@@ -22,8 +22,8 @@ type Fixture struct {
 	Prev     json.RawMessage // the bridge's result for chainPod
 }
 
-// NewFixture attaches the first pod of a Fixture. NewFixture also creates the state that all pods share, before it takes the snapshot to
-// which later states are compared.
+// NewFixture attaches the first pod of a Fixture. NewFixture also creates the state that all pods share. Then NewFixture takes the snapshot
+// to which later states are compared.
 func NewFixture(t *testing.T, plugin string) *Fixture {
 	t.Helper()
 	Need(t, "bridge", "host-local", plugin)

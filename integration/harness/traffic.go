@@ -53,8 +53,8 @@ func Patience(blocked bool) time.Duration {
 }
 
 // Networked calls the function f in the namespace of a pod or of the host. The function f may use package net. Package net binds to ::1
-// once to find the supported address families. Networked first binds to ::1 on the host, so that package net finds the address families
-// there. In a pod whose lo is down, package net would find no IPv6 support.
+// once to find the supported address families. Networked first binds to ::1 on the host, so that package net stores the address families of
+// the host. If package net first ran in a pod whose lo is down, it would find no IPv6 support.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()

@@ -143,8 +143,8 @@ func badPortmap() []badValue {
 	}
 }
 
-// badRates (S-14) returns rates and bursts that are invalid both in the conflist and in runtimeConfig. A rate without a burst and huge
-// values are invalid only in the conflist (see TestRuntimeRates).
+// badRates (S-14) returns rates and bursts that are invalid both in the conflist and in runtimeConfig. Two kinds of values are invalid only
+// in the conflist (see TestRuntimeRates): huge values, and a rate that has no burst.
 func badRates() []badValue {
 	var list []badValue
 	for _, direction := range []string{"ingress", "egress"} {

@@ -33,7 +33,8 @@ func addKubeProxyRules(t *testing.T) {
 	}
 }
 
-// eachBackend runs a test once for each backend of portmap, and passes the edits of the conflist that select the backend.
+// eachBackend runs a test once for each backend of portmap. The argument `edits` of the test contains the text replacements that set the
+// backend in the conflist.
 func eachBackend(t *testing.T, test func(t *testing.T, edits ...string)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {

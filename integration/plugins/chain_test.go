@@ -89,7 +89,8 @@ func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.Runt
 	n.Must(t, "CHECK", rtClient)
 }
 
-// TestChainParallel attaches many pods in parallel and detaches them in parallel. As in go-cni, the plugin loopback also runs for each pod.
+// TestChainParallel attaches many pods in parallel and detaches them in parallel. The plugin loopback also runs for each pod, as in go-cni,
+// the CNI library of containerd.
 func TestChainParallel(t *testing.T) {
 	harness.Need(t, "loopback")
 	n, err := harness.OpenNetwork(harness.ChainOf(t, "1.0.0", "nftables"), t.TempDir(), nil)

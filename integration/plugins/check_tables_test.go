@@ -47,7 +47,7 @@ func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 }
 
 // takesAll is a tc filter that matches every frame. Every kernel that supports bandwidth limits supports this form of filter. The script
-// droppingFilter adds a filter and then deletes the target of the filter, so that the filter drops all frames.
+// droppingFilter adds a filter that redirects all frames to a link, and then deletes this link. From then on, the filter drops all frames.
 const (
 	takesAll       = "pref 1 protocol all u32 match u32 0 0 action mirred egress redirect dev "
 	droppingFilter = "ip link add gone0 type veth peer name gone1\n%s\nip link del gone0"
@@ -60,7 +60,7 @@ func filterBreakages() map[string]breakage {
 	})
 }
 
-// TestCheckTellsUnlimited: if a pod has no limits and tc filters on its link drop its traffic, CHECK of the bridge plugin reports the
+// TestCheckTellsUnlimited: a pod has no limits, but tc filters on its link drop its traffic. CHECK of the bridge plugin reports these
 // filters.
 func TestCheckTellsUnlimited(t *testing.T) {
 	needTools(t, "tc", "ip")

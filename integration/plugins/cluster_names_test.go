@@ -95,8 +95,8 @@ func TestClusterNames(t *testing.T) {
 	}
 }
 
-// TestHolderUnderClusterName: `podlace gc` removes state of a network without a configuration. The plugin that created the state is
-// installed only under its other name, podlace-bridge.
+// TestHolderUnderClusterName: `podlace gc` removes the state of a lost pod, although the network's conflist now contains only one of the
+// plugins that created the state. All plugins are installed only under their other names, such as podlace-bridge.
 func TestHolderUnderClusterName(t *testing.T) {
 	c := newCollector(t)
 	bin := renamedPlugins(t)

@@ -37,7 +37,8 @@ type breakage struct {
 	change func(attachedPod) error
 }
 
-// The functions onNode() and inPod() return a breakage that changes a link on the node or in the pod.
+// The function onNode() returns a breakage that changes a link on the node. The function inPod() returns a breakage that changes a link in
+// the pod.
 func onNode(name func(attachedPod) string, change func(netlink.Link) error) breakage {
 	return breakage{0, func(h attachedPod) error { return onHost(name(h), change) }}
 }
@@ -225,8 +226,8 @@ func TestCheckTellsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckAllows: CHECK accepts changes that a later plugin of the chain makes and adds to its result. CHECK also accepts a changed MAC of
-// the bridge.
+// TestCheckAllows: CHECK accepts changes that a later plugin of the chain makes, if the result of this plugin contains the changes. CHECK
+// also accepts a changed MAC of the bridge.
 func TestCheckAllows(t *testing.T) {
 	n := newNode(t, "allows", 142, "nftables")
 	t.Run("C-66 MAC and routes as the result says", func(t *testing.T) {
@@ -300,7 +301,8 @@ func TestCheckAtOnce(t *testing.T) {
 	})
 }
 
-// TestCheckLooks: CHECK changes nothing on the node, and the bridge plugin returns the error of its IPAM plugin.
+// TestCheckLooks: CHECK changes nothing on the node. CHECK of the bridge plugin also calls CHECK of its IPAM plugin, and returns the IPAM
+// plugin's error.
 func TestCheckLooks(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-68 CHECK changes nothing, "+backend, func(t *testing.T) {

@@ -132,8 +132,8 @@ func TestDelRanges(t *testing.T) {
 	})
 }
 
-// TestDelOwn attaches one pod to two networks, with two attachments in one of these networks, and with each backend. DEL of one attachment
-// does not change the other two attachments.
+// TestDelOwn creates three attachments of one pod: two in the same network, and one in another network. TestDelOwn does this with each
+// backend. DEL of one attachment does not change the other two attachments.
 func TestDelOwn(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-50 DEL of one interface of three/"+backend, func(t *testing.T) {

@@ -179,7 +179,7 @@ func TestDelegateFails(t *testing.T) {
 	}
 }
 
-// allCodes returns the possible error codes of failures whose exact code does not matter. allCodes does not contain 999, the code of an
+// allCodes returns the error codes that a test accepts if the exact code does not matter. allCodes does not contain 999, the code of an
 // internal defect.
 func allCodes() []int { return []int{5, 6, 7, 11, 50, 101, 102, 103, 104, 105} }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugins tests the plugins as a runtime calls them: programs with an environment, standard input and output, and effects on the
-// kernel's state.
+// Package plugins calls the plugins as a runtime does: each test starts a plugin with environment variables and a configuration on standard
+// input. The tests check the plugin's output and its effects on the kernel's state.
 //
 //   - testdata/script contains testscript scripts, one for each behaviour. The flag -update rewrites the expected output in these scripts.
 //   - TestChain* run whole conflists through libcni in every version of the specification.

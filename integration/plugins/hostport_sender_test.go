@@ -60,8 +60,8 @@ func startSender(t *testing.T, from *sandbox.Pod, title, address string) *udpSen
 	return s
 }
 
-// sendText sends a datagram and retries a failed send. A send fails with the ICMP error of the previous datagram, if no process listened at
-// the port of that datagram.
+// sendText sends a datagram and retries a failed send. If no process listens at the destination port, the kernel reports the ICMP error at
+// the next send on the same socket, so this next send fails.
 func (s *udpSender) sendText(text string) (err error) {
 	for range 100 {
 		if _, err = s.Write([]byte(text)); err == nil || errors.Is(err, net.ErrClosed) {

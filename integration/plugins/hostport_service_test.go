@@ -29,8 +29,8 @@ func kubeServices() map[string][2]string {
 }
 
 // TestServicesWin (S-01): a Service and a hostPort have the same port. The Service gets the packets, regardless of the order of creation
-// (CVE-2019-9946). If the chains of kube-proxy and of portmap have the same priority, the kernel decides the order, and ADD prints a
-// warning.
+// (CVE-2019-9946). There is one exception: the chains of kube-proxy and of portmap may have the same priority. In this case, the kernel
+// decides the order of the chains, and ADD prints a warning.
 func TestServicesWin(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "iptables")

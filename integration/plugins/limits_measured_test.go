@@ -36,7 +36,8 @@ func TestLimitsMeasured(t *testing.T) {
 }
 
 // measureLimit checks that the rate at the receiver is within 5 % of the limit, over UDP and over TCP. No measurement may exceed the limit.
-// If a measurement is too low, measureLimit repeats it only if pauses of the machine explain the low rate.
+// If a measurement is too low, measureLimit repeats it only if the machine paused during the measurement long enough to explain the low
+// rate.
 func measureLimit(t *testing.T, a *harness.Alone, what string, mbit float64, flow meter.Flow) {
 	t.Helper()
 	const runs, tolerance = 5, 0.05

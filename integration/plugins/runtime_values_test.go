@@ -9,9 +9,9 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRuntimeRates (C-111, S-14) uses values that runtimes send. The values are bursts of 2^32-1 bits (containerd), 2^31-1 bits (an old
-// kubelet) and 2^35-9 bits (CRI-O), the rates that the kubelet permits (1k to 1P), and higher rates. ADD must succeed with each value that
-// a runtime sends.
+// TestRuntimeRates (C-111, S-14) uses values that runtimes send. The bursts are 2^32-1 bits (containerd), 2^31-1 bits (an old kubelet) and
+// 2^35-9 bits (CRI-O). The rates include the rates that the kubelet permits (1k to 1P), and lower and higher rates. ADD must succeed with
+// each value that a runtime sends.
 func TestRuntimeRates(t *testing.T) {
 	f := harness.NewFixture(t, "bandwidth")
 	for _, burst := range []int64{1<<31 - 1, 1<<32 - 1, 1<<35 - 9} {

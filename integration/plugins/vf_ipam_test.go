@@ -24,8 +24,8 @@ func vfRanges() []any {
 }
 
 // TestVFIPAM: VFs get addresses from any IPAM plugin. TestVFIPAM uses host-local with several ranges, the reference plugin static, and a
-// plugin with a name that Podlace does not know. Each interface has its own addresses, the pod's lease stays the same, and no state remains
-// at the end.
+// plugin with a name that Podlace does not know. Each interface has its own addresses, CHECK detects a missing address, and no state
+// remains at the end.
 func TestVFIPAM(t *testing.T) {
 	harness.Need(t, "bridge", "sriov", "host-local")
 	harness.Program(t, "ip")

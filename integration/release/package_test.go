@@ -15,7 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// zsh reads the completion from one of these files. The deb package and the rpm package install the completion in different folders.
+// Each constant is the path of the file with the completion for zsh. The deb package and the rpm package install the completion in
+// different folders.
 const (
 	debZsh = "/usr/share/zsh/vendor-completions/_podlace"
 	rpmZsh = "/usr/share/zsh/site-functions/_podlace"

@@ -137,8 +137,8 @@ func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) err
 	return nil
 }
 
-// randomPicker returns a function that picks random elements. randomPicker emulates the kubelet, which chooses the first elements of a Go
-// map in random order.
+// randomPicker returns a function that picks random elements. randomPicker emulates the kubelet: the kubelet takes the first elements of a
+// Go map, and the order of a Go map is random.
 func randomPicker(seed uint64) kubelet.Pick {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	return func(from []int, n int) []int {

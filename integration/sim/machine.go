@@ -146,8 +146,8 @@ func (m *machine) names(vfs []int) []string {
 	return out
 }
 
-// nodeCapacity returns how many VFs of one NUMA node pods can use at the same time. The number may be smaller than the number of VFs,
-// because each VF needs CPUs of the same NUMA node.
+// nodeCapacity returns the number of VFs of one NUMA node that can be in use at the same time. The number may be smaller than the number of
+// VFs, because each VF needs CPUs of the same NUMA node.
 func (m *machine) nodeCapacity(cpus int) int {
 	n := m.pfs * m.vfs
 	if cpus > 0 {

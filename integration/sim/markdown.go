@@ -31,7 +31,7 @@ func (r *report) markdown() string {
 }
 
 // writePromise writes a sentence about requests for several VFs under the kubelet's default policy. The sentence compares Podlace with the
-// kubelet's random choice: the percentage of requests whose VFs are all near one NUMA node.
+// kubelet's random choice. It gives the percentage of requests whose VFs are all near one NUMA node, for each of the two methods.
 func (r *report) writePromise(out *strings.Builder, t topology) {
 	ours, ok := r.findRow(t, kubelet.None, choiceMethod(pool.NUMABestFit))
 	theirs, also := r.findRow(t, kubelet.None, random)

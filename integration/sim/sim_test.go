@@ -209,7 +209,7 @@ func TestSameAgain(t *testing.T) {
 }
 
 // TestCPUs checks that the Topology Manager places the VFs and CPUs of a pod near one NUMA node. Without the Topology Manager, the device
-// plugin does not learn the NUMA node of the CPUs.
+// plugin does not learn the NUMA node of the CPUs, so the VFs and CPUs of many pods are near different NUMA nodes.
 func TestCPUs(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-cpus", "96", "-policies", "none,single-numa-node")
 	for _, a := range r.allocators {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package allocation defines a protocol: other programs ask the SR-IOV device plugin which devices a pod has. A connection carries one
-// question and one answer over a unix socket that only root can use. The question and the answer are one line of JSON each. The package is
-// small, because the sriov plugin uses it, and the start of a larger process would delay each start of a pod.
+// question and one answer over a unix socket that only root can use. The question and the answer are one line of JSON each. The sriov
+// plugin, which runs at each start of a pod, contains this package. The package is small, so that the process of the sriov plugin starts
+// quickly.
 package allocation
 
 import (
@@ -36,7 +37,7 @@ const (
 	maxConcurrent = 64
 )
 
-// Question asks for the devices of one pod. An empty Pod asks for the devices of all pods.
+// Question asks for the devices of one pod. If the field Pod is empty, the question asks for the devices of all pods.
 type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
@@ -51,8 +52,8 @@ type Question struct {
 	Published bool `json:"published,omitempty"`
 }
 
-// Device is a device and the container that uses it. Some fields may be empty: PodResources does not return the pod's UID, and the
-// kubelet's checkpoint identifies the pod only by UID.
+// Device is a device and the container that uses it. Some fields may be empty. PodResources does not return the pod's UID, and the
+// kubelet's checkpoint contains only the UID, not the pod's namespace and name.
 type Device struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
@@ -101,8 +102,8 @@ type Answer struct {
 	Resources []string `json:"resources,omitempty"`
 	// Claims is a copy of the field Claims in the question. If Claims is true, the list Devices includes the devices of ResourceClaims.
 	Claims bool `json:"claims,omitempty"`
-	// Others lists the devices that ResourceClaims assigned to the pod, except the devices of resources that the question lists. Others is nil
-	// if an older daemon sent the answer.
+	// Others lists the pod's devices that ResourceClaims assigned and that belong to none of the resources in the question. Others is nil if
+	// an older daemon sent the answer.
 	Others []Device `json:"others,omitzero"`
 	// Faults maps the ID of each unhealthy device to the reason why it is unhealthy. Only the answer to a question about all pods sets Faults.
 	Faults map[string]string `json:"faults,omitempty"`
@@ -112,7 +113,7 @@ type Answer struct {
 	// Uncertain is true if the pod may have a device although the kubelet lists no container that uses this device. If Uncertain is true,
 	// Error contains an explanation.
 	Uncertain bool `json:"uncertain,omitempty"`
-	// Unprepared is true if a claim of the pod is not prepared. Error then contains the claim.
+	// Unprepared is true if a claim of the pod is not prepared. The field Error then names the claim.
 	Unprepared bool `json:"unprepared,omitempty"`
 }
 
@@ -158,7 +159,7 @@ func (r answerError) Is(target error) bool {
 	return r.answer.Uncertain && target == ErrUncertain || r.answer.Unprepared && target == ErrUnprepared
 }
 
-// Refusal returns the answer for an error.
+// Refusal returns the answer with which the device plugin reports an error.
 func Refusal(err error) Answer {
 	return Answer{Error: err.Error(), Uncertain: errors.Is(err, ErrUncertain), Unprepared: errors.Is(err, ErrUnprepared)}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWire checks the protocol byte for byte, so that a device plugin and an sriov plugin of different releases understand each other.
-// TestWire checks the encoder and the decoder with each line.
+// TestWire checks the protocol byte for byte, so that a device plugin and an sriov plugin of different releases understand each other. For
+// each line of the table, TestWire checks both the encoder and the decoder.
 func TestWire(t *testing.T) {
 	device := Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/fast", ID: "0000:3b:10.2",
 		CPUs: []int64{2, 3}}

@@ -47,7 +47,8 @@ type Key struct {
 // KeyOf returns the key of the attachment that a plugin request names.
 func KeyOf(r *plugin.Request) Key { return Key{r.Network, r.ContainerID, r.IfName} }
 
-// Hash returns 16 hexadecimal digits that identify the key. The separator is '/', because none of the key's parts may contain it.
+// Hash returns 16 hexadecimal digits that identify the key. The hashed text consists of the parts of the key with '/' between them. No part
+// may contain '/', so different keys give different texts.
 func (k Key) Hash() string {
 	sum := k.sum("")
 	return hex.EncodeToString(sum[:8])
@@ -119,7 +120,7 @@ func lock(dir *store.Dir, k Key, r *plugin.Request) (*Attachment, error) {
 	return &Attachment{Key: k, plugin: r.Plugin, pod: r.Pod.String(), netns: r.NetnsPath, dir: dir, lock: lock}, nil
 }
 
-// Writable returns an error if no record can be created for a network. Writable itself creates no record.
+// Writable returns an error if no record can be created for a network. Writable only tests this, and creates no record.
 func Writable(network string) error { return store.Writable(folder(network)) }
 
 // Close releases the lock.
@@ -324,7 +325,7 @@ func readRecord(dir *store.Dir, name string) (Record, error) {
 	return rec, err
 }
 
-// errOther means that a record file contains the key of another attachment than its file name says.
+// errOther means that the key in a record file does not match the hash in the name of the file.
 var errOther = errors.New("it belongs to another attachment")
 
 func parse(data []byte) (Record, error) {
@@ -385,9 +386,8 @@ func (k Key) ReferenceHashes(plugin string) []string {
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
 // AddressMAC returns a locally administered unicast MAC address. The MAC is a hash of the network's name and of the pod's first address. If
-// the next pod gets the same first address, the neighbour entries of other hosts for this address stay valid. The neighbour entries for
-// additional addresses may become wrong, because the next pod with such an address may have another first address and therefore another
-// MAC.
+// the next pod gets the same first address, the neighbour entries of other hosts for this address stay valid. The neighbour entries for the
+// pod's additional addresses may become wrong. The next pod with such an address may have another first address, and therefore another MAC.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

@@ -241,8 +241,8 @@ func mustFile(t *testing.T, r *plugin.Request) *os.File {
 	return f
 }
 
-// TestRecordTooLarge checks that Save refuses a record that is too large for DEL to read. Load returns no error for a record that is too
-// large, because another version of Podlace may have written it.
+// TestRecordTooLarge checks that Save refuses a record that is too large for DEL to read. If a record file on the node is too large, Load
+// treats the record as unreadable and returns no error, because another version of Podlace may have written the file.
 func TestRecordTooLarge(t *testing.T) {
 	a, r := attach(t, "large")
 	defer a.Close()

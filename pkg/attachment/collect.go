@@ -67,9 +67,9 @@ func (g *GC[T]) fail(rec Record, err error) {
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 
-// Unreadable yields the hash in the file name of each unreadable record that GC may remove, and logs the record. A record is unreadable,
-// for example, if a newer version of Podlace wrote it. For each hash, the caller removes all state with this hash in its name, and calls
-// ReportUnreadable.
+// Unreadable yields one hash for each unreadable record that GC may remove: the hash in the name of the record file. Unreadable also logs
+// the record. A record is unreadable, for example, if a newer version of Podlace wrote it. For each hash, the caller removes all state with
+// this hash in its name, and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")

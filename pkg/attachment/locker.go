@@ -16,8 +16,8 @@ const (
 	// Waiting means that the process waits until the other process releases the lock. All verbs except STATUS use the value Waiting.
 	Waiting Locker = iota
 
-	// Trying means that the process fails at once if another process holds the lock. Only STATUS uses the value Trying. If a lock is held,
-	// STATUS skips the repair, and the next STATUS tries the repair again.
+	// Trying means that the process fails at once if another process holds the lock. Only STATUS uses the value Trying. STATUS also restores
+	// lost rules and limits. If a lock is held, STATUS skips this repair, and the next STATUS tries the repair again.
 	Trying
 )
 

@@ -100,8 +100,8 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 }
 
 // Checked returns the recorded state of the attachment that a CHECK request identifies. If the record is unreadable, Checked returns an
-// error with plugin.CodeStateDiffers. If a newer version of Podlace wrote the record, Checked only logs this: after a downgrade, a failed
-// CHECK could make the runtime restart the node's pods.
+// error with plugin.CodeStateDiffers. If a newer version of Podlace wrote the record, Checked logs a warning and returns no error. After a
+// downgrade, such an error could make the runtime restart the node's pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	records, err := RecordsOf(KeyOf(r), r.Plugin)
 	rec, found := records[r.Plugin]

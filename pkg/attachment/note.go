@@ -104,7 +104,8 @@ func UnnoteNode(mark string) error {
 }
 
 // Changed saves a text in a note file of the node, and reports whether the text differs from the file's previous text. An empty text
-// removes the file. Because of this file, a lasting problem is logged only once, although each verb runs in a separate process.
+// removes the file. Each verb runs in a separate process, so only the file shows that an earlier process has already logged a lasting
+// problem.
 func Changed(mark, text string) bool {
 	if before, _ := NodeNoted(mark); before == text {
 		return false

@@ -127,8 +127,8 @@ func TestForgetWithLink(t *testing.T) {
 	}
 }
 
-// TestGCUnreadable checks GC of a record whose state has another format. GC treats such a record as unreadable, and removes the
-// attachment's state by the hash.
+// TestGCUnreadable checks GC of a record whose state has another format. GC treats such a record as unreadable. The file name of the record
+// contains the hash of the attachment, and GC finds the attachment's state by this hash.
 func TestGCUnreadable(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")

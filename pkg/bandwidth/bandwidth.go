@@ -4,9 +4,10 @@
 // kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth, and passes them as the bandwidth capability. In the plugin chain, the
 // bandwidth plugin follows a main plugin that connects the pod to the node through a pair of veth or netkit devices.
 //
-// A token bucket on the host side of the pair limits the pod's ingress, because the node sends the pod's packets there. The pod's egress
-// arrives on the host side of the pair. A redirect sends the egress to an intermediate functional block device (ifb), and a token bucket on
-// the ifb device limits it. Both token buckets are in the node's namespace, where even a pod with CAP_NET_ADMIN cannot change them.
+// A token bucket on the host side of the pair limits the pod's ingress, because the node sends packets to the pod through the host side.
+// The pod's egress arrives on the host side of the pair. A redirect sends the egress to an intermediate functional block device (ifb), and
+// a token bucket on the ifb device limits it. Both token buckets are in the node's namespace, where even a pod with CAP_NET_ADMIN cannot
+// change them.
 package bandwidth
 
 import (
@@ -113,8 +114,8 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace() changes the limits of a link in place, so that a live pod is never without a limit during the change. Last, replace() removes
-// the old limits that the new state does not contain.
+// replace() changes the limits of a link in place, so that a live pod is never without a limit during the change. At the end, replace()
+// removes those old limits that the new state does not contain.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
@@ -210,8 +211,8 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 }
 
 // hostSide returns the host side of the pod's link pair. hostSide compares the namespaces of both ends by the IDs that the kernel assigns
-// to namespaces. If prevResult contains another link that also leads into the pod, hostSide returns an error, because the pod may have
-// exchanged the names of its interfaces.
+// to namespaces. If prevResult contains another link into the pod in place of this link, hostSide returns an error. In this case, the pod
+// may have exchanged the names of its interfaces.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {

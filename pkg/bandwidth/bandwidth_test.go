@@ -283,7 +283,7 @@ func TestRefused(t *testing.T) {
 	l.must(l.Pod.Do(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}}) }))
 }
 
-// TestSecondInterface checks that two interfaces of one container get different devices.
+// TestSecondInterface checks that two interfaces of one container get different ifb devices.
 func TestSecondInterface(t *testing.T) {
 	l := newLab(t)
 	netns, err := os.Open(l.Pod.Path)

@@ -57,8 +57,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	return &bucket
 }
 
-// logBurst logs that the plugin changed a requested burst that was too small or too large. A burst must have a minimum number of full
-// frames, and the kernel's clock must be able to represent its duration.
+// logBurst logs that the plugin changed a requested burst that was too small or too large. A burst must contain a minimum number of full
+// frames. In addition, the kernel's clock must be able to represent the time in which the rate sends the burst.
 func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Bucket) {
 	if got != nil && asked.Burst > 0 && asked.Burst/8 != uint64(got.Burst) {
 		r.Log.Warn("burst is out of bounds and was clamped", "direction", direction, "asked", asked.Burst, "applied", uint64(got.Burst)*8)

@@ -53,8 +53,8 @@ func check(r *plugin.Request) error {
 	if err := checkEgress(host, link, want, recorded); err != nil || recorded {
 		return err
 	}
-	// An ifb device in the device group of the link comes from Podlace, because the reference plugin does not add its ifb device to a group.
-	// In this case, the record is lost.
+	// Podlace adds its ifb device to the device group of the link, and the reference plugin does not. If the ifb device is in this group,
+	// Podlace set the limits, and the record is lost.
 	if ifb, ok, err := device(host, want.IFB); err != nil || !ok || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
 		return err
 	}

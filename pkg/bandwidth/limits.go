@@ -191,7 +191,8 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Record) (Limits,
 	return l, err
 }
 
-// fill() stores the token bucket of a link in d. If packets bypass the token bucket, the argument `lost` is the reason.
+// fill() stores in d the token bucket of a link, and the traffic and drops of this token bucket during the interval. If packets bypass the
+// token bucket, the argument `lost` is the reason.
 func (d *Direction) fill(s bucketSamples, link kernel.Link, lost string) {
 	now, ok := s.after[link.Index]
 	if lost == "" && !ok {

@@ -60,7 +60,8 @@ func TestParseRate(t *testing.T) {
 	}
 }
 
-// TestLook checks that Look returns the requested limits before clamping, and the kernel's limits.
+// TestLook checks that Look returns two kinds of limits: the limits that the runtime requested, before any clamping, and the limits in the
+// kernel.
 func TestLook(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "runtimeConfig",
@@ -280,7 +281,7 @@ func TestSetInPlace(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSetFails checks that Set restores the limits and the record if the kernel refuses the second part of a change.
+// TestSetFails checks that Set restores the limits and the record if Set changes the ingress limit but cannot set the egress limit.
 func TestSetFails(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))

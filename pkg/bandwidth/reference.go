@@ -138,11 +138,12 @@ func isRecordedDevice(name string) (bool, error) {
 	return isRecorded(func(st state) bool { return st.IFB == name })
 }
 
-// mayServe reports whether a link can be the host side of the pod's interface. The frames of this link are redirected to an ifb device.
-// mayServe accepts a link whose device name belongs to the attachment, because the pod may have renamed its interface. mayServe also
-// accepts a link if the pod's interface has the name in the request, because the reference plugin gives the device the same name for all
-// interfaces of a container. If the namespace is unknown, mayServe returns true. A live pod keeps its traffic even if mayServe returns true
-// by mistake, because DEL removes the redirect before the device.
+// mayServe reports whether a link can be the host side of the pod's interface. The frames of this link are redirected to an ifb device. The
+// name of an ifb device is computed from the container and the interface. mayServe accepts the link if the name of its ifb device fits the
+// attachment, even if the pod has renamed its interface. Otherwise mayServe accepts only a link whose end in the pod has the interface name
+// of the request. The reference plugin uses one device name for all interfaces of a container, so the device name alone does not identify
+// the interface. If the namespace is unknown, mayServe returns true. A live pod keeps its traffic even if mayServe returns true by mistake,
+// because DEL removes the redirect before the device.
 func mayServe(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {
 	if r.Netns == nil {
 		return true, nil

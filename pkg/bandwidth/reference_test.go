@@ -99,8 +99,8 @@ func TestLeftOver(t *testing.T) {
 }
 
 // TestLostRecordOurBridge checks DEL without a record and without a namespace: DEL computes the link's name from the key. DEL removes the
-// token bucket only if the link leads a device group, which proves that Podlace's bridge plugin created the link. Any other link with the
-// same name keeps its token bucket.
+// token bucket only if the link is the leader of a device group. This proves that Podlace's bridge plugin created the link. Any other link
+// with the same name keeps its token bucket.
 func TestLostRecordOurBridge(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		l := connected(t)
@@ -187,9 +187,9 @@ func TestLostRecordSpares(t *testing.T) {
 	}
 }
 
-// TestReferenceDevice checks DEL of an ifb device that the reference plugin created for an interface other than eth0. The ifb device has
-// the same name as the ifb device of eth0. DEL deletes a device with this name, with or without a redirect, but only if it is an ifb
-// device.
+// TestReferenceDevice checks DEL of an ifb device that the reference plugin created for an interface other than eth0. The reference plugin
+// gives the ifb devices of all interfaces of a container the same name. DEL deletes a device with this name, with or without a redirect,
+// but only if it is an ifb device.
 func TestReferenceDevice(t *testing.T) {
 	l := newLab(t)
 	l.must(l.rename("net1"))

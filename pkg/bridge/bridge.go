@@ -62,8 +62,8 @@ type job struct {
 	att  *attachment.Attachment
 	host *kernel.Node
 	pod  *kernel.NS
-	// The field `shared` is true if the subnets of the IPAM plugin are known. In this case, masquerade rules cover whole subnets instead of
-	// single addresses.
+	// The field `shared` is true if all pods of the network share masquerade rules. This is possible if the subnets of the IPAM plugin are
+	// known. Shared masquerade rules cover whole subnets instead of single addresses.
 	shared bool
 	fresh  bool // this ADD created the bridge or added a gateway address to it
 	// recordedState is the state that ADD recorded, for use by CHECK. If the record cannot be read, hasRecord is false.

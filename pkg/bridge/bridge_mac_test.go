@@ -95,7 +95,8 @@ func TestForeignBridgeKeepsMAC(t *testing.T) {
 	}
 }
 
-// TestVLANGatewayOnForeignBridge checks that neither the gateway interface of a VLAN nor the bridge below it changes its MAC.
+// TestVLANGatewayOnForeignBridge checks that the gateway interface of a VLAN and the bridge below it keep their MACs while pods are
+// attached.
 func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -214,7 +215,8 @@ func testGatewayReached(t *testing.T, name string, keys []any) {
 }
 
 // TestCheckSeesChangedGatewayMAC (C-61) checks that CHECK fails if the pod's neighbour entry contains the previous MAC of its gateway.
-// CHECK succeeds if the pod has no neighbour entry for the gateway, or an entry with the new MAC. The MAC in prevResult does not matter.
+// CHECK succeeds if the pod has no neighbour entry for the gateway, or an entry with the new MAC. CHECK ignores the bridge's MAC in
+// prevResult.
 func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")

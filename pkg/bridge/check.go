@@ -326,9 +326,9 @@ func (j *job) compareMasquerade(l layer3) error {
 
 // checkRecord returns an error if Podlace attached the pod but the record is lost. A pod without a record may also be a pod that the
 // reference plugin attached, so checkRecord needs evidence that Podlace attached the pod. The name of the host-side veth must be a name
-// that Podlace uses. In addition, one of two conditions must hold: the bridge port has the flags that Podlace sets with antiSpoof or
-// macspoofchk, or Podlace's rules masquerade the pod's packets and the reference plugin's rules do not. A flush of the rules does not
-// change port flags.
+// that Podlace uses. In addition, one of two conditions must hold. The first condition: the bridge port has the flags that Podlace sets
+// with antiSpoof or macspoofchk. The second condition: Podlace's rules masquerade the pod's packets, and the reference plugin's rules do
+// not. A flush of the rules does not change port flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

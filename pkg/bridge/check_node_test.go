@@ -99,8 +99,8 @@ func nodeLab(t *testing.T, keys ...any) lab {
 		[]any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})}, keys...)...)
 }
 
-// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each change of damages(). At a restart, CRI-O calls STATUS and GC before
-// CHECK, so STATUS and GC must restore the state that ADD created.
+// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each of the changes that damages() returns. At a restart, CRI-O calls STATUS
+// and GC before CHECK, so STATUS and GC must restore the state that ADD created.
 func TestCheckDetectsNode(t *testing.T) {
 	l := nodeLab(t)
 	for what, d := range damages() {

@@ -94,8 +94,8 @@ func (a attached) leaseFile(i int) string {
 	return "/var/lib/cni/networks/net/" + a.result.IPs[i].Address.IP.String()
 }
 
-// TestCheckDetects (C-61, C-62, C-63, C-65) checks that CHECK fails after each function of breakages(). The ADD of the next pod repairs the
-// state that all pods share.
+// TestCheckDetects (C-61, C-62, C-63, C-65) calls each function that breakages() returns, and checks that CHECK then fails. The ADD of the
+// next pod repairs the state that all pods share.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	for what, b := range breakages() {

@@ -51,7 +51,7 @@ func (m Masquerade) clusterCIDRs() []netip.Prefix { return m.Except[m.listedCoun
 // listedCount returns the number of exceptions that the configuration lists as CIDRs.
 func (m Masquerade) listedCount() int { return max(0, len(m.Except)-max(0, m.Cluster)) }
 
-// withClusterCIDRs returns m with the given CIDRs in place of the keyword useClusterCidr.
+// withClusterCIDRs returns a copy of m in which the given CIDRs replace the current CIDRs for the keyword useClusterCidr.
 func (m Masquerade) withClusterCIDRs(cidrs []netip.Prefix) Masquerade {
 	m.Except = slices.Concat(m.Except[:m.listedCount()], cidrs)
 	m.Cluster = len(cidrs)
@@ -86,8 +86,8 @@ func RenewClusterCIDRs(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// readClusterCIDRs returns a function that returns the CIDRs in the key clusterCIDRs of node.json, or nil without this key. Only the first
-// call of this function reads the file.
+// readClusterCIDRs returns a function. This function returns the CIDRs in the key clusterCIDRs of node.json, or nil if node.json lacks this
+// key. Only the first call of this function reads the file.
 func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()
@@ -145,8 +145,8 @@ func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale 
 	return m.withClusterCIDRs(cidrs), true
 }
 
-// staleExceptions reports whether the iptables rules of a pod exempt other CIDRs than node.json contains. staleExceptions returns false for
-// a pod with nftables masquerade.
+// staleExceptions reports whether the CIDRs that the pod's iptables rules exempt for useClusterCidr differ from the CIDRs in node.json.
+// staleExceptions returns false for a pod with nftables masquerade.
 func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	if st.Masquerade != "iptables" || st.Cluster == 0 || st.Unfinished {
 		return false

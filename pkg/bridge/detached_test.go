@@ -106,7 +106,7 @@ func TestDetachedElsewhere(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestJoinKeepsVLANsApart checks that a pod with a VLAN is not attached to a bridge that would mix the VLANs.
+// TestJoinKeepsVLANsApart checks that the host-side veth of a pod with a VLAN is not attached to a bridge without VLAN filtering.
 func TestJoinKeepsVLANsApart(t *testing.T) {
 	err := join(nil, kernel.Link{Name: "btmix", Kind: "bridge"}, kernel.Link{Name: "port0"}, state{VLANs: VLANs{ID: 7}})
 	if plugin.Code(err) != plugin.CodeDevice {

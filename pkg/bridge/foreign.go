@@ -145,9 +145,9 @@ func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
 	return t.Delete(elements)
 }
 
-// dropForeignGuards deletes foreign entries from the nftables sets of antiSpoof and macspoofchk. An entry is foreign if the record of its
-// port allows other addresses or another MAC. A foreign entry would allow a pod to use the address or MAC of another pod. Entries for
-// ports without a record stay, because a live pod may have lost its record. The caller must hold the lock "guards".
+// dropForeignGuards deletes foreign entries from the nftables sets of antiSpoof and macspoofchk. An entry is foreign if its port has a
+// record, and the record does not contain the entry. A foreign entry would allow a pod to use the address or MAC of another pod. Entries
+// for ports without a record stay, because a live pod may have lost its record. The caller must hold the lock "guards".
 func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	own := map[string]map[string]bool{} // keys by port and set
 	for _, pod := range finished(pods) {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A station is a pod from the view of its neighbours: its MAC and its addresses.
+// The type station contains the MAC and the addresses of a pod, as its neighbours on the bridge see them.
 type station struct {
 	mac            net.HardwareAddr
 	v4, v6, linkLo netip.Addr
@@ -106,8 +106,8 @@ func (a attached) tap() (fd int) {
 	return fd
 }
 
-// arrivals() sends frames from one pod, and returns for each frame whether the other pod received it. The last frame must be one that no
-// protection drops, because arrivals() stops when this frame arrives.
+// arrivals() sends frames from one pod, and returns for each frame whether the other pod received it. No protection may drop the last
+// frame, because arrivals() waits until the last frame has arrived.
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()
 	out, in := from.tap(), to.tap()

@@ -18,8 +18,8 @@ import (
 func (j *job) setUpGateway(w wiring, l layer3) error {
 	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
-		// The name of the gateway's note file contains the prefix length of the gateway address. The kernel could return the prefix length only
-		// in a list of all addresses, and reading this list would be slower.
+		// The name of the gateway's note file contains the prefix length of the gateway address. Without this file name, ADD would have to search
+		// the kernel's list of all addresses for the prefix length, which is slower.
 		_, noted := j.att.Noted(gatewayNote(bridge, gw))
 		if err := forward(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
@@ -87,8 +87,8 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	return j.att.Note(gatewayNote(bridge, gw), "")
 }
 
-// GatewaysConflict reports whether a bridge cannot have both gateway addresses. Two IPv4 addresses always conflict. Two IPv6 addresses
-// conflict if their subnets overlap.
+// GatewaysConflict reports whether two gateway addresses conflict, so that a bridge cannot have both. Two IPv4 addresses always conflict.
+// Two IPv6 addresses conflict if their subnets overlap.
 func GatewaysConflict(a, b netip.Prefix) bool {
 	return a.Addr().Is4() == b.Addr().Is4() && (a.Addr().Is4() || a.Overlaps(b))
 }
@@ -111,7 +111,8 @@ func Gateways() (list []RecordedGateways, err error) {
 	return list, err
 }
 
-// replacedBy returns those addresses in a list that must be removed from the bridge when the bridge gets a gateway address.
+// replacedBy returns those addresses of the list `others` that must be removed from the bridge when the bridge gets the gateway address
+// `gw`.
 func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {
 		if other.Addr().Is4() != gw.Addr().Is4() {
@@ -133,9 +134,9 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 	return gone, nil
 }
 
-// removeGateway removes a gateway address of an earlier configuration from the bridge. To end the masquerade of the old subnet too,
-// removeGateway empties the note file with the masquerade configuration. The next ADD then rewrites the masquerade sets from the pods'
-// records.
+// removeGateway removes a gateway address of an earlier configuration from the bridge. removeGateway also empties the note file with the
+// masquerade configuration. Because of the empty note file, the next ADD rewrites the masquerade sets from the pods' records, without the
+// old subnet.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	unlock, err := j.att.LockNetwork() // otherwise a STATUS between the two steps would restore the address
 	if err != nil {
@@ -197,8 +198,9 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		"or set forceAddress, which cuts them off", old.Masked(), gw.Masked(), user)
 }
 
-// userOf describes a pod that is on the bridge and has an address in the gateway's subnet. A port without a record is treated as a user of
-// the subnet. userOf returns "" if no pod uses the subnet. userOf reads the records of all attachments on the node.
+// userOf describes a pod that is on the bridge and has an address in the gateway's subnet. A bridge port without an attachment record is
+// treated as a pod that uses the subnet. userOf returns "" if no pod uses the subnet. userOf reads the records of all attachments on the
+// node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {

@@ -96,8 +96,8 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	return n
 }
 
-// removeDead removes a dead attachment according to the attachment's record. Another program may meanwhile have attached the container in
-// another namespace. Leases that are newer than the record belong to the other program's attachment.
+// removeDead removes a dead attachment according to the attachment's record. Another program, such as the reference plugin, may meanwhile
+// have attached the same container in a new namespace. Leases that are newer than the record belong to the other program's attachment.
 func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
 	att, st, found, err := attachment.TakeDead[state](j.r, of)
 	if err != nil || !found {

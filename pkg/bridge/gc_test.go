@@ -49,8 +49,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCStrayFile checks a file whose name only begins like the name of a record. GC ignores the file and removes no link. An unreadable
-// record belongs to the attachment whose hash is in the record's file name.
+// TestGCStrayFile checks a file whose name only begins like the name of a record. GC ignores the file and removes no link. For an
+// unreadable record, GC removes the links whose names contain the hash in the record's file name.
 func TestGCStrayFile(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -101,7 +101,7 @@ func TestGCRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 2 {
 		for i := range attachments {
-			// The test data is chosen so that some concatenations of container ID and interface name are equal.
+			// Each container ID is the beginning of the next longer container ID, for example a and a-b.
 			l, of := nets[i%2], plugin.Attachment{ContainerID: "a" + strings.Repeat("-b", i/8), IfName: fmt.Sprintf("e%d", i)}
 			if set := owned[l.network()]; !set[of] {
 				l.OK(l.Call("ADD", of.ContainerID, "CNI_IFNAME", of.IfName))
@@ -162,7 +162,7 @@ func (l lab) mustOwn(want map[plugin.Attachment]bool) {
 
 // TestGCWhileAdding (C-85) checks that GC removes no live pod while pods are added and deleted. The runtime's list of valid attachments is
 // outdated. In the subtest "plain", GC skips young attachments, although they are not in the list. In the subtest "named", the GC request
-// also lists the pod as dead, although the pod is alive again.
+// also contains the pod in its list of dead attachments, although a new ADD has attached the pod again.
 func TestGCWhileAdding(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain": {"cni.dev/valid-attachments", []any{}},

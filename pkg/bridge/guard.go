@@ -27,8 +27,8 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// The constant guards is the name of a lock. A process holds this lock while it writes the guards (spoof protection rules) of any network.
-// The constant guarded is the name of a note file which says that the node has the guard table.
+// The constant `guards` is the name of a lock. A process holds this lock while it writes the guards (spoof protection rules) of any
+// network. The constant `guarded` is the name of a note file which says that the node has the guard table.
 const (
 	guards  = "guards"
 	guarded = "guarded"
@@ -130,9 +130,9 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 }
 
 // checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. If a new
-// configuration requires stronger protection, checkGuard only logs this. CHECK only logs that a pod without a record has no protection,
-// because the reference plugin may have attached this pod. CHECK does not fail for weaker protection, because an error could make the
-// runtime replace the pod.
+// configuration requires stronger protection, checkGuard only logs this. If a pod without a record has no protection, CHECK only logs a
+// warning, because the reference plugin may have attached this pod. CHECK does not fail for weaker protection, because an error could make
+// the runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {
 		err := guardDrift(j.host)

@@ -41,8 +41,8 @@ type guardRules struct {
 	sets map[string]*nftables.Set
 }
 
-// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The field key contains the
-// nftables type of this address.
+// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The field `key` contains the
+// nftables type of this address, or is nil if the elements contain only the port's name.
 type guardSet struct {
 	name string
 	key  []nftables.SetDatatype
@@ -95,16 +95,16 @@ func etherSource() expr.Any {
 }
 
 // toBridge matches frames whose destination is in the range 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes such
-// frames itself, for example LACP and LLDP. The guard rules see such frames only because the port is set to forward them
-// (kernel.NS.SetReserved).
+// frames itself, for example LACP and LLDP. kernel.NS.SetReserved makes the port forward such frames, because otherwise the guard rules
+// would not see them.
 func toBridge() []expr.Any {
 	destination := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 6}
 	return []expr.Any{destination, &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: []byte{1, 0x80, 0xc2, 0, 0, 1},
 		ToData: []byte{1, 0x80, 0xc2, 0, 0, 15}}}
 }
 
-// etherType loads the EtherType field of the received frame. For a frame with a VLAN tag, this field contains the EtherType of the tag,
-// even if the kernel stores the tag separately.
+// etherType loads the EtherType field of the received frame. For a frame with a VLAN tag, etherType loads the EtherType of the tag, such as
+// 0x8100, even if the kernel has removed the tag from the frame and stores it separately.
 func etherType() expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 12, Len: 2}
 }
@@ -123,7 +123,8 @@ func (g guardRules) notOwnedByPort(value expr.Any, set string) []expr.Any {
 	return []expr.Any{inputLink(), value, g.lookup(set, true)}
 }
 
-// networkField loads a field of the network header into the register regValue, next to the interface name in regLink.
+// networkField loads a field of the network header into the register regValue. The register regLink, which precedes regValue, contains the
+// interface name.
 func networkField(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
 // addARPRules accepts two kinds of ARP packets: those with the pod's own MAC and address (RFC 826), and probes for the pod's own address

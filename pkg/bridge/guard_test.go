@@ -228,7 +228,7 @@ func TestGuardsAfterFlush(t *testing.T) {
 	}
 }
 
-// TestGuardOfLongNames checks a guard for the longest pod name, which is longer than an nftables comment.
+// TestGuardOfLongNames checks guards for pods with long names. The longest possible pod name does not fit into an nftables comment.
 func TestGuardOfLongNames(t *testing.T) {
 	l := newLab(t, "name", "longnames", "bridge", "btg7", "macspoofchk", true)
 	for _, n := range []int{100, 127, 200, 247, 253} {

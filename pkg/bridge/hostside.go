@@ -11,16 +11,16 @@ import (
 )
 
 // isHostSide reports whether a link is the host side of an attachment, and not another program's link with the same name. The link must be
-// a veth. In addition, the link must have the recorded ifindex, be the leader of a device group (kernel.Link.LeadsGroup), or have the MAC
-// that ADD computes from the key. The argument `index` is the recorded ifindex, or 0 if no ifindex was recorded.
+// a veth. In addition, the link must have the recorded ifindex, or have the MAC that ADD computes from the attachment's key, or lead a
+// device group (kernel.Link.LeadsGroup). The argument `index` is the recorded ifindex, or 0 if no ifindex was recorded.
 func isHostSide(link kernel.Link, key attachment.Key, index int) bool {
 	return link.Kind == "veth" && (link.Index == index || link.LeadsGroup() || hasMAC(link, key))
 }
 
 func hasMAC(link kernel.Link, key attachment.Key) bool { return bytes.Equal(link.MAC, key.MAC("host")) }
 
-// delHostSide deletes the veth pair of an attachment, and all devices in its group. If the pair was renamed, delHostSide finds it by
-// ifindex and MAC.
+// delHostSide deletes the veth pair of an attachment, and all other links in the pair's device group. If the pair was renamed, delHostSide
+// finds it by ifindex and MAC.
 func delHostSide(host *kernel.Node, key attachment.Key, index int) error {
 	link, ok, err := host.Link(key.HostVeth())
 	if err != nil {

@@ -53,7 +53,8 @@ func TestReservedDestinations(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, n := range believed {
-				// For neighbours on the bridge, antiSpoof protects against a forged address, but macspoofchk does not.
+				// macspoofchk does not check IP addresses, so a neighbour entry of the bridge may contain the forged address. With antiSpoof, no
+				// neighbour entry may contain it.
 				if n.IP.String() == forged.String() && (n.LinkIndex != bridge.Attrs().Index || key == "antiSpoof") {
 					t.Errorf("the node believes that %s is at %s", n.IP, n.HardwareAddr)
 				}

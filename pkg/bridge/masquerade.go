@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// Masquerade is the masquerade configuration: it says which packets that leave the network get the node's address as their source.
+// Masquerade is the masquerade configuration. It selects the packets whose source address the node replaces by its own address.
 type Masquerade struct {
 	Backend string         `json:"backend"` // "", "nftables" or "iptables"
 	V4      bool           `json:"v4"`
@@ -50,8 +50,8 @@ func (j *job) masquerade(l layer3) error {
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
-// endMasquerade removes the masquerade of the whole network. The rules cover whole subnets, so the newest configuration applies to all pods
-// of the network.
+// endMasquerade removes the masquerade of the whole network. All pods of the network share the rules, so "ipMasq": false in the newest
+// configuration applies to all of them.
 func (j *job) endMasquerade() error {
 	if _, noted := j.att.Noted(masqueraded); !noted {
 		return nil
@@ -67,8 +67,8 @@ func (j *job) endMasquerade() error {
 	return j.att.Unnote(masqueraded)
 }
 
-// The constant masqueraded is the name of a note file which says that the network has a chain and sets in nftables. The note file contains
-// the current masquerade configuration.
+// The constant `masqueraded` is the name of a note file which says that the network has a chain and sets in nftables. The note file
+// contains the current masquerade configuration.
 const masqueraded = "masqueraded"
 
 // noteText formats the masquerade configuration as the text of the note file "masqueraded".

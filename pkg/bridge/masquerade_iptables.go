@@ -108,8 +108,8 @@ func (st state) byIPTables() []netip.Prefix {
 	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.ofMasqueradedFamilies(st.Addresses)
 }
 
-// repairIPTables writes the missing iptables rules of masqueraded pods. If wait is false and another process holds the iptables lock,
-// repairIPTables does not wait and returns a busy error.
+// repairIPTables writes the missing iptables rules of masqueraded pods. If the argument `wait` is false and another process holds the
+// iptables lock, repairIPTables does not wait and returns a busy error.
 func repairIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, pod := range finished(pods) {

@@ -59,9 +59,9 @@ func (m MasqueradeSets) elements() (out []nft.Element) {
 	return out
 }
 
-// addMasquerade adds the prefixes that missingMasquerade returned. The network's chain and sets must already exist. The error unix.EEXIST
-// means that a prefix overlaps with an existing interval. After the error unix.EEXIST, the caller must rewrite all intervals with
-// SetMasquerade.
+// addMasquerade adds the prefixes in m to the network's sets. The caller passes only prefixes that are missing there (see
+// missingMasquerade). The network's chain and sets must already exist. The error unix.EEXIST means that a prefix overlaps with an existing
+// interval. After the error unix.EEXIST, the caller must rewrite all intervals with SetMasquerade.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -80,7 +80,7 @@ func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return err
 }
 
-// SetMasquerade replaces the network's chain and sets by new ones with the content of m.
+// SetMasquerade replaces the network's chain and sets by a new chain and new sets, which contain the prefixes in m.
 func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }

@@ -30,7 +30,8 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// masquerades() returns an error unless the kernel masquerades the given sources, with the given exceptions, for the lab's network.
+// masquerades() returns nil if the kernel masquerades the given sources of the lab's network with the given exceptions, and an error
+// otherwise.
 func (l lab) masquerades(sources, local string) error {
 	h, err := kernel.Host()
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 // minMTU6 is the minimum link MTU of IPv6 (RFC 8200 section 5).
 const minMTU6 = 1280
 
-// mtuNote returns the name of a note file about a bridge's MTU, which all networks of the node share. This note file says that a process is
-// pinning the MTU of a bridge to the value in the file. The note file is needed because pinning takes two netlink requests.
+// mtuNote returns the name of the note file about a bridge's MTU. All networks of the node share this note file. This note file says that a
+// process is pinning the MTU of a bridge to the value in the file. The note file is needed because pinning takes two netlink requests.
 func mtuNote(bridge string) string { return "mtu-" + bridge }
 
 // madeNote returns the name of a network's note file about the origin of a bridge. This note file says that ADD created the bridge and

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// nodeUplink is a link of the node, which the tenant in these tests tries to delete.
+// nodeUplink is the name of the node's link that the tenant in these tests tries to delete.
 const nodeUplink = "btuplink0"
 
 // deleteNodeUplink deletes nodeUplink, although the calling thread is in the pod's namespace. The netlink request identifies the node's

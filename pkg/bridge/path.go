@@ -191,9 +191,9 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts attaches host sides without a bridge to the recorded bridge. repairPorts also restores the port flags that ADD set, and
-// group_fwd_mask of guarded ports. repairPorts does not change the port state, since an admin may disable a port on purpose. repairPorts
-// does not change host sides that are ports of another bridge.
+// repairPorts looks for host sides that are attached to no bridge, and attaches each of them to the bridge in its record. repairPorts also
+// restores the port flags that ADD set, and group_fwd_mask of guarded ports. repairPorts does not change the port state, since an admin may
+// disable a port on purpose. repairPorts does not change host sides that are ports of another bridge.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type port contains the host side of a live attachment whose bridge was deleted, and the recorded state of the attachment.
+// The type `port` contains data about a live attachment whose bridge was deleted: the host side and the recorded state.
 type port struct {
 	link kernel.Link
 	state

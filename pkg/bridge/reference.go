@@ -23,8 +23,8 @@ import (
 // the reference plugin's pair is deleted only if provenPodSide reports that the pair belongs to this attachment.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	// Podlace's veth pair is deleted first, because the pair identifies its device group. If another step deleted the pair first, its device
-	// group could not be found.
+	// Podlace's veth pair is deleted first, together with all other links in its device group. If another step deleted the pair first, DEL
+	// could not find the other links of the group.
 	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
 		// The IP addresses are released last. If the addresses were released earlier, this pod's masquerade rules could match the packets of the
@@ -35,8 +35,8 @@ func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 }
 
 // delSuccessor handles a container that the reference plugin attached again after Podlace's attachment: the record exists, but the recorded
-// link is gone. delSuccessor does nothing in the usual case: prevResult contains the name of Podlace's link, because the reference plugin
-// has not attached the container again.
+// link is gone. delSuccessor does nothing if prevResult contains the name of Podlace's link, because the reference plugin has then not
+// attached the container again.
 func delSuccessor(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
 	if r.Prev != nil && namedInPrevResult(r, key.HostVeth()) {
@@ -94,9 +94,9 @@ func isOtherAttachment(r *plugin.Request, name string) bool {
 }
 
 // provenPodSide reports whether the pod's interface belongs to this attachment. The interface belongs to the attachment if prevResult
-// contains the interface's name and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side must have
-// a name that looks like one of the reference plugin, and must be on the configured bridge. The first result of provenPodSide is the host
-// side, if it exists.
+// contains the interface's name and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the name of the host
+// side must have the format of the reference plugin, and the host side must be on the configured bridge. The first result of provenPodSide
+// is the host side, if it exists.
 func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {

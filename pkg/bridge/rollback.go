@@ -40,7 +40,7 @@ func FromRecord(rec attachment.Record) (Recorded, error) {
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
 
 // ToReference returns the steps that replace an attachment's rules by rules in the reference plugin's format. The reference plugin's DEL
-// can remove rules in this format. The argument addresses contains all addresses of the container in the network, because the reference
+// can remove rules in this format. The argument `addresses` contains all addresses of the container in the network, because the reference
 // plugin uses one iptables chain for all these addresses. ToReference does not remove Podlace's own nftables rules, because the rollback
 // removes them together with their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {

@@ -70,7 +70,7 @@ func (l lab) other() lab {
 	return l
 }
 
-// The type attached contains a pod together with the result of its ADD.
+// The type `attached` contains a pod together with the result of its ADD.
 type attached struct {
 	lab
 	id     string

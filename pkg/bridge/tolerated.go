@@ -21,8 +21,8 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkTolerated compares the settings whose changes CHECK tolerates by default. With strictCheck, such a change is an error. The compared
-// settings belong to the pod, to its record, and to the bridge.
+// checkTolerated compares the settings whose changes CHECK tolerates by default. With strictCheck, such a change is an error.
+// checkTolerated compares settings of the pod and of the bridge, and checks whether the attachment has a record.
 func (j *job) checkTolerated(w wiring, l layer3) error {
 	made, noted := j.att.Noted(madeNote(w.bridge.Name))
 	var errs []error

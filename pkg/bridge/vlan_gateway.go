@@ -156,8 +156,9 @@ func (v VLANs) onGateway() kernel.VLANs {
 	return kernel.VLANs{{ID: v.ID, PVID: true, Untagged: true}}
 }
 
-// ofGateway returns those VLANs of the gateway's port that CHECK and ADD compare. The reference plugin also leaves this port in the
-// bridge's default VLAN. The additional default VLAN has no effect. With preserveDefaultVlan, ofGateway therefore ignores the default VLAN.
+// ofGateway returns those VLANs of the gateway's port that CHECK and ADD compare with the wanted VLANs. The reference plugin also leaves
+// this port in the bridge's default VLAN. The additional default VLAN has no effect. With preserveDefaultVlan, ofGateway therefore ignores
+// the default VLAN.
 func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	if v.KeepDefault && bridge.DefaultVLAN != v.ID {
 		return has.Without(bridge.DefaultVLAN)

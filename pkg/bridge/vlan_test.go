@@ -254,8 +254,8 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 	l.OK(a.check())
 }
 
-// setBridge changes some attributes of a bridge. The netlink request contains only the changed attributes, because the kernel would reject
-// the values that the library reads for some other attributes.
+// setBridge changes some attributes of a bridge. The netlink request contains only the changed attributes. For some other attributes, the
+// kernel would reject the values that the netlink library has read from the kernel.
 func setBridge(set func(*netlink.Bridge)) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		b := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
@@ -326,8 +326,8 @@ func vlanBreakages(a attached) map[string]func() error {
 	}
 }
 
-// TestCheckVLANs checks that CHECK detects each change that vlanBreakages returns. The next ADD repairs the links and VLANs that all pods
-// share.
+// TestCheckVLANs breaks the VLAN setup with each function of vlanBreakages, and checks that CHECK detects the change. The next ADD repairs
+// the links and VLANs that all pods share.
 func TestCheckVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {

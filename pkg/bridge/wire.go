@@ -221,8 +221,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until the kernel answers requests for the new addresses of a link. awaitAddresses only logs a timeout, because a
-// repeated ADD would be even more work for a slow node that still has to add thousands of addresses.
+// awaitAddresses waits until the kernel answers requests for the new addresses of a link. awaitAddresses only logs a timeout. An error
+// would make the runtime repeat the ADD, which is even more work for a node that is still adding thousands of addresses.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {

@@ -18,8 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// timestampMargin is the minimum age at which a folder's modification time proves that no later change is hidden. The margin is much larger
-// than the granularity of the kernel's file timestamps, which is 1 to 10 ms.
+// timestampMargin is the minimum age that a folder's modification time needs before the cache trusts it. If the modification time is
+// younger, a further change of the folder may leave it the same. The margin is much larger than the granularity of the kernel's file
+// timestamps, which is 1 to 10 ms.
 const timestampMargin = time.Second
 
 // Cache reads the claim records of a folder and the kubelet's file of claims. A later read opens only those files that have changed. The
@@ -135,8 +136,8 @@ func (c *Cache) Damaged() error {
 }
 
 // List returns the records of all claims, sorted by the UID of the claim. For an unreadable record, the list contains a placeholder record
-// with the known devices of the claim, and Damaged returns the error. List returns an error if the devices of a claim are unknown. The
-// caller must not change the returned records.
+// with the known devices of the claim, and Damaged returns the error. If the devices of such a claim are unknown, List returns an error.
+// The caller must not change the returned records.
 func (c *Cache) List() (list []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

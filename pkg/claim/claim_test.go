@@ -59,7 +59,7 @@ func newRecord(uid, namespace, name string, requests ...string) Record {
 	return r
 }
 
-// newNode returns two folders: a folder with claim records, and the root folder of a kubelet with the kubelet's file of claims.
+// newNode creates a folder with the given claim records, and a kubelet's root folder with the given file of claims.
 func newNode(t *testing.T, file string, records ...Record) (folder, kubelet string) {
 	t.Helper()
 	kubelet = t.TempDir()
@@ -133,8 +133,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestDamaged corrupts the kubelet's file: for each byte, a copy of the file has this byte changed or removed. Find must never treat a pod
-// with a claim as a pod without claims.
+// TestDamaged corrupts the kubelet's file in many ways: each damaged copy of the file has one byte changed or removed. Find must never
+// treat a pod with a claim as a pod without claims.
 func TestDamaged(t *testing.T) {
 	good := stateText(stateEntry("c-1", "shared", ours, "first"))
 	folder, kubelet := newNode(t, good, newRecord("c-1", "shop", "shared", "a"))

@@ -222,7 +222,7 @@ func Remove(folder, uid string) error {
 }
 
 // Holder returns the record of the claim that owns a device. If the claim's record is unreadable, Holder returns a placeholder with the
-// state Damaged. Holder returns an error if no readable record has the device but an unreadable record may contain the device. Holder
+// state Damaged. If no readable record has the device and the devices of an unreadable record are unknown, Holder returns an error. Holder
 // ignores claims that have only administrative access to the device. The argument kubelet is the root folder of the kubelet, or "" if this
 // folder is unknown.
 func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {

@@ -43,11 +43,11 @@ var (
 	celIn = regexp.MustCompile(`["']([^"']+)["']\s+in\s+device\.attributes\[["']([^"']+)["']\]`)
 	// celHas matches the CEL test 'has(device.attributes["domain"].name)'.
 	celHas = regexp.MustCompile(`has\(\s*device\.attributes\[["']([^"']+)["']\]\.(\w+)\s*\)`)
-	// celDriver matches a CEL comparison of device.driver. Every device has the attribute "driver".
+	// celDriver matches a CEL comparison of device.driver. Reading device.driver is always safe, because every device has a driver.
 	celDriver = regexp.MustCompile(`device\.driver\s*==(?:\s*["']([^"']+)["'])?`)
-	// celCall matches the parentheses of a call, such as exists(...) of the attributes of a domain.
+	// celCall matches the opening parenthesis after a name, which shows that the name is a function such as exists(...) and not an attribute.
 	celCall = regexp.MustCompile(`^\s*\(`)
-	// celLiteral matches a comparison with a literal. The groups are the literal if it is a string, a number or a bool.
+	// celLiteral matches a comparison with a literal. The regular expression has one group each for a string, a number and a bool.
 	celLiteral = regexp.MustCompile(`^\s*(?:==|<=?|>=?)\s*(?:("[^"]*"|'[^']*')|(-?\d[\w.]*)|(true|false))\s*(?:$|\)|&&|\|\||,)`)
 	// celOperator matches an operator at the end of an expression.
 	celOperator = regexp.MustCompile(`(?:&&|\|\||[=<>!]=|[=<>!+\-*/%?:.,])$`)
@@ -55,7 +55,7 @@ var (
 
 // celProblems returns the problems of a CEL expression that selects devices: attributes that no VF has, comparisons with a value of another
 // type, and reads of an attribute that a device may lack. If a device lacks an attribute that the expression reads, the scheduler stops
-// with an error, and the pod starts on no node. The argument `sure` is true if the expression sees only devices of this driver.
+// with an error, and the pod starts on no node. The argument `sure` is true if the expression is evaluated only for devices of this driver.
 //
 // celProblems searches the text of the expression and does not evaluate the expression. Reading an attribute is safe if the expression
 // tests earlier whether the device has the attribute.
@@ -88,8 +88,8 @@ func celProblems(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// lastDriver reports whether a part of an expression compares device.driver. lastDriver also returns the last driver name in such a
-// comparison, or "" if the name is no literal.
+// lastDriver reports whether a part of an expression compares device.driver. The first result is the driver name in the last comparison, or
+// "" if this comparison contains no literal name.
 func lastDriver(expression string) (name string, compared bool) {
 	all := celDriver.FindAllStringSubmatch(expression, -1)
 	if len(all) == 0 {
@@ -98,8 +98,8 @@ func lastDriver(expression string) (name string, compared bool) {
 	return all[len(all)-1][1], true
 }
 
-// wrongType returns an error text if an expression compares an attribute with a literal of another type. The argument rest is the
-// expression after the attribute.
+// wrongType returns an error text if an expression compares an attribute with a literal of another type. The argument `rest` is the text of
+// the expression after the attribute.
 func wrongType(a attribute, rest string) string {
 	m := celLiteral.FindStringSubmatch(rest)
 	want := publishedAttributes()[a]
@@ -177,8 +177,8 @@ func stringLength(text string, raw bool) int {
 	return 0
 }
 
-// A guard is a part of a CEL expression that tests whether the device has an attribute. The guard protects the rest of the expression, from
-// the offset in the field "from".
+// A guard is a part of a CEL expression that tests whether the device has an attribute. The guard protects all reads of the attribute after
+// the offset in the field `from`.
 type guard struct {
 	attribute
 	from int
@@ -195,7 +195,7 @@ func guardsOf(expression string) (guards []guard) {
 }
 
 // readRisk returns the reason why reading an attribute may fail. readRisk returns "" if reading the attribute cannot fail. The argument
-// `own` is true if the expression sees only devices of this driver.
+// `own` is true if the expression is evaluated only for devices of this driver.
 func readRisk(a attribute, own bool) string {
 	unknown := unknownAttribute(a)
 	switch {
@@ -215,8 +215,9 @@ func readRisk(a attribute, own bool) string {
 	return ""
 }
 
-// unknownAttribute returns an error text if no VF has an attribute with this name. Drivers share domains such as resource.kubernetes.io,
-// so for these domains unknownAttribute only detects a wrong case of letters.
+// unknownAttribute returns an error text if no VF has an attribute with this name. Drivers share domains such as resource.kubernetes.io, so
+// an unknown name in such a domain may belong to another driver. In such a domain, unknownAttribute only reports a name that differs from a
+// VF's attribute in upper and lower case.
 func unknownAttribute(a attribute) string {
 	var names []string
 	for known := range publishedAttributes() {

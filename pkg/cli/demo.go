@@ -210,7 +210,7 @@ func (f demoFlags) child(ctx context.Context, opts demo.Options, stderr io.Write
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, stderr
 	err = cmd.Run()
-	// If any row of the report has the result Miss, the demo exits with a special status, but the report is complete.
+	// If any row of the report has the result Miss, the child process exits with exitDiffers after it has printed the complete report.
 	if decodeErr := json.Unmarshal(out.Bytes(), &report); decodeErr != nil {
 		return report, fmt.Errorf("run on %s: %w", opts.Plugins, errors.Join(err, decodeErr))
 	}

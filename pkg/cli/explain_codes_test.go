@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/doctor"
 )
 
-// declaredCodes returns the constants of type FindingCode in the source. A finding whose code is a string literal fails the test, because
-// the returned constants would not contain this code.
+// declaredCodes returns the constants of type FindingCode in the source. If the code of a finding is a string literal and not a constant,
+// the test fails, because the returned constants would not contain this code.
 func declaredCodes(t *testing.T) map[string]bool {
 	t.Helper()
 	codes := map[string]bool{}

@@ -14,7 +14,7 @@ type interruptible struct {
 	from io.Reader
 }
 
-// Read reads into a buffer of its own, because an abandoned read may continue.
+// Read reads into a buffer of its own, because after Ctrl-C the interrupted read may still write into this buffer.
 func (i interruptible) Read(p []byte) (int, error) {
 	type result struct {
 		data []byte

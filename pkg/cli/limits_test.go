@@ -142,8 +142,8 @@ func TestLimitsJSON(t *testing.T) {
 	}
 }
 
-// TestLimitsTable checks that the table distinguishes a missing limit from a limit that was not requested. TestLimitsTable also checks that
-// a pod's name cannot control the terminal.
+// TestLimitsTable checks that the table shows a limit that is missing in the kernel differently from an interface without a requested
+// limit. TestLimitsTable also checks that a pod's name cannot control the terminal.
 func TestLimitsTable(t *testing.T) {
 	ask := func(rate uint64, admin bool) bandwidth.Limit {
 		return bandwidth.Limit{Rate: rate, ByAdmin: admin}

@@ -52,7 +52,7 @@ func addConfDir(cmd *cobra.Command, dir *string) {
 	cmd.Flags().StringVar(dir, "conf-dir", "", "folder with the network configurations (default: that of the runtime)")
 }
 
-// fillFolders sets each empty path to the folder that the container runtime uses. Either pointer may be nil.
+// fillFolders sets each empty path to the folder that the container runtime uses. Each of the pointers confDir and binDir may be nil.
 func fillFolders(runtime func() doctor.Options, confDir, binDir *string) {
 	isEmpty := func(dir *string) bool { return dir != nil && *dir == "" }
 	if !isEmpty(confDir) && !isEmpty(binDir) {

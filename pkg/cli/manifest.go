@@ -193,8 +193,8 @@ func (m manifest) decode(to any) error {
 	return nil
 }
 
-// podSpec decodes the specification of a pod, or of the pod template at a path of another object. podSpec returns a specification without
-// claims if there is no pod template, because objects of other API groups may have the same kind.
+// podSpec decodes the specification of a pod, or of the pod template at a path of another object. An object without a pod template may
+// belong to another API group that has a kind of the same name. For such an object, podSpec returns a specification without claims.
 func (m manifest) podSpec(template []string) (spec podSpec, err error) {
 	raw := m.Spec
 	for _, key := range append(slices.Clone(template), "spec")[1:] {

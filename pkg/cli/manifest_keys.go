@@ -32,8 +32,8 @@ func specKeys() map[string]apiKeys {
 		kindClass: {"selectors": selectors, "config": {"opaque": opaque}, "extendedResourceName": nil}}
 }
 
-// checkKeys reports the unknown keys in the specification of an object. An unknown key that resembles no known key may belong to a newer
-// version of Kubernetes, so it is no problem.
+// checkKeys reports the unknown keys in the specification of an object. For an unknown key that does not resemble a known key, checkKeys
+// only prints a notice, because a newer version of Kubernetes may know the key.
 func (c *checker) checkKeys(m manifest) {
 	var value any
 	if json.Unmarshal(m.Spec, &value) != nil {

@@ -72,7 +72,7 @@ func conflistSchema() plugin.Schema {
 	}
 }
 
-// ofType returns a JSON Schema that matches a plugin's configuration under each of the plugin's type names.
+// ofType returns a JSON Schema that matches a plugin's configuration, whether or not the plugin's type name has the prefix "podlace-".
 func ofType(kind string) plugin.Schema {
 	return plugin.Schema{"properties": plugin.Schema{"type": plugin.Schema{"enum": []string{kind, plugin.ClusterPrefix + kind}}},
 		"required": []string{"type"}}

@@ -195,9 +195,9 @@ func askPlugin(ctx context.Context, socket string) (allocation.Answer, error) {
 	}
 }
 
-// otherOwner returns the owner of a device that was allocated from a resource other than the given one. The device belonged to that other
-// resource earlier. For any other device, otherOwner returns nil. The owner keeps the device until the owner's pod ends, so no other pod
-// can get the device.
+// otherOwner returns the owner of a device that was allocated from a resource other than the given one. The configuration has moved the
+// device to the given resource since the allocation. For any other device, otherOwner returns nil. The owner keeps the device until the
+// owner's pod ends, so no other pod can get the device.
 func (n *sriovNode) otherOwner(device pci.Address, resource string) *allocation.Device {
 	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
 		return &h

@@ -197,7 +197,8 @@ func (c resourceClass) spec() deviceClass {
 	return class
 }
 
-// checkSelectors reports CEL expressions that may fail. The argument `sure` is true if the expressions see only devices of this driver.
+// checkSelectors reports CEL expressions that may fail. The argument `sure` is true if the expressions are evaluated only for devices of
+// this driver.
 func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
 	for i, s := range list {
 		for _, p := range celProblems(s.CEL.Expression, sure) {
@@ -224,8 +225,8 @@ func (c *checker) classNamed(name string) (deviceClass, bool) {
 	return c.classes[i], true
 }
 
-// unknownClass reports a class that is in none of the files. The class may belong to another driver, so this is only a problem if the
-// claim has settings for the request, or if the name resembles the name of a known class.
+// unknownClass reports a class that is in none of the files. The class may belong to another driver. An unknown class is a problem only if
+// the claim has settings for the request, or if the name resembles the name of a known class.
 func (c *checker) unknownClass(where, name string, withSettings bool) {
 	label, suffix, _ := strings.Cut(name, ".")
 	var names, labels []string

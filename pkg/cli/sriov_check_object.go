@@ -93,8 +93,8 @@ func (c *checker) checkPod(m manifest, path string, spec podSpec) {
 	}
 }
 
-// sharedSetting returns a setting that two lists of requests have in common although only one VF of a pod can have it. sharedSetting
-// returns "" if there is no such setting.
+// sharedSetting returns a setting that requests of both lists have, although only one VF of a pod can have it. sharedSetting returns "" if
+// there is no such setting.
 func sharedSetting(list, others []checkedRequest) string {
 	for _, r := range list {
 		for _, s := range r.Settings {
@@ -114,8 +114,8 @@ func isUnique(s setting) bool {
 	return s.Key == "mac" || s.Key == "ips" || s.Key == "ifName" && !strings.Contains(s.Value, vfconfig.IndexMark)
 }
 
-// checkRepeats reports a setting of two requests of a claim that only one VF of a pod can have. Alternatives of one request may have the
-// same setting.
+// checkRepeats reports a setting that two requests of a claim have, although only one VF of a pod can have it. Alternatives of one request
+// may have the same setting.
 func (c *checker) checkRepeats(object, path string, list []checkedRequest) {
 	for i, r := range list {
 		parent, _, _ := strings.Cut(r.Request, "/")

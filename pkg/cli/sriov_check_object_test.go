@@ -92,7 +92,8 @@ func TestClassOfAnyDriver(t *testing.T) {
 	}
 }
 
-// TestUnknownClassOnce checks that check-claim reports an unknown class once, and not also each entry that applies to its request.
+// TestUnknownClassOnce checks that check-claim reports an unknown class only once, and does not also report the config entries that apply
+// to the request.
 func TestUnknownClassOnce(t *testing.T) {
 	_, _, stderr := runCheck(t, claimOf("    requests: [{name: a, exactly: {deviceClassName: own}}, {name: vf, exactly: {deviceClassName: fast.example.com}}]\n"+
 		"    config:\n"+parameters("a", "mtu: 1400")+parameters("a", "ifName: data")))

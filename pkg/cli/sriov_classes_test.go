@@ -30,8 +30,8 @@ func writeFiles(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// TestClasses compares the printed classes with a golden file. The golden file is valid for kubectl: integration/dra-sim validates it with
-// the code of the API server.
+// TestClasses compares the printed classes with a golden file. The test integration/dra-sim validates the golden file with the code of the
+// API server, so kubectl accepts the file.
 func TestClasses(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"config.json": draConfig})
 	status, stdout, stderr := run("sriov", "classes", "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix", "example.com")

@@ -98,5 +98,6 @@ func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 	}
 }
 
-// plainText works like plain(), but keeps the spaces between words.
+// Like plain(), plainText makes a text safe for a terminal. Unlike plain(), plainText keeps the whole text and all printable characters
+// outside ASCII.
 func plainText(s string) string { return strings.Map(plugin.PlainRune, s) }

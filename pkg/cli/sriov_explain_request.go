@@ -40,8 +40,8 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, which knows CPUs and other resources")
 }
 
-// A demand is one resource that a container requests, with the requested count. A demand also contains the devices or CPUs that the kubelet
-// knows for this resource, both at present and on an idle node.
+// A demand is one resource that a container requests, with the requested count. A demand also contains the kubelet's data about the devices
+// or CPUs of this resource, once for the present state and once for a node without pods and faults.
 type demand struct {
 	name  string
 	count int

@@ -24,7 +24,8 @@ const (
 	// The UDP sender sends at `overload` times the limit.
 	overload = 4
 
-	// Each measured flow continues after its first second, because a delayed receiver counts some bytes of the first second only later.
+	// The constants tcpTime and udpTime are the durations of the measured flows. Both are longer than one second, because a delayed receiver
+	// counts some bytes of the first second only after this second.
 	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )

@@ -7,8 +7,8 @@ import "slices"
 // A Verdict is the result of one step of the demo, such as "ok" or "miss".
 type Verdict string
 
-// The following constants are the possible results of a step. The result Info means that the step shows a value but compares it with
-// nothing.
+// The following constants are the possible results of a step. The result Info means that the step shows a value for which there is no
+// expected value.
 const (
 	OK   Verdict = "ok"
 	Miss Verdict = "miss"

@@ -114,7 +114,8 @@ func stepsOfTheEnd() []step {
 	}
 }
 
-// A placeOf function selects one network namespace of the lab. It returns a function that calls its argument inside this namespace.
+// A placeOf function selects one network namespace of the lab. The returned function runs its argument inside this namespace. It returns a
+// function that calls its argument inside this namespace.
 type placeOf func(*lab) func(func() error) error
 
 func fromHost(*lab) func(func() error) error     { return func(f func() error) error { return f() } }

@@ -21,9 +21,9 @@ const (
 
 var errNoAddress = errors.New("the pod has no such address")
 
-// warmUp adds and deletes a first pod. The later baseline then contains state that stays after a pod's DEL, such as the bridge and the
-// static rules. If a plugin lacks a kernel feature, warmUp removes the plugin from the chain. The demo then skips the steps that need this
-// plugin.
+// warmUp adds and deletes a first pod. The baseline is recorded after warmUp, so it contains the state that stays after a pod's DEL, such
+// as the bridge and the static rules. If a plugin lacks a kernel feature, warmUp removes the plugin from the chain. The demo then skips the
+// steps that need this plugin.
 func warmUp(ctx context.Context, l *lab) outcome {
 	for {
 		err := l.warmUpOnce(ctx)

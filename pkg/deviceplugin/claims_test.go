@@ -33,8 +33,8 @@ func (l *testLab) writeClaim(resource, id string, admin bool) {
 }
 
 // TestClaimed checks that a claimed device is not allocated and keeps its driver. The number of VFs on the device's PF also stays the same.
-// The daemon's answers about pods contain the claimed device. If a record is unreadable, any device may belong to its claim, unless the
-// kubelet's file can be read.
+// The daemon's answers about pods contain the claimed device. If both the record of a claim and the kubelet's file are unreadable, any
+// device may belong to the claim.
 func TestClaimed(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	config := func(n, driver string) string {

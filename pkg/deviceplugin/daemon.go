@@ -164,8 +164,8 @@ func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	return pools
 }
 
-// poolEnv returns the data about the node, other than the devices, that is needed to compute the pools. For a device whose interface is in
-// a pod, poolEnv returns the last known properties.
+// poolEnv returns all data about the node, except the devices, from which the pools are computed. For a device whose interface is in a pod,
+// poolEnv returns the last known properties.
 func (d *daemon) poolEnv() pool.Env {
 	host, err := kernel.Host()
 	if err == nil {
@@ -182,8 +182,8 @@ func (d *daemon) poolEnv() pool.Env {
 }
 
 // lostDevices returns the devices that pods have from a resource although these devices are missing in the resource's pool. Each lost
-// device is in the list only once. If the resource was removed from the configuration, the list contains no devices of claims, only devices
-// that the kubelet assigned to containers.
+// device is in the list only once. If the resource was removed from the configuration, the list contains only devices that the kubelet
+// assigned to containers, and no devices of claims.
 func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
 		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !poolContains(p, h.ID) {
@@ -281,7 +281,8 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify() wakes the goroutine that receives from c. notify() never blocks. If a wake-up is already pending, notify() does nothing.
+// notify() wakes the goroutine that receives from the channel `c`. notify() never blocks. If a wake-up is already pending, notify() does
+// nothing.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

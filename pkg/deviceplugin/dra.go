@@ -82,8 +82,8 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	d.driver.Update(i)
 }
 
-// claimUse returns the devices that belong to claims, and the devices that belong to pods without claims. The health check needs both,
-// because the driver that a device should have depends on its owner.
+// claimUse returns the devices that belong to claims, and the devices that pods have without a claim. The health check needs both, because
+// the driver that a device should have depends on its owner.
 func (d *daemon) claimUse() claimUsage {
 	c := claimUsage{have: map[string]bool{}, held: map[string]bool{}, leaked: d.isLeaked}
 	for _, h := range d.held {
@@ -153,7 +153,7 @@ func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// publishedDevices returns, for the ID of each device, what the ResourceSlices contain about the device.
+// publishedDevices returns the data of each device in the ResourceSlices, by device ID.
 func (d *daemon) publishedDevices() map[string]allocation.Published {
 	d.mu.Lock()
 	driver := d.driver

@@ -328,7 +328,8 @@ func TestDRAHarmsNothing(t *testing.T) {
 	}
 }
 
-// TestSplit checks that byAPI keeps the order of the pools in both lists. The text of a pod without a known name contains its UID.
+// TestSplit checks that byAPI keeps the order of the pools in both lists. TestSplit also checks that the text of a pod without a known name
+// contains the UID of the pod.
 func TestSplit(t *testing.T) {
 	if plain, claimed := byAPI(nil); plain != nil || claimed != nil {
 		t.Error(plain, claimed)

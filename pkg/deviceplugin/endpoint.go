@@ -68,8 +68,8 @@ func (e *endpoint) stream(n int) {
 	e.streams += n
 }
 
-// pluginOptions returns the endpoint's options, which the kubelet receives through Register or GetDevicePluginOptions, depending on how the
-// endpoint registers.
+// pluginOptions returns the endpoint's options. The kubelet receives the options through Register or through GetDevicePluginOptions,
+// depending on how the endpoint registers.
 //
 // While a resource moves to DRA, a pod may request the resource in its limits but get the devices through a claim. In this case, the
 // endpoint has assigned no device to the pod. The kubelet (at least up to 1.37) refuses to start the containers of such a pod while the

@@ -32,8 +32,8 @@ func TestUnclaimed(t *testing.T) {
 	}
 }
 
-// TestGateChangesOnce checks that only one call at a time changes a device. If two calls changed a device at once, a claim could get a VF
-// that disappears when numVfs of its PF changes.
+// TestGateChangesOnce checks that only one call at a time changes a device. If two calls changed devices at once, one call could give a VF
+// to a claim while the other call removes the PF's VFs to change numVfs.
 func TestGateChangesOnce(t *testing.T) {
 	g := newGate("", "/nonexistent", "")
 	ok := func() error { return nil }

@@ -21,7 +21,7 @@ type pendingAllocations struct {
 	devices    map[string]pendingDevice // by device ID
 }
 
-// pendingDevice is an allocated device that PodResources has not listed yet. The pod's UID in the field UID comes from the checkpoint entry
+// pendingDevice is an allocated device that PodResources has not listed yet. The field UID contains the pod's UID from the checkpoint entry
 // that the kubelet writes after the allocation.
 type pendingDevice struct {
 	allocation.Device

@@ -70,8 +70,8 @@ func (l *testLab) allocate(d *daemon, ids ...string) {
 	}
 }
 
-// TestHandedOut (V-25) checks when the daemon may answer that a pod has no devices: only after the containers of all allocated devices are
-// known. The device of an init container is only in the kubelet's checkpoint, and its checkpoint entry may get lost.
+// TestHandedOut (V-25) checks that the daemon identifies the containers of all allocated devices before it answers that a pod has no
+// devices. Only the kubelet's checkpoint lists the device of an init container, and its entry in the checkpoint may get lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -142,8 +142,8 @@ func TestOtherPod(t *testing.T) {
 
 // TestFailedAdmission checks the number of requests to the kubelet while the container of an allocated device is unknown. Questions about
 // pods without devices must not exhaust the kubelet's rate limit. The daemon requests the list of all pods from the kubelet at most once in
-// each sharedInterval, and uses this list for the questions about all pods. In addition, the daemon requests each pod without devices from
-// the kubelet at most once. The error for each pod without devices contains the ID of the allocated device.
+// each sharedInterval, and uses this list for the questions about all pods. In addition, the daemon asks the kubelet at most once about
+// each pod without devices. For each pod without devices, the daemon returns an error that contains the ID of the allocated device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -216,8 +216,8 @@ func TestUnreadableAtAllocate(t *testing.T) {
 	}
 }
 
-// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint that it may have read before an allocation. Such an old
-// checkpoint does not identify the owner of the device.
+// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint if the daemon may have read it before the device was allocated.
+// Such a checkpoint may contain an earlier owner of the device.
 func TestFormerCheckpoint(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	d := l.openForTest()

@@ -30,8 +30,8 @@ const (
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// askPod returns the devices of a pod. askPod returns an empty list only if the pod certainly has no device: the pods of all devices that
-// were allocated within the last minute must be known.
+// askPod returns the devices of a pod. askPod returns an empty list only if the pod certainly has no device. The daemon can be certain only
+// if it knows the pod of each device that was allocated within the last minute.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
 	defer cancel()

@@ -24,9 +24,9 @@ type resourceOffer struct {
 	grant    deviceGrant
 }
 
-// newOffer returns the offer of a pool. The argument `lost` lists the lost devices: pods still have these devices, although the devices are
-// missing or belong to another resource now. The lost devices stay in the offer as unhealthy devices with their last known NUMA nodes.
-// After a restart, the kubelet admits a running pod again only if the offer contains the devices of the pod.
+// newOffer returns the offer of a pool. The argument `lost` lists the lost devices. A lost device is missing or belongs to another resource
+// now, but a pod still has it. The lost devices stay in the offer as unhealthy devices with their last known NUMA nodes. After a restart,
+// the kubelet admits a running pod again only if the offer contains the devices of the pod.
 func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []allocation.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {

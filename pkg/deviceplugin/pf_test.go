@@ -120,9 +120,9 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted uses VFs that exist although the file sriov_numvfs of their PF contains 0. The configuration contains
-// "numVfs": 0. Nevertheless, the daemon must not remove the existing VFs. The daemon logs the contradiction once, and does not log that it
-// changed the number of VFs.
+// TestNumVFsContradicted uses VFs that exist although the file sriov_numvfs of their PF contains 0. The configuration contains "numVfs": 0.
+// Nevertheless, the daemon must not remove the existing VFs. The daemon logs once that sriov_numvfs is 0 although VFs exist, and does not
+// log that it changed the number of VFs.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := twoPFs(t)
 	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {

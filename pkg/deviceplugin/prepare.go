@@ -20,8 +20,8 @@ import (
 // retryAfter is the pause after the daemon failed to change a device. During the pause, the kernel may complete pending work.
 const retryAfter = 5 * time.Minute
 
-// prepareLoop runs prepareDevices each time it receives from wake, until ctx is done. prepareLoop runs in its own goroutine, because the
-// kernel may take a long time to change a device.
+// prepareLoop runs prepareDevices each time it receives a value from the channel `wake`, until ctx is done. prepareLoop runs in its own
+// goroutine, because the kernel may take a long time to change a device.
 func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 	failed := map[pci.Address]time.Time{}
 	logged := map[pci.Address]string{}
@@ -57,7 +57,8 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 var errInUse = errors.New("in use")
 
 // prepareDevices sets the configured number of VFs on each PF and binds the configured drivers, but changes only devices that no pod uses.
-// While the devices of pods are unknown, prepareDevices only creates VFs on PFs that have no VFs and whose interface is on the node.
+// While the devices of pods are unknown, prepareDevices only creates VFs, and only on a PF that has no VFs and whose interface is on the
+// node.
 func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.answered, d.config.NumVFs(d.snapshot)

@@ -112,7 +112,8 @@ func (r *registrar) run(ctx context.Context) {
 		if ctx.Err() == nil {
 			r.log.Warn("could not register the resource; retrying", "error", err, "after", pause)
 		}
-		// Each attempt to register causes file events in the socket folder. Therefore only a new socket of the kubelet shortens the pause.
+		// Each attempt to register causes file events in the socket folder. waitForChange must ignore these events, so only a new socket of the
+		// kubelet ends the pause early.
 		r.waitForChange(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.registerSocket()); return id != kubelet })
 		pause = min(2*pause, longestPause)
 	}
@@ -169,8 +170,8 @@ func (r *registrar) ensure(ctx context.Context) error {
 		return nil
 	}
 	if r.registeredAt != (probes.SocketID{}) {
-		// The kubelet's current socket differs from its socket at the last registration. The kubelet treats an endpoint's path that it already
-		// knows as an existing connection. Therefore the endpoint must register with a new path.
+		// The kubelet's current socket differs from its socket at the last registration. The kubelet does not open a new connection for an
+		// endpoint path that it already knows. Therefore the endpoint must register with a new path.
 		if err := r.listen(); err != nil {
 			return err
 		}

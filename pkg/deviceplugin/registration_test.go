@@ -174,8 +174,8 @@ func TestSocketRemoved(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *registeredPlugin) bool { return p.sock != first.sock })
 }
 
-// TestAnotherKubeletSocket checks a kubelet that creates a new registration socket. The kubelet treats an endpoint's path that it already
-// knows as an existing connection, so the endpoint must register with a new path.
+// TestAnotherKubeletSocket checks a kubelet that creates a new registration socket. The kubelet does not open a new connection for an
+// endpoint path that it already knows, so the endpoint must register with a new path.
 func TestAnotherKubeletSocket(t *testing.T) {
 	k := newFakeKubelet(t)
 	runEndpoint(t, k.folder(), offering(vfPool(1)))

@@ -60,7 +60,7 @@ func (o daemonOptions) checkpointPath() string {
 }
 
 // runDaemon serves all resources until ctx is done. runDaemon returns an error only at the start, for example if the configuration is
-// invalid or a listening address is in use. At each signal in the channel reload, runDaemon reads the configuration again.
+// invalid or a listening address is in use. At each signal in the channel `reload`, runDaemon reads the configuration again.
 func runDaemon(ctx context.Context, o daemonOptions, reload <-chan os.Signal, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

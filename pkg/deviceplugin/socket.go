@@ -13,7 +13,7 @@ import (
 )
 
 // socketName returns a new file name for the socket of a resource's endpoint. The name is random, because two instances may run at the same
-// time during an update. A new name is also needed because the kubelet treats a path that it already knows as an existing connection.
+// time during an update. A new name is also needed because the kubelet does not open a new connection for a path that it already knows.
 func socketName(dir, resource string) string {
 	return socketPrefix(dir, resource) + probes.RandomHex() + socketSuffix
 }

@@ -140,8 +140,9 @@ func holdersOf(held []allocation.Device) map[string]allocation.Device {
 	return holder
 }
 
-// nameAttachedPods returns the devices with the pods that have attached them. Several pods may share a claim, so only the journal of a VF
-// shows which of the pods has the VF. Without a journal, the pod of the claim's record stays.
+// nameAttachedPods returns the devices, and sets the pod of each claimed VF to the pod that has attached the VF. Several pods may share a
+// claim, so only the journal of a VF shows which of the pods has the VF. If a VF has no journal, nameAttachedPods keeps the pod from the
+// claim's record.
 func nameAttachedPods(held []allocation.Device, attached []sriov.Holding) []allocation.Device {
 	held = slices.Clone(held)
 	for i, h := range held {
@@ -154,8 +155,8 @@ func nameAttachedPods(held []allocation.Device, attached []sriov.Holding) []allo
 	return held
 }
 
-// lostState returns the NUMA node and the state of a lost device for the metrics. A device that a pod has through a claim is not faulty: it
-// is lost only because its resource has changed from DRA to the device plugin API.
+// lostState returns the NUMA node and the state of a lost device for the metrics. If a pod has the lost device through a claim, the device
+// is not faulty. Only its resource has changed from DRA to the device plugin API.
 func lostState(o *resourceOffer, h allocation.Device) [2]string {
 	if a, err := pci.ParseAddress(h.ID); err == nil && byClaim(h) {
 		if dev, ok := o.snapshot.Device(a); ok {

@@ -66,8 +66,8 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
 }
 
-// acceptForwarded returns the command that makes a variant of iptables accept the packets of a bridge. Docker keeps the rules of its chain
-// DOCKER-USER (docs.docker.com, "Packet filtering and firewalls").
+// acceptForwarded returns the command that makes a variant of iptables accept the packets of a bridge. If Docker runs, the command uses the
+// chain DOCKER-USER, because Docker does not remove rules from this chain (docs.docker.com, "Packet filtering and firewalls").
 func acceptForwarded(program string, docker bool) string {
 	chain := "FORWARD"
 	if docker {

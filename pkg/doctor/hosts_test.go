@@ -165,7 +165,7 @@ func TestKubeletCommand(t *testing.T) {
 }
 
 // TestUnmanagedAppends checks that the remedy appends to NetworkManager's list of unmanaged devices. If the remedy replaced the list,
-// NetworkManager would manage the interfaces from other files again.
+// NetworkManager would again manage the interfaces that other configuration files exclude.
 func TestUnmanagedAppends(t *testing.T) {
 	l := newLab(t)
 	l.run("NetworkManager")

@@ -131,7 +131,7 @@ func (n *node) bridges() (names []string) {
 	return slices.Compact(names)
 }
 
-// number() reads a setting below /proc/sys/net. number() also returns false if the kernel does not have this setting.
+// number() reads a setting below /proc/sys/net. The second result is false if the kernel does not have this setting.
 func (n *node) number(path string) (value int, ok bool) {
 	text, err := n.host.Get(path)
 	if err == nil {
@@ -271,7 +271,7 @@ func (n *node) mtu() (found []Finding) {
 	return found
 }
 
-// fullAt is a limit in percent: several checks warn if a larger share of a kernel table or of an address range is used.
+// fullAt is a limit in percent. Several checks warn if the used share of a kernel table or of an address range reaches this limit.
 const fullAt = 90
 
 func (n *node) conntrack() []Finding {

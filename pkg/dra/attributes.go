@@ -29,7 +29,8 @@ const (
 	attrLinkType  = "linkType"
 	attrRDMA      = "rdma"
 
-	// Older DRA drivers for CPUs and networks publish attrOldNUMA, so a claim can require the same NUMA node for their devices and for VFs.
+	// Older DRA drivers for CPUs and networks also publish the attribute attrOldNUMA. With this attribute, a claim can require that VFs and
+	// the devices of such a driver are on the same NUMA node.
 	attrOldNUMA = "dra.net/numaNode"
 	// Multus reads the following two attributes.
 	attrMultusDevice   = "k8s.cni.cncf.io/deviceID"
@@ -45,9 +46,9 @@ func DeviceName(a pci.Address) string {
 }
 
 // attributesOf returns the attributes of a device in a ResourceSlice. The values of the attributes do not change while the card is plugged
-// in. After each change, every scheduler would receive the whole slice again. Every device has all attributes, with one exception: numaNode
-// is missing if the NUMA node is unknown. If a CEL expression reads a missing attribute, the scheduler stops with an error for the whole
-// cluster.
+// in. If a value changed, every scheduler would receive the whole slice again. Every device has all attributes, with one exception:
+// numaNode is missing if the NUMA node is unknown. If a CEL expression reads a missing attribute, the scheduler stops with an error for the
+// whole cluster.
 func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	pf := i.pfOf(d.Device)
 	rdma := len(d.Device.RDMA) > 0

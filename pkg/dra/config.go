@@ -56,7 +56,7 @@ func readEntries(c *resourceapi.ResourceClaim) (ofClass, ofClaim []configEntry, 
 	return ofClass, ofClaim, nil
 }
 
-// nextInClaim returns the index in the claim's specification of an entry of the allocation. The argument "last" is the index of the
+// nextInClaim returns the index that an entry of the allocation has in the claim's specification. The argument "last" is the index of the
 // previous entry. The allocation lacks entries for alternatives of a request that the scheduler did not choose.
 func nextInClaim(c *resourceapi.ResourceClaim, last int, entry resourceapi.DeviceConfiguration) int {
 	for i := last + 1; i < len(c.Spec.Devices.Config); i++ {
@@ -67,8 +67,9 @@ func nextInClaim(c *resourceapi.ResourceClaim, last int, entry resourceapi.Devic
 	return last + 1
 }
 
-// pathInClass returns the class and the path in the class of an entry of the allocation. The allocation contains the entries of a class one
-// after another. Kubernetes before 1.35 does not show which of several classes an entry belongs to.
+// pathInClass returns the name of the class that an entry of the allocation comes from, and the path of the entry in this class. The
+// allocation contains the entries of a class one after another. Kubernetes before 1.35 does not show which of several classes an entry
+// belongs to.
 func pathInClass(c *resourceapi.ResourceClaim, i int) string {
 	entries := c.Status.Allocation.Devices.Config
 	var classes []string
@@ -170,7 +171,8 @@ func checkSingle(c *resourceapi.ResourceClaim, devices []allocation.Device, entr
 }
 
 // checkConfig returns an error if a config entry of the claim applies to no device, or only to devices with admin access. checkConfig also
-// returns an error if the class of a class entry is ambiguous. For a class entry that applies to no device, checkConfig returns a warning.
+// returns an error if it is unknown which class an entry comes from. For a class entry that applies to no device, checkConfig returns a
+// warning.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := readEntries(c)
 	if err != nil {

@@ -282,8 +282,8 @@ func TestPrepareConfig(t *testing.T) {
 	}
 }
 
-// TestPathInClaim: the scheduler drops entries for alternatives that it did not choose. An error nevertheless contains the index of the
-// entry in the claim.
+// TestPathInClaim: the scheduler drops entries for alternatives that it did not choose. The error about an entry must nevertheless contain
+// the index that the entry has in the specification of the claim.
 func TestPathInClaim(t *testing.T) {
 	c := newClaim("c-1", "web", deviceResult("vf/b", vf0))
 	setRequests(c, "vf/b fast")

@@ -35,11 +35,12 @@ type Options struct {
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer // nil for none
 
-	// Change changes devices that no pod has: it calls the function `check`, and then the function `change`. An error from `check` means that
-	// a device is in use. The daemon allocates no device while `check` runs, and no pod gets one of the given devices until `change` returns.
+	// Change calls the function `check`, and then the function `change`, which changes devices that no pod has. An error from `check` means
+	// that a device is in use. The daemon allocates no device while `check` runs, and no pod gets one of the given devices until `change`
+	// returns.
 	Change func(ids []string, check, change func() error) error
-	// InUse returns the reason why a device can neither be allocated to a claim nor be changed, for example that a pod has the device. InUse
-	// returns "" if the device is free. InUse does not check whether a claim has the device.
+	// InUse returns the reason why a device is in use, for example that a pod has the device. Such a device must not be changed or allocated
+	// to a claim. InUse returns "" if the device is free. InUse does not check whether a claim has the device.
 	InUse func(id string) string
 	// The driver calls Changed when claim records have changed. The daemon then calls the driver's method Update.
 	Changed func()
@@ -60,7 +61,7 @@ type Inventory struct {
 
 // Fault is the reason why a pod cannot use a device.
 type Fault struct {
-	// Kind is a word of at most 63 letters and dashes: the constants LinkDown or Held, or a word such as "no-driver".
+	// Kind is a word of at most 63 letters and dashes, for example one of the constants LinkDown and Held, or "no-driver".
 	Kind string
 	Text string // for messages
 }
@@ -121,7 +122,7 @@ func (d *Driver) Update(i Inventory) {
 	d.changed = make(chan struct{})
 }
 
-// latestInventory returns the latest inventory. latestInventory also returns false until the daemon has called Update.
+// latestInventory returns the latest inventory. The second result is false until the daemon has called Update.
 func (d *Driver) latestInventory() (Inventory, bool) {
 	i, _, ok := d.watchInventory()
 	return i, ok

@@ -108,8 +108,8 @@ func (f *fakeAPI) countWrites() int {
 	return f.countRequests("create") + f.countRequests("update") + f.countRequests("delete")
 }
 
-// removeSlices deletes ResourceSlices, as a kubelet or a user could do. If quiet is true, watchers do not get an event about the deletion,
-// as if their watch were broken.
+// removeSlices deletes ResourceSlices, as a kubelet or a user could do. If the argument `quiet` is true, watchers do not get an event about
+// the deletion, as if their watch were broken.
 func (f *fakeAPI) removeSlices(quiet bool, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +163,7 @@ func (f *fakeAPI) isWatched() bool {
 	return len(f.watchers) > 0
 }
 
-// endWatches ends all watches. If gone is true, the watches end with HTTP status 410.
+// endWatches ends all watches. If the argument `gone` is true, the watches end with HTTP status 410.
 func (f *fakeAPI) endWatches(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -53,7 +53,7 @@ func (l *leadership) whyNotServing() string {
 	return l.whyWaiting
 }
 
-// setFollower stores that another instance is the leader. If the argument `leader` is "", an error prevents this instance from becoming the
+// setFollower stores that another instance is the leader. The argument `leader` is "" if an error prevents this instance from becoming the
 // leader. During an update, several instances that run in pods may serve the kubelet at the same time. An instance that runs as a service
 // must be the only instance, because any other instance would take over the service's connection to the kubelet.
 func (l *leadership) setFollower(d *Driver, leader string, err error) {

@@ -53,8 +53,8 @@ func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 }
 
 // LockDevices takes the locks of devices. The locks also exclude all other instances of the daemon on the node. Prepare and Unprepare take
-// the same locks. The argument claims is the folder of claim records. LockDevices returns an error if another call or another instance is
-// working on one of the devices.
+// the same locks. The argument `claims` is the path of the folder with the claim records. LockDevices returns an error if another call or
+// another instance is working on one of the devices.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 )
 
 // TestStreamAfterList: after a failed streaming list, client-go sends an ordinary list request for the slices. After the next streaming
-// list succeeds, client-go does not repeat the ordinary list. Therefore, after a successful streaming list, the publisher considers an
-// earlier failure of an ordinary list as ended.
+// list succeeds, client-go does not repeat the ordinary list. Therefore, after a successful streaming list, the publisher must consider an
+// earlier failure of an ordinary list as resolved.
 func TestStreamAfterList(t *testing.T) {
 	l := newDRALab(t)
 	client := l.client

@@ -117,7 +117,7 @@ func recordedDevice(r *claim.Record, name, request string) (allocation.Device, b
 	return r.Devices[i], true
 }
 
-// deviceEntry describes one device twice: once for the plan and once for the record.
+// deviceEntry contains two descriptions of one device: one for the plan and one for the record.
 type deviceEntry struct {
 	planned  plannedDevice
 	recorded allocation.Device
@@ -196,8 +196,8 @@ func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
 }
 
-// lockedAddresses returns the devices that the claim of a plan will own. If one of the devices is a PF that is offered as a whole, the list
-// also contains its VFs.
+// lockedAddresses returns the PCI addresses of the devices whose locks a claim needs. These are the devices that the claim of the plan will
+// own. If one of the devices is a PF that is offered as a whole, the list also contains its VFs.
 func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {
@@ -207,8 +207,8 @@ func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	return list
 }
 
-// answerFor returns the devices of a plan in the format that the kubelet expects. The CDI device of a request is attached to the first
-// device of the request.
+// answerFor returns the devices of a plan in the format that the kubelet expects. If a request has several devices, answerFor attaches the
+// CDI device of the request only to the first of them.
 func (d *Driver) answerFor(p claimPlan) (list []kubeletplugin.Device) {
 	answered := map[string]bool{}
 	for _, dev := range p.devices {

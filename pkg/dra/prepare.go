@@ -25,7 +25,7 @@ import (
 // callTimeout is the maximum time that one call works on a claim. The kubelet cancels a call after 45 s.
 const callTimeout = 40 * time.Second
 
-// callHandler implements the calls of the kubelet for the Kubernetes library.
+// callHandler handles the calls of the kubelet. The Kubernetes library receives the calls and passes them to callHandler.
 type callHandler struct{ *Driver }
 
 // PrepareResourceClaims prepares several claims at the same time. Therefore, if binding a driver is slow for one claim, the other claims do

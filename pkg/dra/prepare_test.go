@@ -24,9 +24,10 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestPrepare prepares and unprepares a claim with two requests. The test uses both versions of the kubelet's API. The CDI device of a
-// request is attached to the request's first device. The environment variables of the CDI device contain the devices of both requests of
-// the resource. A second Prepare restores a missing CDI specification and changes nothing else.
+// TestPrepare prepares and unprepares a claim with two requests. The test uses both versions of the kubelet's API. If a request has several
+// devices, the CDI device of the request is attached to the first of them. Both requests get devices of the same resource, so the
+// environment variables of each CDI device contain the devices of both requests. A second Prepare restores a missing CDI specification and
+// changes nothing else.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)

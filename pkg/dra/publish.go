@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// syncDelay is the time between an event and the next comparison of the slices. The delay is useful because a kubelet deletes all slices
-	// of its node when it starts.
+	// syncDelay is the time between an event and the next comparison of the slices. When a kubelet starts, it deletes all slices of its node.
+	// Because of the delay, one comparison handles all these events.
 	syncDelay = time.Second
 	// forgetAfter is the maximum time between the creation of a slice and its event in the watch. If the event does not arrive in time, the
 	// library assumes that the slice is missing. Another program may have deleted the slice while the watch was broken.
@@ -180,8 +180,8 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	return r
 }
 
-// update() passes the desired slices to the controller if they have changed. update() does not pass slices again that the API server has
-// refused. After a refusal, the former slices remain in the API server.
+// update() passes the desired slices to the controller if they have changed. If the API server has refused slices, update() does not pass
+// the same slices again. After a refusal, the former slices remain in the API server.
 func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	want := p.computeDesired(i)
 	p.mu.Lock()

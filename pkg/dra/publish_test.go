@@ -54,8 +54,8 @@ type publisherLab struct {
 	stop     func()
 }
 
-// newBench publishes the devices of a machine. The function prepare() changes the behaviour of the API server before the devices are
-// published.
+// newBench starts a publisher for the devices of a machine. The function prepare() changes the behaviour of the API server before the
+// devices are published.
 func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publisherLab {
 	t.Helper()
 	b := &publisherLab{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}

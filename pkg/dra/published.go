@@ -25,9 +25,9 @@ func Resources(i Inventory, node string, records []claim.Record, now time.Time) 
 		counters: true}}.driverResources()
 }
 
-// Settings returns the merged settings for each result of an allocated claim. A nil entry means that the allocation result has no settings.
-// Settings returns an error if Prepare would refuse the claim. Each device of the claim must belong to a resource of this driver. Settings
-// does no I/O.
+// Settings returns the VF settings for each allocation result of a claim. The settings of the claim override the settings of the class. A
+// nil entry means that the allocation result has no settings. Settings returns an error if Prepare would refuse the claim. Each device of
+// the claim must belong to a resource of this driver. Settings does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
 	var devices []allocation.Device
 	for i, result := range c.Status.Allocation.Devices.Results {

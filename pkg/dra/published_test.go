@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestPublishedText checks the text of attributes and taints. Attributes have their domain, and taints have the format that kubectl shows.
+// TestPublishedText checks the text of attributes and taints. The text of an attribute must contain its domain, and the text of a taint
+// must have the format that kubectl shows.
 func TestPublishedText(t *testing.T) {
 	got := publishedText(resourceapi.Device{Name: "0000-11-02-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"pf": text("ens0f0"), "resource.kubernetes.io/numaNode": number(1), "rdma": {BoolValue: new(false)}},

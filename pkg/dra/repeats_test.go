@@ -45,8 +45,8 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
-// TestFailureUnprepareHangs: if unbinding the driver of a claim hangs, the collector waits only until the timeout of one call. The claim
-// keeps its record.
+// TestFailureUnprepareHangs: if the unbind of a claim's driver hangs, the collector of ended claims stops waiting after the timeout of one
+// call. The claim keeps its record.
 func TestFailureUnprepareHangs(t *testing.T) {
 	l := newDRALab(t)
 	kernel := pcitest.Kernel{Stuck: []string{"vfio-pci"}}

@@ -21,7 +21,8 @@ const (
 	featureCounters = "DRAPartitionableDevices"
 )
 
-// The constant verbNode identifies a request for the Node object. Each other verb identifies a request for ResourceSlices.
+// The constant verbNode stands for the verb of requests for the Node object. All other verbs, such as "update", belong to requests for
+// ResourceSlices.
 const verbNode = "get node"
 
 // sliceMetrics contains the metrics of the publisher.
@@ -150,8 +151,8 @@ func (p *publisher) currentFeatures(now time.Time) sliceFeatures {
 	return sliceFeatures{taints: !p.disabled[featureTaints].After(now), counters: !p.disabled[featureCounters].After(now)}
 }
 
-// noteRefusal handles the error that the API server returns for invalid slices. The only known cause is that API servers before Kubernetes
-// 1.35 refuse counters in slices without devices.
+// noteRefusal handles the error that the API server returns for invalid slices. The only known cause is an API server before Kubernetes
+// 1.35, which refuses counters in slices without devices.
 func (p *publisher) noteRefusal(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -200,7 +201,8 @@ func (p *publisher) noteSyncStart() {
 	p.syncing, p.failing = p.submitted, false
 }
 
-// noteSynced records that a comparison of slices has succeeded. A successful comparison also ends earlier write failures.
+// noteSynced records that a comparison of slices has succeeded. After a successful comparison, earlier write failures no longer count as
+// problems.
 func (p *publisher) noteSynced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -188,7 +188,8 @@ func (d desiredState) setTaints(device *resourceapi.Device, taints []resourceapi
 	device.Taints = taints
 }
 
-// wholePFs returns the PFs that are offered as a whole, each with the number of VFs that pods cannot get while a claim has the PF.
+// wholePFs returns a map with the PFs that are offered as a whole. The value of each PF is the number of VFs that pods cannot get while a
+// claim has the PF.
 func (i Inventory) wholePFs() map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, p := range i.Pools {

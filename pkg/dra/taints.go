@@ -24,7 +24,8 @@ const (
 // maxLabel is the maximum length of a label value in characters. The same limit applies to the value of a taint.
 const maxLabel = 63
 
-// taintsOf returns the taints of an existing device. A claimed device never gets the taint "held".
+// taintsOf returns the taints of an existing device. A claimed device never gets the taint "held", which means that the interface is still
+// in the namespace of an ended pod.
 func (i Inventory) taintsOf(id, pf string, prepared bool) []resourceapi.DeviceTaint {
 	fault, faulty := i.Faults[id]
 	switch {

@@ -25,8 +25,8 @@ func (i Inventory) vfsOf(p plannedDevice) (vfs []pci.Address) {
 }
 
 // checkExcluded returns an error in two cases. In the first case, the plan contains a VF, and another claim has the whole PF of the VF. In
-// the second case, the plan contains a whole PF, and a pod has a VF of the PF through the device plugin API. The counters of the PF
-// normally prevent both conflicts in the scheduler, except after a pod was deleted by force.
+// the second case, the plan contains a whole PF, and a pod has a VF of the PF through the device plugin API. Normally, the scheduler
+// prevents both conflicts with the counters of the PF. The conflicts can occur after a pod was deleted by force.
 func (d *Driver) checkExcluded(p claimPlan, records []claim.Record) error {
 	for _, dev := range p.devices {
 		if dev.Admin {

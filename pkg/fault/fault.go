@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fault contains the functions through which Podlace changes the system. Change() makes one change. If a signal interrupts the
-// change, Change() repeats the change. The error and the debug log of a change contain its description. Package store calls only Point, and
-// not Change(), because errors of file operations already contain the operation and the file. A test may kill the process at each change
-// and at each call of Step(). The code calls Step() between two system calls of a change, and after the last change.
+// change, Change() repeats the change. The error and the debug log of a change contain its description. Change() adds the description to an
+// error. Package store calls Point instead of Change(), because errors of file operations already contain the operation and the file. A
+// test may kill the process at each change and at each call of Step(). The code calls Step() between two system calls of a change, and
+// after the last change.
 //
 // In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, a test can make any single change of the
 // process fail. Tests use the build tag podlace_fault to make each change of each CNI command fail once. Binaries with the build tag
@@ -49,9 +50,9 @@ func clock() (now time.Time) {
 	return now
 }
 
-// Phase measures a part of a CNI command that changes nothing, for example a wait for a lock. The measurement ends when the caller calls
-// the returned function. The returned function writes the duration in microseconds to the debug log. If the debug log is off, Phase does
-// nothing.
+// Phase measures how long a CNI command spends in a part without changes, for example in a wait for a lock. The measurement ends when the
+// caller calls the returned function. The returned function writes the duration in microseconds to the debug log. If the debug log is off,
+// Phase does nothing.
 func Phase(name string) (end func()) {
 	began := clock()
 	if began.IsZero() {
@@ -60,7 +61,7 @@ func Phase(name string) (end func()) {
 	return func() { phase(name, began) }
 }
 
-// Since logs the duration of a part of a CNI command from the given time until now. If the debug log is off, Since does nothing.
+// Since logs the time from "began" until now as the duration of a part of a CNI command. If the debug log is off, Since does nothing.
 func Since(name string, began time.Time) {
 	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
 		phase(name, began)

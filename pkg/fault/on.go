@@ -14,12 +14,12 @@ import (
 	"syscall"
 )
 
-// EnvFailAt is an environment variable with a number n: the nth change of the process fails. The first change has the number 1. EnvTrace is
-// an environment variable with the name of a file. The process appends each change to this file as a line. EnvMoments is an environment
-// variable with the name of another file. The process appends each change and each call of Step() to the file of EnvMoments as a line.
-// EnvRunAt is an environment variable with a line number of the file of EnvMoments, and a shell command. When the process has written that
-// line, it runs the shell command and waits until the command ends. If the shell command fails, its output is written to the file of
-// EnvMoments.
+// EnvFailAt is the environment variable that selects the change that must fail: with the value n, the nth change of the process fails. The
+// first change has the number 1. EnvTrace is an environment variable with the name of a file. The process appends each change to this file
+// as a line. EnvMoments is an environment variable with the name of another file. The process appends each change and each call of Step()
+// to the file of EnvMoments as a line. EnvRunAt is an environment variable that makes the process run a shell command. The variable
+// contains the number of a line in the file of EnvMoments, and the command. When the process has written that line, it runs the shell
+// command and waits until the command ends. If the shell command fails, its output is written to the file of EnvMoments.
 const (
 	EnvFailAt  = "PODLACE_FAIL_AT"
 	EnvTrace   = "PODLACE_FAULT_TRACE"
@@ -36,14 +36,15 @@ func Point(op string) error {
 	n := changes.Add(1)
 	trace(EnvTrace, n, op)
 	if os.Getenv(EnvFailAt) == fmt.Sprint(n) {
-		// The injected error ends with "no such file or directory", because container runtimes treat such an error of DEL as "already gone".
+		// Container runtimes treat the text "no such file or directory" in an error of DEL as "already gone". The injected error ends with this
+		// text, so that tests detect a DEL that passes the text to the runtime.
 		return fmt.Errorf("injected fault at change %d (%s): not found: no such file or directory", n, op)
 	}
 	return nil
 }
 
-// Step is a place between changes at which EnvRunAt can run a shell command. If the process has a running child process, Step stops the
-// child during the shell command. The shell command gets the process ID of the child in the environment variable CHILD.
+// Step marks a place in the code, between changes, at which EnvRunAt can run a shell command. If the process has a running child process,
+// Step stops the child during the shell command. The shell command gets the process ID of the child in the environment variable CHILD.
 func Step(what, object string, child ...int) { moment(what+" "+object, child...) }
 
 func moment(op string, children ...int) {

@@ -27,7 +27,7 @@ type allocation struct {
 	tried int
 }
 
-// allocateAll takes one address from each set. If one set has no free address, allocateAll releases all addresses again.
+// allocateAll takes one address from each range set. If one set has no free address, allocateAll releases all addresses again.
 func (a *allocation) allocateAll(cfg Config) (ips []*types100.IPConfig, err error) {
 	var undo plugin.Undo
 	defer undo.OnError(&err)

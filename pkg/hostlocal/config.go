@@ -107,8 +107,8 @@ func leaseDir(network, dataDir string) string {
 	return filepath.Join(dataDir, network)
 }
 
-// rangeLists returns the ranges of all sources in this order: ranges from the runtime, the keys outside "ranges" as one set, the key
-// "ranges".
+// rangeLists returns the ranges in this order: ranges from the runtime, the range whose keys are directly in the object "ipam", and ranges
+// in the key "ranges".
 func (raw rawConfig) rangeLists() [][]rawRange {
 	lists := raw.RuntimeConfig.IPRanges
 	if raw.IPAM.Subnet != "" {
@@ -117,7 +117,7 @@ func (raw rawConfig) rangeLists() [][]rawRange {
 	return append(lists, raw.IPAM.Ranges...)
 }
 
-// hasNoAddressFor reports whether pods get no address of the address family of a route.
+// hasNoAddressFor returns true if no range set has the address family of a route. Pods then get no address of this family.
 func (c Config) hasNoAddressFor(route *types.Route) bool {
 	is4 := route.Dst.IP.To4() != nil
 	return !slices.ContainsFunc(c.Sets, func(s RangeSet) bool { return s.is4() == is4 })

@@ -32,7 +32,8 @@ func (c Config) texts() (sets []string) {
 	return sets
 }
 
-// TestSourcesOfRanges checks the order of ranges from several sources: the runtime, the keys outside "ranges", and the key "ranges".
+// TestSourcesOfRanges checks the order of ranges from several sources: the runtime, keys directly in the object "ipam", and the key
+// "ranges".
 func TestSourcesOfRanges(t *testing.T) {
 	c, err := parsed(`{"ipam":{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.9","ranges":[[{"subnet":"10.2.0.0/30"},{"subnet":"10.3.0.0/30"}],
 		[{"subnet":"fd00::/126"}]]},"runtimeConfig":{"ipRanges":[[{"subnet":"10.4.0.0/30"}]]}}`, nil)

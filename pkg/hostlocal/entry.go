@@ -25,8 +25,8 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// matches() reports whether a lease file is the lease in the entry. A lease file with the same content is not always the same lease.
-// Another program may have deleted the file and created an equal file for a new pod.
+// matches() reports whether a lease file is still the file of a lease in the entry. A lease file with the same content is not always the
+// same lease. Another program may have deleted the file and created an equal file for a new pod.
 func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written

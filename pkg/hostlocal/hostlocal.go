@@ -42,8 +42,8 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// clearOwn returns an error if the attachment already has addresses in the current boot. clearOwn ends the attachment's leases of earlier
-// boots: a reboot ends all pods, so these addresses are free.
+// clearOwn checks for old leases of the attachment before ADD. clearOwn returns an error if the attachment already has addresses in the
+// current boot. clearOwn ends the attachment's leases of earlier boots: a reboot ends all pods, so these addresses are free.
 func clearOwn(r *plugin.Request, l *leases) error {
 	entries, err := l.entries(r.Attachment())
 	if err != nil {
@@ -99,7 +99,8 @@ func isValid(r *plugin.Request, of plugin.Attachment) bool {
 	return false
 }
 
-// release() ends the leases of all entries that the function which() returns. If the network never had a lease, release() does nothing.
+// release() ends the leases of selected entries. The argument "which" is the function that selects the entries. If the network never had a
+// lease, release() does nothing.
 func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	path := parseDir(r)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

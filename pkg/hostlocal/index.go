@@ -60,8 +60,8 @@ type index struct {
 	mark   []byte           // the file's content when this process last read it
 	shards [shards / 8]byte // one bit per shard that should exist
 
-	// The map memory replaces the index files if this process cannot write them, or if another process also changes them. If this process
-	// cannot write the files, the next field contains the reason.
+	// If this process cannot write the index files, or if another process also changes them, the field "memory" replaces the index files. If
+	// this process cannot write the files, the next field contains the reason.
 	memory map[string]shard
 	broken error
 }
@@ -100,8 +100,8 @@ func (x *index) useMemory(memory map[string]shard, err error) {
 	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
 }
 
-// isTrusted reports whether the index is still correct: since the last markCurrent, the lease folder has not changed and the node has not
-// booted.
+// isTrusted returns true if the lease folder has not changed and the node has not booted since the last markCurrent. The index is then
+// still correct.
 func (x *index) isTrusted() bool {
 	var m mark
 	if x.broken != nil {
@@ -117,9 +117,9 @@ func (x *index) isTrusted() bool {
 }
 
 // markCurrent writes the file "mark". The file "mark" says that the index is correct for the current state of the lease folder. If an admin
-// removes the lock file, two processes may change the lease folder at the same time. In this case, neither process may declare the index
-// correct. The second process rebuilds the index, because the folder has changed, and writes a new file "mark". The first process detects
-// the second process, because the file "mark" has changed since the first process read it.
+// removes the lock file, two processes may change the lease folder at the same time. In this case, the index must not count as correct when
+// both processes have ended. The second process rebuilds the index, because the folder has changed, and writes a new file "mark". The first
+// process then finds that the file "mark" has changed since it read the file, and replaces it by an invalid mark.
 func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil
@@ -173,7 +173,7 @@ func (x *index) readShard(name string) (shard, error) {
 	return parseShard(data)
 }
 
-// bitOf returns the position of the bit of a shard in the file "mark".
+// bitOf returns the position of a shard's bit in the file "mark". The bit is set if the shard should exist.
 func bitOf(name string) (at int, mask byte) {
 	number, _ := strconv.ParseUint(name, 16, 16)
 	return int(number/8) % (shards / 8), 1 << (number % 8)

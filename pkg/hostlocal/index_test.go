@@ -266,8 +266,9 @@ func BenchmarkLeases(b *testing.B) {
 	}
 }
 
-// TestTwoHolders (F-07): an admin removes the lock file, so that two processes hold a lock at the same time. Neither process may mark the
-// index as current, regardless of which process ends first. The next CNI command must find the leases of both processes.
+// TestTwoHolders (F-07): an admin removes the lock file, so that two processes hold a lock at the same time. When both processes have
+// ended, the index must not be marked as current, regardless of which process ended first. The next CNI command must find the leases of
+// both processes.
 func TestTwoHolders(t *testing.T) {
 	for _, order := range [][]int{{0, 1}, {1, 0}, {0}} { // in the last case, one process was killed
 		l := newQuickLab(t, one)

@@ -115,7 +115,8 @@ const maxLease = 1024
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
-	// This check allows more interface names than plugin.ValidIfName, because leases of other plugins may contain "default" or "a%b".
+	// This check allows more interface names than plugin.ValidIfName, because leases of other plugins may contain names such as "default" or
+	// "a%b".
 	foreignIf := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
 	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || strings.ContainsFunc(ifname, foreignIf) || !utf8.ValidString(ifname) {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}

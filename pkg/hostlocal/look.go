@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Lease describes all leases of one attachment in a lease folder.
+// Lease describes the addresses that are leased to one attachment.
 type Lease struct {
 	plugin.Attachment // without an interface name if the lease has the old format
 	Addresses         []netip.Addr

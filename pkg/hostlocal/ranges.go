@@ -258,7 +258,7 @@ func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
 	return fmt.Sprintf("%d of %s addresses are leased", n, size), full
 }
 
-// whyUnusable returns the reason why no set can assign the requested address addr.
+// whyUnusable returns the reason why the plugin cannot assign the requested address addr.
 func whyUnusable(sets []RangeSet, addr netip.Addr) string {
 	for _, s := range sets {
 		for _, r := range s {

@@ -153,7 +153,8 @@ func TestCheckSets(t *testing.T) {
 	}
 }
 
-// walkOrder returns the last part of each address that startingAfter yields, in the same order.
+// walkOrder returns the addresses that startingAfter yields, in the same order. Each address is shortened to its last group, such as ".5"
+// or ":5".
 func walkOrder(t *testing.T, s RangeSet, begin string) (order []string) {
 	t.Helper()
 	addr, _ := netip.ParseAddr(begin)

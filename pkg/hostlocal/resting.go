@@ -36,7 +36,7 @@ func (x *index) addResting(released []netip.Addr) {
 	}
 }
 
-// removeResting removes an address from the file of released addresses; ADD calls it before it assigns the address.
+// removeResting removes an address from the file of released addresses. ADD calls removeResting before it assigns the address.
 func (x *index) removeResting(addr netip.Addr) {
 	if list := x.restingAddresses(); slices.Contains(list, addr) {
 		x.setResting(slices.DeleteFunc(list, func(a netip.Addr) bool { return a == addr }))

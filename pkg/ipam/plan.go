@@ -80,8 +80,8 @@ func (p *Plan) hasDefault(is4 bool) bool {
 	return false
 }
 
-// AddRoutes converts each route in the field Shown, which contains the routes of the CNI result, and adds it to the field Routes. A route
-// without a gateway gets the first gateway of its address family, unless the route's scope forbids a gateway.
+// AddRoutes converts the routes in the field Shown and adds them to the field Routes. The field Shown contains the routes in the form of
+// the CNI result. A route without a gateway gets the first gateway of its address family, unless the route's scope forbids a gateway.
 func (p *Plan) AddRoutes() error {
 	for _, r := range p.Shown {
 		dst, ok := kernel.Prefix(&r.Dst)

@@ -37,7 +37,7 @@ type MissingProgram struct{ Name string }
 
 func (e *MissingProgram) Error() string { return e.Name + " is not installed" }
 
-// MissingFeature returns the name of the missing program.
+// MissingFeature returns the name of the missing program. The function plugin.Code recognises the error by this method.
 func (e *MissingProgram) MissingFeature() string { return e.Name }
 
 // busyError means that an iptables program waited too long for a lock, or did not end in time.

@@ -36,8 +36,8 @@ type Captor struct {
 	To     int    // ifindex of the link to which it redirects the frames, 0 for none
 }
 
-// Captor returns the first filter that matches every received frame, or every sent frame, of a link. Captor skips eBPF filters, because
-// Podlace cannot know what an eBPF filter does with a frame.
+// Captor returns the first captor of a link: either among the filters for received frames, or among the filters for sent frames. Captor
+// skips eBPF filters, because Podlace cannot know what an eBPF filter does with a frame.
 func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 	if side == Sending { // an ingress qdisc has no sending side, and answers for the receiving side
 		if q, ok, err := n.qdiscAt(link, netlink.HANDLE_INGRESS); err != nil || !ok || q.kind != "clsact" {

@@ -35,7 +35,8 @@ const (
 const conntrackTimeout = 10 * time.Second
 
 // If the connection tracking table has at least manyFlows entries, walkUDP requests two filtered dumps instead of one full dump. With 3,500
-// entries, both variants take the same time: the transfer of 3,500 entries (3 µs each) takes as long as a second dump of the table (11 ms).
+// entries, both variants take the same time. The full dump transfers 3,500 entries (3 µs each), and the filtered variant dumps the table a
+// second time (11 ms).
 const manyFlows = 3500
 
 // UDPFlow is an entry for UDP in the connection tracking table.
@@ -84,9 +85,9 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	})
 }
 
-// reversedEntries returns the reversed entries that have replaced deleted entries. If a server's reply is in flight during the deletion of
-// an entry, the kernel creates an entry with reversed directions. Because of a reversed entry, the kernel would treat the client's next
-// packet as a reply.
+// reversedEntries returns the entries that the kernel has created in the reversed direction in place of deleted entries. If a server's
+// reply is in flight during the deletion of an entry, the kernel creates an entry with reversed directions. Because of a reversed entry,
+// the kernel would treat the client's next packet as a reply.
 func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.matchingEntry(f)

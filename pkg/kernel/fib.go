@@ -22,7 +22,7 @@ type Match struct {
 	links     []int
 }
 
-// Through reports whether the route, or one of its next hops, uses the link for output.
+// Through reports whether the output link of the route, or of one of its next hops, is the given link.
 func (m Match) Through(link Link) bool { return slices.Contains(m.links, link.Index) }
 
 // FirstLink returns the ifindex of the output link of the route. For a multipath route, FirstLink returns the ifindex of the first next

@@ -66,7 +66,7 @@ func TestMatchRoute(t *testing.T) {
 	}
 }
 
-// TestLinkForwards checks that Forwards4 and Forwards6 return the forwarding settings in the sysctl files of the link.
+// TestLinkForwards checks that the fields Forwards4 and Forwards6 contain the forwarding settings in the sysctl files of the link.
 func TestLinkForwards(t *testing.T) {
 	w := newWire(t)
 	for path, forwards := range map[string]func(Link) bool{

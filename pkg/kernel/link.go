@@ -276,8 +276,8 @@ func (n *Node) SetUpLeader(link Link, alias string) error {
 }
 
 // DelGroup deletes an interface and the device group that the interface leads. If the interface is already deleted, DelGroup deletes the
-// rest of its group. DelGroup uses only the fields Name and Index of the link. DelGroup is a no-op if Index is 0, or if the interface and
-// its group are missing.
+// remaining devices of its group. DelGroup uses only the fields Name and Index of the link. DelGroup is a no-op if Index is 0, or if the
+// interface and its group are missing.
 func (n *Node) DelGroup(link Link) error {
 	return fault.Change("link del "+link.Name+" and its group", func() error {
 		if link.Index == 0 {

@@ -135,7 +135,8 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches the loaded XDP program fd. If fd is -1, setXDP detaches the current program.
+// setXDP attaches a loaded XDP program. The argument fd is the file descriptor of the program. If fd is -1, setXDP detaches the current
+// program.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		req := n.newRequest(unix.RTM_SETLINK, 0)

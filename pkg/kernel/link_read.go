@@ -33,7 +33,8 @@ type Link struct {
 	Port      BridgePort
 	PortState PortState
 	Reserved  bool // the port is set as by SetReserved, or the kernel does not report that (before 4.15)
-	// The field AllMulti is true only if a program enabled this mode of the link. The field Promis is also true for every bridge port.
+	// The field AllMulti is true only if a program enabled the all-multicast mode of the link. The field Promis is also true for every bridge
+	// port.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
 	Alias    string   // free text
@@ -92,7 +93,8 @@ const groupBase = 0x4000_0000
 // groupOf returns the number of the device group whose leader is the link with the given ifindex.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
-// LeadsGroup reports whether the link leads a device group. DelGroup deletes the link together with its device group.
+// LeadsGroup reports whether SetUpLeader has made the link the leader of a device group. DelGroup deletes the link together with its device
+// group.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
 // Lacks compares the given settings with the values that the link had when it was read. Lacks returns each setting whose value was
@@ -209,7 +211,8 @@ func parseLink(message []byte) (Link, error) {
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
-	// If a bridge was set up before its first port was added, it has a carrier, but the kernel reports its operational state as unknown.
+	// If a program sets a bridge up before it adds the first port, the bridge has a carrier, but the kernel reports its operational state as
+	// unknown.
 	link.Runs = link.Runs || link.Kind == "bridge" && a.OperState == netlink.OperUnknown && a.RawFlags&unix.IFF_LOWER_UP != 0
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0,

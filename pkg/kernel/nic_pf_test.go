@@ -128,7 +128,7 @@ func vfJoined(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
-// vfDevice checks that the field Device of a link contains the PCI address of the link, and that LinkOf finds the link by its PCI address.
+// vfDevice checks that the field Device of a VF's link contains the PCI address of the VF, and that LinkOf finds the link by this address.
 func vfDevice(t *testing.T, c card) {
 	pod := newInside(t)
 	for _, f := range c.VFs {

@@ -49,8 +49,8 @@ func (p BridgePort) flags() []portFlag {
 		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
 }
 
-// Unlike compares the flags of two ports. Unlike returns a text with the flags that differ and their values in p, for example "hairpin
-// true". Unlike returns "" if the flags are equal.
+// Unlike compares the flags of the bridge port p with the flags of another port. Unlike returns a text with the flags that differ, and with
+// their values in p, for example "hairpin true". Unlike returns "" if the flags are equal.
 func (p BridgePort) Unlike(other BridgePort) string {
 	var words []string
 	for i, flag := range p.flags() {
@@ -111,8 +111,8 @@ func switched(on bool) []byte {
 const reservedMask = 0xfffd
 
 // SetReserved makes a bridge port treat frames to reserved group addresses, such as LLDP frames, like ordinary frames (group_fwd_mask in
-// ip-link(8)). By default, the port device itself receives frames to reserved addresses: the bridge learns their source MAC, but bridge
-// rules do not see them. Kernels before 4.15 ignore group_fwd_mask.
+// ip-link(8)). By default, the port device itself receives frames to reserved addresses. The bridge learns the source MAC of these frames,
+// but bridge rules do not see the frames. Kernels before 4.15 ignore group_fwd_mask.
 func (n *NS) SetReserved(link Link) error { return n.setGroupForward(link, reservedMask) }
 
 // ResetReserved restores the default group_fwd_mask of a bridge port after SetReserved.

@@ -57,8 +57,8 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 
 // Redirect redirects all received frames of one link to another link with a filter. Redirect uses an existing ingress or clsact qdisc, or
 // adds a clsact qdisc. Redirect never adds an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact
-// qdisc. Redirect adds the new filter before it deletes an old filter that does not match short frames (RedirectsLong), so that the rate
-// limit of a running pod stays in effect. Redirect is a no-op if a filter already redirects all frames to the same link.
+// qdisc. If an old filter does not match short frames (RedirectsLong), Redirect adds the new filter before it deletes the old filter. The
+// rate limit of a running pod therefore stays in effect. Redirect is a no-op if a filter already redirects all frames to the same link.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -296,7 +296,7 @@ func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 }
 
 // hasFilters reports whether the clsact or ingress qdisc of a link has filters for received or for sent frames. For an ingress qdisc, the
-// kernel returns the same filters for both.
+// kernel returns the same filters for received and for sent frames.
 func (n *NS) hasFilters(link Link) (bool, error) {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		if filters, err := n.listFilters(link, parent); err != nil || len(filters) > 0 {

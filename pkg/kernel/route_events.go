@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RouteEvent reports that something may have changed since the previous event: the paths to other nodes, or the routes of a protocol.
+// RouteEvent reports a possible change of the paths to other nodes, or of the routes of a protocol, since the previous event.
 type RouteEvent struct {
 	Lost    bool   // the socket overflowed and some events were lost: anything may have changed
 	Removed bool   // a route or a nexthop object of the protocol was deleted

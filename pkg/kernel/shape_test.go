@@ -54,7 +54,7 @@ func withinTicks(got, want uint32, rate uint64) bool {
 	return float64(difference) <= float64(rate)/8*128e-9+1
 }
 
-// TestTicks checks that the error of burstTicks is at most two ticks, and that burstTicks does not overflow.
+// TestTicks checks that the rounding error of burstTicks is at most two ticks, and that burstTicks does not overflow.
 func TestTicks(t *testing.T) {
 	ticksPerSecond := big.NewInt(int64(netlink.TickInUsec() * 1e6))
 	for _, rate := range testedRates() {

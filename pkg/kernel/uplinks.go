@@ -52,9 +52,9 @@ func (n *NS) Uplinks() (names []string, err error) {
 	return names, nil
 }
 
-// isBelow reports whether a link is directly below one of the links in the argument "up". A link is below another link if it is a port of
-// the other link, or if it is the parent of the other link. The kernel reports the peer of a veth like a parent, but isBelow ignores peers
-// of veths. isBelow also ignores a parent in another namespace, because its ifindex may be equal to the ifindex of a link in this
+// isBelow reports whether a link is directly below one of the links in the argument "up". A link is below another link in two cases: it is
+// a port of the other link, or it is the parent of the other link. The kernel reports the peer of a veth like a parent, but isBelow ignores
+// peers of veths. isBelow also ignores a parent in another namespace, because its ifindex may be equal to the ifindex of a link in this
 // namespace.
 func isBelow(l netlink.Link, links []netlink.Link, up map[int]bool) bool {
 	return up[l.Attrs().MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {

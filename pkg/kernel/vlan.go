@@ -26,7 +26,7 @@ type VLAN struct {
 // VLANs contains the VLANs of one bridge port, sorted by ID.
 type VLANs []VLAN
 
-// Without returns a copy of the list that lacks the VLAN with the given ID.
+// Without returns a copy of the list from which the VLAN with the given ID is removed.
 func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }

@@ -94,7 +94,7 @@ func (n *Node) admit(p Pod) (Grant, error) {
 	return g, nil
 }
 
-// allocate allocates the VFs and CPUs of a container near the NUMA nodes of the hint.
+// allocate() gives a container VFs and CPUs near the NUMA nodes of the hint.
 func (n *Node) allocate(r Request, hint Hint, reusable []int) (vfs, cpus []int, err error) {
 	if r.VFs > 0 {
 		vfs, err = n.VFs.Choose(hint, r.VFs, reusable, n.Prefer, n.Pick)

@@ -101,8 +101,8 @@ func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	}
 }
 
-// isBetter reports whether a merged hint is better than the best hint so far. Among hints that are not preferred, the best hint has exactly
-// as many NUMA nodes as requiredNodes returns.
+// isBetter reports whether a merged hint is better than the best hint so far. If neither hint is preferred, the best number of NUMA nodes
+// is the number that requiredNodes returns.
 func (m *merger) isBetter(h Hint) bool {
 	if m.best == nil || h.Preferred != m.best.Preferred {
 		return m.best == nil || h.Preferred

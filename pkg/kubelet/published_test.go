@@ -67,8 +67,8 @@ func TestMergePublished(t *testing.T) {
 	}
 }
 
-// TestCompareHintsPublished checks isBetter with the cases of TestCompareHintsNarrowest in Kubernetes 1.37. Each case contains the number
-// of NUMA nodes that requiredNodes returns, the current hint, the candidate, and the better one of the two hints.
+// TestCompareHintsPublished checks isBetter with the cases of TestCompareHintsNarrowest in Kubernetes 1.37. Each case contains the result
+// of requiredNodes, the current hint, the candidate, and the better one of the two hints.
 func TestCompareHintsPublished(t *testing.T) {
 	for _, c := range []struct {
 		enough                   int

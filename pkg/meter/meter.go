@@ -126,9 +126,10 @@ func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 // the receiver.
 const pauseFactor = 3
 
-// Range returns the lowest and the highest possible rate of the link for a rate that the meter measured between two times. Pauses of the
-// machine delay packets and reads, and therefore make the range wider. Traffic exceeds a rate limit only if the lowest possible rate
-// exceeds it. If "from" is 0, pauses do not change the lowest rate, because the sender sent nothing before this time.
+// Range returns the lowest and the highest rate that the link may have had between two times. The argument "rate" is the rate that the
+// meter measured between these times. Pauses of the machine delay packets and reads, and therefore make the range wider. Traffic exceeds a
+// rate limit only if the lowest possible rate exceeds it. If "from" is 0, pauses do not change the lowest rate, because the sender sent
+// nothing before this time.
 func (r Result) Range(rate float64, from, to time.Duration) (low, high float64) {
 	window, late, lost := to-from, r.Lead, r.Lead+pauseFactor*r.Paused
 	if from > 0 {

@@ -8,8 +8,8 @@ import "time"
 // idle machine delays timers by this time.
 const pauseTick = time.Millisecond
 
-// watchPauses starts to measure how long the process is paused: it adds the delays of a timer. The returned function ends the measurement
-// and returns the sum of all pauses.
+// watchPauses starts to measure how long the process is paused. A timer that fires late shows a pause. The returned function ends the
+// measurement and returns the sum of all pauses.
 func watchPauses() (stop func() time.Duration) {
 	ended, sum := make(chan struct{}), make(chan time.Duration)
 	last := time.Now() // on a busy machine the goroutine below may start after a first pause

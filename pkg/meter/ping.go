@@ -29,7 +29,7 @@ const (
 	echo6, reply6 = 128, 129
 )
 
-// RoundTrips is the result of a [Ping]. In the percentiles, a request without a reply counts with the timeout as its round-trip time.
+// RoundTrips is the result of a [Ping]. For the percentiles, a request without a reply counts as if its round-trip time were the timeout.
 type RoundTrips struct {
 	Samples       []time.Duration // of answered requests, in the order of sending
 	Sent, Lost    int
@@ -157,7 +157,7 @@ func checksum(message []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// isReply reports whether a message is a reply to one of the echo requests of p.
+// isReply reports whether a message is a reply to one of the echo requests of the ping p.
 func (p *pings) isReply(message []byte) bool {
 	want := byte(reply6)
 	if p.is4 {

@@ -69,8 +69,8 @@ func answerPings(t *testing.T, handle func(i int, request []byte, reply func([]b
 	}()
 }
 
-// TestPingAnswers checks that a request counts as lost if its reply is missing or arrives after the timeout. A slow reply within the
-// timeout counts with its delay. Duplicates and replies to other pings do not count.
+// TestPingAnswers checks that a request counts as lost if its reply is missing or arrives after the timeout. If a reply is slow, but
+// arrives within the timeout, the delay must be part of the measured round-trip time. Duplicates and replies to other pings do not count.
 func TestPingAnswers(t *testing.T) {
 	const late, patience, tooLate = 30 * time.Millisecond, 3 * time.Second, 3100 * time.Millisecond
 	answerPings(t, func(i int, request []byte, reply func([]byte)) {

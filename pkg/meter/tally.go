@@ -60,8 +60,8 @@ func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	return end, true
 }
 
-// sumBetween returns the sums of the samples that begin between two times. The result "took" is the time between "from" and "to", without
-// the part after the end of the measurement window.
+// sumBetween returns the total bytes and packets of the samples that begin between two times. The result "took" is the time between "from"
+// and "to", without the part after the end of the measurement window.
 func (t *tally) sumBetween(from, to time.Duration) (bytes, packets uint64, took time.Duration) {
 	from, to = min(from, t.window), min(to, t.window)
 	for i := range t.bytes {

@@ -205,8 +205,8 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// networkName returns a network name for package net that contains the address family, for example "tcp4". Without the address family,
-// package net would check only once whether IPv6 works, and would use the same answer in all namespaces.
+// networkName returns the name of a network for the Go package net. The name contains the address family, for example "tcp4". Without the
+// address family, package net would check only once whether IPv6 works, and would use the same answer in all namespaces.
 func networkName(p Protocol, addr netip.AddrPort) string {
 	if addr.Addr().Unmap().Is4() {
 		return string(p) + "4"

@@ -214,7 +214,7 @@ func shapeOf(data []byte) string {
 	return shape + ";"
 }
 
-// dataShape encodes an attribute with a value or a verdict as text for shapeOf.
+// dataShape encodes an attribute as text for shapeOf. The attribute contains a value or a verdict.
 func dataShape(data []byte) (shape string) {
 	walk(data, func(kind uint16, v []byte) {
 		switch kind {

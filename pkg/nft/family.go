@@ -30,7 +30,7 @@ func FamilyOf(is4 bool) Family {
 // Families returns the Family of IPv4 and the Family of IPv6.
 func Families() [2]Family { return [...]Family{FamilyOf(true), FamilyOf(false)} }
 
-// Only returns the nf_tables expressions that limit a rule to packets of the address family.
+// Only limits a rule to packets of the address family. Only returns the nf_tables expressions for this condition.
 func (f Family) Only() []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, Equal([]byte{f.Proto})}
 }

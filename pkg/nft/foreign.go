@@ -38,9 +38,9 @@ func (d DroppingChain) Mentions(link string) bool {
 }
 
 // DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets. Such a chain has the policy
-// drop, or its last rule drops packets without a condition. To find these chains, DroppingChains requests all chains, and the rules of base
-// chains of other programs at the forward hook. If a base chain drops unmatched packets, DroppingChains also reads the rules of the chains
-// without a hook in the same table.
+// drop, or its last rule has no condition and drops packets. To find these chains, DroppingChains requests all chains, and the rules of
+// base chains of other programs at the forward hook. If a base chain drops unmatched packets, DroppingChains also reads the rules of the
+// chains without a hook in the same table.
 func DroppingChains() (found []DroppingChain, err error) {
 	c, err := New()
 	if err != nil {
@@ -95,7 +95,7 @@ func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*
 	return nil
 }
 
-// dropsRest reports whether the last rule of a chain drops or rejects packets without a condition.
+// dropsRest reports whether the last rule of a chain has no condition and drops or rejects packets.
 func dropsRest(rules []*nftables.Rule) bool {
 	if len(rules) == 0 {
 		return false

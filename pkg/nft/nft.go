@@ -224,7 +224,7 @@ func (t *Handle) Add(elements []Element) error {
 		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Existing looks up elements, and returns the existing ones with their values and comments from the kernel.
+// Existing returns those of the given elements that exist, with their values and comments from the kernel.
 func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	all, err := t.Find(elements)
 	for _, e := range all {
@@ -235,7 +235,7 @@ func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	return found, err
 }
 
-// Missing looks up elements and returns the elements that do not exist.
+// Missing returns those of the given elements that do not exist.
 func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
 	all, err := t.Find(elements)
 	for i, e := range all {
@@ -293,8 +293,8 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// sendBatch sends a transaction. The first and the last message are the start and the end of the transaction. For each message between
-// them, sendBatch reads one acknowledgement.
+// sendBatch sends a transaction. The first message starts the transaction, and the last message ends it. For each message between them,
+// sendBatch reads one acknowledgement.
 func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()
 	if len(batch) > 6 {

@@ -19,7 +19,7 @@ type Ruleset struct {
 	made  map[string]*layout // chains by name
 }
 
-// NewRuleset adds a table to the next transaction of c, and returns an empty Ruleset for the table.
+// NewRuleset adds a table to the next transaction of the connection c, and returns an empty Ruleset for the table.
 func NewRuleset(c *nftables.Conn, table *nftables.Table) Ruleset {
 	return Ruleset{c, c.AddTable(table), map[string]*layout{}}
 }

@@ -62,7 +62,7 @@ func TableOf(name string) Table {
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
 }
 
-// Own returns Podlace's tables that exist in the kernel.
+// Own returns those of Podlace's tables that exist in the kernel.
 func Own() (found []Table, err error) {
 	c, err := New()
 	if err != nil {

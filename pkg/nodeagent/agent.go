@@ -321,8 +321,8 @@ func (a *agent) writeNodeFile(why cause) {
 	a.stale = false
 }
 
-// writeConflist writes the conflist for the container runtime. The agent calls writeConflist last: the plugins in the conflist must be
-// installed, and node.json must exist.
+// writeConflist writes the conflist for the container runtime. The agent calls writeConflist last, after the plugins in the conflist are
+// installed and node.json exists.
 func (a *agent) writeConflist(why cause) {
 	if a.config.ConfDir == "" {
 		return

@@ -18,7 +18,7 @@ import (
 )
 
 // TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent cannot add routes to the node behind the
-// router. The agent must report this, but must become ready nevertheless.
+// router. The agent must report the missing routes, but must still become ready.
 func TestStart(t *testing.T) {
 	l := newLab(t).ready()
 	if got := l.routes(); !slices.Equal(got, full(2, 3)) {

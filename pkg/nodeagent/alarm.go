@@ -83,7 +83,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	return causes
 }
 
-// isContested reports whether another program may have caused the alarm, because all causes are changes in the kernel or changes of files.
+// isContested returns true if each cause is a change in the kernel or a change of a file. Another program may then have caused the alarm.
 func (a *alarm) isContested() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -113,7 +113,8 @@ func (c contests) repaired(kind string, now time.Time) (began bool) {
 	return c[kind].noteRepair(now)
 }
 
-// wait() returns the longest of the delays for all kinds of objects, because one call of step() repairs objects of all kinds.
+// wait() returns the delay before the next call of step(). One call of step() repairs objects of all kinds, so this delay is the longest
+// delay of all kinds.
 func (c contests) wait(now time.Time) (pause time.Duration) {
 	for _, one := range c {
 		pause = max(pause, one.wait(now))
@@ -126,7 +127,7 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// noteRepair counts a repair. The result "began" is true if the agent will delay the next repair for the first time.
+// noteRepair counts a repair. The result "began" is true for the first repair after which the agent delays the next repair.
 func (c *contest) noteRepair(now time.Time) (began bool) {
 	c.wait(now)
 	c.last = now

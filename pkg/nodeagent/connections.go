@@ -34,7 +34,8 @@ func newConnections() *connections {
 	return &connections{dialer: net.Dialer{Timeout: dialTimeout}, open: map[*connection]struct{}{}}
 }
 
-// dial() opens a connection to the API server and adds it to c. A rest.Config uses dial() for its connections.
+// dial() opens a connection to the API server and adds the connection to the open connections. A rest.Config uses dial() for its
+// connections.
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := c.dialer.DialContext(ctx, network, address)
 	if err != nil {

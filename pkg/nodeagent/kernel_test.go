@@ -70,7 +70,7 @@ func TestKernelEvents(t *testing.T) {
 }
 
 // TestForeignDaemon: another program repeatedly deletes the agent's routes. The agent must restore the routes less and less often, and must
-// log this only once.
+// log only once that another program deletes them.
 func TestForeignDaemon(t *testing.T) {
 	l := newLab(t).ready()
 	remove := func() {

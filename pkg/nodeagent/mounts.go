@@ -14,7 +14,7 @@ import (
 const deletedRoot = "//deleted"
 
 // mountRoots returns the root of the mount at each path. The root is the mounted folder's path inside its file system. mountRoots omits
-// paths that are not mount points: if such a folder is removed, the agent can create it again.
+// paths that are not mount points. If a folder at such a path is removed, the agent can create the folder again.
 func mountRoots(paths ...string) map[string]string {
 	roots := map[string]string{}
 	text, err := os.ReadFile("/proc/self/mountinfo")

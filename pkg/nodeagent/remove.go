@@ -28,10 +28,10 @@ const (
 	removePoll = 2 * time.Second  // between checks of the remaining pods
 )
 
-// A removal removes the changes of the agent and the plugins from this node. The removal first prevents new pods from using Podlace. New
-// pods use another network, or their ADD fails because node.json is removed. The removal keeps the conflist, the routes and the plugins
-// while pods still need them for their packets and their DEL. After the last pod is deleted, the removal also deletes the conflist, the
-// routes and the plugins.
+// A removal undoes the changes that the agent and the plugins have made on this node. The removal first prevents new pods from using
+// Podlace. New pods use another network, or their ADD fails because node.json is removed. The removal keeps the conflist, the routes and
+// the plugins while pods still need them for their packets and their DEL. After the last pod is deleted, the removal also deletes the
+// conflist, the routes and the plugins.
 type removal struct {
 	binDir, confDir string // empty: the agent did not write there
 	config          string // the agent's configuration; the conflist is beside it

@@ -78,8 +78,8 @@ func (r *removal) knownNetworks() []reconcile.Network {
 	return r.known
 }
 
-// addNetwork adds a network to r.known. A later call could not find the network in the conflist: the removal deletes the conflist before
-// the pods of the network are deleted.
+// addNetwork adds a network to r.known. Later calls need the network in r.known, because the removal deletes the conflist before the pods
+// of the network are deleted.
 func (r *removal) addNetwork(n reconcile.Network) {
 	if !slices.ContainsFunc(r.known, func(other reconcile.Network) bool { return other.Name == n.Name }) {
 		r.known = append(r.known, n)
@@ -108,7 +108,8 @@ func configuration(networks []reconcile.Network, name string) reconcile.Network 
 	return reconcile.Network{Name: name}
 }
 
-// isPodlaces reports whether an attachment belongs to Podlace: it has a record of a Podlace plugin, or it is in a network of Podlace.
+// isPodlaces reports whether an attachment belongs to Podlace. Such an attachment has a record of a Podlace plugin, or is in a network of
+// Podlace.
 func isPodlaces(a *reconcile.Attachment, networks []reconcile.Network) bool {
 	return hasRecord(a) || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network })
 }
@@ -129,7 +130,7 @@ func describePod(a *reconcile.Attachment) string {
 	return "the pod of the record " + a.Damaged[0].Record + ", which cannot be read"
 }
 
-// removeLeftovers removes the state of the plugins that does not belong to any pod.
+// removeLeftovers removes stale state of the plugins, that is, state that belongs to no pod.
 func (r *removal) removeLeftovers(networks []reconcile.Network) error {
 	var others []reconcile.Network
 	if r.confDir != "" {

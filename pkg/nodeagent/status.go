@@ -230,8 +230,8 @@ func blocked(problems []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
 }
 
-// logProblems logs new problems and problems that have ended, for this node. logProblems does not log problems of peers, because setPeers
-// already logs them.
+// logProblems logs new problems of this node, and problems of this node that have ended. logProblems does not log problems of peers,
+// because setPeers already logs them.
 func (a *agent) logProblems() {
 	has := func(list []Problem, p Problem) bool {
 		return slices.ContainsFunc(list, func(q Problem) bool { return q.What == p.What && q.Why == p.Why })

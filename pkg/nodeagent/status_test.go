@@ -81,7 +81,8 @@ func TestStatusFile(t *testing.T) {
 	}
 }
 
-// TestAlarm checks that wait() merges simultaneous causes. wait() must delay causes from other programs, unless the cluster also changes.
+// TestAlarm checks that wait() merges simultaneous causes. wait() must wait longer if all causes may come from other programs, but not if
+// the cluster also changes.
 func TestAlarm(t *testing.T) {
 	a := newAlarm()
 	a.wake(onKernel)

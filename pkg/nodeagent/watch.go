@@ -97,8 +97,8 @@ func (n *nodes) watched() (heard time.Time, failure string) {
 	return n.lastEvent, n.failure
 }
 
-// changeNodes calls the given function, which changes the nodes and reports whether a field that affects routes changed. changeNodes also
-// records that the watch works.
+// changeNodes calls the given function to change the nodes. The result of this function is true if a field that affects routes changed.
+// changeNodes also records that the watch works.
 func (n *nodes) changeNodes(change func() bool) {
 	n.mu.Lock()
 	recovered := n.failure != ""

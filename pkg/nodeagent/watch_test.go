@@ -20,7 +20,7 @@ import (
 	kwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// The type lines is a log that a test can read while the agent writes to it.
+// The type "lines" is a log that a test can read while the agent writes to it.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -69,7 +69,7 @@ func (w *testWatch) start(url string) {
 	w.t.Cleanup(func() { stop(); <-done })
 }
 
-// has() reports whether the store contains exactly the nodes with these names.
+// has() reports whether the store contains exactly the nodes with the given names.
 func (w *testWatch) has(names ...string) bool {
 	list, _, complete := w.nodes.list()
 	var got []string
@@ -185,8 +185,8 @@ func TestGone(t *testing.T) {
 		w.put(nodeObject("n4", nil, nil))
 		w.hangUp(true)
 		w.await("n0", "n2", "n4")
-		// The following events are out of order: one deletes a node that is missing from the list, and one deletes a node that was created
-		// again.
+		// The test sends two outdated DELETED events: the first after the node is already missing from the list, and the second after the node
+		// was created again with another UID.
 		w.awaitWatch()
 		w.emit(kwatch.Event{Type: kwatch.Deleted, Object: old})
 		again := nodeObject("n1", nil, nil)

@@ -29,7 +29,7 @@ func cidrs(texts ...string) (list []netip.Prefix) {
 	return list
 }
 
-// putFile writes a file to the /run that only the test's sandbox sees, and deletes the file when the test ends.
+// putFile writes a file below the /run of the test's sandbox, and deletes the file when the test ends.
 func putFile(t *testing.T, path, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {

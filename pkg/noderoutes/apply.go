@@ -18,12 +18,13 @@ import (
 type Options struct {
 	Keep  bool  // delete nothing
 	Adopt []int // protocols of routes to take over (rtm_protocol)
-	// If Inside is true, Apply reads all routes of the main table and sets Result.Inside.
+	// If Inside is true, Apply searches the main table for routes of other programs to a part of a peer's podCIDR, and stores these routes in
+	// Result.Inside.
 	Inside bool
 }
 
-// Ways returns the current route of this node to each gateway. If an address belongs to this node, the result contains its link and the
-// Reason why the address cannot be a gateway.
+// Ways returns the current route of this node to each gateway. If an address belongs to this node, its Way contains the link that has the
+// address, and the Reason why the address cannot be a gateway.
 func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	ways, links := make(map[netip.Addr]Way, len(gateways)), map[int]kernel.Link{}
 	for _, gateway := range gateways {
@@ -79,7 +80,8 @@ func Remove(n *kernel.NS) (changes int, err error) {
 	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
 }
 
-// The type pass contains the state of one pass of Apply. In a pass, apply compares the kernel with the wanted state and makes the changes.
+// The type pass contains the state of one pass of Apply. The method apply() compares the kernel with the wanted state once, and makes the
+// changes.
 type pass struct {
 	Result
 	n           *kernel.NS
@@ -201,8 +203,8 @@ func routeKeyOf(r kernel.ProtocolRoute) routeKey {
 	return routeKey{r.Dst, r.Metric}
 }
 
-// applyRoutes adds and replaces the wanted routes. applyRoutes returns the IDs of the nexthop objects that must stay: the kernel refused to
-// change a route that uses them.
+// applyRoutes adds and replaces the wanted routes. If the kernel refuses to change a route, the nexthop object of this route must stay.
+// applyRoutes returns the IDs of these nexthop objects.
 func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	have := make(map[routeKey]found, len(p.existing))
 	for _, r := range p.existing {

@@ -50,7 +50,7 @@ func TestFaultRoutes(t *testing.T) {
 	}
 }
 
-// injectFaults repeats the change from one state to another, and injects the fault into a different kernel change each time.
+// injectFaults repeats the change from one state to another. In each repetition, the fault occurs at the next kernel change.
 func (n labNode) injectFaults(from, to Wanted, injected string) {
 	n.mustApply(Wanted{}, Options{})
 	n.mustApply(from, Options{})
@@ -74,8 +74,7 @@ func (n labNode) injectFaults(from, to Wanted, injected string) {
 	}
 }
 
-// applyWith runs Apply in a child process with an injected fault. applyWith returns the kernel changes that the process reached before the
-// fault.
+// applyWith runs Apply in a child process with an injected fault. applyWith returns the list of all kernel changes that the process began.
 func (n labNode) applyWith(injected string, want Wanted) (moments []string) {
 	n.Helper()
 	text, err := json.Marshal(want)

@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// monitor() subscribes to the kernel's events about links, routes, nexthop objects and neighbours. The function that monitor() returns
-// counts the events since its previous call.
+// monitor() subscribes to the kernel's events about links, routes, nexthop objects and neighbours. monitor() returns a function. Each call
+// of this function returns the number of events since the previous call.
 func (n labNode) monitor() (changes func() int) {
 	n.Helper()
 	fd := -1
@@ -229,8 +229,8 @@ func TestFailedAlone(t *testing.T) {
 	}
 }
 
-// TestFamilyOfGateway checks that the nexthop object of an IPv4 podCIDR can change from an IPv6 gateway to an IPv4 gateway and back in one
-// Apply. The change also succeeds if an unwanted IPv6 route still uses the nexthop object.
+// TestFamilyOfGateway checks that one call of Apply can change the nexthop object of an IPv4 podCIDR from an IPv6 gateway to an IPv4
+// gateway. The change also succeeds if an unwanted IPv6 route still uses the nexthop object.
 func TestFamilyOfGateway(t *testing.T) {
 	l := newLAN(t, 2)
 	a, _ := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// applyTunnel creates the tunnel device and its forwarding entries and neighbours. The function that applyTunnel returns deletes unwanted
+// applyTunnel creates the tunnel device and its forwarding entries and neighbours. applyTunnel returns a function that deletes unwanted
 // entries. The caller must first delete the routes that use the unwanted entries.
 func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	if want.Tunnel == nil {

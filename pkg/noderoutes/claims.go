@@ -57,7 +57,7 @@ func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	return c
 }
 
-// addCovers stores each prefix that contains an address of the node in the map c.covers. addCovers considers only the prefix lengths of
+// addCovers adds each prefix that contains an address of the node to the map c.covers. addCovers considers only the prefix lengths of
 // podCIDRs. addCovers skips a prefix in which an older node already has an address.
 func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	for _, a := range addresses {

@@ -52,8 +52,8 @@ func applier(path string) (exit int) {
 	return 0
 }
 
-// The type lan is an Ethernet network that connects test nodes: a bridge in the namespace of the test. The nodes of the LAN have the
-// addresses 192.0.<number>.x and fd00:<number>::x.
+// The type lan is an Ethernet network that connects test nodes: a bridge in the namespace of the test. The addresses of the nodes contain
+// the number of the LAN: 192.0.<number>.x and fd00:<number>::x.
 type lan struct {
 	testing.TB
 	host   *kernel.Node
@@ -129,7 +129,7 @@ func (n labNode) joinLAN(l lan, link string, ids ...int) labNode {
 	return n
 }
 
-// addressOf returns the address that the node with this number has in the LAN.
+// addressOf returns the address that the node with the given number has in the LAN.
 func (l lan) addressOf(id int, v6 bool) netip.Addr {
 	if v6 {
 		return netip.MustParseAddr(fmt.Sprintf("fd00:%d::%x", l.number, id))
@@ -137,7 +137,7 @@ func (l lan) addressOf(id int, v6 bool) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("192.0.%d.%d", l.number, id))
 }
 
-// cidrOf returns the podCIDR of the node with this number.
+// cidrOf returns the podCIDR of the node with the given number.
 func cidrOf(id int, v6 bool) netip.Prefix {
 	if v6 {
 		return netip.MustParsePrefix(fmt.Sprintf("fd10:%x::/64", id))
@@ -145,7 +145,7 @@ func cidrOf(id int, v6 bool) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.0/24", id/256, id%256))
 }
 
-// podAddress returns an address in the podCIDR of the node with this number.
+// podAddress returns an address in the podCIDR of the node with the given number.
 func podAddress(id int, v6 bool) netip.Addr { return cidrOf(id, v6).Addr().Next() }
 
 // withPods adds one address of each podCIDR to the loopback device of the node. The test uses the added addresses in place of pods.
@@ -174,7 +174,8 @@ func (n labNode) linkOf(name string) kernel.Link {
 	return l
 }
 
-// mustApply calls Apply and fails the test if a change failed. mustApply also compares Result.Has with the routes in the kernel.
+// mustApply calls Apply and fails the test if a change failed. mustApply also checks that Result.Has is the number of the agent's routes in
+// the kernel.
 func (n labNode) mustApply(want Wanted, opt Options) Result {
 	n.Helper()
 	r, err := Apply(n.ns, want, opt)

@@ -45,8 +45,8 @@ type Config struct {
 	ClusterCIDRs []netip.Prefix // CIDRs of all pods; empty: computed from all nodes
 	MTU          int            // of pods, in bytes; 0: from the links to the peers
 	VXLAN        VXLAN
-	// Connected contains the subnets of this node's links. The podCIDR of a peer must not overlap the subnets in Connected. Subnets that
-	// overlap the node's own podCIDRs, such as the subnet of cni0, may be in Connected, but are ignored. Connected must not contain
+	// Connected contains the subnets of this node's links. The podCIDR of a peer must not overlap the subnets in Connected. For this check,
+	// subnets in Connected that overlap the node's own podCIDRs, such as the subnet of cni0, are ignored. Connected must not contain
 	// destinations of routes to peers.
 	Connected []netip.Prefix
 }
@@ -84,7 +84,7 @@ type Peer struct {
 	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. If Elder is true, the other nodes
 	// send packets for the overlapping addresses to the older peer.
 	Elder bool
-	// NoLink is true if the State is Refused for the following reason: the peer shares no link with this node, and OffLink is OffLinkRefuse.
+	// NoLink is true if the State is Refused because the peer shares no link with this node and OffLink is OffLinkRefuse.
 	NoLink bool
 }
 

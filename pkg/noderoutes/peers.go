@@ -11,8 +11,8 @@ import (
 )
 
 // Peers validates the Node objects of all nodes, including this node. Peers returns one Peer for each podCIDR of the other nodes, sorted by
-// name and podCIDR. For a peer that cannot be used, the fields State and Reason of its Peer say why. The order of the nodes in the argument
-// of Peers does not matter. Peers returns an error if the object of this node is missing or invalid.
+// name and podCIDR. If this node cannot use a podCIDR, the fields State and Reason of its Peer say why. The order of the nodes in the
+// argument of Peers does not matter. Peers returns an error if the object of this node is missing or invalid.
 //
 // Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one node contains an address of the other node. The
 // older of the two nodes keeps the podCIDR or the address. The node with the earlier creationTimestamp is older. If both nodes have the

@@ -23,9 +23,9 @@ const (
 )
 
 // Plan returns the wanted kernel state, the peers with their states, and the content of node.json. The first two arguments of Plan are the
-// results of Peers. The third argument of Plan contains the current route to each gateway, and the link of each address of this node. Plan
-// reads the MTU of the links of this node's addresses even if there are no peers. The output of Plan is sorted, and does not depend on the
-// order of the input.
+// results of Peers. The third argument of Plan contains the current route to each gateway, and the link of each address of this node. Even
+// without peers, Plan uses the MTU of the links of this node's addresses. The output of Plan is sorted, and does not depend on the order of
+// the input.
 func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
 	peers = slices.Clone(peers)
 	slices.SortFunc(peers, byName)
@@ -141,7 +141,7 @@ func hash(name string, is4 bool) uint32 {
 }
 
 // podMTU returns the MTU of pods, or 0 if this MTU is unknown. If no MTU is configured, the result of podMTU is the MTU of the uplink minus
-// the overhead of the tunnel. podMTU subtracts the overhead of a configured tunnel even if no peer needs the tunnel yet: a later peer may
+// the overhead of the tunnel. podMTU subtracts the overhead of a configured tunnel even if no peer needs the tunnel yet. A later peer may
 // need the tunnel, and running pods keep their MTU.
 func (c Config) podMTU(self Self, uplink int) int {
 	if c.MTU != 0 {

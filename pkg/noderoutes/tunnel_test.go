@@ -85,16 +85,16 @@ func (n labNode) withPod(id int) (pod labNode) {
 	return pod
 }
 
-// macOf returns the MAC of the tunnel device of the node with this number.
+// macOf returns the MAC of the tunnel device of the node with the given number.
 func macOf(id int) net.HardwareAddr { return net.HardwareAddr{0x0e, 0x50, 0, 0, 0, byte(id)} }
 
-// hopsOf returns the next hops that lead through the tunnel to the node with this number.
+// hopsOf returns the next hops that lead through the tunnel to the node with the given number.
 func hopsOf(id int) []netip.Addr {
 	return []netip.Addr{netip.AddrFrom4([4]byte{169, 254, 1, byte(id)}), netip.MustParseAddr(fmt.Sprintf("fe80::50:%x", id))}
 }
 
-// tunnelState returns the wanted state of the node with this number and local address. The last argument of tunnelState maps the number of
-// each peer to the peer's underlay address.
+// tunnelState returns the wanted state of the node with the given number and the given tunnel address. The last argument of tunnelState
+// maps the number of each peer to the peer's underlay address.
 func (n labNode) tunnelState(id int, local netip.Addr, peers map[int]netip.Addr) (want Wanted) {
 	mtu := 1450
 	if local.Is6() {
@@ -116,7 +116,7 @@ func (n labNode) tunnelState(id int, local netip.Addr, peers map[int]netip.Addr)
 	return want
 }
 
-// wantedOf returns the wanted state of the node with this index in the lab.
+// wantedOf returns the wanted state of the node with the given index in the lab.
 func (lab tunnelLab) wantedOf(i int) Wanted {
 	other := 1 - i
 	remotes := map[int]netip.Addr{1 + other: lab.lans[other].addressOf(1+other, lab.v6)}

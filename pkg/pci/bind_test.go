@@ -22,7 +22,7 @@ const (
 	byNobody = "0000:3b:11.3"
 )
 
-// withFakeKernel returns a sysfs tree with a running fake kernel. In this tree, driver_override is set for no PCI function.
+// withFakeKernel returns a sysfs tree with a running fake kernel. In this tree, driver_override is not set for any PCI function.
 func withFakeKernel(t *testing.T, k pcitest.Kernel) (sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Extract(t, "vfio")

@@ -20,7 +20,7 @@ func openChannels() (channels, error) {
 }
 
 // countPairs returns the number of queue pairs of the interface of a PCI function. countPairs returns 0 if the kernel does not report the
-// number. countPairs also returns 0 if the interface with this name in the current network namespace belongs to another PCI function.
+// number. countPairs also returns 0 if the interface name belongs to another PCI function in the current network namespace.
 func (c channels) countPairs(ifname string, a Address) int {
 	if bus, err := c.BusInfo(ifname); err != nil || bus != a.String() {
 		return 0

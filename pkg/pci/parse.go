@@ -161,8 +161,9 @@ func parseVF(name string) (index int, ok bool) {
 	return index, true
 }
 
-// isRepresentor reports whether phys_switch_id and phys_port_name belong to a VF's representor, an interface of the card's switch.
-// Otherwise, phys_switch_id and phys_port_name belong to the interface of the PF. Older drivers use the number of the VF as the port name.
+// isRepresentor reports whether phys_switch_id and phys_port_name belong to a representor: an interface of the card's switch that
+// represents a PF, VF or subfunction. Otherwise, phys_switch_id and phys_port_name belong to the interface of the PF. Older drivers use the
+// number of the VF as the port name.
 func isRepresentor(switchID, port string) bool {
 	return isFunctionPort(port) || switchID != "" && port != "" && !isUplinkPort(port)
 }

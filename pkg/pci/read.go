@@ -8,10 +8,10 @@ import (
 	"os"
 )
 
-// Read reads one PCI function quickly: only its address, class, driver, interfaces and RDMA devices. If the PCI function is a VF, Read also
-// reads the PF. For a PCI function that is not a VF, the second result of Read is the zero value. Read does not read the number of VFs, the
-// IOMMU group, files below /dev, or the state of interfaces such as speed and MTU. Read returns fs.ErrNotExist if the PCI function does not
-// exist or is not a network card.
+// Read reads only the address, class, driver, interfaces and RDMA devices of one PCI function, and is therefore quick. If the PCI function
+// is a VF, Read also reads the PF. For a PCI function that is not a VF, the second result of Read is the zero value. Read does not read the
+// number of VFs, the IOMMU group, files below /dev, or the state of interfaces such as speed and MTU. Read returns fs.ErrNotExist if the
+// PCI function does not exist or is not a network card.
 func Read(sysfs string, a Address) (d, pf Device, err error) { return read(sysfs, a, true) }
 
 // Inspect reads the same properties of one PCI function as Scan, except the number of queue pairs.

@@ -15,9 +15,9 @@ import (
 const resetTimeout = 10 * time.Second
 
 // ResetFunction resets a VF. The kernel chooses the reset method, and prefers a function level reset (FLR). ResetFunction returns an error
-// for a PCI function with a driver. Some drivers block forever during a reset, and so does the process that requested the reset.
-// ResetFunction waits at most 10 s. A reset that hangs cannot be interrupted, and the process that requested the reset cannot exit before
-// the reset ends.
+// for a PCI function with a driver. With some drivers, a reset blocks forever, and the process that requested the reset then also blocks
+// forever. ResetFunction waits at most 10 s. A reset that hangs cannot be interrupted, and the process that requested the reset cannot exit
+// before the reset ends.
 func ResetFunction(ctx context.Context, sysfs string, a Address) error {
 	return withVFControl(ctx, sysfs, a, resetTimeout, func(ctx context.Context, c control) error {
 		if driver, err := c.currentDriver(); err != nil || driver != "" {

@@ -68,7 +68,7 @@ func TestScanNoTree(t *testing.T) {
 	}
 }
 
-// TestScanMany checks the scan of a PF with 127 VFs. The addresses of the VFs are every second address on two buses.
+// TestScanMany checks the scan of a PF with 127 VFs. Every second address on two buses belongs to a VF.
 func TestScanMany(t *testing.T) {
 	s := mustScan(t, pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 127, Stride: 2, InPods: true}))
 	pf, ok := s.Device(address(t, "0000:15:00.0"))

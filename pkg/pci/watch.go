@@ -12,17 +12,17 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore waits until no event has arrived for the time
-// in the constant quiet, and then scans. If events arrive continuously, Watch scans after the time in the constant noQuieter.
+// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans only after no event has arrived for the
+// time in the constant "quiet". If events arrive continuously, Watch scans after the time in the constant noQuieter.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second
 )
 
-// Watch scans immediately, after events of the kernel, and at the interval that the caller passes. Watch sends a snapshot only if it
-// differs from the previous snapshot. Watch closes the channel when ctx ends. Watch returns an error only if the first scan fails, and logs
-// later errors. If the interval is 0, Watch scans only at the start and after kernel events. In a user namespace, the kernel sends events
-// for only some devices.
+// Watch scans when it starts, after kernel events, and at the interval that the caller passes. Watch sends a snapshot only if it differs
+// from the previous snapshot. Watch closes the channel when ctx ends. Watch returns an error only if the first scan fails, and logs later
+// errors. If the interval is 0, Watch scans only at the start and after kernel events. In a user namespace, the kernel sends events for
+// only some devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)

@@ -95,8 +95,8 @@ func isAlnum(c byte) bool {
 }
 
 // ValidIfName returns an error for an invalid interface name. ValidIfName rejects names that the kernel rejects (net/core/dev.c
-// dev_valid_name), and names with "%", which the kernel would replace. ValidIfName also rejects "all" and "default", because folders with
-// these names below /proc/sys/net/ipv4/conf have a special meaning.
+// dev_valid_name). ValidIfName also rejects names with "%", because the kernel replaces "%d" in a name with a number. ValidIfName also
+// rejects "all" and "default", because folders with these names below /proc/sys/net/ipv4/conf have a special meaning.
 func ValidIfName(s string) error {
 	switch {
 	case s == "":

@@ -51,8 +51,8 @@ func Errorf(code uint, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// WithHint adds a hint to an error: what an administrator can do. The hint appears in the details of the error document. The result of
-// WithHint has the same code as err.
+// WithHint adds a hint to an error. The hint says what an administrator can do. The hint appears in the details of the error document. The
+// result of WithHint has the same code as err.
 func WithHint(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -61,7 +61,7 @@ func WithHint(err error, format string, args ...any) error {
 }
 
 // Code returns the CNI error code of an error. If err wraps several values of type Error, Code returns the code of the outermost value. If
-// no Error is wrapped, Code derives the code from the methods MissingFeature and Busy of a wrapped error, or from the errno.
+// err wraps no value of type Error, Code uses the methods MissingFeature and Busy of a wrapped error, or the errno.
 func Code(err error) uint {
 	var e *Error
 	var feature interface{ MissingFeature() string }

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// describeDecodeError translates an error of encoding/json: the result uses the names of JSON keys and types. The error of encoding/json
-// contains names of Go types, which an administrator does not know. The second argument of describeDecodeError is the Go type into which
-// the document was decoded, or nil.
+// describeDecodeError translates an error of encoding/json, so that the error contains the names of JSON keys and types. The error of
+// encoding/json contains names of Go types, which an administrator does not know. The second argument of describeDecodeError is the Go type
+// into which the document was decoded, or nil.
 func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {

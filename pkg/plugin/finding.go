@@ -134,7 +134,7 @@ func KeyPlaces(data []byte) map[string]Place {
 	return places
 }
 
-// The function after() returns the place directly behind a text that begins at the place p.
+// The function after() returns the place directly after the given text, if this text begins at the place p.
 func (p Place) after(text []byte) Place {
 	end := PlaceAt(text, len(text))
 	if end.Line == 1 {
@@ -144,7 +144,8 @@ func (p Place) after(text []byte) Place {
 }
 
 // walkKeys reads one JSON value and calls the function visit() for each key of an object and each item of an array. The last argument of
-// visit() is an offset in the text. Between this offset and the key or item, only white space and a comma may occur.
+// visit() is an offset in the text, shortly before the key or item. Between this offset and the key or item, only white space and a comma
+// may occur.
 func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated bool, after int)) {
 	token, err := dec.Token()
 	if err != nil {

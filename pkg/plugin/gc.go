@@ -70,8 +70,8 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
 // Stale reports whether GC may collect an attachment. The second argument of Stale is the path of the attachment's namespace, or "" if the
-// path is unknown. The third argument of Stale is the time of the attachment's record. If Stale returns false for a candidate, it adds the
-// attachment to Valid.
+// path is unknown. The third argument of Stale is the time of the attachment's record. If Stale returns false for an attachment for which
+// Candidate returns true, Stale adds the attachment to the field Valid.
 func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	if !r.Candidate(a) {
 		return false

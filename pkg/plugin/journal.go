@@ -104,7 +104,7 @@ func (h *journalHandler) addAttribute(a slog.Attr) {
 	h.addField("PODLACE_"+fieldName(a.Key), value)
 }
 
-// addField adds a field. addField copies the fields first, because several handlers share the same fields.
+// addField adds a field. addField copies the list of fields before it adds a field, because several handlers share this list.
 func (h *journalHandler) addField(name, value string) {
 	line := name + "=" + printable(value, maxField) + "\n"
 	h.fields = append(bytes.Clone(h.fields), line...)

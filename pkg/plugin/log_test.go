@@ -96,7 +96,7 @@ func TestLogOnStderr(t *testing.T) {
 	}
 }
 
-// listenJournal receives messages in place of journald. The function that listenJournal returns reads the next message and returns its
+// listenJournal receives messages in place of journald. listenJournal returns a function that reads the next message and returns its
 // fields.
 func listenJournal(t *testing.T) func() map[string]string {
 	t.Helper()

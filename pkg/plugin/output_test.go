@@ -104,7 +104,7 @@ func TestPassedOn(t *testing.T) {
 	}
 }
 
-// TestInexpressibleResult checks that ADD fails and undoes its changes if the version of the configuration has no format for the result.
+// TestInexpressibleResult checks that ADD fails and undoes its changes if the CNI version of the configuration cannot represent the result.
 func TestInexpressibleResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	deleted := 0

@@ -188,8 +188,8 @@ func (p Plugin) call(r *Request) ([]byte, error) {
 	return nil, verb(r)
 }
 
-// runAdd runs ADD and encodes the result. runAdd undoes the ADD if the result has no format in the version of the configuration, or if a
-// signal asked the process to end.
+// runAdd runs ADD and encodes the result. runAdd undoes the ADD if the CNI version of the configuration cannot represent the result, or if
+// a signal asked the process to end.
 func (p Plugin) runAdd(r *Request) ([]byte, error) {
 	result, err := p.Add(r)
 	if err != nil {

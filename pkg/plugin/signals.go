@@ -10,8 +10,8 @@ import (
 
 // Patient lets the CNI operation finish after a signal: before the operation ends, only SIGKILL can end the process. After a signal, a DEL
 // still continues to its end. After a signal, an ADD also continues to its end, because an ADD lasts only milliseconds. When the ADD has
-// ended, the plugin undoes its changes. A plugin with the field CallsPatient calls Patient only before its first change, because Patient
-// starts two threads.
+// ended, the plugin undoes its changes. Patient starts two threads, which costs time. A plugin with the field CallsPatient therefore calls
+// Patient itself, and only if it is about to change something.
 func (r *Request) Patient() {
 	r.PatientSoon()
 	if r.listening != nil {

@@ -5,7 +5,7 @@ package plugin
 import "strings"
 
 // traceArg is the name of the environment variable that contains the traceparent (trace ID and span ID) of the container runtime. libcni
-// sets the variable traceArg. The variable CNI_ARGS may contain a key with the same name and meaning.
+// sets this variable. The variable CNI_ARGS may contain a key with the same name and meaning.
 const traceArg = "TRACEPARENT"
 
 // traceContext identifies the trace and the span of the runtime. The plugins create no spans of their own. The log lines of the plugins

@@ -111,8 +111,8 @@ func (l testLab) scrape() map[string]float64 {
 	return got
 }
 
-// valuesBefore returns the values from the time before the first pod starts. If the argument contains a value, this value replaces the
-// value in the result.
+// valuesBefore returns the values from the time before the first pod starts. Each value in the argument "changes" replaces the value of the
+// same time series in the result.
 func valuesBefore(changes map[string]float64) map[string]float64 {
 	want := map[string]float64{"attachments{network=net}": 0, "orphaned_attachments{network=net}": 0, "unreadable_records{network=net}": 0,
 		"hostports{protocol=tcp}": 0, "hostports{protocol=udp}": 0, "hostports{protocol=sctp}": 0,

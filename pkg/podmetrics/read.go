@@ -29,7 +29,7 @@ const (
 
 func sources() []string { return []string{fromRecords, fromAddresses, fromBandwidth} }
 
-// The values of the label direction describe the traffic as the pod sees it.
+// The following values of the label "direction" describe the traffic as the pod sees it.
 const (
 	ingress = "ingress"
 	egress  = "egress"

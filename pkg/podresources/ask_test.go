@@ -96,7 +96,8 @@ func TestSizes(t *testing.T) {
 }
 
 // TestErrors checks that the error of Ask contains the code and the text of the kubelet's error. The text of the error may be long. The
-// kubelet may send it in several frames, or in a response that has trailers but no headers. Ask does not retry after a permanent error.
+// kubelet may send this text in several frames, or in a response that has trailers but no headers. Ask does not retry after a permanent
+// error.
 func TestErrors(t *testing.T) {
 	for _, text := range []string{"", "100% of\nüber \x7f", strings.Repeat("é%", 20000), strings.Repeat("a", 500_000)} {
 		k := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
@@ -212,8 +213,8 @@ func TestJitter(t *testing.T) {
 	}
 }
 
-// TestNoKubelet checks that Ask returns a specific error at once on a node without a kubelet. On a node whose kubelet restarts, Ask waits
-// for the kubelet.
+// TestNoKubelet checks that, on a node without a kubelet, Ask returns errNoKubelet at once. On a node whose kubelet restarts, Ask waits for
+// the kubelet.
 func TestNoKubelet(t *testing.T) {
 	k := newRoot(t)
 	if err := os.Remove(filepath.Dir(k.Socket)); err != nil {
@@ -299,8 +300,8 @@ func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	}
 }
 
-// lateContext is a context whose deadline expires when the kubelet refuses the first call. The context ends after the client has set the
-// expired deadline on a connection.
+// lateContext simulates a context whose deadline has already expired when the client retries after the first call. The context itself ends
+// 50 ms after the client has read the expired deadline.
 type lateContext struct {
 	context.Context
 	end    context.CancelFunc
@@ -325,8 +326,9 @@ func (l *lateContext) Err() error {
 	return nil
 }
 
-// TestLate checks that the error of Ask contains the reason why the kubelet refused the first call. The second connection fails because of
-// the expired deadline, before the context ends. The error of the second connection must not replace the error of the first call.
+// TestLate checks that the error of Ask contains the reason why the kubelet refused the first call. The second call fails with the error of
+// an expired deadline a moment before the context reports its end. The error of the second call must not replace the error of the first
+// call.
 func TestLate(t *testing.T) {
 	t.Parallel()
 	ctx := &lateContext{}

@@ -135,8 +135,8 @@ func (x *frameExchange) handle(f frame) error {
 	return nil
 }
 
-// reply() acknowledges a frame. reply() ignores write errors: a server that has closed its side of the connection may already have sent the
-// complete response.
+// reply() acknowledges a frame. reply() ignores write errors, because a server that has closed its side of the connection may already have
+// sent the complete response.
 func (x *frameExchange) reply(kind byte, payload []byte) {
 	_, _ = x.to.Write(appendFrame(nil, kind, flagAck, 0, payload))
 }

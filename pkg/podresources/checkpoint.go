@@ -30,9 +30,9 @@ type checkpointEntry struct {
 	DeviceIDs                           map[string][]string // by NUMA node
 }
 
-// CheckpointDevices returns the devices of all entries in a checkpoint. The list that CheckpointDevices returns contains a device with two
-// NUMA nodes twice. An entry contains the UID of the pod, but not its name. The pod of an entry may already have ended. If
-// CheckpointDevices cannot read or decode the checkpoint, it returns an error.
+// CheckpointDevices returns the devices of all entries in a checkpoint. A device with two NUMA nodes occurs twice in this list. An entry
+// contains the UID of the pod, but not its name. The pod of an entry may already have ended. If CheckpointDevices cannot read or decode the
+// checkpoint, it returns an error.
 func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 	data, err := ReadRegular(path)
 	if err != nil {
@@ -120,7 +120,7 @@ func isConfirmed(devices []allocation.Device, containers []string, noted []alloc
 	return maps.Equal(deviceSet(devices), deviceSet(slices.DeleteFunc(slices.Clone(noted), inits)))
 }
 
-// deviceSet returns devices without duplicates. The checkpoint contains a device with two NUMA nodes twice.
+// deviceSet returns devices without duplicates. A device with two NUMA nodes occurs twice in the checkpoint.
 func deviceSet(devices []allocation.Device) map[[3]string]bool {
 	s := map[[3]string]bool{}
 	for _, d := range devices {

@@ -18,7 +18,7 @@ import (
 
 const before, after = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
 
-// TestSameName checks two pods with the same name: each pod gets its own devices. In some cases, the kubelet returns both pods. In the
+// TestSameName checks that each of two pods with the same name gets its own devices. In some cases, the kubelet returns both pods. In the
 // other cases, Get returns the wrong pod for some time.
 func TestSameName(t *testing.T) {
 	both := func(int) ([]*api.PodResources, error) {
@@ -79,8 +79,7 @@ func TestContradiction(t *testing.T) {
 	}
 }
 
-// TestConfirmed checks that Ask accepts some differences between PodResources and the checkpoint, because they are not errors of the
-// kubelet.
+// TestConfirmed checks that Ask accepts differences between PodResources and the checkpoint that are not errors of the kubelet.
 func TestConfirmed(t *testing.T) {
 	nodes := written{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b", "a"}}, nil}
 	for name, noted := range map[string][]written{

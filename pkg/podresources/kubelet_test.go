@@ -30,7 +30,7 @@ type fakeKubelet struct {
 	mu    sync.Mutex
 	asked []string // the methods that were called
 	third func()   // called before the third call is answered
-	// The functions get and list return the response to a call of Get or List. The argument of both functions is the number of earlier
+	// The functions get() and list() return the response to a call of Get or List. The argument of both functions is the number of earlier
 	// calls.
 	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
 	list func(n int) ([]*api.PodResources, error)

@@ -222,7 +222,7 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 }
 
 // AllocatableCPUs returns the CPUs that the kubelet can assign exclusively. The list from AllocatableCPUs also contains the CPUs that are
-// already assigned. AllocatableCPUs returns an empty list unless the CPU manager has the policy static.
+// already assigned. AllocatableCPUs returns an empty list if the CPU manager does not have the policy "static".
 func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
 	if err != nil {
@@ -249,8 +249,8 @@ func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, erro
 	return answer, nil
 }
 
-// The function retry() makes attempts until one attempt succeeds, canRetry returns false for an error, or ctx ends. If ctx ends, retry()
-// returns the error of ctx and the last error before the deadline.
+// The function retry() repeats an attempt until the attempt succeeds, until canRetry returns false for its error, or until ctx ends. If ctx
+// ends, retry() returns the error of ctx and the last error before the deadline.
 func retry(ctx context.Context, canRetry func(error) bool, attempt func() error) error {
 	var last error
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {

@@ -74,7 +74,7 @@ func (p *serverPeer) begin() {
 	p.sendHeaders(false, ":status", "200", "content-type", "application/grpc")
 }
 
-// webMessage returns the response for the pod web-0, with its length before the message.
+// webMessage returns the response for the pod web-0, in the gRPC format: the length of the message comes before the message.
 func webMessage() []byte {
 	data, err := proto.Marshal(&api.GetPodResourcesResponse{PodResources: webPod("app", "a")})
 	if err != nil {

@@ -88,7 +88,7 @@ func (c *Config) poolDevice(n *node, v verdict) Device {
 }
 
 // splitPools returns the pools of a resource. Usually, a resource has only one pool. If devices of the resource need different suffixes in
-// the name, splitPools returns one pool for each suffix.
+// the name of their pool, splitPools returns one pool for each suffix.
 func (r *Resource) splitPools(n *node, devices []Device) []Pool {
 	if r.API == DRA || !r.SplitByNUMA && !r.needsSuffix(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}

@@ -62,7 +62,7 @@ const (
 // Taints contains the effects of the taints that faulty devices get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
 type Taints struct{ LinkDown, Unhealthy, Gone string }
 
-// NoTaint is the effect with which devices get no taint.
+// NoTaint is the value of a field of Taints for which devices get no taint.
 const NoTaint = "off"
 
 // Config is a validated configuration.
@@ -112,7 +112,7 @@ type condition struct {
 	test test
 }
 
-// The interface test is implemented by each kind of condition.
+// The Go interface "test" is implemented by each kind of condition.
 type test interface {
 	want() string
 	found(subject) string

@@ -103,8 +103,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestFindings checks that Findings reports each value of a selector that no device of the node has. This finding must also contain the
-// values that the node's devices have.
+// TestFindings checks that Findings reports each selector value that no device of the node has. This finding must also contain the values
+// that the node's devices have.
 func TestFindings(t *testing.T) {
 	quiet := `{"resourceName":"q","selectors":{"pfNames":["ens1f0"]}}`
 	for _, test := range []struct{ config, want string }{

@@ -98,8 +98,8 @@ func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	return chosen
 }
 
-// largestFirst is a heuristic for hundreds of PFs. largestFirst chooses the largest PFs first. The last PF that largestFirst chooses is the
-// smallest PF that still has enough devices for the rest.
+// largestFirst is a heuristic for hundreds of PFs. largestFirst chooses the largest PFs first. For the last devices, largestFirst chooses
+// the smallest PF that has enough devices.
 func (q *query) largestFirst(pfs []int, count, need int) []int {
 	bySize := slices.Clone(pfs)
 	slices.SortStableFunc(bySize, func(a, b int) int { return len(q.free[b]) - len(q.free[a]) })
@@ -121,8 +121,8 @@ type bitSet []uint64
 func (b bitSet) set(n int)      { b[n/64] |= 1 << (n % 64) }
 func (b bitSet) has(n int) bool { return b[n/64]>>(n%64)&1 == 1 }
 
-// addShifted adds numbers to the set: each number of another set plus the second argument. addShifted drops numbers that exceed the size of
-// the set.
+// addShifted adds the second argument to each number of another set, and puts the sums into this set. addShifted drops numbers that exceed
+// the size of the set.
 func (b bitSet) addShifted(other bitSet, by int) {
 	words, rest := by/64, by%64
 	for i := len(b) - 1; i >= words; i-- {

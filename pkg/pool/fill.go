@@ -25,14 +25,15 @@ func (q *query) fillSpread(in nodeSet) []int {
 	})
 }
 
-// countBits is the number of bits for one count of devices. One number contains several counts of devices, so that one comparison of
-// numbers is enough.
+// countBits is the number of bits for one count of devices in a combined integer. A combined integer contains several counts, so that one
+// comparison of two integers compares all counts.
 const countBits = 16
 
 // fillOneByOne chooses one device after another. For each device, fillOneByOne uses the PF with the lowest rank. The rank of a PF consists
 // of three parts: the result of the function in the argument "order", the number of free devices, and the address. A PF with more free
-// devices has a lower rank. The rank of a PF never decreases while devices are chosen. If the rank that the queue has stored for its first
-// PF is up to date, this PF therefore has the lowest rank of all PFs.
+// devices has a lower rank. The rank of a PF never decreases while devices are chosen. The rank that the queue has stored for a PF is
+// therefore never higher than the current rank. If the stored rank of the first PF is still current, this PF has the lowest rank of all
+// PFs.
 func (q *query) fillOneByOne(in nodeSet, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
 	rank := func(pf int) int { return order(pf)<<countBits - len(q.free[pf]) + plan[pf] }

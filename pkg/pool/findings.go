@@ -40,7 +40,7 @@ func (f *findings) add(at Place, format string, args ...any) {
 	f.out = append(f.out, Problem{at, fmt.Sprintf(format, args...)})
 }
 
-// reportSelectors reports values in the selectors of a resource that no device of this node has.
+// reportSelectors reports the values in a resource's selectors that no device of this node has.
 func (f *findings) reportSelectors(r *Resource) {
 	open := len(r.Selectors) == 0
 	for _, s := range r.Selectors {

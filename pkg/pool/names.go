@@ -30,8 +30,8 @@ const (
 // devices of the same configuration entry have a known NUMA node.
 const noNUMA = "_nonuma"
 
-// numaSuffix returns the suffix in the name of the resource for one NUMA node. A valid name with this suffix is still valid: names of
-// extended resources may contain letters, digits, "-", "_" and ".". The last character must be a letter or digit.
+// numaSuffix returns the suffix in the name of the resource for one NUMA node. A valid name stays valid with this suffix: names of extended
+// resources may contain letters, digits, "-", "_" and ".". The last character must be a letter or digit.
 func numaSuffix(node int) string { return fmt.Sprintf("_numa%d", node) }
 
 func resourceName(s string) (string, error) {

@@ -79,7 +79,7 @@ func (n *node) pfs(names func(subject) []string) (out []string) {
 	return out
 }
 
-// isOnline reports whether the NUMA node with this ID is online.
+// isOnline reports whether the NUMA node with the given ID is online.
 func (n *node) isOnline(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }
@@ -91,7 +91,7 @@ func (n *node) multiNUMA() bool { return len(n.Nodes) > 1 }
 // nodeKnown reports whether the NUMA node of a device is known and online. The kubelet ignores NUMA nodes that are unknown or not online.
 func (n *node) nodeKnown(d *pci.Device) bool { return n.isOnline(d.NUMANode) }
 
-// whyBusy returns the reason why no resource may contain a device, or "" if a resource may contain the device.
+// If every resource must exclude a device, whyBusy returns the reason. Otherwise, whyBusy returns "".
 func (c *Config) whyBusy(n *node, i int) string {
 	d := &n.Devices[i]
 	if !d.IsVF() {
@@ -102,9 +102,10 @@ func (c *Config) whyBusy(n *node, i int) string {
 	return n.defaultRoute(d)
 }
 
-// whyReserved returns the reason why pods must not get a PCI function that is not a VF, or "" if pods may get it. A PF is offered only if
-// offerWhole is set, or if offerPf is set and the PF has no VFs. A pod that gets a PF could control all VFs of this PF. With the driver
-// vfio-pci, a PF cannot have VFs. A PCI function with an unreadable file is not offered, because it may be a PF.
+// whyReserved checks a PCI function that is not a VF. whyReserved returns the reason why pods must not get this PCI function, or "" if pods
+// may get it. A PF is offered only if offerWhole is set, or if offerPf is set and the PF has no VFs. A pod that gets a PF could control all
+// VFs of this PF. By default, a PF with the driver vfio-pci cannot have VFs. A PCI function with an unreadable file is not offered, because
+// it may be a PF.
 func (c *Config) whyReserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {
@@ -139,7 +140,7 @@ func (n *node) defaultRoute(d *pci.Device) string {
 	return ""
 }
 
-// matches() reports whether the entry of the list pfs identifies this PF.
+// matches() reports whether the entry of the list pfs identifies the given PF.
 func (pf *pfEntry) matches(d subject) bool {
 	if d.IsVF() {
 		return false

@@ -144,8 +144,8 @@ func TestPreferLarge(t *testing.T) {
 	}
 }
 
-// TestLargestFirst checks that largestFirst chooses the largest PFs first. The last PF that largestFirst chooses must be the smallest PF
-// that still has enough devices.
+// TestLargestFirst checks that largestFirst chooses the largest PFs first. As the last PF, largestFirst must choose the smallest PF that
+// has enough devices to complete the request.
 func TestLargestFirst(t *testing.T) {
 	q := &query{}
 	for _, n := range []int{3, 8, 1, 5, 8, 4} {

@@ -31,8 +31,8 @@ func rulesOf(p Policy) policyRules {
 }
 
 // The type choice contains a possible plan, which is the number of devices of each PF, and the costs of this plan. A choice contains only
-// the costs that the search compares after the number of NUMA nodes: the distance, and the costs from policyRules.after. The costs from
-// policyRules.before and the number of NUMA nodes are equal for all choices that the search compares.
+// two of the costs: the distance, and the costs from policyRules.after. The costs from policyRules.before and the number of NUMA nodes are
+// equal for all choices that the search compares.
 type choice struct {
 	distance int
 	after    []int
@@ -40,8 +40,8 @@ type choice struct {
 }
 
 // less() reports whether this choice is better than another choice. If the costs are equal, less() compares the number of devices of each
-// PF, in the order of the PFs' addresses. The better choice has more devices on the first PF whose number differs. The better choice
-// therefore uses the devices with lower addresses.
+// PF, in the order of the PFs' addresses. The better choice has more devices on the first PF whose number of devices differs. The better
+// choice therefore uses the devices with lower addresses.
 func (c *choice) less(other *choice) bool {
 	if c.distance != other.distance {
 		return c.distance < other.distance

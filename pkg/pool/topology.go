@@ -20,12 +20,12 @@ type Topology struct {
 	distance [][]int // between NUMA nodes, by index
 }
 
-// The type pfGroup is the group of all devices of one PF in the pool. A device without a PF has its own group.
+// The type pfGroup is the group of all devices of one PF and one NUMA node in the pool. A device without a PF has its own group.
 type pfGroup struct {
 	node, root, card int // indexes
 }
 
-// The constant unreachable is the distance between two NUMA nodes if the firmware reports no distance. In the ACPI SLIT, this value means
+// The constant "unreachable" is the distance between two NUMA nodes if the firmware reports no distance. In the ACPI SLIT, this value means
 // that no path exists.
 const unreachable = 255
 

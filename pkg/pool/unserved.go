@@ -25,7 +25,7 @@ func (r *reader) readDeviceType(v value, res *Resource) {
 	}
 }
 
-// readUnsupported reads a key of a selector that Podlace does not support. An empty value of an unsupported key has no effect.
+// readUnsupported reads an unsupported key in a selector. An empty value of an unsupported key has no effect.
 func (r *reader) readUnsupported(v value, key string) {
 	if len(v.items) > 0 || v.kind == text && v.text != "" || v.kind != list && v.kind != text {
 		r.noteUnsupported(v.Place, "unsupported: %s", key)

@@ -211,7 +211,7 @@ func TestSamePort(t *testing.T) {
 	}
 }
 
-// TestConditions (S-10) checks that conditions may contain match words, but no words that change the rule or run a program.
+// TestConditions (S-10) checks that conditions may contain iptables matches, but no words that change the rule or run a program.
 func TestConditions(t *testing.T) {
 	for words, ok := range map[string]bool{
 		`"!","-d","192.0.2.0/24"`: true, `"-i","eth0"`: true, `"-m","mark","--mark","0x1/0x1"`: true, `"-m","recent","--set"`: true,

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// elementsOf returns the nftables set elements that forward a port to the pod. The argument owner of elementsOf becomes the comment of each
-// element.
+// elementsOf returns the nftables set elements that forward a port to the pod. The argument "owner" of elementsOf becomes the comment of
+// each element.
 func elementsOf(p ports.Port, owner string) []nft.Element {
 	family := nft.Digit(p.Is4())
 	fields := func(address ...byte) func(port uint16) []byte {

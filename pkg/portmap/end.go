@@ -78,7 +78,7 @@ func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) er
 }
 
 // endForwarding ends the forwarding of an attachment. If another attachment of the container shares some of the ports, endForwarding first
-// gives these ports to that attachment. If att is not nil, endForwarding then marks the record as ended.
+// gives these ports to that attachment. If the argument "att" is not nil, endForwarding then marks the record as ended.
 func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
@@ -101,8 +101,8 @@ func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *att
 }
 
 func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPorts) error {
-	// endPorts removes the state in the reverse order of ADD. endPorts removes the protection of 127.0.0.1 last. Other pods can take the
-	// ports only after the protection of 127.0.0.1 is removed.
+	// endPorts removes the state in the reverse order of ADD. endPorts removes the protection of 127.0.0.1 last. The ports become free for
+	// other pods in the same transaction.
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err

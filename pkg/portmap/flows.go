@@ -12,7 +12,7 @@ import (
 )
 
 // endFlows only logs failures. If the deletion of connection tracking entries fails, a client that keeps sending UDP reaches the previous
-// pod until its entry expires.
+// pod until the client's entry expires.
 func endFlows(host *kernel.Node, of []ports.Port) {
 	if err := delFlows(host, of); err != nil {
 		slog.Warn("stale UDP connections could not be removed", "error", err)

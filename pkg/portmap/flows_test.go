@@ -19,8 +19,8 @@ import (
 )
 
 // conntrackWalks returns a function that finds dumps of the connection tracking table in the debug log. Each call of the returned function
-// returns the dumps of the connection tracking table since the previous call. The text for a dump is "family", or "family filtered" if the
-// kernel filtered the entries of the dump.
+// returns the dumps of the connection tracking table since the previous call. The text for a dump is, for example, "family=2 filtered=true
+// error=<nil>".
 func conntrackWalks(t *testing.T) func() []string {
 	t.Helper()
 	var seen bytes.Buffer

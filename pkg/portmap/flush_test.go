@@ -33,8 +33,8 @@ func TestFlushed(t *testing.T) {
 	}
 }
 
-// TestRestoreHostPorts checks that Restore adds missing elements. If a port belongs to another attachment in the meantime, the other
-// attachment keeps the port.
+// TestRestoreHostPorts checks that Restore adds missing elements. If another attachment has taken a port in the meantime, this attachment
+// keeps the port.
 func TestRestoreHostPorts(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -66,7 +66,7 @@ func restored(h *kernel.Node, all []ownedPorts) error {
 }
 
 // TestCheckHints checks the error of CHECK. If the command 'podlace reload' can restore the missing part, the error must contain a hint
-// about this command. The error must contain no hint if another pod may own the port in the meantime.
+// about this command. If another pod may have taken the port in the meantime, the error must contain no hint.
 func TestCheckHints(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// droppingChain is a chain that drops forwarded packets to and from a pod unless a rule accepts them. No plugin adds a rule that accepts
-// packets, because the administrator of a firewall with policy drop decides which packets may pass.
+// droppingChain is a chain that drops forwarded packets to and from a pod unless a rule accepts them. Podlace's plugins add no rule that
+// accepts packets, because on a node with policy drop, the administrator of the firewall decides which packets may pass.
 type droppingChain struct {
 	text string
 	fix  []string // commands that accept the pod's subnet in both directions
@@ -54,7 +54,7 @@ func droppingChains(host *kernel.Node, pod []netip.Prefix) (list []droppingChain
 }
 
 // firewallProgram is a program that manages a chain, such as ufw. Podlace recognizes a firewall program by a chain that only this program
-// creates. The fields to and from contain the commands with which the firewall program accepts packets to and from a subnet.
+// creates. The fields "to" and "from" contain the commands with which the firewall program accepts packets to and from a subnet.
 type firewallProgram struct{ name, chain, to, from string }
 
 func (f firewallProgram) obstacle(chain chainName, subnet netip.Prefix) droppingChain {
@@ -144,7 +144,7 @@ func filterChain(is4 bool, name string) chainName {
 }
 
 // forwardDrops returns the chains that drop forwarded packets by policy. forwardDrops reads the chain FORWARD of iptables and ip6tables,
-// because Docker and ufw change the policy of this chain. forwardDrops also reads the chain forward of table inet filter, which the
+// because Docker and ufw change the policy of this chain. forwardDrops also reads the chain "forward" of table inet filter, which the
 // nftables.conf of distributions creates. forwardDrops sends one request for each chain, regardless of the number of rules.
 func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
 	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// addChain creates a chain with rules that only count packets. If the argument hook is nil, addChain sets no policy, because a chain
+// addChain creates a chain with rules that only count packets. If the argument "hook" is nil, addChain sets no policy, because a chain
 // without a hook cannot have a policy.
 func addChain(t *testing.T, family nftables.TableFamily, name string, hook *nftables.ChainHook, policy nftables.ChainPolicy, rules int) {
 	t.Helper()

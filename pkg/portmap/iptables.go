@@ -120,13 +120,13 @@ func jumpsToHostports(nat iptables.NAT) bool {
 		len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
-// byIPTables reports whether iptables forwards the attachment's ports of this address family.
+// byIPTables reports whether iptables forwards the attachment's ports of the given address family.
 func (rec recordedPorts) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ports.OfFamily(rec.Ports, is4)) > 0
 }
 
 // restoreIPTables restores the missing rules of attachments. The first result of restoreIPTables is true if any rule was missing. If
-// another process holds the iptables lock and the argument wait is false, restoreIPTables returns a busy error.
+// another process holds the iptables lock and the argument "wait" is false, restoreIPTables returns a busy error.
 func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {

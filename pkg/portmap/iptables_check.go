@@ -132,7 +132,8 @@ func portsLedTo(nat iptables.NAT, chain string) map[string]bool {
 	return led
 }
 
-// byPort groups rules by their node port, because a pod can have thousands of rules.
+// byPort groups rules by their node port, because CHECK would otherwise search all rules of the pod for each port, and a pod can have
+// thousands of rules.
 func byPort(rules []string) map[uint16][]string {
 	of := map[uint16][]string{}
 	for _, rule := range rules {

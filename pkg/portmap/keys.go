@@ -2,5 +2,6 @@
 
 package portmap
 
-// Keys returns an empty configuration. The function plugin.SchemaOf reads the keys of the JSON configuration from the type of this value.
+// Keys returns an empty configuration. From the Go type of this value, the function plugin.SchemaOf gets the keys of the JSON
+// configuration.
 func Keys() any { return rawConfig{} }

@@ -112,7 +112,7 @@ func loopbackReaches(host *kernel.Node, link string) bool {
 	return false
 }
 
-// OpenLoopback makes the pods behind a link reachable through the node's 127.0.0.1. The argument owner of OpenLoopback is the hash of the
+// OpenLoopback makes the pods behind a link reachable through the node's 127.0.0.1. The argument "owner" of OpenLoopback is the hash of the
 // attachment that needs the link. OpenLoopback first protects the node's loopback from the pods. Callers hold portsLock.
 func OpenLoopback(host *kernel.Node, owner, link string) error {
 	on, _ := host.Get(routeLocalnet(link, "").Path)
@@ -244,7 +244,8 @@ func mendLoopback(host *kernel.Node, users []string) error {
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
-// forgetUsers removes the files of attachments that are not in the argument users. forgetUsers also removes empty folders.
+// forgetUsers removes the files in loopbackUsers of all attachments that the argument "users" does not contain. forgetUsers also removes
+// empty folders.
 func forgetUsers(users []string) error {
 	keep := map[string]bool{}
 	for _, owner := range users {
@@ -269,9 +270,9 @@ func forgetUsers(users []string) error {
 const anyLink = "*"
 
 // closeLoopback undoes OpenLoopback for one attachment and one link. If link is "", closeLoopback does nothing. If no other attachment uses
-// the link, closeLoopback disables route_localnet on this link. The second result of closeLoopback is true if there is no link left on
-// which Podlace keeps route_localnet enabled. The caller may then remove the rules that protect 127.0.0.0/8. After closeLoopback, the
-// caller calls forgetUser for the returned links. Callers hold portsLock.
+// the link, closeLoopback disables route_localnet on this link. The second result of closeLoopback is true if Podlace no longer keeps
+// route_localnet enabled on any link. The caller may then remove the rules that protect 127.0.0.0/8. After closeLoopback, the caller calls
+// forgetUser for the returned links. Callers hold portsLock.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
 	switch link {
@@ -317,7 +318,8 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 	return users, last, err
 }
 
-// forgetUser removes the files of one attachment for the given links. forgetUser also removes empty folders.
+// The folder loopbackUsers contains a folder for each link, with one file for each attachment that uses the link. forgetUser removes the
+// files of one attachment from the folders of the given links. forgetUser also removes empty folders.
 func forgetUser(owner string, links []string) error {
 	var errs []error
 	for _, link := range links {

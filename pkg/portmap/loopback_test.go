@@ -89,9 +89,9 @@ func TestLoopbackUsers(t *testing.T) {
 }
 
 // TestLoopbackUsersLost (S-04) checks that Podlace looks for hostPorts in the kernel if the files in loopbackUsers are lost. While another
-// attachment has hostPorts, each link must keep route_localnet and the rules that protect 127.0.0.0/8. The last attachment must disable
-// route_localnet on all links. After a flush, Podlace must restore the rules that protect 127.0.0.0/8. A link must keep route_localnet if
-// another program enabled it.
+// attachment has hostPorts, each link must keep route_localnet, and the rules that protect 127.0.0.0/8 must stay. DEL of the last
+// attachment must disable route_localnet on all links. After a flush, Podlace must restore the rules that protect 127.0.0.0/8. A link must
+// keep route_localnet if another program enabled it.
 func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

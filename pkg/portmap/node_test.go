@@ -23,7 +23,7 @@ func newNode(t testing.TB, addresses ...string) *kernel.Node {
 	return openHost(t)
 }
 
-// recordLines returns the lines of the host's snapshot that contain all texts in the argument parts.
+// recordLines returns the lines of the host's snapshot that contain all texts in the argument "parts".
 func recordLines(t testing.TB, parts ...string) []string {
 	t.Helper()
 	return kerneltest.Records(t, parts...)

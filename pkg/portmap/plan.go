@@ -96,7 +96,7 @@ func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 const takenBy = "hostPort %s is in use by %s"
 
 // displacedAttachments returns all attachments of the containers that lose ports. The list includes the attachments of these containers in
-// all networks. An attachment in another network that shares a port with one of these attachments may also have rules for this port.
+// all networks. If two attachments of one container share a port, both attachments may have rules for this port.
 func (p claimPlan) displacedAttachments() (all []recordedPorts) {
 	for _, t := range p.taken {
 		for _, rec := range t.all {

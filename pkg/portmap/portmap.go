@@ -44,7 +44,7 @@ func (c Config) rules(pod []netip.Prefix) *iptablesRules {
 // portsLock is the name of the lock for the state that the pods of all networks share.
 const portsLock = "hostports"
 
-// hostPorts returns the ports of the attachment as they are stored in the hostPort table. The argument owner of hostPorts becomes the
+// hostPorts returns the ports of the attachment as they are stored in the hostPort table. The argument "owner" of hostPorts becomes the
 // comment of the set elements.
 func (st portState) hostPorts(owner string) ownedPorts {
 	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}

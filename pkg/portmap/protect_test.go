@@ -109,7 +109,7 @@ func TestNotOnUplink(t *testing.T) {
 	})
 }
 
-// openTo127 searches a snapshot for rules that forward connections to the node's 127.0.0.1 to a pod, and returns these rules.
+// openTo127 returns the rules in a snapshot that send a connection for the node's 127.0.0.1 to a pod.
 func openTo127(snapshot string) (open []string) {
 	for _, rule := range []string{"nft element inet podlace_hostport ports4 ", "nft rule ip nat CNI-DN-"} {
 		if strings.Contains(snapshot, rule) {

@@ -91,8 +91,8 @@ func (l testLab) takeOver(backend string, ask []any) {
 	other.OK(other.Call("DEL", "other"))
 }
 
-// TestDeadRange checks that a dead pod loses all its ports. The port range of the dead pod therefore does not block a different range of
-// the next pod at the same address.
+// TestDeadRange checks that a dead pod loses all its ports. The next pod can therefore get the same pod address and a port range that
+// overlaps the range of the dead pod.
 func TestDeadRange(t *testing.T) {
 	l := newLab(t)
 	ports := func(first int) (list []any) {
@@ -117,8 +117,8 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "next"))
 }
 
-// TestLostOwner checks that a live pod keeps ports that have no record. A dead pod must lose its ports without a record when another pod
-// requests these ports, or at the next GC.
+// TestLostOwner checks that a live pod keeps ports that have no record. The ports of a dead pod that have no record must be removed when
+// another pod requests them, or at the next GC.
 func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {

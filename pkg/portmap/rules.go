@@ -16,8 +16,8 @@ import (
 // tableSchema is the version of the hostPort table in nftables.
 const tableSchema = 2
 
-// hostportPriority is higher than the priority -100, at which kube-proxy translates addresses. Services therefore take precedence over
-// hostPorts (CVE-2019-9946).
+// hostportPriority is higher than the priority -100, at which kube-proxy translates addresses. The kernel therefore runs the chains of
+// kube-proxy first, and Services take precedence over hostPorts (CVE-2019-9946).
 const hostportPriority = -99
 
 // The type hostports builds the hostPort table.
@@ -99,8 +99,8 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 		}
 		h.Rule(back, slices.Concat(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
 		h.Rule(back, slices.Concat(to("masqall"), []expr.Any{masquerade})...)
-		// This rule matches a pod that connects to its own hostPort. With bridge-nf-call-iptables, the packet stays on the bridge and has
-		// no incoming interface in this chain.
+		// This rule matches the packets of a pod that connects to its own hostPort. With bridge-nf-call-iptables, the bridge itself forwards such
+		// a packet. The packet then has no incoming interface in this chain, so the rule matches the packet by its addresses.
 		h.Rule(snat, slices.Concat(matchMapped(f.Source, sets["snat"+suffix]), []expr.Any{masquerade})...)
 	}
 	if f.Digit == "4" {

@@ -15,8 +15,8 @@ import (
 )
 
 // sharedPorts is the name of a file in a state folder of the node. This file says whether any attachments share hostPorts. If no
-// attachments share ports, DEL does not read the records of other pods. If the file is missing, an earlier version of Podlace did not write
-// it, and DEL reads the records of other pods.
+// attachments share ports, DEL does not read the records of other pods. If this file is missing, the attachments were created by an earlier
+// version of Podlace, which did not write the file. DEL then reads the records of other pods.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"

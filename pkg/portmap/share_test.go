@@ -103,7 +103,8 @@ func TestSharedAfterFlush(t *testing.T) {
 }
 
 // TestSharedInPart checks the case that a container requests a range while another network of the container has a part of this range. ADD
-// must forward the rest of the range. When the attachment in the other network ends, the whole range must be forwarded.
+// must forward the ports of the range that the other network does not have. When the attachment in the other network ends, the whole range
+// must be forwarded.
 func TestSharedInPart(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for what, first := range map[string][]any{"single": {port(8085, 8085, "tcp")}, "range": sequence(8070, 20)} {

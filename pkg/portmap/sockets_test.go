@@ -127,7 +127,7 @@ func openConnection(t *testing.T, network, from, to string, closed bool) {
 	t.Cleanup(func() { c.Close() })
 }
 
-// TestListeningLeftOver checks that listeningPorts does not report a connection from or to the port, even if the connection is closed.
+// TestListeningLeftOver checks that listeningPorts ignores a port that only an open connection or a connection in the state TIME_WAIT uses.
 func TestListeningLeftOver(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	openListener(t, "tcp", ":2100")
@@ -146,8 +146,8 @@ func TestListeningLeftOver(t *testing.T) {
 			t.Errorf("%+v: %s", x, got)
 		}
 	}
-	// The following case has a server that has ended while one client is still connected. Another client has just disconnected. A second
-	// server listens on another address.
+	// In the following case, a server has ended while one client is still connected. Another client has just disconnected. A second server
+	// listens on another address.
 	l, err := net.Listen("tcp4", "127.0.0.1:2300")
 	if err != nil {
 		t.Fatal(err)

@@ -69,7 +69,7 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 }
 
 // restoreTable writes the rules again if they are missing or changed. restoreTable also adds the missing ports of all attachments. The
-// first result of restoreTable is true if any rule or port was missing. If a port belongs to another attachment in the meantime, the other
+// first result of restoreTable is true if any rule or port was missing. If another attachment has taken a port in the meantime, this
 // attachment keeps the port. On a kernel without nftables, the first result of restoreTable is false. The caller holds portsLock.
 func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
 	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
@@ -254,8 +254,8 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 	return loopbackProtected(host)
 }
 
-// checkHostPorts returns nil if each port is forwarded to the pod, and if each port belongs to the owner or to an attachment that shares
-// the port. If a port is wrong, checkHostPorts returns an error with the code plugin.CodeStateDiffers. The last argument of checkHostPorts
+// checkHostPorts returns nil if each port is forwarded to the pod, and belongs to the attachment or to another attachment that shares the
+// port. If a port is wrong, checkHostPorts returns an error with the code plugin.CodeStateDiffers. The last argument of checkHostPorts
 // caches the names of other owners of ports.
 func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)

@@ -33,7 +33,7 @@ type Server struct {
 }
 
 // Start serves the HTTP endpoints at host:port or unix:/path until ctx is done. For a unix socket, Start also runs a goroutine that removes
-// the socket file when ctx is done. The caller can use the WaitGroup in the argument running to wait for the end of this goroutine.
+// the socket file when ctx is done. The caller can use the WaitGroup in the argument "running" to wait for the end of this goroutine.
 func (s Server) Start(ctx context.Context, address string, running *sync.WaitGroup) error {
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {
 		return ServeSocket(ctx, path, s.Log, running, func(ctx context.Context, l *net.UnixListener) { s.serve(ctx, l) })
@@ -65,8 +65,9 @@ func (s Server) serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// AskReady asks a server over HTTP whether it is ready. The readiness probe of a container sends the same request. The argument address of
-// AskReady is the address at which Start serves the HTTP endpoints. If the server is not ready, the error of AskReady contains the reason.
+// AskReady asks a server over HTTP whether it is ready. The readiness probe of a container sends the same request. The argument "address"
+// of AskReady is the address at which Start serves the HTTP endpoints. If the server is not ready, the error of AskReady contains the
+// reason.
 func AskReady(ctx context.Context, address string) error {
 	network, where := "tcp", address
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {

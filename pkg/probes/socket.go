@@ -76,7 +76,7 @@ func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	return Listen(path)
 }
 
-// ServeSocket serves a socket until ctx is done. The caller can use the WaitGroup in the last but one argument to wait for the end of the
+// ServeSocket serves a socket until ctx is done. The caller can use the WaitGroup in the argument "running" to wait for the end of the
 // goroutines that ServeSocket starts. If another program removes the socket, ServeSocket creates the socket again. ServeSocket also creates
 // the socket again if another instance replaced it and then ended.
 func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sync.WaitGroup,

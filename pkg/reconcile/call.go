@@ -70,7 +70,7 @@ func Status(n Network, binDir string) (errs []error) {
 	return errs
 }
 
-// callPlugin runs a CNI operation of a plugin. If the CNI operation needs an attachment, the argument env contains the variables that
+// callPlugin runs a CNI operation of a plugin. If the CNI operation needs an attachment, the argument "env" contains the variables that
 // identify the attachment. The error of callPlugin contains the error code and the message of the plugin.
 func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration, env ...string) error {
 	var stdout, stderr child.Buffer

@@ -21,7 +21,7 @@ type FailedCheck struct {
 	Err    error
 }
 
-// The type added contains the data of an ADD, read from the cache of libcni.
+// The type "added" contains the data of an ADD. This data comes from the cache of libcni.
 type added struct {
 	cachedResult
 	Config       []byte                     `json:"config"`
@@ -31,7 +31,7 @@ type added struct {
 }
 
 // CheckAll calls CHECK of Podlace's plugins for each live attachment in libcni's cache, as a runtime does. When the time in the argument
-// budget has passed, CheckAll does not start another CHECK. CheckAll also returns the number of attachments for which CHECK ran, and the
+// "budget" has passed, CheckAll does not start another CHECK. CheckAll also returns the number of attachments for which CHECK ran, and the
 // number of attachments that were not checked.
 func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked, left int, failed []FailedCheck) {
 	ours := map[string]bool{}

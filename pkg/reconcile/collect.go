@@ -157,7 +157,7 @@ func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {
 	return json.Marshal(keys)
 }
 
-// Compare marks each dead attachment whose records were removed between the list before and the list after. Compare returns the number of
+// Compare marks each dead attachment in the list "before" as removed if the list "after" does not contain it. Compare returns the number of
 // dead attachments that are in both lists.
 func Compare(before, after []*Attachment) (left int) {
 	still := map[key]bool{}

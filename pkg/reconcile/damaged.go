@@ -8,8 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// AddDamaged adds unreadable records to the list of attachments. If no readable record and no lease belongs to the same attachment, only
-// the network of the attachment is known.
+// AddDamaged adds unreadable records to the list of attachments. If an attachment has neither a readable record nor a lease, only its
+// network is known.
 func AddDamaged(list []*Attachment, damaged []attachment.Damaged) []*Attachment {
 	for _, d := range damaged {
 		at := slices.IndexFunc(list, func(a *Attachment) bool {

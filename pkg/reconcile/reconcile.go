@@ -8,8 +8,9 @@
 // the node has rebooted since the ADD.
 //
 // The namespace of an attachment is unknown if another program wrote the lease, or if the recorded path is not the path of a namespace. An
-// attachment with an unknown namespace is dead only if a runtime has answered and three conditions are met. The runtime does not know the
-// container, the cache of libcni does not contain the container, and the lease is older than the longest ADD.
+// attachment with an unknown namespace is dead only if a runtime has answered and three conditions are met. These conditions are: the
+// runtime does not know the container, the attachment is older than maxADDAge, and, if no namespace path is recorded, the cache of libcni
+// does not contain the container.
 package reconcile
 
 import (
@@ -28,8 +29,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// maxADDAge is longer than any ADD takes. If an attachment with an unknown namespace is younger, its ADD may still be running. While the
-// ADD of a pod is running, the list of the runtime does not contain the pod yet.
+// maxADDAge is longer than the duration of any ADD. If an attachment with an unknown namespace is younger than maxADDAge, its ADD may still
+// be running. While the ADD of a pod is running, the list of the runtime does not contain the pod yet.
 const maxADDAge = 10 * time.Minute
 
 // States of a namespace.
@@ -209,8 +210,8 @@ func addLeases(found map[key]*Attachment, path string) error {
 	return nil
 }
 
-// Judge marks dead attachments. If the last argument of Judge is true, an attachment with an unknown namespace is dead even if no runtime
-// answered.
+// Judge marks dead attachments. If the last argument of Judge is true, an attachment with an unknown namespace can be dead even if no
+// runtime answered.
 func Judge(list []*Attachment, rt Runtimes, all bool) {
 	for _, a := range list {
 		a.Pod = either(a.Pod, rt.pods[a.ContainerID])

@@ -74,8 +74,8 @@ func (rt *Runtimes) readContainers(folder, level string, runs func(path string) 
 
 // mayRun reports whether a container with a folder in storageFolder may be running. If crictl reports the pod, mayRun returns the state
 // that crictl reports. If crictl does not report the pod, mayRun checks whether the process of the container exists. A sandbox of CRI-O may
-// have no pidfile. A sandbox without a pidfile counts as running, unless crictl answered. If the pidfile of a container cannot be read, the
-// container may be running.
+// have no pidfile. If crictl did not answer, a sandbox without a pidfile counts as running. If the pidfile of a container cannot be read,
+// the container may be running.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]

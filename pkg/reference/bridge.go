@@ -96,8 +96,8 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 
 // WriteMasquerade writes nftables rules that masquerade addresses. These rules are the same as the rules that the reference plugin writes.
 // Each address in the argument of WriteMasquerade must have the prefix length of its subnet. If a packet's destination is in the last
-// argument, the packet keeps its source address. WriteMasquerade keeps existing rules. A connection that starts while a rule is missing
-// would never get a reply.
+// argument, the packet keeps its source address. WriteMasquerade keeps existing rules. If WriteMasquerade deleted existing rules and wrote
+// them again, a connection that starts in between would never get a reply.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {

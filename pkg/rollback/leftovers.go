@@ -19,8 +19,8 @@ import (
 )
 
 // Leftovers removes from a node all of Podlace's state that belongs to no pod. Podlace's state without pods consists of bridges without
-// ports, nftables tables, lease folders without leases, records and locks. The argument networks contains the networks of Podlace. The
-// argument others contains the networks in the current configuration of the runtime. Before Leftovers, the caller must ensure that no pod
+// ports, nftables tables, lease folders without leases, records and locks. The argument "networks" contains the networks of Podlace. The
+// argument "others" contains the networks in the current configuration of the runtime. Before Leftovers, the caller must ensure that no pod
 // of Podlace exists. If one part of the state cannot be removed, Leftovers still removes the other parts.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	host, err := kernel.Host()

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package rollback converts the network state of running pods on a node from Podlace to the reference plugins. After the conversion,
-// package rollback removes the rest of Podlace's state. DEL of the reference plugins can then remove the whole network state of these pods.
-// The network of the pods works during the whole conversion, because new rules are added before old rules are removed. Existing connections
-// keep their address translation.
+// package rollback removes the remaining state of Podlace from the node. DEL of the reference plugins can then remove the whole network
+// state of these pods. The network of the pods works during the whole conversion, because new rules are added before old rules are removed.
+// Existing connections keep their address translation.
 //
 // Each conversion step is idempotent, and the records are removed last. If a run fails or is killed, the next run therefore completes the
 // conversion.
@@ -162,7 +162,7 @@ func (j *job) network(r networkRecords) {
 	}
 }
 
-// printLine prints a line. The texts in the argument parts may contain the name of a pod. The name of a pod is not trusted, so printLine
+// printLine prints a line. The texts in the argument "parts" may contain the name of a pod. The name of a pod is not trusted, so printLine
 // replaces special characters.
 func (j *job) printLine(format string, parts ...string) {
 	plain := make([]any, len(parts))

@@ -54,7 +54,7 @@ func nestedAttrs(list []attr, typ uint16) []attr {
 // data. Snapshots therefore also compare attributes that only newer kernels have.
 type schema map[uint16]column
 
-// The type column defines how one netlink attribute is formatted. If the field show is nil, the snapshot does not contain the attribute.
+// The type column defines how one netlink attribute is formatted. If the field "show" is nil, the snapshot does not contain the attribute.
 type column struct {
 	name string
 	show func(c *collector, data []byte) string
@@ -140,10 +140,10 @@ func linkIndex(c *collector, b []byte) string {
 	return c.linkName(native.Uint32(b))
 }
 
-// treeColumn formats an attribute with treeText. Set the field show of a column to treeColumn.
+// treeColumn formats an attribute with treeText. A column with treeColumn in its field "show" formats the attribute in this way.
 func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
-// schemaColumn returns a function that formats nested attributes with a schema. Set the field show of a column to the function that
+// schemaColumn returns a function that formats nested attributes with a schema. The field "show" of a column can contain the function that
 // schemaColumn returns.
 func schemaColumn(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {

@@ -56,7 +56,7 @@ func (c *collector) add(name string, fields ...field) {
 }
 
 // addList adds a list of lines whose order is significant. Each line of the list becomes a separate record. If one line is added to the
-// list, the result of Diff therefore contains only this line. Diff also reports a change of only the order of lines.
+// list, the result of Diff therefore contains only this line. If only the order of the lines changes, Diff reports the change of the order.
 func (c *collector) addList(prefix string, lines []string) {
 	for _, line := range lines {
 		c.add(prefix + " " + line)

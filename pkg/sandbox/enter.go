@@ -21,9 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// markEnv is the name of an environment variable of the process in the sandbox. The value of the variable markEnv is the network namespace
-// of the parent process. With this value, the process knows whether its parent set the variable for the sandbox, or whether the variable
-// was inherited by accident.
+// markEnv is the name of an environment variable of the process in the sandbox. The value of this variable is the network namespace of the
+// parent process. With this value, the process knows whether its parent set the variable for the sandbox, or whether the variable was
+// inherited by accident.
 const markEnv = "PODLACE_SANDBOX_PARENT"
 
 // Enter runs the rest of the program in its own user, mount, UTS and network namespaces.
@@ -31,8 +31,8 @@ const markEnv = "PODLACE_SANDBOX_PARENT"
 // In the first process, which the user started, Enter runs the same command line again in new namespaces. The first process waits for the
 // second process. In the first process, Enter returns inside=false and the exit code of the second process after the second process has
 // ended. The first process passes signals to the second process. If the first process dies, the second process dies too. In the second
-// process, Enter prepares the mounts and returns inside=true. If a program that the second process starts also calls Enter, this program
-// gets a sandbox inside the sandbox.
+// process, Enter prepares the mounts and returns inside=true. If a program in the sandbox also calls Enter, the program gets a nested
+// sandbox.
 //
 // If the kernel refuses to create namespaces, the error of Enter contains the reason and a hint.
 func Enter() (inside bool, exitCode int, err error) {
@@ -107,8 +107,8 @@ func exitStatus(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// start() starts the second process, which runs in the sandbox. If user namespaces are disabled, root uses only the other namespaces,
-// because root does not need a user namespace.
+// start() starts the second process, which runs in the sandbox. If the kernel refuses a user namespace, root starts the second process with
+// the other new namespaces only. Root does not need a user namespace to create these namespaces.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()
 	if err != nil {

@@ -126,8 +126,8 @@ func sleep() int {
 // enterNested enters a sandbox inside the sandbox.
 func enterNested() int { return again("report", 0) }
 
-// enterForbidden enters a nested sandbox while user namespaces are disabled. enterForbidden enters this nested sandbox with the user ID
-// from the variable ASK_UID.
+// enterForbidden sets the limit of user namespaces to 0 and then starts a program that enters a nested sandbox. The program runs with the
+// user ID in the variable ASK_UID.
 func enterForbidden() int {
 	if self, _ := os.Readlink("/proc/self/ns/user"); self == "user:[4026531837]" {
 		fmt.Fprintln(os.Stderr, "this is the machine's own user namespace")
@@ -294,7 +294,7 @@ func TestEnterRefusesToHide(t *testing.T) {
 	}
 }
 
-// TestEnterForbidden checks Enter after user namespaces were disabled inside a user namespace.
+// TestEnterForbidden calls Enter inside a user namespace that permits no further user namespaces.
 func TestEnterForbidden(t *testing.T) {
 	t.Run("root", func(t *testing.T) {
 		cmd := player("forbid")

@@ -43,7 +43,8 @@ func prepareMounts(parent string) error {
 }
 
 // freshSysfs mounts a new sysfs, so that /sys/class/net shows the network of the sandbox. The kernel does not always permit this mount. For
-// example, a container may mask /sys. Only a few programs need this sysfs mount.
+// example, the kernel refuses the mount in a container that masks a part of /sys. If the kernel refuses the mount, /sys stays unchanged.
+// Only a few programs need the new sysfs.
 func freshSysfs() {
 	const cgroups, kept = "/sys/fs/cgroup", "/run/.cgroup"
 	if os.Mkdir(kept, 0o700) != nil {
@@ -84,8 +85,8 @@ func checkVisible() error {
 	return errors.Join(errs...)
 }
 
-// neededFolders returns the folders that the program uses and that exist. A missing folder is not in the list, because the sandbox cannot
-// hide it.
+// neededFolders returns the folders that the program uses and that exist. A folder that does not exist cannot be hidden by the sandbox, so
+// the list does not contain it.
 func neededFolders() map[string]string {
 	paths := map[string]string{"temporary folder": os.TempDir()}
 	if wd, err := os.Getwd(); err == nil {

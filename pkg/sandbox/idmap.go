@@ -14,8 +14,8 @@ import (
 // The constant withoutUser contains the flags for all new namespaces of the second process except the user namespace.
 const withoutUser = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
 
-// userNamespace returns the attributes with which Enter starts the second process in new namespaces. Root keeps all user IDs in the new
-// user namespace. In the new user namespace, an ordinary user is root, and no other user ID exists.
+// userNamespace returns the attributes with which Enter starts the second process in new namespaces. If root calls Enter, every user ID of
+// the parent namespace is mapped to itself. If an ordinary user calls Enter, the new user namespace contains only this user's ID.
 func userNamespace() (*syscall.SysProcAttr, error) {
 	attr := &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | withoutUser,

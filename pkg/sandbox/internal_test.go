@@ -46,7 +46,7 @@ func message(typ, flags uint16, seq uint32, body ...byte) []byte {
 	return append(append(b, 0, 0, 0, 0), body...)
 }
 
-// replyWith returns a function that builds a reply: one object and the message that ends the dump.
+// replyWith returns a function that builds a reply. The reply contains one object and the message that ends the dump.
 func replyWith(flagsOnObject, flagsOnEnd uint16) func(uint32) []byte {
 	return func(seq uint32) []byte {
 		return slices.Concat(
@@ -164,7 +164,7 @@ func TestFlowtables(t *testing.T) {
 	}
 }
 
-// TestLinkLocalOfOldKernels checks addresses without the attribute that says which program added the address.
+// TestLinkLocalOfOldKernels checks addresses without the attribute IFA_PROTO, which old kernels do not report.
 func TestLinkLocalOfOldKernels(t *testing.T) {
 	for _, c := range []struct {
 		addr  string

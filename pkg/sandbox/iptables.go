@@ -11,7 +11,7 @@ import (
 )
 
 // collectIptables collects the legacy tables. Tables of iptables-nft are collected as a part of nftables. collectIptables reads only tables
-// that the kernel has already loaded, because the kernel loads a table when a program reads the table.
+// that the kernel has already loaded. Reading any other table would load the table and thereby change the kernel's state.
 func (c *collector) collectIptables() error {
 	for _, tool := range []struct{ names, save string }{
 		{"ip_tables_names", "iptables-legacy-save"},

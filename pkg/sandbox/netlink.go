@@ -14,8 +14,9 @@ import (
 // Netlink messages have the byte order of the machine.
 var native = binary.NativeEndian
 
-// The type socket is a netlink socket that is used only for dumps. The package uses no netlink library, because a snapshot needs every
-// message and every flag, even the flags of the last message. A snapshot also needs attributes that no library supports yet.
+// The type socket is a netlink socket that is used only for dumps. The package uses no netlink library, because libraries hide some
+// messages and flags that a snapshot needs, such as the flags of the last message. A snapshot also needs attributes that no library
+// supports yet.
 type socket struct {
 	fd  int
 	seq uint32

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A ruleset is a table with a chain, a set and a map. A ruleset also contains the netlink connection through which a test changes the
-// table.
+// A ruleset holds an nftables table for a test, with a chain, a set and a map. A ruleset also contains the netlink connection through which
+// a test changes the table.
 type ruleset struct {
 	*nftables.Conn
 	table *nftables.Table
@@ -183,7 +183,8 @@ func TestDetectsIptables(t *testing.T) {
 	}
 }
 
-// needs() skips the test if the program tool is not installed or if the kernel does not support the given iptables table.
+// needs() skips the test if the program in the argument `tool` is not installed, or if the kernel does not support the given iptables
+// table.
 func needs(t *testing.T, tool, table string) {
 	t.Helper()
 	path, err := exec.LookPath(tool)

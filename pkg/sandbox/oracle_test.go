@@ -282,7 +282,8 @@ func addVeth(t *testing.T) {
 	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v0", TxQLen: 1000}, PeerName: "v1"}))
 }
 
-// vethUp adds a veth, sets both ends up and returns at once, because snapshots must not depend on later work of the kernel.
+// vethUp adds a veth and sets both ends up. It does not wait until the links are ready, because a snapshot must be the same before and
+// after that time.
 func vethUp(t *testing.T) { addVeth(t); up(t, "v0"); up(t, "v1") }
 
 func bridge(t *testing.T) {

@@ -108,8 +108,8 @@ func onThread(f func() error) error {
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread must not enter another namespace, because /proc/<pid>/ns shows the namespaces of the main thread. onThread
-			// therefore calls itself. The main thread stays locked during this call, so that the call gets another thread.
+			// The main thread must not enter another namespace, because /proc/<pid>/ns shows the namespaces of the main thread. onThread therefore
+			// calls itself. During this call, the main thread stays locked. The Go runtime therefore starts the new goroutine on another thread.
 			defer runtime.UnlockOSThread()
 			done <- onThread(f)
 			return

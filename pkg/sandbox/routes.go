@@ -162,7 +162,7 @@ func (c *collector) collectRules(s *socket) error {
 	return nil
 }
 
-// unlessUnset returns "" for the value -1. The value -1 means that no value is set.
+// unlessUnset formats a number, but returns "" for the value -1. The value -1 means that no value is set.
 func unlessUnset(c *collector, b []byte) string {
 	if len(b) == 4 && native.Uint32(b) == ^uint32(0) {
 		return ""

@@ -105,7 +105,7 @@ func sortedDevs(m map[uint32][]uint32) []uint32 {
 	return out
 }
 
-// filterParents returns all objects of a queueing discipline to which filters can be attached.
+// filterParents returns the handles of all points at which filters can be attached to a queueing discipline.
 func filterParents(q tcObject) []uint32 {
 	switch q.kind {
 	case "ingress":
@@ -116,7 +116,8 @@ func filterParents(q tcObject) []uint32 {
 	return []uint32{q.handle}
 }
 
-// qdiscOptions leaves out the counter that the queueing discipline htb has among its settings. Only htb has a counter among its settings.
+// qdiscOptions returns a function that formats the settings of a queueing discipline. For htb, this function leaves out a counter that the
+// kernel reports together with the settings. No other queueing discipline has such a counter.
 func qdiscOptions(kind string) func(*collector, []byte) string {
 	if kind != "htb" {
 		return treeColumn

@@ -145,7 +145,7 @@ func TestDeviceInfo(t *testing.T) {
 	l.isGolden()
 }
 
-// TestLogFile: the plugin writes its log, including errors, to the file in the configuration's key logFile, as sriov-cni does. DEL
+// TestLogFile: the plugin writes its log and its errors to the file that the key logFile of the configuration sets, as sriov-cni does. DEL
 // succeeds even if the plugin cannot write the log file.
 func TestLogFile(t *testing.T) {
 	l := newLab(t)

@@ -99,7 +99,7 @@ func TestDaemonStopped(t *testing.T) {
 		"the kubelet does not know the pod")
 }
 
-// TestOtherPod: the device plugin answers with the devices of a pod of the same name. ADD rejects these devices unless another source
+// TestOtherPod: the device plugin returns the devices of another pod that has the same name. ADD uses these devices only if another source
 // confirms that they belong to the UID of the pod.
 func TestOtherPod(t *testing.T) {
 	l := newLab(t)

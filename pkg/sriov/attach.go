@@ -126,7 +126,8 @@ func busy(left vfJournal) error {
 		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
-// checkUsable returns an error for a PCI function that no pod may use. A claim may also use a PF without VFs.
+// checkUsable returns an error for a PCI function that no pod may use. For a device of a claim, checkUsable also accepts a PF that has no
+// VFs.
 func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
 	refuse := func(format string, args ...any) error {
 		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)
@@ -199,8 +200,8 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
-// setPF sets the VF's settings on its PF. attach() calls setPF before it binds a driver, because some drivers read the VF's MAC only when
-// they are bound.
+// setPF sets the settings of the configuration, the claim and the pod on the VF's PF. attach() calls setPF before it binds a driver,
+// because some drivers read the VF's MAC only when they are bound.
 func (j *requestJob) setPF(c vfCard, v *vf) error {
 	mac := v.Fixed
 	have, ok, err := j.settingsOnPF(c)
@@ -232,7 +233,7 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 	return err
 }
 
-// setOnPF sets the settings of a VF on its PF.
+// setOnPF asks the kernel to set the settings of a VF on its PF. If the PF's driver refuses a setting, the error contains a hint.
 func (n *nodeSide) setOnPF(c vfCard, have, want kernel.VF) error {
 	err := n.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
 	if err == nil {

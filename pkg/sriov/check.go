@@ -147,8 +147,9 @@ func (j *requestJob) checkLink(v vf) error {
 	return nil
 }
 
-// checkPrevResult compares the interface with prevResult, because later plugins may have changed the interface. If prevResult contains no
-// MAC or MTU for the interface, checkPrevResult uses the value that ADD set.
+// checkPrevResult compares the MAC and the MTU of the interface with prevResult. Later plugins may have changed the values that ADD set,
+// and prevResult contains these changes. If prevResult contains no MAC or MTU for the interface, checkPrevResult compares with the value
+// that ADD set.
 func (j *requestJob) checkPrevResult(link kernel.Link, v vf) error {
 	i := slices.IndexFunc(j.r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == v.Name && i.Sandbox != "" })
 	if i < 0 {

@@ -29,8 +29,8 @@ func claimedDevice(uid, podClaim string, result int, address string) allocation.
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
 }
 
-// prepareClaims writes the claim records of devices. prepareClaims also writes the kubelet's state file, according to which the pod with
-// the given UID uses these claims.
+// prepareClaims writes the claim records of devices. prepareClaims also writes the kubelet's state file. In this file, the pod with the
+// given UID uses these claims.
 func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device) {
 	l.Helper()
 	records := map[string]claim.Record{}

@@ -37,8 +37,8 @@ func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s, which is not a claim of this pod", v.Address, record)
 }
 
-// applyClaim applies the settings of the VF's claim and class. The argument `index` is the number of the VF in interface names. The VF
-// with index 0 becomes the interface whose name the runtime sets in CNI_IFNAME.
+// applyClaim applies the settings of the VF's claim and class. The argument `index` is the number that replaces {index} in an interface
+// name. The VF with index 0 becomes the interface whose name the runtime sets in CNI_IFNAME.
 func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 	if v.config.IsZero() {
 		return nil
@@ -92,8 +92,8 @@ func (v *vf) ownerText() string {
 	return fmt.Sprintf("VF %s of %s", v.Address, v.claimName())
 }
 
-// settingText returns a key of the PF's settings for error messages. If the claim or its class contains the setting, settingText also
-// returns the value and the claim.
+// settingText describes a setting of the PF for error messages by its key. If the setting comes from the claim or its class, the
+// description also contains the value and the claim.
 func (v *vf) settingText(key string) string {
 	switch {
 	case !v.config.Has(key):

@@ -84,9 +84,9 @@ func (h *lockedVF) noteReady(v *vf) error {
 	return h.save(j)
 }
 
-// FreeOrphan prepares a VF for a claim. If the attachment of the VF has ended without a DEL, FreeOrphan restores the VF. FreeOrphan has no
-// effect if the VF has no journal, or if the journal belongs to the same claim. If a pod still has the VF, FreeOrphan returns an error
-// with the name of the pod. FreeOrphan needs CAP_NET_ADMIN.
+// FreeOrphan ensures that no earlier attachment has the VF before a claim uses the VF. If the attachment of the VF has ended without a DEL,
+// FreeOrphan restores the VF. FreeOrphan has no effect if the VF has no journal, or if the journal belongs to the same claim. If a pod
+// still has the VF, FreeOrphan returns an error with the name of the pod. FreeOrphan needs CAP_NET_ADMIN.
 func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
 	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j vfJournal) error {
 		if j.Claim != nil && j.Claim.UID == claimUID {

@@ -19,11 +19,12 @@ import (
 
 // requestConfig is the validated configuration of a request.
 type requestConfig struct {
-	// Device is the VF whose address the caller passes in its request. Multus, for example, passes the address of a VF. If the caller
-	// passes no address, Device is not valid, and the plugin attaches the VFs of Resources that the kubelet allocated.
+	// Device is the VF whose address the caller passes in its request. Multus, for example, passes the address of a VF. If the caller passes
+	// no address, Device is not valid. The plugin then attaches the VFs that the kubelet allocated from the resources in the field Resources.
 	Device    pci.Address
 	Resources []string
-	// OtherResources are resources whose VFs this plugin does not attach: another network attaches them, or the pod uses them directly.
+	// OtherResources are resources whose VFs this plugin does not attach. Another network attaches these VFs, or the pod uses only their
+	// device files.
 	OtherResources []string
 
 	Names     string          // pattern of interface names; {index} counts from 1
@@ -230,7 +231,7 @@ func parseSettings(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 // megabit is one Mbit/s, the unit of a PF's rate limits.
 const megabit = 1_000_000
 
-// parseRates reads the egress limit. The pod's egress limit applies to the VF only if the VF is the pod's main interface.
+// parseRates reads the egress limit. If the plugin runs in a chain after another plugin, the pod's egress limit does not apply to the VFs.
 func parseRates(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	limit := raw.RuntimeConfig.Bandwidth
 	if limit == nil || isChained(r) {
@@ -270,8 +271,8 @@ func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The function name()
-// converts a setting's key for error messages to the spelling that the claim or the conflist uses.
+// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The argument `name` is a
+// function. For error messages, it converts the key of a setting to the spelling that the claim or the conflist uses.
 func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)
@@ -319,8 +320,7 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// applyTo returns the settings that the VF has on its PF after the change. The argument `now` contains the VF's settings before the
-// change.
+// applyTo returns the settings that the VF has on its PF after ADD has applied s. The argument `now` contains the VF's settings before ADD.
 func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	if s.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"

@@ -26,7 +26,8 @@ func (l testLab) boundAt(address string) time.Time {
 	return info.ModTime()
 }
 
-// onBinding calls f() once: when the VF's network driver is bound again, or at the latest when the test ends.
+// onBinding calls f() once, when the VF's network driver is bound again. If the driver is not bound again, onBinding calls f() at the end
+// of the test.
 func (l testLab) onBinding(address string, f func(net string)) {
 	l.Helper()
 	net, before := filepath.Join(pcitest.Folder(l.T, l.sriov.sysfs, address), "net"), l.boundAt(address)

@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestFeatures: package ethtool lists the device features that package pci reads and sets.
+// TestFeatures compares the functions of package pci for device features with package ethtool. Features must return the features that
+// ethtool lists, and SetFeatures must change them.
 func TestFeatures(t *testing.T) {
 	const ifname, feature = "ens0f0v0", "tx-tcp-segmentation"
 	newLab(t)

@@ -141,7 +141,8 @@ func TestIGBNamesTaken(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBHidden (F-34): a pod that hides its VF loses the VF, even if another interface of the pod has the name of the VF.
+// TestIGBHidden (F-34): DEL takes the VF from a pod that has hidden it in another namespace, even if another interface of the pod has the
+// former name of the VF.
 func TestIGBHidden(t *testing.T) {
 	l := newIGB(t)
 	cellar := kerneltest.NewPod(t)

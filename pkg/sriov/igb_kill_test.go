@@ -28,7 +28,7 @@ func binaryPath(t *testing.T, folder, name string) string {
 }
 
 // killFault is the environment variable that kills the plugin at its nth fault point. A fault point is a place in the code at which tests
-// can cause a fault. The code calls fault points "moments".
+// can cause a fault. In the code, a fault point is named "moment".
 const killFault = "PODLACE_RUN_AT=%d kill -KILL $PPID"
 
 // runWithFault runs the plugin with a fault at the nth change or fault point. runWithFault also returns the list of the fault points that
@@ -139,7 +139,8 @@ func TestIGBKillAdd(t *testing.T) {
 	})
 }
 
-// TestIGBKillAddOnly (F-31, F-36): an ADD is killed, and another pod gets the VF before DEL of the killed ADD.
+// TestIGBKillAddOnly (F-31, F-36): an ADD is killed, and its pod ends. Another pod then gets the VF before the runtime calls DEL for the
+// first pod.
 func TestIGBKillAddOnly(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -162,8 +163,8 @@ func TestIGBKillDel(t *testing.T) {
 	})
 }
 
-// TestIGBLives (F-31, F-32) creates and removes many pods in a row. Each change fails with a probability of 5 %, or the plugin is killed
-// before the change.
+// TestIGBLives (F-31, F-32) creates and removes many pods in a row. Each CNI command gets a random fault: a change fails, or the plugin is
+// killed at a fault point. The probability is 5 % for each change or fault point.
 func TestIGBLives(t *testing.T) {
 	const lives = 100
 	l := newIGB(t)

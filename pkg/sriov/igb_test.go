@@ -217,7 +217,7 @@ func TestIGBTenant(t *testing.T) {
 	}
 }
 
-// TestIGBMain: VFs are the main interfaces of pods, with the egress limit that the runtime passes.
+// TestIGBMain: VFs are the main interfaces of pods. The egress limit that the runtime passes applies to these VFs.
 func TestIGBMain(t *testing.T) {
 	l := newIGB(t, "prevResult", nil, "runtimeConfig", object{"bandwidth": object{"egressRate": 50_000_000}})
 	l.allocate(l.nic.VFs[1].Device, l.nic.VFs[0].Device)
@@ -271,7 +271,7 @@ func TestIGBRefused(t *testing.T) {
 }
 
 // TestIGBUserspace: a VF for a user space program is bound to vfio-pci, and its VFIO group can be opened. After DEL, the interface of the
-// VF has its former name. Either the pod or the program may end first.
+// VF has its former name. If a pod ends without DEL, a late DEL of this pod does not change the VF of the next pod.
 func TestIGBUserspace(t *testing.T) {
 	l := newIGB(t, "driver", "vfio-pci", "mac", "02:00:00:00:aa:01", "vlan", 100)
 	for index, vf := range []string{l.first(), l.second()} {

@@ -168,8 +168,8 @@ func parseJournal(data []byte, a pci.Address) (j vfJournal, err error) {
 }
 
 // save() writes the journal. The journal is synced to disk, because the former settings of a VF are stored only in the journal. Attachment
-// records are not synced. The plugin can rebuild a lost record from the kernel's state and from names that the attachment's key
-// determines.
+// records are not synced. The plugin can rebuild a lost record from the kernel's state and from the names of its objects, because these
+// names are derived from the attachment's key.
 func (h *lockedVF) save(j vfJournal) error {
 	data, err := json.Marshal(j)
 	if err == nil {

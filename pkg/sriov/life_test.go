@@ -245,7 +245,8 @@ func TestHostileJournals(t *testing.T) {
 		l.podLink("net1")
 	}
 	must(t, os.WriteFile(l.journalOf(vf0), good, 0o600))
-	// The path in the journal is not a namespace, or it is the namespace of the node.
+	// In these cases, the namespace path in the journal leads to a file that is not a namespace, or to the node's namespace. DEL then finds
+	// the VF on the node.
 	for _, netns := range []string{"/dev/null", "/proc/thread-self/ns/net"} {
 		l.addSysfsName(vf0, "net1")
 		must(t, os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(good), l.Pod.Path, netns, 1)), 0o600))

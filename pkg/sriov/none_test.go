@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNoVFUncertain (V-25): ADD treats a pod as a pod without VFs only if PodResources and a readable checkpoint agree. If the device
-// plugin runs, its answer must also contain no VFs. Otherwise, ADD fails with code 11.
+// TestNoVFUncertain (V-25): ADD concludes that a pod has no VFs only if the kubelet's PodResources API and a readable checkpoint both
+// contain no VF of the pod. If the device plugin runs, its answer must also contain no VFs. Otherwise, ADD fails with code 11.
 func TestNoVFUncertain(t *testing.T) {
 	l := newLab(t)
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}

@@ -28,8 +28,8 @@ type ResetOptions struct {
 	Log      *slog.Logger
 }
 
-// Reset resets a VF that no pod uses. If the VF has a journal, Reset restores the settings in the journal. Without a journal, Reset sets
-// the default settings on the PF and rebinds the driver. If the VF is in use, Reset returns an error with code 103.
+// Reset resets a VF that no pod uses. If the VF has a journal, Reset restores the settings in the journal. With or without a journal, Reset
+// then sets the default settings on the PF and rebinds the driver. If the VF is in use, Reset returns an error with code 103.
 func Reset(o ResetOptions) error {
 	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
 	if err != nil {
@@ -78,7 +78,8 @@ func Reset(o ResetOptions) error {
 	return err
 }
 
-// checkUnused returns an error if the VF is in use. The argument `left` is true if the VF belonged to a pod whose namespace is gone.
+// checkUnused returns an error if the VF is in use. The argument `left` is true if the VF has the journal of a pod whose namespace is gone.
+// In this case, a missing interface does not mean that the VF is in use.
 func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	if err := n.checkUsable(c, false); err != nil {
 		return err

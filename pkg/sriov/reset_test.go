@@ -69,8 +69,8 @@ func TestResetTorn(t *testing.T) {
 	l.isGolden()
 }
 
-// TestResetFails: Reset binds the driver again even if the reset of the PCI function fails. The only exception is a timeout of this reset:
-// Reset then leaves the VF without a driver, because a bind would hang.
+// TestResetFails: Reset binds the driver again even if the reset of the PCI function fails. However, if this reset exceeds its timeout,
+// Reset leaves the VF without a driver, because a bind would hang.
 func TestResetFails(t *testing.T) {
 	for _, c := range []struct {
 		err    error

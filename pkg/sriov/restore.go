@@ -148,8 +148,9 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 		}
 	}
 	if was := x.j.Former.Traits; was != link.Traits && was != (kernel.Traits{}) {
-		// If an interface has the flag NOARP when it returns to the node, the kernel permanently disables duplicate address detection for
-		// the interface. If SetTraits fails in the pod, the plugin restores the flags again on the node.
+		// If an interface has the flag NOARP when it returns to the node, the kernel permanently disables duplicate address detection for the
+		// interface. The plugin therefore restores the flags before the move. An error has no effect here, because the plugin restores the flags
+		// again on the node.
 		_ = pod.SetTraits(link, was)
 	}
 	name, err := x.withFormerName(func(name string) error { return pod.MoveLink(link, home, name) })
@@ -179,7 +180,8 @@ func (x *vfRestore) withFormerName(f func(name string) error) (name string, err 
 	return name, err
 }
 
-// retryReclaimed calls f() to set the name. If another VF has the name, retryReclaimed takes the name from that VF and calls f() again.
+// retryReclaimed calls f() to give the VF's interface the given name. If the interface of another VF has this name, retryReclaimed renames
+// that interface and calls f() again.
 func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	err := f()
 	if !errors.Is(err, syscall.EEXIST) || !x.reclaimName(name) {
@@ -283,8 +285,8 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 }
 
 // dropXDP removes the XDP programs that the pod attached. A program that is attached through an XDP link cannot be removed while a process
-// or a file in a BPF file system refers to the link. dropXDP then rebinds the driver, which deletes the interface together with the XDP
-// link.
+// or a file in a BPF file system refers to the link. In this case, dropXDP rebinds the driver. The rebind deletes the interface together
+// with the XDP link.
 func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// claimDevice returns a device of the first claim, with the given settings. The settings whose keys are listed come from the claim, and
-// all other settings come from the class.
+// claimDevice returns a device of the first claim, with the given settings. The settings whose keys are in the argument `claimed` come from
+// the claim, and all other settings come from the class.
 func claimDevice(result int, address string, c vfconfig.Config, claimed ...string) allocation.Device {
 	d := claimed1(result, address)
 	c.Claimed, d.Config = claimed, &c
@@ -189,8 +189,8 @@ func TestClaimOfNamedVF(t *testing.T) {
 	l.del("a", keys("u-1")...)
 }
 
-// TestMergedSettings: if both the configuration and the claim define a setting, the setting of the claim applies on the PF. The pod's
-// egress limit also applies if it is lower than the configured max_tx_rate.
+// TestMergedSettings: if both the configuration and the claim define a setting, the setting of the claim applies on the PF. If the pod's
+// egress limit is lower than the configured max_tx_rate, the egress limit applies.
 func TestMergedSettings(t *testing.T) {
 	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
 		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})

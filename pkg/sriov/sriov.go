@@ -300,7 +300,8 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 }
 
 // mayHaveVFs reports whether an attachment that has no record may have VFs. If mayHaveVFs returns true, the caller must read the journals
-// of all attached VFs of the node. To save time, mayHaveVFs returns false if prevResult has only the pod interface of an earlier plugin.
+// of all attached VFs of the node. To save time, mayHaveVFs returns false if the pod has only the interface of an earlier plugin according
+// to prevResult, because prevResult would also contain the interfaces of VFs.
 func mayHaveVFs(r *plugin.Request) bool {
 	return !isChained(r) || len(r.Prev.Interfaces) == 0 ||
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })

@@ -110,7 +110,7 @@ func lockHeld(format string, args ...any) error { return lockHeldError(fmt.Sprin
 
 func (e lockHeldError) Error() string { return string(e) }
 
-// Busy returns true for an error about a held lock, because a retry of the operation may succeed.
+// Busy returns true, because a retry of the operation may succeed after the other process has released the lock.
 func (lockHeldError) Busy() bool { return true }
 
 // isHeld reports whether locking failed because another process holds the lock.
@@ -119,8 +119,8 @@ func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(er
 var errLockTimeout = errors.New("held by another process")
 
 // takeWithDeadline takes the lock. takeWithDeadline waits in the kernel, because a hundred processes that poll the lock would keep a CPU
-// busy. The kernel wakes waiting processes one after the other. If takeWithDeadline returns errLockTimeout, the file stays open until the
-// kernel has completed the lock request.
+// busy. The kernel wakes waiting processes one after the other. If takeWithDeadline returns errLockTimeout, its goroutine still waits for
+// the lock. The goroutine closes the file when the kernel grants the lock.
 func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how lockAction) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)

@@ -38,7 +38,8 @@ func holdLock(path, which string) int {
 // inheritedLock is the name that tests use for a lock that a process inherited.
 const inheritedLock = "inherited"
 
-// takeLock takes the lock with the name "whole", or the lock of one byte of the lock file.
+// takeLock locks a whole file if the argument `which` is "whole". Otherwise, `which` is an offset, and takeLock locks only the byte at this
+// offset.
 func takeLock(d *Dir, which string) (*Lock, error) {
 	if which == "whole" {
 		return d.Lock("lock", 0o600)
@@ -75,7 +76,8 @@ func startHolder(t *testing.T, dir, which string, files ...*os.File) (release fu
 	return func() { stdin.Close(); _ = cmd.Wait() }
 }
 
-// mustWait reports whether a process that takes the lock has to wait. mustWait then calls release() and takes the lock.
+// mustWait starts a goroutine that takes the lock, and reports whether the goroutine has to wait. Then mustWait calls release() and checks
+// that the goroutine gets the lock.
 func mustWait(t *testing.T, d *Dir, which string, release func()) bool {
 	t.Helper()
 	got := make(chan error, 1)
@@ -255,8 +257,8 @@ func TestLockFileReplaced(t *testing.T) {
 	second.Unlock()
 }
 
-// TestStamp: Stamp sets the folder's modification time to the current time and not to the time of the last kernel tick, so that a later
-// change gets a different time.
+// TestStamp: Stamp sets the folder's modification time to the exact current time. The time of the last kernel tick would not suffice,
+// because a later change within the same tick would get the same time.
 func TestStamp(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {

@@ -159,7 +159,8 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return d.content(f, name)
 }
 
-// ReadWritten returns the results of Read and Written for the same version of a file.
+// ReadWritten returns the content and the modification time of one version of a file, even if another process replaces the file during the
+// call.
 func (d *Dir) ReadWritten(name string) ([]byte, time.Time, error) {
 	f, err := d.openFile(name, os.O_RDONLY, 0)
 	if err != nil {

@@ -114,8 +114,8 @@ func creators(d *Dir) map[string]func(string, []byte, fs.FileMode) error {
 	return map[string]func(string, []byte, fs.FileMode) error{"unnamed": d.Create, "named": d.createNamed}
 }
 
-// TestCreateIsExclusive: many writers create the same name at the same time. Exactly one writer succeeds, and its content is complete from
-// the start.
+// TestCreateIsExclusive: many writers create a file with the same name at the same time. Exactly one writer succeeds, and its content is
+// complete from the start.
 func TestCreateIsExclusive(t *testing.T) {
 	const writers = 16
 	path := t.TempDir()

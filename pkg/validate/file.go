@@ -60,7 +60,7 @@ func Files(files []File, node Node) []Problem {
 	return c.problems
 }
 
-// The type checker collects the problems of all files.
+// The type `checker` collects the problems of all files.
 type checker struct {
 	node     Node
 	problems []Problem
@@ -68,7 +68,7 @@ type checker struct {
 	claims   bool // the file contains a ResourceClaim, a ResourceClaimTemplate or a DeviceClass
 }
 
-// The type part is either a whole file, or a string with JSON text in a manifest.
+// The type `part` is either a whole file, or a string with JSON text in a manifest.
 type part struct {
 	file   string
 	line   int // lines of the file before the part
@@ -101,7 +101,7 @@ func (t part) inFile(at plugin.Place) plugin.Place {
 	return plugin.Place{Line: line, Column: at.Column + utf8.RuneCount(outer[:begins])}
 }
 
-// lineOf returns a line of a text, counted from 1.
+// lineOf returns the text of the line with the given number. The first line has the number 1.
 func lineOf(text []byte, line int) []byte {
 	for ; line > 1; line-- {
 		_, text, _ = bytes.Cut(text, []byte("\n"))

@@ -80,7 +80,7 @@ func TestNetworkFiles(t *testing.T) {
 	}
 }
 
-// The function prefixes() reports whether each line starts with the text at the same index.
+// The function prefixes() compares two lists of lines. For each index, the line in one list must be a prefix of the line in the other list.
 func prefixes(lines, want []string) bool {
 	return cmp.Equal(want, lines, cmp.Comparer(func(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) }))
 }
@@ -203,7 +203,7 @@ func TestDividedSubnet(t *testing.T) {
 	}
 }
 
-// TestAliases checks that an alias of YAML has the same problems as the value that it stands for.
+// TestAliases checks that Files reports the same problems for a YAML alias as for the value to which the alias refers.
 func TestAliases(t *testing.T) {
 	const pod = "rate: &rate 20m\npod: &pod\n  containers:\n  - ports:\n    - hostPort: 70000\n" +
 		"kind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/ingress-bandwidth: *rate}}\nspec: *pod\n"

@@ -88,7 +88,7 @@ func valueOf(n *yaml.Node, path ...string) string {
 	return ""
 }
 
-// placeOf returns the line and column of a node, or the zero value if n is nil.
+// placeOf returns the line and column of a node, or the zero value for a nil node.
 func placeOf(n *yaml.Node) (at plugin.Place) {
 	if n != nil {
 		at = plugin.Place{Line: n.Line, Column: n.Column}

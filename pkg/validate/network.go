@@ -169,8 +169,8 @@ func parse(r *plugin.Request, kind string) (err error) {
 	return err
 }
 
-// The method within() searches a message for a key of the configuration below a path. within() returns the full key, and its line and
-// column in the file.
+// The method within() finds the key to which a message refers. The key is in the given part of the configuration, whose path is the
+// argument `path`. within() returns the full key, and its line and column in the file.
 func (n *network) within(path string, config []byte, message string) (key string, at plugin.Place) {
 	inner, _ := part{places: plugin.KeyPlaces(config)}.mentioned(message)
 	key = strings.Trim(path+"."+inner, ".")

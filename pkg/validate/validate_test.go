@@ -117,7 +117,7 @@ func shipped(t *testing.T) (names []string) {
 	return names
 }
 
-// The map defaults contains the subnets that other software uses by default.
+// The map `defaults` contains the subnets that other software uses by default.
 var defaults = map[string]string{
 	"podman":                 "10.88.0.0/16",
 	"podman, more networks":  "10.89.0.0/16",

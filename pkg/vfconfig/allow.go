@@ -77,8 +77,8 @@ func parseLimit(key string, limit any) (ranges []Range, err error) {
 	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, formatValue(limit))
 }
 
-// smallestValue returns the smallest value that is allowed if the limit is a maximum. For some keys, the value 0 means "no limit", so
-// smallestValue does not allow 0 for these keys.
+// smallestValue returns the smallest allowed value of a key for which the admin has set only a maximum. For some keys, the value 0 means
+// "no limit", so smallestValue does not allow 0 for these keys.
 func smallestValue(key string) int {
 	switch key {
 	case "maxTxRate":

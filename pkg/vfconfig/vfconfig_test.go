@@ -132,7 +132,8 @@ func entryText(keys string) string {
 	return `{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VFConfig",` + keys + `}`
 }
 
-// TestDecode checks parameters that cannot be applied exactly. Decode must return an error that contains the path of the parameters.
+// TestDecode checks malformed parameters and parameters with settings that this version cannot apply. Decode must return an error that
+// contains the path of the parameters.
 func TestDecode(t *testing.T) {
 	const known = "vlan, vlanQoS, vlanProto, mac, spoofchk, trust, linkState, minTxRate, maxTxRate, mtu, driver, rebind, ifName, ips"
 	for _, test := range []struct{ data, want string }{

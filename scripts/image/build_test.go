@@ -142,7 +142,8 @@ func checkIndex(t *testing.T, index v1.ImageIndex, o buildOptions) {
 	}
 }
 
-// checkPrograms checks that each folder of plugins/ is a program at the path that the agent and the manifests expect.
+// checkPrograms checks that the image contains one program for each folder below plugins/. Each program must have the path that the agent
+// and the manifests expect.
 func checkPrograms(t *testing.T, layer v1.Layer, machine elf.Machine, o buildOptions) {
 	t.Helper()
 	byName, names := layerHeaders(t, layer, o.at)

@@ -66,7 +66,8 @@ func runChart(args []string) error {
 	return publishChart(*out, files, archive, tag, *push != "")
 }
 
-// publishChart writes the archive and the OCI layout into a folder, pushes the chart, and prints the next command.
+// publishChart writes the archive and the OCI layout into a folder, pushes the chart if requested, and prints the `helm install` command
+// for the chart.
 func publishChart(out string, files chartFiles, archive []byte, tag name.Tag, push bool) error {
 	artefact, err := chartArtefact(files["Chart.yaml"], archive)
 	if err != nil {
@@ -108,7 +109,7 @@ func chartVersion(version string) string {
 	return "0.0.0-g" + regexp.MustCompile(`[^0-9A-Za-z-]`).ReplaceAllString(version, "-")
 }
 
-// The method archive() returns the chart, which Helm has packed. The bytes of the archive depend only on the files and the time.
+// The method archive() returns the chart as a compressed tar archive. The bytes of the archive depend only on the files and the time.
 func (c chartFiles) archive(at time.Time) ([]byte, error) {
 	folder, err := os.MkdirTemp("", "podlace-chart-*")
 	if err != nil {

@@ -202,7 +202,8 @@ func TestChartTwice(t *testing.T) {
 	}
 }
 
-// TestChartFiles checks that `make chart` writes the archive and an OCI layout of the same bytes, and overwrites the files of an older run.
+// TestChartFiles checks that `make chart` writes the archive and an OCI layout that contains the same archive. A second run must overwrite
+// the files of the first run.
 func TestChartFiles(t *testing.T) {
 	out := t.TempDir()
 	for _, version := range []string{"v1.2.2", "v1.2.3"} {

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// componentRule contains the components that a component excludes, and a list of components of which the component needs at least one.
+// componentRule restricts the use of a component together with other components. The component cannot be used with the components in
+// `without`, and needs one of the components in `oneOf`.
 type componentRule struct {
 	component string
 	without   []string // components that the component excludes

@@ -158,9 +158,9 @@ func sriovEntry(t *testing.T, conflist string) map[string]json.RawMessage {
 	return last
 }
 
-// TestSRIOVConflist checks the conflist of the components sriov and dra. The conflist must equal the base's conflist, except for the
-// plugin sriov. The keys of the plugin sriov must be the keys in conf/10-podlace-sriov.conflist. The resources must be the resources of
-// each component's configuration.
+// TestSRIOVConflist checks the conflist of the components sriov and dra. The conflist must equal the base's conflist, except for the plugin
+// sriov. The keys of the plugin sriov must be the keys in conf/10-podlace-sriov.conflist. For each of the two components, the key
+// `resources` of the plugin sriov must contain the resource in the device plugin's configuration.
 func TestSRIOVConflist(t *testing.T) {
 	text := read(t, "sriov-conflist/10-podlace.conflist")
 	var base, ours struct{ Plugins []any }

@@ -60,7 +60,8 @@ func hasList(lines []string) bool {
 }
 
 // commonLines returns a table for the merge of two texts. Element [i][j] of the table is the length of the longest common subsequence of
-// two lists: the lines of the argument merged from index i, and the lines of the argument text from index j.
+// two lists. The first list contains the lines of the argument `merged` from index i, and the second list contains the lines of the
+// argument `text` from index j.
 func commonLines(merged []mergedLine, text []string) [][]int {
 	common := make([][]int, len(merged)+1)
 	for i := range common {

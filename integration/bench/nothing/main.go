@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command nothing is a CNI plugin for measurements. ADD of this plugin only prints the prevResult. The additional time of a real plugin is
-// its time minus the time of this plugin.
+// the time of the real plugin minus the time of the plugin `nothing`.
 package main
 
 import (

@@ -223,7 +223,7 @@ func (c *agentCluster) restartAPI() {
 }
 
 // restartWritesNothing restarts an agent while the cluster does not change. The agent must write nothing to the kernel or to files. At the
-// end, restartWritesNothing deletes a node, to prove that the monitor detects changes of routes.
+// end, restartWritesNothing deletes a node, to prove that monitorWrites detects changes of routes.
 func (c *agentCluster) restartWritesNothing() {
 	c.Helper()
 	n := c.nodes[1]

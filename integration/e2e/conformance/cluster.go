@@ -196,7 +196,8 @@ func (r runningCluster) setUpNetwork(ctx context.Context, plugins string, nodes 
 	return nil
 }
 
-// applyManifest applies Podlace's manifest. VXLAN connects the node behind the router to the other nodes.
+// applyManifest applies Podlace's manifest. The manifest contains the component vxlan: a VXLAN tunnel connects the node behind the router
+// to the other nodes.
 func (r runningCluster) applyManifest(ctx context.Context) error {
 	manifest := filepath.Join(r.folder, "podlace.yaml")
 	conf, err := filepath.Abs("conf/cluster")

@@ -120,7 +120,7 @@ func pingWithoutLoss(ctx context.Context, t *testing.T, flow meter.Flow) error {
 }
 
 // TestCheckAtStart: when CRI-O starts, it calls CHECK for each running pod. If a pod has lost its addresses, CHECK fails, and the status of
-// the pod shows no addresses. The status of every pod with addresses still shows the addresses.
+// the pod shows no addresses. The status of every other pod still shows the pod's addresses.
 func TestCheckAtStart(t *testing.T) {
 	c := cri.Open(t, socket)
 	broken, whole := cri.RunPod(t, c, "broken"), cri.RunPod(t, c, "whole")

@@ -113,7 +113,8 @@ spec:
 }
 
 // TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits, and an event reports the reason. When
-// the first pod ends, the other pod gets the VF. A claim that was generated from a template for one of the pods behaves in the same way.
+// the first pod ends, the other pod gets the VF. If a claim was generated from a template for one pod, a second pod that references this
+// claim also waits.
 func TestPodsShare(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Run("at once", func(t *testing.T) {
@@ -147,7 +148,7 @@ func TestPodsShare(t *testing.T) {
 	})
 }
 
-// The method in() returns the same test node for a subtest.
+// The method in() returns a copy of the lab for a subtest, with the same node.
 func (l *lab) in(t *testing.T) *lab {
 	part := *l
 	part.T = t

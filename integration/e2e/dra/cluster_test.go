@@ -152,7 +152,7 @@ func (c *cluster) stop() error {
 	return nil
 }
 
-// The function sysctls() returns the host-wide parameters that a kubelet sets from any namespace.
+// The function sysctls() returns the sysctls that a kubelet sets and that have one value for the whole host, not one for each namespace.
 func sysctls() (values string) {
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
 		data, _ := os.ReadFile("/proc/sys/" + name)
@@ -169,7 +169,8 @@ func load() string {
 
 func controlSocket(dir string) string { return filepath.Join(dir, "control") }
 
-// The method serve() accepts commands from the tests in node1, and runs these commands on the simulated control plane machine.
+// The method serve() receives commands from the tests, which run in node1, and executes these commands on the simulated control plane
+// machine.
 func (c *cluster) serve() (err error) {
 	c.control, err = net.Listen("unix", controlSocket(c.dir))
 	if err != nil {

@@ -44,8 +44,8 @@ func (l *lab) limits(name, resource string, n int) {
 	l.create(fmt.Sprintf("{kind: Pod, metadata: {name: %s}, spec: {containers: [{resources: {limits: {%s: %d}}}]}}", name, resource, n))
 }
 
-// The method owned() returns the VFs of a pod, in the order of their interfaces. The method owned() compares the MACs of the VFs with the
-// MACs of the interfaces in the pod.
+// The method owned() returns the VFs of a pod, in the order of their interfaces. To find the VFs, the method compares the MACs of the VFs
+// with the MACs of the interfaces in the pod.
 func (l *lab) owned(pod string) (ids []string) {
 	l.Helper()
 	inside := l.inside(pod)

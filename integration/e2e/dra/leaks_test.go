@@ -19,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestForceDelete (failure 11): a pod is deleted by force. Another pod gets the VF only after the deleted pod has released it.
+// TestForceDelete (failure 11): a pod is deleted by force. Another pod gets the VF of the deleted pod only after the deleted pod has
+// released this VF.
 func TestForceDelete(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("most", "a", "b", "c", "d", "e", "f", "g")

@@ -46,7 +46,8 @@ func interfaces(netns string) (all []iface, err error) {
 	return all, err
 }
 
-// addInterfaces creates a veth for each VF that has an interface in a sysfs tree. addInterfaces returns the PCI addresses of all VFs.
+// addInterfaces creates a veth in place of each VF interface that the sysfs tree contains. addInterfaces returns the PCI addresses of all
+// VFs.
 func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -75,7 +76,7 @@ func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	return ids // sorted, as Glob does
 }
 
-// atHome returns the interfaces of the VFs that are on the node, by PCI address.
+// atHome returns those VF interfaces that are on the node. The keys of the map are the PCI addresses of the VFs.
 func atHome(t *testing.T, sysfs string) map[string]iface {
 	t.Helper()
 	all, err := interfaces("")
@@ -93,7 +94,7 @@ func atHome(t *testing.T, sysfs string) map[string]iface {
 	return found
 }
 
-// allHome returns an error unless all VFs are on the node with their original settings and no journal exists.
+// allHome returns an error if a journal exists, or if a VF is not on the node with its original settings.
 func (l *lab) allHome() error {
 	if left := journals(); len(left) > 0 {
 		return fmt.Errorf("journals of %v remain", left)
@@ -118,8 +119,8 @@ func journals() (ids []string) {
 	return ids
 }
 
-// ownSys replaces the node's /sys with a folder that has the same content except for the PCI bus. showCards adds the PCI bus. All tests use
-// the same folder, because a running kubelet continues to use the cgroup folder of the /sys that existed when the kubelet started.
+// ownSys replaces the node's /sys with a folder that has the same content, but no PCI bus. showCards adds the PCI bus. All tests use the
+// same folder for /sys, because a running kubelet keeps the cgroup folder of the /sys that it found at its start.
 func ownSys() error {
 	top, err := os.MkdirTemp("", "sys-")
 	if err != nil {
@@ -172,7 +173,7 @@ func showCards(t *testing.T, sysfs string) {
 	}
 }
 
-// deviceName returns the name that a device has in slices.
+// deviceName returns the name of a VF in the node's ResourceSlices.
 func deviceName(id string) string { return strings.NewReplacer(":", "-", ".", "-").Replace(id) }
 
 // numaOf returns the NUMA node of a device.

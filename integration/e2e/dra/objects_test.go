@@ -111,8 +111,8 @@ func (l *lab) exactly(requests ...string) string {
 	return strings.Join(all, ", ")
 }
 
-// The method pod() creates a pod with claims, each given as "name=claim" or "name=+template". The pod's containers do not reference the
-// claims.
+// The method pod() creates a pod with claims. Each argument is "name=claim" for an existing claim, or "name=+template" for a claim that
+// Kubernetes generates from a template. The pod's containers do not reference the claims.
 func (l *lab) pod(name string, claims ...string) {
 	l.Helper()
 	l.create("{kind: Pod, metadata: {name: " + name + "}, spec: {" + claimList(claims) + "}}")
@@ -197,7 +197,7 @@ func (l *lab) gone(names ...string) {
 	}
 }
 
-// The method event() waits until an object has an event with all given texts, and returns the message of this event.
+// The method event() waits until an object has an event whose message contains all given texts, and returns this message.
 func (l *lab) event(name string, texts ...string) (message string) {
 	l.Helper()
 	within(l.T, fmt.Sprintf("%s has an event with %q", name, texts), func() error {
@@ -264,7 +264,7 @@ func (l *lab) allocated(claim string) (ids []string) {
 	return ids
 }
 
-// The method address() returns the PCI address for the name of a device in slices.
+// The method address() returns the PCI address of the VF that has the given device name in the ResourceSlices.
 func (l *lab) address(device string) string {
 	l.Helper()
 	for _, id := range l.ids {

@@ -17,8 +17,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// TestClasses: each class that `podlace sriov classes` prints selects only the devices of its resource. Each device gets the settings of
-// its class.
+// TestClasses: each DeviceClass that `podlace sriov classes` prints selects only the devices of its resource. Each device gets the settings
+// of its class.
 func TestClasses(t *testing.T) {
 	l := newLab(t, setup{config: `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}, "vf": {"mtu": 1400}},

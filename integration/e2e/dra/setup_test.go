@@ -171,7 +171,7 @@ func boundToken(config *rest.Config, node string) (string, error) {
 	return request.Status.Token, nil
 }
 
-// writeKubeconfig writes the administrator's kubeconfig with another token.
+// writeKubeconfig writes a copy of the administrator's kubeconfig that contains the given token.
 func writeKubeconfig(path, token string) error {
 	config, err := clientcmd.LoadFromFile(filepath.Join(os.Getenv(dirEnv), "plane", "admin.kubeconfig"))
 	if err != nil {

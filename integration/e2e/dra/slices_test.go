@@ -76,7 +76,7 @@ func (l *lab) offers(ids ...string) error {
 	return nil
 }
 
-// The function content() returns the part of slices that the daemon writes.
+// The function content() returns the specs of ResourceSlices, because the daemon writes only the spec.
 func content(list []resourceapi.ResourceSlice) (all []resourceapi.ResourceSliceSpec) {
 	for _, s := range list {
 		all = append(all, s.Spec)
@@ -233,7 +233,7 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-// The method tainted() returns an error unless exactly the VFs of the PF have the taint for a missing link. If the argument `want` is
+// The method tainted() returns an error unless all VFs of the PF, and no other VFs, have the taint link-down. If the argument `want` is
 // false, no VF may have the taint.
 func (l *lab) tainted(pf string, want bool) error {
 	for name, d := range l.devices() {

@@ -58,8 +58,9 @@ spec:
 	}
 }
 
-// TestStatus: the status of a claim contains the interface, MAC and addresses of each VF, and keeps the entries of other drivers. The
-// daemon writes its entries after ADD, and removes them after DEL.
+// TestStatus: the status of a claim contains the interface, MAC and addresses of each VF, and keeps the entries of other drivers. After
+// ADD, the daemon writes its entries. After DEL, the daemon sets the condition Ready of its entries to False, and removes their network
+// data.
 func TestStatus(t *testing.T) {
 	l := newLab(t, setup{})
 	l.useConflist(strings.Replace(shippedConflist(), `"type": "sriov",`,
@@ -123,7 +124,8 @@ func (l *lab) addStubStatus() {
 	})
 }
 
-// The method told() returns an error unless the claim's status contains the expected readiness of each VF, and the stub's entry.
+// The method told() checks the claim's status, and returns an error if the status is wrong. The status must contain one entry of the stub,
+// and an entry with the expected condition Ready for each VF.
 func (l *lab) told(ids []string, ready bool) error {
 	c := l.getClaim("vf")
 	found, stubs := map[string]resourceapi.AllocatedDeviceStatus{}, 0

@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// startSet starts the shipped DaemonSet with the configuration and the cards of this test. startSet replaces the daemon that the lab starts
-// directly.
+// startSet starts the shipped DaemonSet with the configuration and the cards of this test. The DaemonSet takes the place of the daemon
+// process that newLab starts.
 func (l *lab) startSet() {
 	l.Helper()
 	config, err := os.ReadFile(l.configFile())
@@ -91,7 +91,8 @@ func daemonLogs() string {
 }
 
 // authorizerLate is a part of the message of a kubelet event. The event occurs if the kubelet reads a claim before the API server's node
-// authorizer has processed the binding of the pod to this node. After this event, the kubelet calls no driver.
+// authorizer has processed the binding of the pod to this node. In this case, the kubelet has not called the daemon yet, so the event is no
+// failure of the daemon.
 const authorizerLate = `is forbidden: User "system:node:`
 
 // TestUpgrade updates the shipped DaemonSet while pods with claims start and end. During the update, the daemon writes no slice, and all

@@ -49,9 +49,9 @@ func TestAttach(t *testing.T) {
 	l.checkReturned()
 }
 
-// TestInitContainers: an init container and a later container share a VF, and the VF is in the pod from the beginning. The kubelet's answer
-// lacks a VF that only an init container uses. Therefore ADD refuses a pod with such a VF, whether the daemon or the kubelet answers the
-// plugin.
+// TestInitContainers: an init container and a later container share a VF, and the VF is in the pod from the beginning. If only an init
+// container uses a VF, the kubelet's list of the pod's devices does not contain this VF. Therefore ADD refuses such a pod. ADD gets this
+// list either from the daemon or from the kubelet, and refuses the pod in both cases.
 func TestInitContainers(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("both", containerSpec{"prepare", vfs(1), true}, containerSpec{name: "app", limits: vfs(1)})
@@ -71,8 +71,9 @@ func TestInitContainers(t *testing.T) {
 	l.checkReturned()
 }
 
-// TestLostEntry (V-25): only an init container of a pod has a VF, and the kubelet's checkpoint has lost the entry of this VF. ADD still
-// refuses the pod, because the device plugin still has a record of the allocation. Pods without VFs start in the meantime.
+// TestLostEntry (V-25): only an init container of a pod has a VF, and the kubelet's checkpoint has lost the entry of this VF. The device
+// plugin has its own record of the allocation. The record shows that the kubelet's list of the pod's VFs is incomplete, so ADD still
+// refuses the pod. Pods without VFs start in the meantime.
 func TestLostEntry(t *testing.T) {
 	l := newVFLab(t)
 	path := podresources.At(kubeletRoot).Checkpoint

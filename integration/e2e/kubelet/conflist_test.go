@@ -92,7 +92,7 @@ func TestOneConflist(t *testing.T) {
 	l.checkReturned()
 }
 
-// checkDocumented fails the test if the state of the pod in docs/SRIOV.md differs from the current state.
+// checkDocumented fails the test if the pod's current state differs from the state that docs/SRIOV.md shows.
 func (l *vfLab) checkDocumented(readme, story string) {
 	l.t.Helper()
 	if strings.Contains(readme, "hostPort: 30080") {

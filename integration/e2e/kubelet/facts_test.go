@@ -78,8 +78,9 @@ func (l *testLab) checkUnknownPod() {
 	}
 }
 
-// TestGetLocked: in current kubelets the feature gate KubeletPodResourcesGet is locked, so the request for a single pod always works.
-// Administrators can disable the request for a single pod in older kubelets. Only the tests of package podresources cover older kubelets.
+// TestGetLocked: in current kubelets, the feature gate KubeletPodResourcesGet is locked to true, so a program can always request a single
+// pod. Administrators can disable the request for a single pod in older kubelets. Only the tests of package podresources cover older
+// kubelets.
 func TestGetLocked(t *testing.T) {
 	node.Skip(t)
 	k := newKubelet(t, "none")

@@ -53,7 +53,7 @@ func (g podGrants) allGranted() (ids []string) {
 }
 
 // TestKubeletRestarts: after each restart or kill of the kubelet, the device plugin registers again within seconds. Running pods keep their
-// VFs. A new pod gets all free VFs, so no VF is lost or allocated twice.
+// VFs. Each new pod that requests all free VFs runs, and gets no VF of another pod. This proves that no VF is lost or allocated twice.
 func TestKubeletRestarts(t *testing.T) {
 	node.Skip(t)
 	for _, registration := range []string{"classic", "registry"} {

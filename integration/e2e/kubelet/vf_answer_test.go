@@ -56,10 +56,10 @@ func TestDaemonAnswers(t *testing.T) {
 	l.checkReturned()
 }
 
-// TestWhoAnswers: a pod gets the same VFs when the daemon answers and, while the daemon is stopped, when the kubelet answers. If neither
-// the daemon nor the kubelet answers, the pod does not start until one of them answers again. While the daemon is stopped, the kubelet
-// starts no container that requests devices of the daemon. A new sandbox of the pod still gets the VFs, although its containers do not
-// start.
+// TestWhoAnswers: while the daemon runs, the daemon reports a pod's VFs to the sriov plugin. While the daemon is stopped, the kubelet
+// reports the same VFs. If neither the daemon nor the kubelet answers, the pod does not start until one of them answers again. While the
+// daemon is stopped, the kubelet starts no container that requests devices of the daemon. The sandbox of such a pod can still be replaced:
+// the new sandbox gets the pod's VFs, but no container starts in it.
 func TestWhoAnswers(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("web", containerSpec{name: "app", limits: podResources{resource: "2", slow: "1"}})

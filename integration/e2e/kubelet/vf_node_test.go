@@ -71,7 +71,7 @@ func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	return ids // sorted, as Glob does
 }
 
-// linksOnNode returns the interfaces of the VFs that are on the node, by PCI address.
+// linksOnNode returns those VF interfaces that are on the node. The keys of the map are the PCI addresses of the VFs.
 func linksOnNode(t *testing.T, sysfs string) map[string]linkInfo {
 	t.Helper()
 	all, err := linksIn("")

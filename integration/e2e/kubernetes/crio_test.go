@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestCRIO: all paths work in a cluster whose third node runs CRI-O, with the shipped manifest. CRI-O maps the hostPorts of its pods itself
-// and passes no hostPorts to portmap. If CRI-O's mapping of hostPorts is disabled, the hostPorts of the pods do not work.
+// TestCRIO: all paths of the test matrix (see netPath) work in a cluster whose third node runs CRI-O, with the shipped manifest. CRI-O maps
+// the hostPorts of its pods itself and passes no hostPorts to portmap. If CRI-O's mapping of hostPorts is disabled, the hostPorts of the
+// pods do not work.
 func TestCRIO(t *testing.T) {
 	folder := os.Getenv("CRIO")
 	if folder == "" {

@@ -71,7 +71,7 @@ func (p netPath) words(seen string) string {
 	return "the pod's node"
 }
 
-// exceptionsOf returns the cluster setups in which the path has another result than with IPv4 and kube-proxy in iptables mode.
+// exceptionsOf lists the cluster setups in which the result of the path differs from the result with IPv4 and kube-proxy in iptables mode.
 func (p netPath) exceptionsOf() string {
 	var list []string
 	usual := clusterSetup{proxy: "iptables"}

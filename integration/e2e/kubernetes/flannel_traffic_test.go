@@ -190,8 +190,8 @@ func (f *flannelCluster) tcpPaths(from, to string) (paths []dialPath) {
 	return paths
 }
 
-// addPodsOf starts a pod on each node and checks which network attached the pod. Old pods, new pods and the machine outside of the cluster
-// must answer.
+// addPodsOf starts a pod on each node, and checks that the network in the argument `maker` (Podlace or flannel) attached the pod. Old pods,
+// new pods and the machine outside of the cluster must answer.
 func (f *flannelCluster) addPodsOf(t *testing.T, name, maker string) {
 	t.Helper()
 	var objects []any

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// TestDualStack: all paths work in both modes of kube-proxy, with br_netfilter on and off, and with the option masqueradeAll of kube-proxy.
+// TestDualStack: all paths of the test matrix (see netPath) work in both modes of kube-proxy, with br_netfilter on and off, and with the
+// option masqueradeAll of kube-proxy.
 func TestDualStack(t *testing.T) {
 	c := startCluster(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
 	c.setUpNetwork(t)
@@ -34,7 +35,7 @@ func TestDualStack(t *testing.T) {
 	}
 }
 
-// TestOneFamily: the paths work in a cluster with only IPv4 or only IPv6.
+// TestOneFamily: all paths of the test matrix work in a cluster with only IPv4 or only IPv6.
 func TestOneFamily(t *testing.T) {
 	for _, family := range []string{"4", "6"} {
 		t.Run("IPv"+family, func(t *testing.T) {
@@ -89,8 +90,8 @@ func (c *testCluster) proxyPID(t *testing.T, n string) string {
 	return strings.TrimSpace(c.runScript(t, "exec", n, "cat", "/run/node/proxy.pid"))
 }
 
-// awaitProxy waits until the node has a new kube-proxy process, the rules of the wanted mode for the last Service, and no rules of the
-// other mode.
+// awaitProxy waits until kube-proxy on the node has a new process and has changed its mode. The rules of the new mode must contain the last
+// Service of the test matrix, and the rules of the old mode must be gone.
 func (c *testCluster) awaitProxy(t *testing.T, node, mode, before string) {
 	t.Helper()
 	script := map[string]string{

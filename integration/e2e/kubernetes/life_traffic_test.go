@@ -21,7 +21,7 @@ import (
 const requestPace = 6 * time.Millisecond
 
 // echoFlow is a stream of echo requests from a pod to a pod of another node. The sender's kernel counts the replies, so a slow test process
-// misses no reply. Two flows of the same family never start in the same pod.
+// misses no reply. The kernel counts all replies to a pod together, so two flows of the same family must never start in the same pod.
 type echoFlow struct {
 	from, to, family string
 	place            *netPlace
@@ -45,8 +45,8 @@ func podPairs() [][2]string {
 	return [][2]string{{"client1", "server2"}, {"client2", "server3"}, {"client3", "server1"}}
 }
 
-// pairWithoutNode2 returns a pair of pods on nodes other than node2. The first pod of this pair is not the first pod of any pair that
-// podPairs returns.
+// pairWithoutNode2 returns a pair of pods on nodes other than node2. Tests can use this pair together with podPairs, because no pair in
+// podPairs starts at the same pod.
 func pairWithoutNode2() [2]string { return [2]string{"server3", "client1"} }
 
 // startTraffic starts an IPv4 and an IPv6 flow between each pair of pods.
@@ -146,9 +146,9 @@ func (f *echoFlow) countLost(t *testing.T) int {
 	return sent - (f.countReplies(t) - f.before)
 }
 
-// endFlows stops the flows, waits for outstanding replies, and prints the losses of each flow. endFlows returns separately the losses of
-// the flows from or to pods of the given node, because these flows may lose packets. If the name of the node is empty, the first result
-// contains all losses.
+// endFlows stops the flows, waits for outstanding replies, and prints the losses of each flow. endFlows returns two numbers of lost
+// packets: the sum for the flows between other nodes, and the largest loss of a single flow from or to a pod of the given node. If the name
+// of the node is empty, the first number includes all flows.
 func (r *echoTraffic) endFlows(t *testing.T, except string) (lost, exceptLost int) {
 	t.Helper()
 	close(r.stop)

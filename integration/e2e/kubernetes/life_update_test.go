@@ -45,7 +45,7 @@ func TestUpdate(t *testing.T) {
 // routes of the agent.
 func TestTakeOver(t *testing.T) {
 	shipped, _ := shippedManifest(t)
-	// The router keeps its manual routes that lead to the node in the other subnet.
+	// The router has manual routes to the pods of all nodes. Therefore traffic to the node in the other subnet needs no tunnel.
 	ours := strings.Replace(shipped, `"offLink": "vxlan"`, `"offLink": "fabric", "adopt": ["boot"]`, 1)
 	if ours == shipped {
 		t.Fatal("the manifest sets no offLink to vxlan")

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// targetOf returns the address that a path dials.
+// targetOf returns the address to which the client of a path connects.
 func (w *testWorld) targetOf(p netPath, family string) string {
 	if service, ok := strings.CutPrefix(p.to, "service/"); ok {
 		return w.services[service][family]
@@ -43,8 +43,8 @@ func (w *testWorld) ownerOf(a netip.Addr) string {
 	return a.String()
 }
 
-// testPath tests a path, and returns the text for the path's cell in the table. The second result of testPath describes an unexpected
-// outcome.
+// testPath tests a path, and returns the text of one cell in the table that testMatrix prints. The second result of testPath describes an
+// unexpected outcome.
 func (w *testWorld) testPath(p netPath, s clusterSetup, network, family string) (cell, wrong string) {
 	want, refused := p.expectedSource(s, family)
 	limit := dialLimit

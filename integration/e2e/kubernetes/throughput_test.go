@@ -16,7 +16,7 @@ import (
 )
 
 // TestThroughput measures TCP between pods of different nodes. The measurements alternate between the agent's routes and manually added
-// routes. TestThroughput also measures TCP through the tunnel to another subnet. No agent runs during the measurements, and the agents'
+// routes. TestThroughput also measures TCP through the tunnel to another subnet. The agents are stopped before the measurements, and their
 // routes stay.
 //
 //	ROUNDS   measurements of each, default 20

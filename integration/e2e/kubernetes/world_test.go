@@ -48,7 +48,7 @@ func byFamily(addresses []string) map[string]string {
 	return m
 }
 
-// matrixPods returns the pods of the test matrix: a server with a hostPort and a client on each node.
+// matrixPods returns the pods of the test matrix. On each node, the test matrix has a server pod with a hostPort, and a client pod.
 func matrixPods() (objects []any) {
 	objects = append(objects, map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}})
 	for _, node := range []string{"1", "2", "3"} {
@@ -153,7 +153,7 @@ func (w *testWorld) addCIDRs(t *testing.T) {
 	}
 }
 
-// addPods finds the network namespace of each pod by the pod's addresses, and adds the pod to the places of the testWorld.
+// addPods finds the network namespace of each pod by the pod's addresses, and stores the namespace in the map `places`.
 func (w *testWorld) addPods(t *testing.T) {
 	t.Helper()
 	var list struct {

@@ -3,8 +3,8 @@
 // Command calico is a test double of Calico's main plugin. Like Calico, the test double connects a pod by a veth pair without a bridge. The
 // pod's addresses have the prefix length 32 or 128. The pod's IPv4 gateway is an address that no machine has, and the node answers ARP
 // requests for this address (proxy_arp). The IPv6 gateway is the node's link-local address. The node has a route to each pod. The result of
-// the plugin contains no interface of the pod. The configured IPAM plugin assigns the addresses. The node's pod CIDRs replace usePodCidr
-// and usePodCidrIPv6 in the IPAM configuration.
+// the plugin contains no interface of the pod. The configured IPAM plugin assigns the addresses. In the IPAM configuration, the test double
+// replaces usePodCidr and usePodCidrIPv6 with the node's pod CIDRs.
 package main
 
 import (

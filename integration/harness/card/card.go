@@ -109,7 +109,7 @@ func (c *Card) answerQuestion(_ context.Context, q allocation.Question) allocati
 	return a
 }
 
-// writeNames creates the sysfs folder net of a device with the given interface names.
+// writeNames creates the folder "net" of a device in the simulated sysfs, with one entry for each given interface name.
 func writeNames(folder string, names []string) error {
 	err := os.RemoveAll(folder)
 	for _, name := range names {
@@ -181,8 +181,8 @@ func Leave(t testing.TB, netns, name string) {
 }
 
 // Tell writes the current names of the VFs' interfaces to the simulated sysfs, because the kernel updates only the real sysfs. Tests call
-// Tell() between plugin calls. The simulated sysfs always contains the original name of each VF, so that a plugin finds the interface
-// immediately after its return to the node.
+// Tell() between plugin calls. The simulated sysfs always contains the original interface name of each VF, because a plugin looks for this
+// name right after it has moved the interface back to the node.
 func Tell(t testing.TB) {
 	t.Helper()
 	host := openHost(t)

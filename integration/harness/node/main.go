@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node runs a test binary inside a temporary node with a container runtime, which scripts/node.sh creates.
+// Package node runs a test binary inside a temporary node with a container runtime. The script scripts/node.sh creates this node.
 //
 // The binary runs twice. The first run starts the node on the machine, and
 // starts the second run inside the node. The second run executes the tests.

@@ -94,8 +94,8 @@ func openPort(name string) (*os.File, error) {
 		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
 		for _, file := range names {
 			if text, _ := os.ReadFile(file); strings.TrimSpace(string(text)) == name {
-				// The command needs a blocking file descriptor. os.OpenFile would open the port in non-blocking mode, so openPort calls
-				// open(2).
+				// The command that writes to the port needs a blocking file descriptor. os.OpenFile would open the port in non-blocking mode, so
+				// openPort calls open(2).
 				fd, err := unix.Open("/dev/"+filepath.Base(filepath.Dir(file)), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 				if err == nil {
 					return os.NewFile(uintptr(fd), name), nil

@@ -56,8 +56,9 @@ func Main(m *testing.M) {
 // requireFeatures reports whether a missing kernel feature fails the tests (KERNELTEST=full).
 func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
-// Feature returns the argument "has". The caller sets "has" to true if the kernel has the feature. If the kernel lacks the feature, Feature
-// logs the name of the feature. With KERNELTEST=full, Feature also fails the test.
+// Feature reports whether the kernel has a feature: it returns the argument "has" unchanged. The caller sets "has" to true if the kernel
+// has the feature. If the kernel lacks the feature, Feature logs the name of the feature. With KERNELTEST=full, Feature also fails the
+// test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
 	if !has && requireFeatures() {

@@ -69,8 +69,8 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestWithoutSandbox checks the exit code and the output of Main if the sandbox cannot start. The test sets TMPDIR to a folder below /run,
-// which the sandbox would hide. Therefore, the sandbox does not start.
+// TestWithoutSandbox checks the exit code and the output of Main if the sandbox cannot start. The test sets TMPDIR to a folder below /run.
+// The sandbox cannot use this folder, because the sandbox hides /run. Therefore, the sandbox does not start.
 func TestWithoutSandbox(t *testing.T) {
 	for _, c := range []struct {
 		require, verdict string

@@ -84,7 +84,7 @@ func (l Lab) Outcome(verb string, exit int, stdout []byte, log string) Outcome {
 	return o
 }
 
-// OK fails the test unless the call succeeded.
+// OK fails the test if the plugin call did not succeed.
 func (l Lab) OK(o Outcome) Outcome {
 	l.Helper()
 	if o.Exit != 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Must fails the test with the first error that is not nil.
+// Must fails the test if one of the given errors is not nil, and logs the first such error.
 func Must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {

@@ -100,7 +100,8 @@ func (p *fakeKernel) unbind(address, driver string) error {
 }
 
 // probeDriver binds a PCI function to the driver in driver_override, or to its default driver. If the last argument of probeDriver is not
-// "", probeDriver binds only the driver with this name. probeDriver returns no error if no driver accepts the PCI function.
+// "", probeDriver binds the PCI function only to the driver with this name. probeDriver returns no error if no driver accepts the PCI
+// function.
 func (p *fakeKernel) probeDriver(address, driver string) error {
 	folder, err := filepath.EvalSymlinks(filepath.Join(p.sysfs, "bus/pci/devices", address))
 	if err != nil {

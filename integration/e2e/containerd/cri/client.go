@@ -135,7 +135,8 @@ func (c Client) RemoveAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Ready returns an error unless the runtime and its network are ready. Ready checks the same two conditions as the kubelet.
+// Ready returns an error unless the runtime and its network are ready. Like the kubelet, Ready checks the conditions RuntimeReady and
+// NetworkReady.
 func (c Client) Ready(ctx context.Context) error {
 	r, err := c.Status(ctx, &api.StatusRequest{})
 	if err != nil {

@@ -23,8 +23,8 @@ var (
 	localhost = netip.MustParseAddr("127.0.0.1")
 )
 
-// HostPorts describes whether a hostPort is also reachable through 127.0.0.1 and from its own pod. The node, other machines and other pods
-// always reach the hostPort. The result depends on the program that maps hostPorts: the plugin portmap or CRI-O.
+// The type HostPorts describes whether a hostPort is also reachable through 127.0.0.1 and from its own pod. The node, other machines and
+// other pods always reach the hostPort. Both values depend on the program that maps hostPorts: the plugin portmap or CRI-O.
 type HostPorts struct {
 	Localhost bool // by 127.0.0.1
 	Itself    bool // from the pod that has the port
@@ -63,8 +63,8 @@ func ExpectReady(t *testing.T, c Client) {
 }
 
 // testTraffic: pods reach each other, and the node, other machines and other pods reach a hostPort. The test runs with and without bridge
-// netfilter, because nodes differ in this setting. The argument ports describes whether the hostPort must also be reachable from 127.0.0.1
-// and from its own pod.
+// netfilter, because nodes differ in this setting. The argument `ports` describes whether the hostPort must also be reachable from
+// 127.0.0.1 and from its own pod.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	t.Helper()
 	for _, value := range []string{"1", "0"} {

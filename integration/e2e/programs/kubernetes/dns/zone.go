@@ -26,8 +26,8 @@ type dnsZone struct {
 	slices   discoverylisters.EndpointSliceLister
 }
 
-// An endpoint is one address behind the name of a Service. The field `name` is the pod's DNS label below the Service's name. The field
-// `name` is empty for a cluster IP.
+// An endpoint is one address behind the name of a Service. In the DNS name of the endpoint, the field `name` is the label before the
+// Service's name. The field `name` is empty for a cluster IP.
 type endpoint struct {
 	name  string
 	addr  netip.Addr

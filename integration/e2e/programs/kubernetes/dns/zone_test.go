@@ -130,7 +130,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// TestLoop: an ExternalName Service contains its own name. The answer ends after a fixed number of records and fits into a packet.
+// TestLoop: an ExternalName Service is an alias of itself. The answer ends after a fixed number of records and fits into a packet.
 func TestLoop(t *testing.T) {
 	loop := dnsmessage.Question{Name: dnsmessage.MustNewName("loop.shop.svc.cluster.local."), Type: dnsmessage.TypeA}
 	answers, _ := newZone(t).answerQuestion(loop)
