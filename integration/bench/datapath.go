@@ -56,7 +56,8 @@ func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack,
 		return nil, err
 	}
 	tracks = append(tracks, bare...)
-	// The report compares flows of the same path, so these flows run directly one after the other.
+	// The report compares flows of the same path. These flows run directly one after the other, so that changes of the machine's load affect
+	// them equally.
 	slices.SortStableFunc(tracks, func(a, b *flowTrack) int { return strings.Compare(b.path, a.path) })
 	for range datapathRepeats {
 		for _, t := range tracks {

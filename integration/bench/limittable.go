@@ -24,8 +24,8 @@ func (b figuresByLane) ofDirection(direction string) map[string]figure {
 	return out
 }
 
-// The type limitRow is a table row with the throughput in percent of the limit, by direction and plugin set. The permitted range applies to
-// both directions of Podlace's traffic.
+// The type limitRow is a table row with the throughput in percent of the limit, by direction and plugin set. A row passes only if both
+// directions of Podlace's traffic are within the permitted range.
 type limitRow struct {
 	What    string                        `json:"what"`
 	Percent map[string]map[string]float64 `json:"percent"`

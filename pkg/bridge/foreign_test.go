@@ -48,8 +48,8 @@ func (l lab) inSecondSubnet() lab {
 	return second
 }
 
-// TestForeignIntervals (C-63) checks an interval that another program added to the network's nftables sets. CHECK reports the foreign
-// interval, and GC removes it. GC keeps the intervals of a pod even if the pod's record is lost.
+// TestForeignIntervals (C-63) checks that CHECK reports an address interval that another program added to the network's nftables sets.
+// GC removes this interval. GC keeps the intervals of a pod even if the pod's record is lost.
 func TestForeignIntervals(t *testing.T) {
 	needNFT(t)
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"nonMasqueradeCIDRs": []any{"192.0.2.0/24"}})

@@ -10,9 +10,9 @@ import (
 )
 
 // TestGuardOfNewConfiguration checks that after a change of the configuration, pods keep the protection from their ADD. CHECK of such pods
-// passes, and logs a warning if the protection is weaker than configured. STATUS and GC do not change the guards of such pods, and DEL
-// removes all their state. If the record is lost, CHECK reports the loss, because Podlace's masquerade rules show that Podlace attached the
-// pod.
+// passes, and logs a warning if the protection is weaker than configured. STATUS and GC do not change the guards of pods of the earlier
+// configuration, and DEL removes all their state. If the record is lost, CHECK reports the loss, because Podlace's masquerade rules show
+// that Podlace attached the pod.
 func TestGuardOfNewConfiguration(t *testing.T) {
 	protections := map[string][]any{"nothing": nil, "macspoofchk": {"macspoofchk", true}, "antiSpoof": {"antiSpoof", true}}
 	strength := map[string]int{"nothing": 0, "macspoofchk": 1, "antiSpoof": 2}

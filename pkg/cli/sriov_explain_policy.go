@@ -28,7 +28,7 @@ type resourceAnswer struct {
 	Hints    []hintAnswer  `json:"hints"` // null if the resource has no NUMA nodes
 }
 
-// A tally contains the numbers of all, free and faulty devices near a NUMA node.
+// A tally counts the devices near a NUMA node: all devices, the free devices and the faulty devices.
 type tally struct {
 	All    int `json:"devices"`
 	Free   int `json:"free"`

@@ -57,8 +57,8 @@ func paths() []path {
 }
 
 // stepsOfLimits returns the steps that check bandwidth limits. For each direction, one step checks the kernel's settings. For each path,
-// two steps evaluate one packet flow. The first step runs the flow and evaluates the first second. The second step evaluates the remaining
-// time.
+// two steps evaluate one packet flow. The first step sends the packets and evaluates the first second of the transfer. The second step
+// evaluates the remaining time.
 func stepsOfLimits() []step {
 	const m = limit / 1e6
 	first := fmt.Sprintf("at most %.1f Mbit/s", m*mostAtFirst)

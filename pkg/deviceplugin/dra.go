@@ -205,8 +205,8 @@ func faultTexts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns the reason why pods cannot get devices through claims. unreadyDRA returns nil if pods can get devices through claims,
-// or if no resource has the API DRA.
+// unreadyDRA returns the reason why pods cannot get devices through claims. If pods can get devices through claims, unreadyDRA returns nil.
+// unreadyDRA also returns nil if no resource has the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

@@ -44,7 +44,8 @@ func TestForeignBridge(t *testing.T) {
 	}
 }
 
-// TestAgentCommand checks the remedy if podlace-node does not run: a command that lists the pods of podlace-node in all namespaces.
+// If podlace-node does not run, the finding contains a command. TestAgentCommand checks that this command lists the pods of podlace-node in
+// all namespaces.
 func TestAgentCommand(t *testing.T) {
 	l := newLab(t)
 	l.status(`{"ready": true}`)

@@ -27,7 +27,8 @@ const lockWait = 10 * time.Second
 // lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// firstClaim is the offset of the first claim lock. firstClaim is larger than the lock offset of any PCI address.
+// The lock file contains one byte for each lock. firstClaim is the offset of the byte that locks the first claim. firstClaim is larger than
+// the lock offset of any PCI address.
 const firstClaim = 1 << 62
 
 // claimLock contains the lock of one claim and the locks of the claim's VFs.

@@ -24,10 +24,9 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestPrepare prepares and unprepares a claim with two requests. The test uses both versions of the kubelet's API. If a request has several
-// devices, the CDI device of the request is attached to the first of them. Both requests get devices of the same resource, so the
-// environment variables of each CDI device contain the devices of both requests. A second Prepare restores a missing CDI specification and
-// changes nothing else.
+// TestPrepare prepares and unprepares a claim with two requests, with both versions of the kubelet's API. The first device of a request has
+// the CDI device of the request. Both requests have the same resource, so the environment variables of each CDI device contain the devices
+// of both requests. A second Prepare restores a missing CDI specification and changes nothing else.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)

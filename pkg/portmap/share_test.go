@@ -138,8 +138,8 @@ func TestSharedInPart(t *testing.T) {
 	})
 }
 
-// TestTakeOverOfShared (F-39) checks that a newer pod with the same name takes a port from the older container in all its networks. No
-// iptables rule of the older container may precede the new pod's rules.
+// An older pod shares a port in several networks. TestTakeOverOfShared (F-39) checks that a newer pod with the same name takes the port in
+// all these networks. No iptables rule of the older container may precede the new pod's rules.
 func TestTakeOverOfShared(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

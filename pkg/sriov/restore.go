@@ -149,8 +149,7 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	}
 	if was := x.j.Former.Traits; was != link.Traits && was != (kernel.Traits{}) {
 		// If an interface has the flag NOARP when it returns to the node, the kernel permanently disables duplicate address detection for the
-		// interface. The plugin therefore restores the flags before the move. An error has no effect here, because the plugin restores the flags
-		// again on the node.
+		// interface. An error has no effect here, because the plugin restores the flags again on the node.
 		_ = pod.SetTraits(link, was)
 	}
 	name, err := x.withFormerName(func(name string) error { return pod.MoveLink(link, home, name) })
@@ -285,8 +284,7 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 }
 
 // dropXDP removes the XDP programs that the pod attached. A program that is attached through an XDP link cannot be removed while a process
-// or a file in a BPF file system refers to the link. In this case, dropXDP rebinds the driver. The rebind deletes the interface together
-// with the XDP link.
+// or a file in a BPF file system refers to the link. dropXDP then rebinds the driver, which deletes the interface and the XDP link.
 func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil

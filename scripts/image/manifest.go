@@ -69,8 +69,9 @@ func parseImage(image string) (kustomize.Image, error) {
 	return to, nil
 }
 
-// removalNote returns a note for a user who chose the component `removal`, but neither k3s nor crio. The components k3s and crio set
-// folders of the node. If the installation used one of these components, the removal needs the same component.
+// removalNote returns a note for a user who chose the component `removal`, but neither k3s nor crio. The components k3s and crio select
+// other folders of the node for plugins and configurations. If the installation used one of these components, the removal needs the same
+// component.
 func removalNote(components []string) string {
 	folders := func(c string) bool { return c == "k3s" || c == "crio" }
 	if !slices.Contains(components, "removal") || slices.ContainsFunc(components, folders) {
