@@ -162,8 +162,8 @@ func (j *job) network(r networkRecords) {
 	}
 }
 
-// printLine prints a line. The texts in the argument "parts" may contain the name of a pod, which is not trusted. The name of a pod is not
-// trusted, so printLine replaces special characters.
+// printLine prints a line. The texts in the argument "parts" may contain the name of a pod. This name is not trusted, so printLine replaces
+// special characters.
 func (j *job) printLine(format string, parts ...string) {
 	plain := make([]any, len(parts))
 	for i, p := range parts {
