@@ -23,7 +23,7 @@ var (
 	localhost = netip.MustParseAddr("127.0.0.1")
 )
 
-// The type HostPorts describes whether a hostPort is also reachable through 127.0.0.1 and from its own pod. The node, other machines and
+// HostPorts describes whether a hostPort is also reachable through 127.0.0.1 and from its own pod. The node, other machines and
 // other pods always reach the hostPort. Both values depend on the program that maps hostPorts: the plugin portmap or CRI-O.
 type HostPorts struct {
 	Localhost bool // by 127.0.0.1
