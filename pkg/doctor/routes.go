@@ -20,6 +20,7 @@ func (n *node) routes() (found []Finding) {
 	}
 	bridges := map[string]kernel.Link{}
 	reported := map[string]bool{}
+	forwards := len(n.forwarding()) == 0
 	for _, rec := range records {
 		pod := n.attachment(rec.Key)
 		if pod == nil || pod.State != reconcile.Alive || len(rec.Gateways) == 0 {
@@ -34,7 +35,7 @@ func (n *node) routes() (found []Finding) {
 			continue
 		}
 		for _, addr := range pod.Addresses {
-			for _, f := range n.routesOf(addr, link) {
+			for _, f := range n.routesOf(addr, link, forwards) {
 				if !reported[f.What] {
 					reported[f.What] = true
 					found = append(found, f)
@@ -46,7 +47,7 @@ func (n *node) routes() (found []Finding) {
 }
 
 // routesOf() checks the routes of packets to and from a pod.
-func (n *node) routesOf(pod netip.Addr, link kernel.Link) (found []Finding) {
+func (n *node) routesOf(pod netip.Addr, link kernel.Link, forwards bool) (found []Finding) {
 	report := func(what, evidence, consequence, lookup string) {
 		family := "-4"
 		if pod.Is6() {
@@ -68,7 +69,7 @@ func (n *node) routesOf(pod netip.Addr, link kernel.Link) (found []Finding) {
 	if pod.Is6() {
 		outside = netip.MustParseAddr("2001:db8:ffff::1")
 	}
-	if _, err := n.host.RouteTo(outside); err != nil || len(n.forwarding()) > 0 {
+	if _, err := n.host.RouteTo(outside); err != nil || !forwards {
 		return found // the node itself cannot send there, or forwards nothing
 	}
 	if err := n.host.CanForward(link, pod, outside); kernel.NoRoute(err) {
