@@ -4,11 +4,12 @@
 // state of the node before and after a test. Call runs a single plugin. Network runs a whole conflist through libcni. Further functions
 // send traffic.
 //
-// The test binary runs twice. The first run builds the programs on the machine and starts the second run. The second run executes the tests
-// in a sandbox. Programs are built outside of the sandbox, because the sandbox has no network and Go may need to download modules.
+// The test binary runs twice: first on the machine, where it builds the programs, because the sandbox has no network and Go may need to
+// download modules; then in the sandbox.
 package harness
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -19,23 +20,25 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// BinEnv is the environment variable with the folder of the tested programs. If PODLACE_BIN is not set, Main builds the programs from this
-// source tree.
+// BinEnv is the environment variable with the folder of the tested programs. If PODLACE_BIN is not set, Main builds the programs that the
+// package needs.
 const BinEnv = "PODLACE_BIN"
 
-// ToolsEnv is the environment variable with the folder of additional programs that the tests use. If PODLACE_TOOLS is not set, Main builds
-// these programs.
-const ToolsEnv = "PODLACE_TOOLS"
+// toolsEnv is the environment variable with the folder of the other programs that the tests use.
+const toolsEnv = "PODLACE_TOOLS"
 
-// A Tool builds additional programs for the tests and stores them in the folder of ToolsEnv.
+// A Tool builds programs into a folder below dir.
 type Tool func(dir string) error
 
-// Main builds the tested programs and the given tools, and runs the tests of a package. TestMain of each package calls Main.
+// Main builds the given programs and runs the tests of a package. TestMain of each package calls Main. The programs stay in build/test, so
+// that the next run only builds what changed.
 func Main(m *testing.M, tools ...Tool) {
-	if os.Getenv(ToolsEnv) != "" {
+	if os.Getenv(toolsEnv) != "" {
 		kerneltest.Main(m)
 		return
 	}
@@ -48,27 +51,55 @@ func Main(m *testing.M, tools ...Tool) {
 }
 
 func buildAndRun(tools []Tool) (int, error) {
-	dir, err := os.MkdirTemp("", "podlace-test-")
+	dir, err := filepath.Abs(filepath.Join(sourceRoot(), "build/test"))
 	if err != nil {
 		return 0, err
 	}
-	defer os.RemoveAll(dir)
-	for _, build := range tools {
-		if err := build(filepath.Join(dir, "tools")); err != nil {
-			return 0, err
-		}
+	if err := buildTools(dir, tools); err != nil {
+		return 0, err
 	}
-	bin, err := programFolder(filepath.Join(dir, "bin"))
+	bin, err := filepath.Abs(cmp.Or(os.Getenv(BinEnv), filepath.Join(dir, "bin")))
 	if err != nil {
 		return 0, err
 	}
 	reportMissing(bin)
-	return rerun([]string{BinEnv + "=" + bin, ToolsEnv + "=" + filepath.Join(dir, "tools")})
+	return rerun([]string{BinEnv + "=" + bin, toolsEnv + "=" + dir})
 }
 
-// Faulty is a Tool that builds the programs of this tree with the build tag podlace_fault into FaultDir.
-func Faulty(dir string) error {
-	return buildPackages(filepath.Join(dir, "fault"), "-tags=podlace_fault", "./plugins/...")
+// buildTools runs the tools one after another. A lock keeps other test binaries from building into the same folder.
+func buildTools(dir string, tools []Tool) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	lock, err := os.Create(filepath.Join(dir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("%s: %w", lock.Name(), err)
+	}
+	for _, build := range tools {
+		if err := build(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Programs returns a Tool that builds programs of this tree, as `make build` does. It builds nothing if PODLACE_BIN is set.
+func Programs(names ...string) Tool {
+	return func(dir string) error {
+		if os.Getenv(BinEnv) != "" {
+			return nil
+		}
+		return buildPrograms(filepath.Join(dir, "bin"), "", names)
+	}
+}
+
+// Faulty returns a Tool that builds programs of this tree with the build tag podlace_fault into FaultDir.
+func Faulty(names ...string) Tool {
+	return func(dir string) error { return buildPrograms(filepath.Join(dir, "fault"), "podlace_fault", names) }
 }
 
 // Reference is a Tool that builds the reference plugins into ReferenceDir. If the build fails, Reference prints the reason, and tests that
@@ -81,17 +112,22 @@ func Reference(dir string) error {
 	return nil
 }
 
-// Calico is a Tool that builds the test double of Calico's main plugin.
-func Calico(dir string) error { return buildPackages(dir, "./integration/harness/calico") }
+// Calico is a Tool that builds the test double of Calico's main plugin into CalicoDir.
+func Calico(dir string) error {
+	return goBuild(filepath.Join(dir, "calico"), "", "./integration/harness/calico")
+}
 
 // BinDir returns the folder of the tested programs.
 func BinDir() string { return os.Getenv(BinEnv) }
 
 // FaultDir returns the folder of the programs that Faulty built.
-func FaultDir() string { return filepath.Join(os.Getenv(ToolsEnv), "fault") }
+func FaultDir() string { return filepath.Join(os.Getenv(toolsEnv), "fault") }
 
 // ReferenceDir returns the folder of the reference plugins.
-func ReferenceDir() string { return filepath.Join(os.Getenv(ToolsEnv), "reference") }
+func ReferenceDir() string { return filepath.Join(os.Getenv(toolsEnv), "reference") }
+
+// CalicoDir returns the folder of the test double of Calico's main plugin.
+func CalicoDir() string { return filepath.Join(os.Getenv(toolsEnv), "calico") }
 
 // AllPlugins returns the names of the plugins that exist both in Podlace and in the reference project.
 func AllPlugins() []string {
@@ -137,33 +173,33 @@ func sourceRoot() string {
 	return dir
 }
 
-// buildPackages builds packages of the source tree into a folder. Flags of "go build" may precede the package names.
-func buildPackages(dir string, args ...string) error {
-	cmd := exec.Command("go", append([]string{"build", "-buildvcs=false", "-o", dir + "/"}, args...)...)
-	cmd.Dir = sourceRoot()
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build %q: %w\n%s", args, err, out)
+// buildPrograms builds programs of this tree into a folder, which also gets the hash of the sources that "make install" requires.
+func buildPrograms(dir, tags string, names []string) error {
+	packages := make([]string, len(names))
+	for i, name := range names {
+		packages[i] = "./plugins/" + name
 	}
-	return nil
-}
-
-// programFolder returns the folder in the environment variable PODLACE_BIN. If PODLACE_BIN is not set, programFolder builds all programs of
-// the source tree into a new folder.
-func programFolder(dir string) (string, error) {
-	if bin := os.Getenv(BinEnv); bin != "" {
-		return filepath.Abs(bin)
+	if err := goBuild(dir, tags, packages...); err != nil {
+		return err
 	}
-	if err := buildPackages(dir, "./plugins/..."); err != nil {
-		return dir, err
-	}
-	cmd := exec.Command("scripts/source-hash.sh") // make install requires this file of make build
+	cmd := exec.Command("scripts/source-hash.sh")
 	cmd.Dir = sourceRoot()
 	hash, err := cmd.Output()
 	if err != nil {
-		return dir, err
+		return fmt.Errorf("%s: %w", cmd, err)
 	}
-	return dir, os.WriteFile(filepath.Join(dir, ".source"), hash, 0o644)
+	return os.WriteFile(filepath.Join(dir, ".source"), hash, 0o644)
+}
+
+// goBuild builds packages of the source tree into a folder. Programs that are up to date stay as they are.
+func goBuild(dir, tags string, packages ...string) error {
+	cmd := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-tags=" + tags, "-o", dir + "/"}, packages...)...)
+	cmd.Dir = sourceRoot()
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
+	}
+	return nil
 }
 
 func rerun(env []string) (int, error) {

@@ -65,7 +65,7 @@ func openBehind(t *testing.T, conflist string) *harness.Network {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := []string{harness.BinDir(), os.Getenv(harness.ToolsEnv), harness.ReferenceDir()}
+	path := []string{harness.BinDir(), harness.CalicoDir(), harness.ReferenceDir()}
 next:
 	for _, p := range n.List.Plugins {
 		for _, dir := range path {

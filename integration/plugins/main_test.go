@@ -8,4 +8,6 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m, harness.Calico, harness.Reference) }
+func TestMain(m *testing.M) {
+	harness.Main(m, harness.Programs(append(harness.AllPlugins(), "sriov", "podlace")...), harness.Calico, harness.Reference)
+}

@@ -9,4 +9,4 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+func TestMain(m *testing.M) { harness.Main(m, harness.Programs(harness.AllPlugins()...)) }

@@ -7,6 +7,7 @@ package kerneltest
 import (
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -27,9 +28,9 @@ import (
 )
 
 // Main runs a package's tests in new namespaces, and exits with the exit code of the tests. TestMain calls Main in each package whose tests
-// change the kernel. In a virtual machine with a NIC for the tests, Main runs the tests in the machine's own namespaces. If the machine
-// does not allow new namespaces, Main skips the package and prints the reason. With KERNELTEST=require or KERNELTEST=full in the
-// environment, Main fails instead of skipping the package.
+// change the kernel. The tests share several sandboxes, which run at once, so they must not depend on each other. In a virtual machine with
+// a NIC for the tests, Main runs the tests in the machine's own namespaces. If the machine does not allow new namespaces, Main skips the
+// package and prints the reason. With KERNELTEST=require or KERNELTEST=full in the environment, it fails instead.
 //
 // If a test starts a helper process from the test binary, the helper process also runs TestMain. TestMain must recognise a helper process
 // before it calls Main, because Main would create another sandbox.
@@ -43,14 +44,36 @@ func Main(m *testing.M) {
 		}
 		os.Exit(m.Run())
 	}
-	inside, code, err := sandbox.Enter()
-	if err != nil {
-		os.Exit(reportUnavailable(os.Stdout, err, os.Getenv("KERNELTEST") == "require" || requireFeatures()))
+	flag.Parse()
+	if flagValue("list") != "" {
+		os.Exit(m.Run())
 	}
-	if inside {
+	if os.Getenv(partEnv) == "" {
+		if names := selected(); len(names) > 1 {
+			os.Exit(runParts(names))
+		}
+	}
+	os.Exit(runInside(m))
+}
+
+// runInside runs the tests in one sandbox.
+func runInside(m *testing.M) int {
+	part := os.Getenv(partEnv) == onePart
+	if !part { // the same process inside the sandbox must not distribute the tests
+		os.Setenv(partEnv, "all")
+	}
+	inside, code, err := sandbox.Enter()
+	switch {
+	case err != nil:
+		code = reportUnavailable(os.Stdout, err, os.Getenv("KERNELTEST") == "require" || requireFeatures())
+		if part {
+			code += unavailable
+		}
+	case inside:
+		os.Unsetenv(partEnv)
 		code = m.Run()
 	}
-	os.Exit(code)
+	return code
 }
 
 // requireFeatures reports whether a missing kernel feature fails the tests (KERNELTEST=full).
