@@ -35,7 +35,7 @@ build: ## build static stripped binaries into bin/
 	@command -v go >/dev/null || { echo "build: no go in PATH ($$PATH): build as a user who has Go; the installation needs none" >&2; exit 1; }
 	@mkdir -p $(BIN)
 	@rm -f $(BIN)/.source
-	@for p in $(CNI_PLUGINS) $(TOOLS); do $(GOBUILD) -o $(BIN)/$$p ./plugins/$$p; done
+	@$(GOBUILD) -o $(BIN)/ $(addprefix ./plugins/,$(CNI_PLUGINS) $(TOOLS))
 	@scripts/source-hash.sh >$(BIN)/.source
 	@ls -l $(BIN) | awk 'NR > 1 {printf "%-12s %.1f MB\n", $$9, $$5 / 1e6}'
 

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh [go test flags]: runs all tests of the main module, or the tests of $PACKAGES, and prints each package when it ends. It
-# counts skipped tests by reason. For each failed test it prints the command that runs only this test. The tests create their own namespaces,
-# and need no root and no network.
+# test.sh [go test flags]: runs all tests of the main module, or the tests of $PACKAGES, and prints each package when it ends. Packages run
+# in parallel, and tests that measure traffic (TestMeasured…) run alone at the end. test.sh counts skipped tests by reason, and prints for
+# each failed test the command that runs only this test. The tests create their own namespaces, and need no root and no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
@@ -12,8 +12,23 @@ status=0
 if [ -z "${PODLACE_BIN:-}" ] && [ "$(cat bin/.source 2>/dev/null)" = "$(scripts/source-hash.sh)" ]; then
   export PODLACE_BIN=$PWD/bin
 fi
-# -p 1: the packages measure traffic and must not slow one another down.
-go test -buildvcs=false -p 1 -v -timeout 20m "$@" ${PACKAGES:-./...} 2>&1 | tee "$log" | grep --line-buffered -E '^(ok|FAIL|--- FAIL)' || status=${PIPESTATUS[0]}
+# The flags of make build, so that packages are compiled once.
+export CGO_ENABLED=${CGO_ENABLED:-0}
+# run FLAGS PACKAGES: runs tests and shows the packages and the failures.
+run() {
+  go test -trimpath -buildvcs=false -count=1 -v -timeout 20m "$@" 2>&1 | tee -a "$log" | grep --line-buffered -E '^(ok|FAIL|--- FAIL)' || status=${PIPESTATUS[0]}
+}
+# go test prints packages in this order, so the long ones stand at the end.
+read -ra packages <<<"${PACKAGES:-. ./conf/... ./pkg/... ./plugins/... ./integration/...}"
+case " $* " in
+*' -run'* | *' -test.run'* | *' -skip'*) run "$@" "${packages[@]}" ;;
+*)
+  run -skip '^TestMeasured' "$@" "${packages[@]}"
+  mapfile -t measured < <(go list -f '{{.Dir}} {{.ImportPath}}' "${packages[@]}" |
+    while read -r dir package; do ! grep -qs '^func TestMeasured' "$dir"/*_test.go || echo "$package"; done)
+  [ "${#measured[@]}" -eq 0 ] || run -run '^TestMeasured' -p 1 "$@" "${measured[@]}"
+  ;;
+esac
 passed=$(grep -cE '^ *--- PASS' "$log" || true)
 failed=$(grep -cE '^ *--- FAIL' "$log" || true)
 if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
@@ -30,5 +45,5 @@ if [ "$status" -ne 0 ]; then
   awk -f scripts/failures.awk "$log"
   printf '\nthe whole log: %s\n' "$log"
 fi
-echo "$passed passed, $failed failed, $skipped skipped"
+echo "$passed passed, $failed failed, $skipped skipped in $((SECONDS / 60)) min $((SECONDS % 60)) s"
 exit "$status"

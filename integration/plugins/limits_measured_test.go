@@ -11,9 +11,9 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// TestLimitsMeasured: rates are in bits per second, and bursts are in bits. Ingress is the traffic to the pod, and egress is the traffic
+// TestMeasuredLimits: rates are in bits per second, and bursts are in bits. Ingress is the traffic to the pod, and egress is the traffic
 // from the pod. The units are the same in runtimeConfig and in the conflist.
-func TestLimitsMeasured(t *testing.T) {
+func TestMeasuredLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)
 	before := harness.Watch(t, a.Pod)

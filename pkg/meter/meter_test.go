@@ -96,7 +96,7 @@ func TestPauses(t *testing.T) {
 	within(t, "milliseconds stopped", float64(got.Milliseconds()), 290, float64(took.Milliseconds()))
 }
 
-func TestUDPArrivesAtTheOfferedRate(t *testing.T) {
+func TestMeasuredUDP(t *testing.T) {
 	for _, is4 := range []bool{true, false} {
 		const offered = 8e6
 		got, err := Run(t.Context(), Flow{
@@ -121,7 +121,7 @@ func TestUDPArrivesAtTheOfferedRate(t *testing.T) {
 	}
 }
 
-func TestTCPFillsTheLink(t *testing.T) {
+func TestMeasuredTCP(t *testing.T) {
 	for _, is4 := range []bool{true, false} {
 		start := time.Now()
 		got, err := Run(t.Context(), Flow{Protocol: TCP, Listen: loopback(is4), Duration: 300 * time.Millisecond, Streams: 2})
