@@ -28,7 +28,7 @@ HUGO        := v0.165.0
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
 
 .PHONY: build
 build: ## build static stripped binaries into bin/
@@ -63,12 +63,12 @@ demo: build ## run the main job: two pods, hostPorts, limits; no root, no Kubern
 test: build ## run the tests, each in namespaces of its own; nothing is installed
 	@scripts/test.sh
 
-# Packages whose tests take a second or some: no traffic is measured, and nothing waits.
-QUICK := allocation attachment cli fault ipam iptables loopback nft plugin podresources pool ports probes reconcile reference rollback store validate
+# Packages whose tests take some seconds at most; the plugins' longer tests are left out by -short.
+QUICK := allocation attachment cli fault ipam iptables nft plugin podresources pool ports probes reconcile reference rollback store validate
 
 .PHONY: quick
-quick: build ## run the quick tests, in less than a minute, without root
-	@PACKAGES='./integration/deps $(addprefix ./pkg/,$(QUICK))' scripts/test.sh $(ARGS)
+quick: ## run the quick tests, with all six plugins, in a minute, without root
+	@PACKAGES='./integration/deps $(addprefix ./pkg/,$(QUICK) bandwidth bridge hostlocal loopback portmap sriov)' scripts/test.sh -short $(ARGS)
 
 # These packages measure no traffic: two at a time.
 .PHONY: race
@@ -126,29 +126,47 @@ e2e: e2e-check build image reference ## run Kubernetes' own e2e tests of the net
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
-# Folders of the modules; those below integration/e2e/programs build other projects' programs.
-MODULES := . integration/dra-sim integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet integration/monitoring scripts/image scripts/package
+GOLANGCI_LINT := $(CACHE)/tools/golangci-lint-$(GOLANGCI)
+
+# Other modules of the tree. Those below integration/e2e/programs only pin the versions of programs of other projects.
+MODULES := integration/dra-sim integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet integration/monitoring integration/reference \
+  scripts/image scripts/package
 
 .PHONY: lint
-lint: ## go vet, golangci-lint, built once into the cache, and actionlint
-	@for m in $(MODULES); do go -C $$m vet ./...; done
-	@test -x $(CACHE)/tools/golangci-lint-$(GOLANGCI) || { \
-	  echo "building golangci-lint $(GOLANGCI), once"; \
-	  GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI); \
-	  mv $(CACHE)/tools/build/golangci-lint $(CACHE)/tools/golangci-lint-$(GOLANGCI); }
-	@for m in $(MODULES); do (cd $$m && $(CACHE)/tools/golangci-lint-$(GOLANGCI) run); done
-	@go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
+lint: $(GOLANGCI_LINT) $(CACHE)/tools/actionlint-$(ACTIONLINT) ## golangci-lint and actionlint
+	@$(GOLANGCI_LINT) run
+	@$(CACHE)/tools/actionlint-$(ACTIONLINT)
+
+.PHONY: lint-modules
+lint-modules: $(GOLANGCI_LINT) ## golangci-lint in the tree's other modules, some of which need Kubernetes' sources
+	@for m in $(MODULES); do (cd $$m && $(GOLANGCI_LINT) run); done
+
+# once prints what is built only once, and about how long it takes on 2 cores without a build cache.
+once = echo "building $(1), once: about $(2)"
+
+$(GOLANGCI_LINT):
+	@$(call once,golangci-lint $(GOLANGCI),3 minutes)
+	@GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+	@mv $(CACHE)/tools/build/golangci-lint $@
+
+$(CACHE)/tools/actionlint-$(ACTIONLINT):
+	@$(call once,actionlint $(ACTIONLINT),15 seconds)
+	@GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
+	@mv $(CACHE)/tools/build/actionlint $@
 
 # remove_all_sd leaves out the clients of clouds, which the tests of rules do not need.
-PROMTOOL = $(CACHE)/tools/promtool-$(shell awk '$$1 == "github.com/prometheus/prometheus" {print $$2}' integration/monitoring/go.mod)
+PROMTOOL := $(CACHE)/tools/promtool-$(shell awk '$$1 == "github.com/prometheus/prometheus" {print $$2}' integration/monitoring/go.mod)
 
 .PHONY: monitoring
-monitoring: ## test the dashboard and the alerting rules with promtool, built once into the cache
-	@test -x '$(PROMTOOL)' || { echo "building $(notdir $(PROMTOOL)), once"; mkdir -p '$(CACHE)/tools'; \
-	  CGO_ENABLED=0 go build -C integration/monitoring -trimpath -buildvcs=false -ldflags '-s -w' -tags remove_all_sd -o '$(PROMTOOL).new' \
-	    github.com/prometheus/prometheus/cmd/promtool; \
-	  mv '$(PROMTOOL).new' '$(PROMTOOL)'; }
+monitoring: $(PROMTOOL) ## test the dashboard and the alerting rules with promtool, built once into the cache
 	@PROMTOOL='$(PROMTOOL)' go test -C integration/monitoring -buildvcs=false -count=1 $(ARGS) ./...
+
+$(PROMTOOL):
+	@$(call once,$(notdir $@),3 minutes)
+	@mkdir -p '$(CACHE)/tools'
+	@CGO_ENABLED=0 go build -C integration/monitoring -trimpath -buildvcs=false -ldflags '-s -w' -tags remove_all_sd -o '$@.new' \
+	  github.com/prometheus/prometheus/cmd/promtool
+	@mv '$@.new' '$@'
 
 .PHONY: fmt
 fmt: ## format the source
@@ -197,7 +215,7 @@ site-check: site ## look at each page of the site in a headless browser, as wide
 	@SITE='$(CURDIR)/build/site' CHROMIUM='$(CHROMIUM)' go test -count=1 -run '^TestSiteInBrowser$$' ./integration/docs
 
 $(CACHE)/tools/hugo-$(HUGO):
-	@echo "building hugo $(HUGO), once"
+	@$(call once,hugo $(HUGO),3 minutes)
 	@CGO_ENABLED=0 GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/gohugoio/hugo@$(HUGO)
 	@mv $(CACHE)/tools/build/hugo $@
 
@@ -208,6 +226,17 @@ cover: build ## run the tests and show the coverage of each package
 .PHONY: ci
 ci: ## what .ci/run runs: installs what it needs, then every check, as root and as an ordinary user
 	@scripts/ci.sh
+
+# What is too long for each commit, roughly by what it finds. TARGETS='vm e2e' chooses.
+TARGETS := lint-modules user faults soak vm kernels node apiserver dra crio cluster e2e upgrade bench monitoring release-check site-check fuzz mutants
+
+.PHONY: nightly
+nightly: ## run everything long, and print one table with results and times; TARGETS='vm e2e' (needs root and Debian)
+	@CACHE='$(CACHE)' scripts/nightly.sh $(TARGETS)
+
+.PHONY: user
+user: ## run `make test` and `make demo` as an ordinary user with empty caches (needs root)
+	@scripts/as-user.sh 'make test && make demo'
 
 # The folders of an installation and its receipt, which has the path that 'make uninstall' must get again.
 INSTALLATION = DESTDIR='$(DESTDIR)' RECEIPT='$(DESTDIR)$(PREFIX)/share/podlace/receipt' DRYRUN='$(DRYRUN)'
@@ -238,12 +267,12 @@ release-check: ## make the archives of the commit twice, compare them, and test 
 	@RELEASE='$(CURDIR)/build/release' REBUILT='$(CURDIR)/build/tarball/build/release' go test -count=1 -v ./integration/release
 
 $(CACHE)/tools/cyclonedx-gomod-$(CYCLONEDX):
-	@echo "building cyclonedx-gomod $(CYCLONEDX), once"
+	@$(call once,cyclonedx-gomod $(CYCLONEDX),15 seconds)
 	@GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX)
 	@mv $(CACHE)/tools/build/cyclonedx-gomod $@
 
 $(CACHE)/tools/nfpm-$(NFPM):
-	@echo "building nfpm $(NFPM), once"
+	@$(call once,nfpm $(NFPM),1 minute)
 	@GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/goreleaser/nfpm/v2/cmd/nfpm@$(NFPM)
 	@mv $(CACHE)/tools/build/nfpm $@
 

@@ -1,8 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# ci-install.sh: installs, on Debian as root, the programs that the tests use besides Go and the kernel.
+# ci-install.sh [nightly]: installs, on Debian as root, the programs that the tests use besides Go and the kernel. With "nightly", also
+# those of the long targets.
 set -euo pipefail
 packages=(nftables iptables iproute2 containerd runc busybox-static util-linux strace gcc libc6-dev openssl procps)
+[ "${1:-}" != nightly ] || packages+=(conmon skopeo qemu-user-static rpm chromium-headless-shell zstd xz-utils binutils python3)
 missing=()
 for p in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")

@@ -40,13 +40,13 @@ step soak
 make soak ARGS='-seed 1 -for 45s'
 
 step image and manifest
-go -C scripts/image test -count=1 ./...
+go -C scripts/image test -trimpath -count=1 ./...
 
 step queries of the dashboard and the alerting rules
-go -C integration/monitoring test -count=1 ./...
+go -C integration/monitoring test -trimpath -count=1 ./...
 
 step slices, classes and claims by Kubernetes itself
-go -C integration/dra-sim test -count=1 ./...
+go -C integration/dra-sim test -trimpath -count=1 ./...
 
 step race detector
 if command -v gcc >/dev/null; then
@@ -57,12 +57,12 @@ fi
 
 if root; then
   # The other packages behave the same for every user. integration calls the plugins as root, as a runtime does.
-  step test of packages that depend on the user, and demo, as an ordinary user
+  step tests of packages that depend on the user, and demo, as an ordinary user
   packages=(attachment bandwidth bridge demo hostlocal ipam iptables kernel/... loopback portmap reconcile reference rollback sandbox sriov)
-  scripts/as-user.sh "PACKAGES='${packages[*]/#/./pkg/}' make test && make demo"
+  scripts/as-user.sh -test "${packages[@]/#/./pkg/}"
 
   step real containerd
-  (cd integration/e2e/containerd && PODLACE_BIN="$OLDPWD/bin" go test -count=1 -timeout 15m ./...)
+  (cd integration/e2e/containerd && PODLACE_BIN="$OLDPWD/bin" go test -trimpath -count=1 -timeout 15m ./...)
 
   step real kubelet
   make node
@@ -78,3 +78,4 @@ step done
 for ((i = 0; i + 1 < ${#steps[@]}; i++)); do
   printf '%6d s  %s\n' $((${steps[i + 1]%% *} - ${steps[i]%% *})) "${steps[i]#* }"
 done
+echo "$SECONDS s in all, load $(cut -d ' ' -f 1-3 /proc/loadavg)"
