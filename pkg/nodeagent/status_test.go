@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
@@ -84,23 +85,25 @@ func TestStatusFile(t *testing.T) {
 // TestAlarm checks that wait() merges simultaneous causes. wait() must wait longer if all causes may come from other programs, but not if
 // the cluster also changes.
 func TestAlarm(t *testing.T) {
-	a := newAlarm()
-	a.wake(onKernel)
-	a.wake(onKernel)
-	go func() { time.Sleep(10 * time.Millisecond); a.wake(onFiles) }()
-	began := time.Now()
-	if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, 0); len(causes) != 2 || mainCause(causes) != onKernel ||
-		time.Since(began) < coalescing {
-		t.Errorf("%v after %v", causes, time.Since(began))
-	}
-	a.wake(onKernel)
-	go func() { time.Sleep(10 * time.Millisecond); a.wake(onAPI) }()
-	if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, time.Hour); len(causes) != 2 || mainCause(causes) != onAPI {
-		t.Errorf("%v", causes)
-	}
-	if causes := a.wait(t.Context(), time.Now(), coalescing, time.Hour); len(causes) != 0 {
-		t.Errorf("%v at the deadline", causes)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		a := newAlarm()
+		a.wake(onKernel)
+		a.wake(onKernel)
+		time.AfterFunc(10*time.Millisecond, func() { a.wake(onFiles) })
+		began := time.Now()
+		if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, 0); len(causes) != 2 || mainCause(causes) != onKernel ||
+			time.Since(began) != coalescing {
+			t.Errorf("%v after %v", causes, time.Since(began))
+		}
+		a.wake(onKernel)
+		time.AfterFunc(10*time.Millisecond, func() { a.wake(onAPI) })
+		if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, time.Hour); len(causes) != 2 || mainCause(causes) != onAPI {
+			t.Errorf("%v", causes)
+		}
+		if causes := a.wait(t.Context(), time.Now(), coalescing, time.Hour); len(causes) != 0 {
+			t.Errorf("%v at the deadline", causes)
+		}
+	})
 }
 
 // TestContest checks that the agent makes the first repairs without a delay, and waits longer before each later repair. After a pause
