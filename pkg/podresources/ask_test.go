@@ -286,13 +286,18 @@ func TestTimeUp(t *testing.T) {
 	}
 }
 
-// askUntilUp calls Ask with a deadline and returns the error of Ask. askUntilUp doubles the deadline, up to maxWait, until the error
-// contains the text in the argument "says". askUntilUp tries longer deadlines because the first call may take long on a slow machine.
+// askUntilUp calls Ask with a deadline and returns its error, like untilUp.
 func askUntilUp(t *testing.T, k Kubelet, says string) error {
+	return untilUp(t, says, func(ctx context.Context) error { _, err := Ask(ctx, k, "shop", "web-0", "u"); return err })
+}
+
+// untilUp calls the given function with a deadline and returns its error. It doubles the deadline, up to maxWait, until the error contains
+// the text in the argument "says", because the first call may take long on a slow machine.
+func untilUp(t *testing.T, says string, call func(context.Context) error) error {
 	t.Helper()
 	for wait := 300 * time.Millisecond; ; wait *= 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
-		_, err := Ask(ctx, k, "shop", "web-0", "u")
+		err := call(ctx)
 		cancel()
 		if err == nil || strings.Contains(err.Error(), says) || wait > maxWait {
 			return err

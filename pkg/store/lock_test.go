@@ -76,10 +76,15 @@ func startHolder(t *testing.T, dir, which string, files ...*os.File) (release fu
 	return func() { stdin.Close(); _ = cmd.Wait() }
 }
 
-// mustWait starts a goroutine that takes the lock, and reports whether the goroutine has to wait. Then mustWait calls release() and checks
-// that the goroutine gets the lock.
-func mustWait(t *testing.T, d *Dir, which string, release func()) bool {
+// mustWait starts a goroutine that takes the lock, and reports whether it has to wait. A free lock may take long on a busy machine, so the
+// time until the goroutine counts as waiting is short only if "waits" says that it should. Then mustWait calls release() and checks that
+// the goroutine gets the lock.
+func mustWait(t *testing.T, d *Dir, which string, waits bool, release func()) bool {
 	t.Helper()
+	patience := hangTimeout
+	if waits {
+		patience = 60 * time.Millisecond
+	}
 	got := make(chan error, 1)
 	go func() {
 		lock, err := takeLock(d, which)
@@ -92,7 +97,7 @@ func mustWait(t *testing.T, d *Dir, which string, release func()) bool {
 	select {
 	case err := <-got:
 		got <- err
-	case <-time.After(60 * time.Millisecond):
+	case <-time.After(patience):
 		waited = true
 	}
 	release()
@@ -113,7 +118,7 @@ func TestLocksBetweenProcesses(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		release := startHolder(t, dir, c.held)
-		if got := mustWait(t, open(t, dir), c.wanted, release); got != c.waits {
+		if got := mustWait(t, open(t, dir), c.wanted, c.waits, release); got != c.waits {
 			t.Errorf("%s while another process holds %s: waited %t, want %t", c.wanted, c.held, got, c.waits)
 		}
 	}
@@ -127,7 +132,7 @@ func TestLocksWithinProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !mustWait(t, d, which, func() { _ = lock.Unlock() }) {
+		if !mustWait(t, d, which, true, func() { _ = lock.Unlock() }) {
 			t.Errorf("%s was given twice", which)
 		}
 	}
@@ -152,7 +157,7 @@ func TestLockInherited(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if waited := mustWait(t, d, which, release); waited == unlocked {
+			if waited := mustWait(t, d, which, !unlocked, release); waited == unlocked {
 				t.Errorf("%s, unlocked %t: waited %t", which, unlocked, waited)
 			}
 		}
