@@ -12,7 +12,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -53,8 +55,20 @@ type testLab struct {
 	unsure  *bool              // the device plugin is not sure about the pod's UID
 	claims  *bool              // the device plugin supports claims
 	refusal *allocation.Answer // error of the device plugin
+	served  *atomic.Pointer[knowledge]
 	golden  string
 	card    func() string // describes the card if it is a real one
+}
+
+// knowledge is what the device plugin answers with. Its socket is served beside the test, so it gets a copy before each call.
+type knowledge struct {
+	devices        []allocation.Device
+	unsure, claims bool
+	refusal        allocation.Answer
+}
+
+func (l testLab) publish() {
+	l.served.Store(&knowledge{slices.Clone(*l.devices), *l.unsure, *l.claims, *l.refusal})
 }
 
 // newLab returns a test lab in which the plugin runs in a chain after another plugin. When the test ends, newLab's cleanup checks that all
@@ -87,9 +101,10 @@ func newLab(t *testing.T, keys ...any) testLab {
 func unsetLab(t *testing.T, host *kernel.Node) testLab {
 	t.Helper()
 	l := testLab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), claims: new(bool),
-		refusal: &allocation.Answer{}}
+		refusal: &allocation.Answer{}, served: &atomic.Pointer[knowledge]{}}
 	l.Lab = kerneltest.Lab{T: t, Env: map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"},
 		Plugin: func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
+			l.publish()
 			return l.sriov.plugin().Run(getenv, stdin, stdout, stderr)
 		}}
 	return l
@@ -120,18 +135,20 @@ func (l *testLab) serveSocket() {
 	must(l, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	devices, unsure, claims, refusal := l.devices, l.unsure, l.claims, l.refusal
+	l.publish()
+	served := l.served
 	go func() {
 		defer close(done)
 		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
-			a := allocation.Answer{Devices: *devices, Resources: q.Resources, UID: q.UID, Claims: *claims && q.Claims}
+			know := served.Load()
+			a := allocation.Answer{Devices: know.devices, Resources: q.Resources, UID: q.UID, Claims: know.claims && q.Claims}
 			if a.Claims {
-				a.Devices, a.Others = claim.Split(*devices, q.Resources)
+				a.Devices, a.Others = claim.Split(know.devices, q.Resources)
 			}
-			if refusal.Error != "" {
-				return *refusal
+			if know.refusal.Error != "" {
+				return know.refusal
 			}
-			if *unsure {
+			if know.unsure {
 				a.UID = ""
 			}
 			return a
