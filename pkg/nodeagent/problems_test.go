@@ -25,7 +25,9 @@ func TestProblemsLogged(t *testing.T) {
 	const line = `what="own node" why="node \"n1\": InternalIP \"2001:db8::1\" is not in addressCIDRs" do="correct addressCIDRs`
 	l.await("the problem is logged", func() bool { return l.log.count(line) == 1 })
 	l.await("the status says it, too", func() bool { return l.says("own node", "not in addressCIDRs", "correct addressCIDRs") })
-	if l.status().Ready || l.log.count("level=WARN msg=\"a problem of this node\"") != 1 {
+	// A slow machine may need longer than unknownFor for the list of nodes, which is a problem until then.
+	const all, nodes = `level=WARN msg="a problem of this node" `, `level=WARN msg="a problem of this node" what=nodes`
+	if l.status().Ready || l.log.count(all)-l.log.count(nodes) != 1 {
 		t.Errorf("%+v\n%s", l.status(), l.log)
 	}
 	l.put("config/config.json", strings.Replace(l.read("config/config.json"), "198.51.100.0/24",
