@@ -22,7 +22,8 @@ func TestSchema(t *testing.T) {
 	_, printed, _ := run("schema")
 	file, err := os.ReadFile(publishedSchema)
 	if err != nil || string(file) != printed {
-		t.Fatalf("%s is not what 'podlace schema' prints: %v", publishedSchema, err)
+		t.Fatalf("conf/schema/conflist.schema.json differs from the keys and the READMEs of the plugins (%v); run: %s", err,
+			"go run ./plugins/podlace schema >conf/schema/conflist.schema.json")
 	}
 	document, err := jsonschema.UnmarshalJSON(strings.NewReader(printed))
 	if err != nil {

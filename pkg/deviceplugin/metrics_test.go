@@ -16,6 +16,6 @@ func TestMetricsListed(t *testing.T) {
 	c, registry := newCounters(), prometheus.NewRegistry()
 	registry.MustRegister(c.allocations, c.registrations, c.preferred, &stateCollector{nil, describedMetrics()})
 	if diff, err := probestest.CompareList("../../integration/monitoring/testdata/sriov-device-plugin.txt", registry); err != nil || diff != "" {
-		t.Error(diff, err)
+		t.Errorf("integration/monitoring/testdata/sriov-device-plugin.txt is not what the daemon serves (%v): remove its lines with -, add the lines with +\n%s", err, diff)
 	}
 }

@@ -17,6 +17,6 @@ func TestMetricsListed(t *testing.T) {
 	newCounters(registry)
 	newSliceMetrics(registry, &publisher{})
 	if diff, err := probestest.CompareList("../../integration/monitoring/testdata/sriov-dra.txt", registry); err != nil || diff != "" {
-		t.Error(diff, err)
+		t.Errorf("integration/monitoring/testdata/sriov-dra.txt is not what the daemon serves (%v): remove its lines with -, add the lines with +\n%s", err, diff)
 	}
 }

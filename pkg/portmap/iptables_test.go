@@ -95,7 +95,8 @@ func TestLines(t *testing.T) {
 		}
 		want, err := os.ReadFile(path)
 		if diff := cmp.Diff(string(want), got); diff != "" || err != nil {
-			t.Errorf("%s: %v\n%s", name, err, diff)
+			t.Errorf("pkg/portmap/%s differs from the rules (%v): correct them, or run: go test ./pkg/portmap -run '^TestLines$' -update\n(-file +rules)\n%s",
+				path, err, diff)
 		}
 	}
 }

@@ -81,6 +81,8 @@ func Golden(t testing.TB, table string, update bool) {
 	}
 	want, err := os.ReadFile(path)
 	if diff := cmp.Diff(string(want), got.String()); diff != "" || err != nil {
-		t.Errorf("%s: %v\n%s", table, err, diff)
+		dir, _ := os.Getwd()
+		t.Errorf("%s is not what the kernel has (%v): correct the rules, or run: go test ./pkg/%s -run '^%s$' -update\n(-file +kernel)\n%s", path, err,
+			filepath.Base(dir), t.Name(), diff)
 	}
 }
