@@ -162,7 +162,7 @@ func TestDeviceClass(t *testing.T) {
 	const class = "conf/cluster/components/dra/deviceclass.yaml"
 	head, shipped, _ := strings.Cut(readFile(t, class), "\napiVersion")
 	_, want, _ := strings.Cut(printed.String(), "\napiVersion")
-	if diff := cmp.Diff(want, shipped); diff == "" && want != "" {
+	if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(shipped, "\n")); diff == "" && want != "" {
 		return
 	} else if !*update {
 		t.Fatalf("%s: 'podlace sriov classes' prints another DeviceClass; run: %s\n(-program +file)\n%s", class, updateCommand("TestDeviceClass"), diff)

@@ -85,7 +85,7 @@ func TestDRAQuickstart(t *testing.T) {
 		return printed.String()
 	}
 	_, class, _ := strings.Cut(run("classes"), "\napiVersion")
-	if diff := cmp.Diff(yaml[0].text, "apiVersion"+class); diff != "" {
+	if diff := cmp.Diff(strings.Split(yaml[0].text, "\n"), strings.Split("apiVersion"+class, "\n")); diff != "" {
 		t.Errorf("%s: 'podlace sriov classes' prints another DeviceClass: copy the lines with + into the document\n(-document +program)\n%s",
 			d.at(yaml[0]), diff)
 	}
@@ -96,7 +96,7 @@ func TestDRAQuickstart(t *testing.T) {
 	_, output, _ := strings.Cut(d.blocksOf("text")[shown].text, "\n")
 	if printed := run("check-claim", manifest); !strings.HasPrefix(output, printed) {
 		t.Errorf("%s: check-claim prints other lines: copy the lines with + into the document\n(-document +program)\n%s",
-			d.at(d.blocksOf("text")[shown]), cmp.Diff(output, printed))
+			d.at(d.blocksOf("text")[shown]), cmp.Diff(strings.Split(output, "\n"), strings.Split(printed, "\n")))
 	}
 }
 

@@ -24,8 +24,11 @@ func TestSchema(t *testing.T) {
 		t.Fatal(status)
 	}
 	file, err := os.ReadFile(published)
-	if err != nil || string(file) != printed.String() {
-		t.Errorf("conf/schema/podlace-node.schema.json differs from the keys of the agent (%v); run: %s", err,
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(file) != printed.String() {
+		t.Errorf("conf/schema/podlace-node.schema.json differs from the keys of the agent; run: %s",
 			"go run ./plugins/podlace-node schema >conf/schema/podlace-node.schema.json")
 	}
 }
