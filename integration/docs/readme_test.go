@@ -300,8 +300,8 @@ func compareError(t *testing.T, conf, shown codeBlock) {
 	}
 	pod := newPod(t, podName)
 	kerneltest.Clean(t, pod)
-	if diff := cmp.Diff(want, mustRefuse(t, conf.text, pod)); diff != "" {
-		t.Errorf("line %d: the plugin returns another error: copy the lines with + into the document\n(-document +plugin)\n%s", shown.line, diff)
+	if got := mustRefuse(t, conf.text, pod); got != want {
+		t.Errorf("line %d: the plugin returns another error: replace the code block by\n%s", shown.line, pretty(got))
 	}
 }
 
