@@ -24,7 +24,8 @@ type documentedFlag struct {
 // their default values. TestDocumentedFlags of pkg/deviceplugin checks sriov-device-plugin.
 func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "$NODE_NAME") // a default value of podlace-node
-	for path, root := range map[string]*cobra.Command{"plugins/podlace/README.md": cli.Command(), "plugins/podlace-node/README.md": nodeagent.Command()} {
+	for _, root := range []*cobra.Command{cli.Command(), nodeagent.Command()} {
+		path := "plugins/" + root.Name() + "/README.md"
 		d, known := parse(t, path), map[string]bool{}
 		eachCommand(root, func(c *cobra.Command) {
 			known[headingOf(c)] = true

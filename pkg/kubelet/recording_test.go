@@ -118,7 +118,8 @@ func TestRecording(t *testing.T) {
 		}
 		best, admit := Merge(m.Policy, m.Machine, lists)
 		if record(best) != m.Best || admit != m.Admit {
-			t.Fatalf("pkg/kubelet merges hints unlike Kubernetes, whose recorded results stay: correct Merge: merge %d, %s of %v: %s, %v, want %s, %v", i, m.Policy, m.Lists, formatHints(best), admit, formatHints(m.Best.hint()), m.Admit)
+			t.Fatalf("pkg/kubelet merges hints unlike Kubernetes, whose recorded results stay: correct Merge: merge %d, %s of %v: %s, %v, want %s, %v",
+				i, m.Policy, m.Lists, formatHints(best), admit, formatHints(m.Best.hint()), m.Admit)
 		}
 	}
 	seen := map[string]int{}
