@@ -35,7 +35,7 @@ if [ $# -eq 0 ] && [ ! -e "$expected" ]; then
 elif [ $# -eq 0 ]; then
   results=$(sed -nE 's/^--- (PASS|FAIL|SKIP): ([A-Za-z0-9]+) .*/\1 \2/p' "$log" | sort -k2)
   if ! diff <(sort -k2 "$expected") - <<<"$results"; then
-    echo "results differ from $expected (<)"
+    echo "results differ from $expected (<): correct the cause, or write the lines with > into the file"
     [ "$status" -ne 0 ] || status=1
   fi
 fi

@@ -8,6 +8,8 @@
 #   e2e         agnhost regression-issue-74839 pause dns ginkgo e2e.test
 #   containerd  containerd containerd-shim-runc-v2 ctr
 #   flannel     flanneld flannel (its CNI plugin); needs gcc
+#
+# Minutes on 2 busy cores with empty caches: kubernetes 8, containerd 3, flannel 17, kubernetes-1.34 12; e2e after kubernetes: half a minute.
 set -euo pipefail
 die() {
   echo "programs.sh: $*" >&2

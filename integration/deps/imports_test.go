@@ -176,12 +176,13 @@ func TestArrowsPointDown(t *testing.T) {
 			continue
 		}
 		if !known {
-			t.Errorf("%s has no place in the layers of this test", pkg)
+			t.Errorf("%s is in no layer: add it to packageLayers in integration/deps/imports_test.go, above all packages that it imports", pkg)
 		}
 		for _, imported := range all[pkg] {
 			other, ok := strings.CutPrefix(imported, module)
 			if below, known := layer[other]; ok && known && below >= own {
-				t.Errorf("%s imports %s, which is not below it", pkg, other)
+				t.Errorf("%s imports %s, which is not below it: remove the import, or move %s up in packageLayers of integration/deps/imports_test.go",
+					pkg, other, pkg)
 			}
 		}
 	}
@@ -192,7 +193,7 @@ func TestOnly(t *testing.T) {
 		for _, imported := range list {
 			for what, who := range allowedImporters() {
 				if isBelow(imported, what) && !allowed(pkg, who) {
-					t.Errorf("%s imports %s; only these may: %q", pkg, imported, who)
+					t.Errorf("%s imports %s: remove the import, or add %q to the importers of %q in integration/deps/imports_test.go", pkg, imported, pkg, what)
 				}
 			}
 		}
@@ -212,14 +213,14 @@ func TestGivenPackages(t *testing.T) {
 			if isBelow(imported, "github.com/containernetworking/plugins") || isBelow(imported, "github.com/coreos/go-iptables") {
 				used[imported] = true
 				if uses[imported] != pkg {
-					t.Errorf("%s imports %s", pkg, imported)
+					t.Errorf("%s imports %s: remove the import, or add the pair to uses in TestGivenPackages with the reason", pkg, imported)
 				}
 			}
 		}
 	}
 	for what := range uses {
 		if !used[what] {
-			t.Errorf("no package imports %s any more", what)
+			t.Errorf("no package imports %s: remove it from uses in TestGivenPackages", what)
 		}
 	}
 }
@@ -240,7 +241,8 @@ func TestMainsAreSmall(t *testing.T) {
 		}
 		source, err := os.ReadFile(filepath.Join("../..", pkg, "main.go"))
 		if err != nil || len(names) != 1 || strings.Count(string(source), "\n") > 15 {
-			t.Errorf("%s: %v, %d lines, %v", pkg, names, strings.Count(string(source), "\n"), err)
+			t.Errorf("%s: %v, main.go has %d lines, %v: keep only a main.go of at most 15 lines, and move the rest to pkg/", pkg, names,
+				strings.Count(string(source), "\n"), err)
 		}
 	}
 }

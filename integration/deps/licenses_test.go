@@ -81,7 +81,7 @@ func TestLicenses(t *testing.T) {
 			if module, dir, ok := strings.Cut(line, " "); ok && !strings.HasPrefix(module+"/", "github.com/podlace/podlace/") {
 				name, why := licenseOf(dir)
 				if why != nil {
-					t.Errorf("%s needs %s: %v", folder, module, why)
+					t.Errorf("%s needs %s: %v: remove the module from %s/go.mod, or add its license to permittedLicenses", folder, module, why, folder)
 				}
 				count[name]++
 			}
@@ -111,7 +111,7 @@ func licenseOf(dir string) (name string, err error) {
 		return "", err
 	}
 	if name = licenseIn(string(text)); name == "" {
-		return "", fmt.Errorf("%s is not a known license that is compatible with Apache-2.0:\n%.200s", paths[0], text)
+		return "", fmt.Errorf("%s is not a known license that is compatible with Apache-2.0, it begins with %q", paths[0], fmt.Sprintf("%.200s", text))
 	}
 	return name, nil
 }

@@ -8,6 +8,7 @@ import (
 	"debug/gosym"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -71,7 +72,7 @@ func TestLean(t *testing.T) {
 	for _, p := range packages {
 		for _, bad := range append(forbiddenPackages(), "os/exec", "golang.org/x/net") {
 			if isBelow(p, bad) && p != "golang.org/x/net/http2/hpack" {
-				t.Errorf("%s is linked", p)
+				t.Errorf("pkg/allocation or pkg/podresources links %s: remove its import: go list -deps shows the way", p)
 			}
 		}
 	}
@@ -134,15 +135,15 @@ func TestBinaries(t *testing.T) {
 	dir := binaryFolder(t)
 	for name, budget := range sizeBudgets() {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(dir, name)
-			f, err := elf.Open(path)
+			file := filepath.Join(dir, name)
+			f, err := elf.Open(file)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer f.Close()
 			checkLinked(t, f)
-			checkPlain(t, f, path)
-			checkSize(t, f, path, budget)
+			checkPlain(t, f, file)
+			checkSize(t, f, file, budget)
 		})
 	}
 }
@@ -167,7 +168,8 @@ func checkLinked(t *testing.T, f *elf.File) {
 	for _, p := range packages {
 		for _, bad := range forbiddenPackages() {
 			if isBelow(p, bad) {
-				t.Errorf("%s is linked", p)
+				t.Errorf("%s is linked, which forbiddenPackages forbids: %s shows the imports to remove", p,
+					"go list -f '{{.ImportPath}}: {{.Imports}}' -deps ./"+path.Join("plugins", path.Base(t.Name())))
 			}
 		}
 	}
@@ -177,14 +179,14 @@ func checkLinked(t *testing.T, f *elf.File) {
 func checkPlain(t *testing.T, f *elf.File, path string) {
 	t.Helper()
 	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-		t.Error("it is linked dynamically")
+		t.Error("the binary needs shared libraries; run: make build, which sets CGO_ENABLED=0")
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if bytes.Contains(data, []byte("injected fault")) {
-		t.Error("the binary was built with fault injection")
+		t.Error("the binary injects faults; run: make build, which sets no build tag")
 	}
 }
 
@@ -196,6 +198,7 @@ func checkSize(t *testing.T, f *elf.File, path string, budget int64) {
 	}
 	t.Logf("%d bytes, budget %d", info.Size(), budget)
 	if runtime.GOARCH == "amd64" && f.Section(".symtab") == nil && info.Size() > budget {
-		t.Errorf("%d bytes, %d over the budget: look for newly linked packages", info.Size(), info.Size()-budget)
+		t.Errorf("%s has %d bytes, %d over the budget: remove newly linked packages, or set its budget in integration/deps/linked_test.go to %d and "+
+			"give the reason in docs/DECISIONS.md", filepath.Base(path), info.Size(), info.Size()-budget, info.Size()*11/10)
 	}
 }

@@ -42,12 +42,13 @@ func TestListings(t *testing.T) {
 		in, blocks := namedListings(t, name)
 		switch {
 		case len(blocks) != 1:
-			t.Errorf("the documents have %d listings called %s, want 1", len(blocks), name)
+			t.Errorf("the documents have %d listings called %s, want 1: open one code block with \"```text %s\" and run: %s", len(blocks), name,
+				name, updateCommand("TestListings"))
 		case *update:
 			rewrite(t, in, blocks[0], text)
 		case normalisedListing(name, blocks[0].text) != normalisedListing(name, text):
-			t.Errorf("%s: go test ./integration/docs -update rewrites this listing (-document +program):\n%s",
-				in.at(blocks[0]), cmp.Diff(blocks[0].text, text))
+			t.Errorf("%s: the programs print something else than the listing %s; run: %s\n(-document +program)\n%s", in.at(blocks[0]), name,
+				updateCommand("TestListings"), cmp.Diff(blocks[0].text, text))
 		}
 	}
 }
@@ -218,12 +219,12 @@ func TestCodesAreListed(t *testing.T) {
 	}
 	for name, value := range allCodes(t) {
 		if !listed[value] {
-			t.Errorf("%s lacks code %s (%s)", architecture, value, name)
+			t.Errorf("%s lacks code %s (%s): add the row \"| %s | MEANING |\" below \"## Error codes\"", architecture, value, name, value)
 		}
 		delete(listed, value)
 	}
 	for value := range listed {
-		t.Errorf("%s: no such code: %s", architecture, value)
+		t.Errorf("%s: pkg/plugin has no code %s: remove its row below \"## Error codes\"", architecture, value)
 	}
 }
 
@@ -241,12 +242,14 @@ func TestPicture(t *testing.T) {
 	for name, imported := range importsOf(t) {
 		at, ok := level[pictureName(name)]
 		if !ok {
-			t.Errorf("%s: the picture lacks %s", architecture, name)
+			t.Errorf("%s: the picture of the packages lacks %s: write %s into the code block \"```text packages\", above the packages that it imports",
+				architecture, name, pictureName(name))
 			continue
 		}
 		for _, i := range imported {
 			if below, ok := level[pictureName(i)]; ok && below <= at {
-				t.Errorf("%s imports %s, which the picture shows no lower", name, i)
+				t.Errorf("%s imports %s, which the picture shows no lower: remove the import, or move %s up in \"```text packages\" of %s", name, i,
+					pictureName(name), architecture)
 			}
 		}
 	}
@@ -298,11 +301,11 @@ func TestWhere(t *testing.T) {
 	}
 	for _, row := range rows {
 		if len(row) != 3 || len(backquoted(row[1])) == 0 || len(backquoted(row[2])) == 0 {
-			t.Fatalf("%s: row %q: want task, package or file, and test", architecture, row)
+			t.Fatalf("%s: the row %q lacks a cell: write \"| TASK | `FILE` | `TEST FILE` |\" below \"## Where do I change X\"", architecture, row)
 		}
 		for _, path := range append(backquoted(row[1]), backquoted(row[2])...) {
 			if _, err := os.Stat(filepath.Join(treeRoot, path)); err != nil && strings.Contains(path, "/") {
-				t.Errorf("%s: %s: %v", architecture, row[0], err)
+				t.Errorf("%s: %s does not exist: correct the path in the row %q of \"## Where do I change X\"", architecture, path, row[0])
 			}
 		}
 	}
@@ -315,10 +318,10 @@ func TestDecisions(t *testing.T) {
 		record, _, _ = strings.Cut(record, "\n## ")
 		lines := strings.Split(strings.TrimSpace(record), "\n")
 		if !strings.HasPrefix(lines[0], fmt.Sprintf("%d. ", n+1)) {
-			t.Errorf("%s: %q: want number %d", decisions, lines[0], n+1)
+			t.Errorf("%s: %q has the wrong number: begin its heading with \"### %d.\"", decisions, lines[0], n+1)
 		}
-		if len(lines) > 12 {
-			t.Errorf("%s: %q has %d lines, want at most 12", decisions, lines[0], len(lines))
+		if extra := len(lines) - 12; extra > 0 {
+			t.Errorf("%s: %q has %d lines: shorten it by %d, to the limit of 12", decisions, lines[0], len(lines), extra)
 		}
 		parts := regexp.MustCompile(`(?m)^- \*\*(.+):\*\* `).FindAllStringSubmatch(record, -1)
 		got := make([]string, len(parts))
@@ -326,7 +329,8 @@ func TestDecisions(t *testing.T) {
 			got[i] = part[1]
 		}
 		if diff := cmp.Diff([]string{"Context", "Decision", "Consequences", "Rejected"}, got); diff != "" {
-			t.Errorf("%s: %q: parts (-want +got):\n%s", decisions, lines[0], diff)
+			t.Errorf("%s: %q needs exactly the parts Context, Decision, Consequences, Rejected: begin each with \"- **PART:** \"\n(-want +got)\n%s",
+				decisions, lines[0], diff)
 		}
 	}
 }

@@ -42,11 +42,12 @@ func TestEvents(t *testing.T) {
 		}
 		for _, name := range names {
 			if !strings.Contains(tests.String(), "\nfunc "+name[1]+"(t *testing.T)") {
-				t.Errorf("%s: there is no %s", strings.TrimSpace(cells[1]), name[1])
+				t.Errorf("docs/CLUSTER.md: \"What happens when\": %s: no package of the table has %s: write the name of the test that shows this event",
+					strings.TrimSpace(cells[1]), name[1])
 			}
 		}
 	}
 	if rows < 20 || without > 5 {
-		t.Errorf("%d of %d rows have no test", without, rows)
+		t.Errorf("docs/CLUSTER.md: \"What happens when\": %d of %d rows have no test, 5 may: write `TestName` into their third cell", without, rows)
 	}
 }

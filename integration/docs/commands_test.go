@@ -51,7 +51,7 @@ func checkTargets(t *testing.T, text string, targets []string) {
 		}
 		for _, w := range words[1:] {
 			if !slices.Contains(targets, w) {
-				t.Errorf("%q: the Makefile has no target %s", strings.TrimSpace(line), w)
+				t.Errorf("%q: the Makefile has no target %s: correct the command, or add the target", strings.TrimSpace(line), w)
 			}
 		}
 	}

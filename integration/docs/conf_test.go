@@ -33,7 +33,8 @@ func conflists(t testing.TB) []string {
 		case ".conflist":
 			names = append(names, name)
 		default:
-			t.Errorf("conf/%s: no test knows what this is", name)
+			t.Errorf("conf/%s: no test checks files with this suffix: add the suffix, and the test that checks it, to conflists in %s", name,
+				"integration/docs/conf_test.go")
 		}
 	}
 	return names
@@ -48,7 +49,7 @@ func TestConflists(t *testing.T) {
 			t.Error(err)
 		}
 		if string(data) != readFile(t, "conf/"+name) {
-			t.Errorf("%s: the embedded copy differs", name)
+			t.Errorf("conf/%s was changed after this test was built: run the test again", name)
 		}
 		for _, version := range []string{"1.1.0", "1.0.0"} {
 			ran := t.Run(name+"/"+version, func(t *testing.T) {
@@ -140,11 +141,11 @@ func TestConflistsAreDescribed(t *testing.T) {
 	for _, name := range slices.Concat(conflists(t), units(t, "*.service"), units(t, "*.timer"), units(t, "*.json"), units(t, "*.yaml"),
 		units(t, "*.conf")) {
 		if !listed[name] {
-			t.Errorf("conf/README.md does not describe %s", name)
+			t.Errorf("conf/README.md does not describe conf/%s: add the row \"| `%s` | USE |\" to its first table", name, name)
 		}
 		delete(listed, name)
 	}
 	for name := range listed {
-		t.Errorf("conf/README.md describes %s, which does not exist", name)
+		t.Errorf("conf/README.md describes conf/%s, which does not exist: remove its row", name)
 	}
 }

@@ -41,20 +41,20 @@ func TestConformance(t *testing.T) {
 	listed := map[string]string{}
 	for _, row := range itemRow.FindAllStringSubmatch(text, -1) {
 		if _, twice := listed[row[1]]; twice || len(row[2]) < 10 {
-			t.Errorf("%s: %s has two rows, or no rule", conformance, row[1])
+			t.Errorf("%s: %s has two rows, or no rule: keep one row, and write what %s demands into its column Rule", conformance, row[1], row[1])
 		}
 		listed[row[1]] = row[3]
 		if len(found[row[1]]) == 0 {
-			t.Errorf("%s: no test has %s in its name", conformance, row[1])
+			t.Errorf("%s: no test names %s: begin the title of its test with \"%s \", or remove the row", conformance, row[1], row[1])
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		if want := strings.Join(found[id], "<br>"); listed[id] != want {
-			t.Errorf("%s: the row of %s names %q, want %q; -update writes it", conformance, id, listed[id], want)
+			t.Errorf("%s: the row of %s names the tests %q, not %q; run: %s", conformance, id, listed[id], want, updateCommand("TestConformance"))
 		}
 	}
 	if len(listed) == 0 {
-		t.Errorf("%s lists nothing", conformance)
+		t.Errorf("%s has no row \"| C-00 | RULE | TESTS |\": restore its table", conformance)
 	}
 }
 

@@ -74,26 +74,29 @@ func TestRights(t *testing.T) {
 		"resource.k8s.io/resourceclaims/driver": "associated-node:patch" + claim.Driver,
 		"resource.k8s.io/resourceslices":        "get list watch create update delete"}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
+		t.Errorf("%s: the ClusterRole grants other rights than TestRights wants: change the rules, or want in %s\n(-want +manifest)\n%s", draManifest,
+			"integration/docs/dra_manifest_test.go", diff)
 	}
 	subject := rbac.Subject{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}
 	if binding.RoleRef.Name != role.Name || !slices.Equal(binding.Subjects, []rbac.Subject{subject}) {
-		t.Errorf("%+v", binding)
+		t.Errorf("%s: the ClusterRoleBinding must bind %s to exactly the ServiceAccount %s: %+v", draManifest, role.Name, account.Name, binding)
 	}
 	if spec := set.Spec.Template.Spec; spec.ServiceAccountName != account.Name || set.Namespace != account.Namespace {
-		t.Errorf("the DaemonSet runs as %s/%s", set.Namespace, spec.ServiceAccountName)
+		t.Errorf("%s: the DaemonSet runs as %s/%s: write serviceAccountName: %s and namespace: %s", draManifest, set.Namespace,
+			spec.ServiceAccountName, account.Name, account.Namespace)
 	}
 	policies := kubeObjects[*admission.ValidatingAdmissionPolicy](t, draManifest)
 	bindings := kubeObjects[*admission.ValidatingAdmissionPolicyBinding](t, draManifest)
 	if len(policies) != 2 || len(bindings) != 2 {
-		t.Fatalf("%d policies, %d bindings", len(policies), len(bindings))
+		t.Fatalf("%s: %d policies, %d bindings: write two of each", draManifest, len(policies), len(bindings))
 	}
 	user := "system:serviceaccount:" + account.Namespace + ":" + account.Name
 	for i, policy := range policies {
 		bound := bindings[i]
 		if len(policy.Spec.MatchConditions) != 1 || !strings.Contains(policy.Spec.MatchConditions[0].Expression, `"`+user+`"`) ||
 			bound.Spec.PolicyName != policy.Name || !slices.Equal(bound.Spec.ValidationActions, []admission.ValidationAction{admission.Deny}) {
-			t.Errorf("%+v, %+v", policy.Spec, bound.Spec)
+			t.Errorf("%s: the policy %s must match only the user %s, and its binding must Deny: %+v, %+v", draManifest, policy.Name, user, policy.Spec,
+				bound.Spec)
 		}
 	}
 }
@@ -103,16 +106,16 @@ func TestRights(t *testing.T) {
 func TestDRAManifest(t *testing.T) {
 	set := kubeObject[*apps.DaemonSet](t, draManifest)
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxSurge.IntValue() != 1 || u.MaxUnavailable.IntValue() != 0 {
-		t.Errorf("%+v", set.Spec.UpdateStrategy)
+		t.Errorf("%s: write updateStrategy with maxSurge: 1 and maxUnavailable: 0, not %+v", draManifest, set.Spec.UpdateStrategy)
 	}
 	spec := set.Spec.Template.Spec
 	c := spec.Containers[0]
 	var said bytes.Buffer
 	if status := deviceplugin.Main(append(slices.Clone(c.Args), "--help"), &said); status != 0 {
-		t.Errorf("status %d: %s", status, &said)
+		t.Errorf("%s: the daemon refuses the args %q: correct them, or add the flag: %s", draManifest, c.Args, &said)
 	}
 	if caps := c.SecurityContext.Capabilities; fmt.Sprint(caps.Drop, caps.Add) != "[ALL] [NET_ADMIN]" || c.SecurityContext.Privileged != nil {
-		t.Errorf("%+v", c.SecurityContext)
+		t.Errorf("%s: write capabilities: {drop: [ALL], add: [NET_ADMIN]}, without privileged, not %+v", draManifest, c.SecurityContext)
 	}
 	mounts := map[string]core.VolumeMount{}
 	for _, m := range c.VolumeMounts {
@@ -121,27 +124,27 @@ func TestDRAManifest(t *testing.T) {
 	for _, v := range spec.Volumes {
 		m, ok := mounts[v.Name]
 		if delete(mounts, v.Name); !ok {
-			t.Errorf("volume %s is not mounted", v.Name)
+			t.Errorf("%s: the volume %s is not mounted: add it to volumeMounts, or remove it", draManifest, v.Name)
 		}
 		if v.HostPath == nil {
 			continue
 		}
 		kind := map[bool]core.HostPathType{true: core.HostPathDirectory, false: core.HostPathDirectoryOrCreate}[m.ReadOnly && v.Name != "netns"]
 		if m.MountPath != v.HostPath.Path || *v.HostPath.Type != kind {
-			t.Errorf("volume %s: %+v at %+v", v.Name, v.HostPath, m)
+			t.Errorf("%s: volume %s: write type: %s, and the same path as mountPath: %+v at %+v", draManifest, v.Name, kind, v.HostPath, m)
 		}
 	}
 	if len(mounts) > 0 {
-		t.Errorf("no volumes for %v", slices.Sorted(maps.Keys(mounts)))
+		t.Errorf("%s: volumeMounts name no volume: %v: add it to volumes, or remove it", draManifest, slices.Sorted(maps.Keys(mounts)))
 	}
 	patched := privilegedPod(t, set)
 	if len(patched.Volumes) != len(spec.Volumes) || patched.Containers[0].SecurityContext.Capabilities != nil {
-		t.Errorf("with the privileged patch: %+v", patched)
+		t.Errorf("conf/sriov-device-plugin-privileged.yaml must remove capabilities and keep all volumes: %+v", patched)
 	}
 	text := kubeObject[*core.ConfigMap](t, draManifest).Data["config.json"]
 	config, err := pool.Parse(pool.Source{File: draManifest, Prefix: "intel.com"}, []byte(text))
 	if err != nil || len(config.Resources) == 0 || config.Resources[0].API != pool.DRA || len(config.Notes) > 0 {
-		t.Errorf("%v, %+v", err, config)
+		t.Errorf("%s: config.json must be valid, with \"api\": \"dra\": %v, %+v", draManifest, err, config)
 	}
 }
 
@@ -156,10 +159,16 @@ func TestDeviceClass(t *testing.T) {
 	if status := cli.Run([]string{"sriov", "classes", "--config-file", file}, &printed, &said); status != 0 {
 		t.Fatal(said.String())
 	}
-	_, shipped, _ := strings.Cut(readFile(t, "conf/cluster/components/dra/deviceclass.yaml"), "\napiVersion")
+	const class = "conf/cluster/components/dra/deviceclass.yaml"
+	head, shipped, _ := strings.Cut(readFile(t, class), "\napiVersion")
 	_, want, _ := strings.Cut(printed.String(), "\napiVersion")
-	if diff := cmp.Diff(want, shipped); diff != "" || want == "" {
-		t.Error(diff)
+	if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(shipped, "\n")); diff == "" && want != "" {
+		return
+	} else if !*update {
+		t.Fatalf("%s: 'podlace sriov classes' prints another DeviceClass; run: %s\n(-program +file)\n%s", class, updateCommand("TestDeviceClass"), diff)
+	}
+	if err := os.WriteFile(filepath.Join(treeRoot, class), []byte(head+"\napiVersion"+want), 0o644); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -39,16 +39,16 @@ func TestDRAEvents(t *testing.T) {
 	}
 	rows := parse(t, draDocument).rowsUnder("What happens when")
 	if len(rows) < 30 {
-		t.Errorf("%d rows", len(rows))
+		t.Errorf("%s: \"What happens when\" has %d rows, at least 30 are wanted: restore the missing rows", draDocument, len(rows))
 	}
 	for _, row := range rows {
 		names := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(row[len(row)-1], -1)
 		if len(row) != 3 || len(names) == 0 {
-			t.Errorf("%q: want event, result and tests", row)
+			t.Errorf("%s: the row %q lacks a cell or a test: write \"| EVENT | RESULT | `TestName` |\"", draDocument, row)
 		}
 		for _, name := range names {
 			if !strings.Contains(tests.String(), "\nfunc "+name[1]+"(t *testing.T)") {
-				t.Errorf("%s: there is no %s", row[0], name[1])
+				t.Errorf("%s: %q: no package of the table has %s: write the name of the test that shows this event", draDocument, row[0], name[1])
 			}
 		}
 	}
@@ -56,10 +56,11 @@ func TestDRAEvents(t *testing.T) {
 
 // TestDRAConfiguration checks that the configuration in the quickstart of docs/DRA.md is valid and offers VFs by DRA.
 func TestDRAConfiguration(t *testing.T) {
-	for _, b := range parse(t, draDocument).blocksOf("json") {
+	d := parse(t, draDocument)
+	for _, b := range d.blocksOf("json") {
 		c, err := pool.Parse(pool.Source{File: draDocument, Prefix: "intel.com"}, []byte(b.text))
 		if err != nil || len(c.Notes) > 0 || len(c.Resources) != 1 || c.Resources[0].API != pool.DRA {
-			t.Errorf("%v, %+v", err, c)
+			t.Errorf("%s: the configuration must be valid, with one resource and \"api\": \"dra\": correct the code block: %v, %+v", d.at(b), err, c)
 		}
 	}
 }
@@ -84,16 +85,18 @@ func TestDRAQuickstart(t *testing.T) {
 		return printed.String()
 	}
 	_, class, _ := strings.Cut(run("classes"), "\napiVersion")
-	if diff := cmp.Diff(yaml[0].text, "apiVersion"+class); diff != "" {
-		t.Error(diff)
+	if diff := cmp.Diff(strings.Split(yaml[0].text, "\n"), strings.Split("apiVersion"+class, "\n")); diff != "" {
+		t.Errorf("%s: 'podlace sriov classes' prints another DeviceClass: copy the lines with + into the document\n(-document +program)\n%s",
+			d.at(yaml[0]), diff)
 	}
 	shown := slices.IndexFunc(d.blocksOf("text"), func(b codeBlock) bool { return strings.Contains(b.text, "check-claim") })
 	if shown < 0 {
-		t.Fatal("no check-claim")
+		t.Fatalf("%s shows no output of check-claim: restore the code block ```text", draDocument)
 	}
 	_, output, _ := strings.Cut(d.blocksOf("text")[shown].text, "\n")
 	if printed := run("check-claim", manifest); !strings.HasPrefix(output, printed) {
-		t.Errorf("check-claim prints %s, the document shows %s", printed, output)
+		t.Errorf("%s: check-claim prints other lines: copy the lines with + into the document\n(-document +program)\n%s",
+			d.at(d.blocksOf("text")[shown]), cmp.Diff(strings.Split(output, "\n"), strings.Split(printed, "\n")))
 	}
 }
 
@@ -119,18 +122,19 @@ func TestDRASettings(t *testing.T) {
 				}
 				for _, key := range backquoted(row[1]) {
 					if !conflistKeys[key] {
-						t.Errorf("%s: the conflist has no key %s", file, key)
+						t.Errorf("%s: \"%s\": plugins/sriov/README.md has no key %s: correct the second cell of %s", file, heading, key, row[0])
 					}
 				}
 				if len(backquoted(row[1])) == 0 && slices.ContainsFunc(named, func(key string) bool { return !conflistKeys[key] && key != "ips" }) &&
 					slices.Contains(vfconfig.Keys(), named[0]) {
-					t.Errorf("%s: the row of %s lacks the key of the conflist", file, row[0])
+					t.Errorf("%s: \"%s\": write the conflist's key into the second cell of %s", file, heading, row[0])
 				}
 			}
 		}
 		slices.Sort(keys)
 		if diff := cmp.Diff(slices.Sorted(slices.Values(vfconfig.Keys())), keys); diff != "" {
-			t.Errorf("%s: %s", file, diff)
+			t.Errorf("%s: the table below \"%s\" needs one row for each key of pkg/vfconfig: add or remove \"| `KEY` | `KEY OF THE CONFLIST` | MEANING |\"\n%s",
+				file, heading, "(-vfconfig +document)\n"+diff)
 		}
 	}
 }

@@ -12,10 +12,12 @@ import (
 	"testing"
 )
 
+const features = "docs/FEATURES.md"
+
 // TestFeatures checks that the tables in docs/FEATURES.md contain each of the row numbers 1 to 41 exactly once. The document must also
 // contain the correct number of rows for each state. Make targets, tests and commands of podlace in the table must exist.
 func TestFeatures(t *testing.T) {
-	d := parse(t, "docs/FEATURES.md")
+	d := parse(t, features)
 	targets, commands := makeTargets(t), podlaceCommands(t)
 	counts, seen := map[string]int{}, map[string]bool{}
 	for _, table := range d.tables {
@@ -24,7 +26,7 @@ func TestFeatures(t *testing.T) {
 		}
 		for _, row := range table.rows {
 			if seen[row[0]] || !slices.Contains([]string{"done", "partly", "not"}, row[2]) {
-				t.Errorf("row %s is there twice, or has the state %q", row[0], row[2])
+				t.Errorf("%s: row %s is there twice, or has the state %q: remove the second row, or write done, partly or not", features, row[0], row[2])
 			}
 			seen[row[0]] = true
 			counts[row[2]]++
@@ -35,7 +37,7 @@ func TestFeatures(t *testing.T) {
 	}
 	for n := range 41 {
 		if !seen[fmt.Sprint(n+1)] {
-			t.Errorf("row %d is missing", n+1)
+			t.Errorf("%s lacks row %d: restore \"| %d | FEATURE | STATE | EVIDENCE | RUN |\"", features, n+1, n+1)
 		}
 	}
 	for _, table := range d.tables {
@@ -44,7 +46,7 @@ func TestFeatures(t *testing.T) {
 		}
 		for _, row := range table.rows {
 			if row[1] != fmt.Sprint(counts[row[0]]) {
-				t.Errorf("%s rows are %s, counted %d", row[1], row[0], counts[row[0]])
+				t.Errorf("%s: the first table counts %s rows with the state %s: write %d", features, row[1], row[0], counts[row[0]])
 			}
 		}
 	}
@@ -58,9 +60,9 @@ func checkEvidence(t *testing.T, row, command string, targets, commands []string
 	switch {
 	case len(words) < 2:
 	case words[0] == "make" && !slices.Contains(targets, words[1]):
-		t.Errorf("row %s: the Makefile has no target %s", row, words[1])
+		t.Errorf("%s: row %s: the Makefile has no target %s: name the command that shows this feature", features, row, words[1])
 	case words[0] == "podlace" && !slices.Contains(commands, words[1]):
-		t.Errorf("row %s: podlace has no command %s", row, words[1])
+		t.Errorf("%s: row %s: podlace has no command %s: name the command that shows this feature", features, row, words[1])
 	case strings.HasPrefix(command, "go test "):
 		var source strings.Builder
 		for _, w := range words[2:] {
@@ -72,7 +74,7 @@ func checkEvidence(t *testing.T, row, command string, targets, commands []string
 		}
 		for _, name := range regexp.MustCompile(`Test\w+`).FindAllString(command, -1) {
 			if !strings.Contains(source.String(), "\nfunc "+name+"(") {
-				t.Errorf("row %s: %s: there is no %s", row, command, name)
+				t.Errorf("%s: row %s: %s: there is no %s: name the test that shows this feature", features, row, command, name)
 			}
 		}
 	}

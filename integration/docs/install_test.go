@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -144,7 +143,7 @@ func TestInstallCopiesTheBuild(t *testing.T) {
 		c.write(t, "conf/10-podlace.conflist", "{ }")
 		c.mustInstall(t)
 		if diff := cmp.Diff(allInstalled(t), c.installedFiles(t)); diff != "" {
-			t.Errorf("installed (-want +got):\n%s", diff)
+			t.Errorf("make install installs other files than CNI_PLUGINS and TOOLS of the Makefile name (-want +installed):\n%s", diff)
 		}
 	}
 	for _, path := range slices.DeleteFunc(c.installedFiles(t), func(path string) bool { return path == receiptPath }) {
@@ -295,7 +294,7 @@ func (c installTree) removeAsDocumented(t *testing.T) {
 	d := parse(t, "docs/INSTALL.md")
 	i := slices.IndexFunc(d.blocksOf("sh"), func(b codeBlock) bool { return b.heading == "Removing an installation without a receipt" })
 	if i < 0 {
-		t.Fatal("docs/INSTALL.md has no commands for an installation without a receipt")
+		t.Fatal("docs/INSTALL.md: restore the code block ```sh below \"Removing an installation without a receipt\"")
 	}
 	script := regexp.MustCompile(`(^|\s)(/opt/|/usr/local/)`).ReplaceAllString(strings.ReplaceAll(d.blocksOf("sh")[i].text, "sudo ", ""),
 		"${1}"+c.into+"${2}")
@@ -312,12 +311,13 @@ func TestReadmeCountsTheBinaries(t *testing.T) {
 	plugins, tools := len(makeVariable(t, "CNI_PLUGINS")), len(makeVariable(t, "TOOLS"))
 	for _, want := range []string{words[plugins] + " plugins into\n`/opt/cni/bin`", words[tools] + " tools into `/usr/local/bin`"} {
 		if text := strings.ReplaceAll(readFile(t, "README.md"), "\n", " "); !strings.Contains(text, strings.ReplaceAll(want, "\n", " ")) {
-			t.Errorf("README.md lacks %q (%s and %s)", want, strconv.Itoa(plugins), strconv.Itoa(tools))
+			t.Errorf("README.md lacks %q, because CNI_PLUGINS and TOOLS of the Makefile have %d and %d names: write it below \"## Install on a node\"",
+				want, plugins, tools)
 		}
 	}
 	for _, name := range makeVariable(t, "TOOLS") {
 		if !strings.Contains(readFile(t, "README.md"), "`"+name+"`") {
-			t.Errorf("README.md does not name %s", name)
+			t.Errorf("README.md does not name %s, a tool of the Makefile: write `%s` below \"## Install on a node\"", name, name)
 		}
 	}
 }

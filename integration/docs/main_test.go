@@ -14,13 +14,18 @@ import (
 // treeRoot is the top folder of the source tree.
 const treeRoot = "../.."
 
-var update = flag.Bool("update", false, "rewrite the listings in docs/ and the table in docs/CONFORMANCE.md")
+var update = flag.Bool("update", false, "rewrite the listings in docs/, the table in docs/CONFORMANCE.md, and the DeviceClass of the component dra")
 
 func TestMain(m *testing.M) {
 	// The PATH of an ordinary user does not contain the folders of nft and iptables.
 	os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
 	harness.Main(m, harness.Programs(append(harness.AllPlugins(), "sriov", "podlace", "podlace-node", "sriov-device-plugin")...),
 		harness.Faulty(append(harness.AllPlugins(), "podlace")...), harness.Reference)
+}
+
+// updateCommand returns the command with which a test rewrites the parts of the documents that it compares.
+func updateCommand(test string) string {
+	return "go test ./integration/docs -run '^" + test + "$' -update"
 }
 
 // readFile returns a file of the source tree.

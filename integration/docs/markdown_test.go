@@ -164,7 +164,7 @@ func TestLinks(t *testing.T) {
 				continue
 			}
 			if _, err := os.Stat(filepath.Join(treeRoot, filepath.Dir(d.path), target)); err != nil {
-				t.Errorf("%s: link to %s: %v", d.path, target, err)
+				t.Errorf("%s: the link to %s leads to no file: correct or remove it", d.path, target)
 			}
 		}
 	}

@@ -68,7 +68,7 @@ func TestWhatStays(t *testing.T) {
 	d := parse(t, migrating)
 	rows := d.rowsUnder("Changing over a node")
 	if len(rows) == 0 {
-		t.Fatal("no table")
+		t.Fatalf("%s: restore the table below \"Changing over a node\"", migrating)
 	}
 	for i, row := range rows {
 		backends, adder, deleter, stays := backquoted(row[0])[0], row[1], row[2], row[3]
@@ -94,7 +94,8 @@ func TestWhatStays(t *testing.T) {
 				want = nil
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s differs (-document +found):\n%s", migrating, diff)
+				t.Errorf("%s: other state remains than the row names: write %q into its fourth cell, or let DEL remove it\n(-document +found)\n%s", migrating,
+					strings.Join(got, ", "), diff)
 			}
 		})
 	}
@@ -107,7 +108,7 @@ func TestWhatStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := regexp.MustCompile(`(?m)^.*(CNI-|cni_|podlace_|/run/podlace/|/\.podlace).*$`).FindAllString(now.String(), -1); len(left) > 0 {
-		t.Errorf("after the commands of %s, this remains:\n%s", migrating, strings.Join(left, "\n"))
+		t.Errorf("%s: its code blocks ```sh leave state behind: add the command that removes it:\n%s", migrating, strings.Join(left, "\n"))
 	}
 }
 

@@ -40,7 +40,7 @@ func TestPools(t *testing.T) {
 	for where, text := range texts {
 		c, err := pool.Parse(pool.Source{File: where, Prefix: "intel.com"}, []byte(text))
 		if err != nil || len(c.Resources) == 0 || len(c.Notes) > 0 {
-			t.Errorf("%s: %v, %v", where, err, c)
+			t.Errorf("%s: the device plugin would refuse this configuration, or a part of it: correct it: %v, %v", where, err, c)
 		}
 	}
 }
@@ -54,19 +54,20 @@ func TestManifest(t *testing.T) {
 	}
 	var said bytes.Buffer
 	if status := deviceplugin.Main(append(strings.Split(args[1], ", "), "--help"), &said); status != 0 {
-		t.Errorf("status %d: %s", status, &said)
+		t.Errorf("%s: the daemon refuses the args %s: correct them, or add the flag: %s", manifest, args[1], &said)
 	}
 	mounted := regexp.MustCompile(`hostPath: \{path: (\S+), type: (\w+)\}`).FindAllStringSubmatch(text, -1)
 	for _, m := range mounted {
 		if m[2] != "DirectoryOrCreate" || !strings.Contains(text, fmt.Sprintf("mountPath: %s}", m[1])) &&
 			!strings.Contains(text, fmt.Sprintf("mountPath: %s,", m[1])) {
-			t.Errorf("%s is a %s, or is mounted at another path", m[1], m[2])
+			t.Errorf("%s: %s is a %s, or is mounted at another path: write type: DirectoryOrCreate, and the same path as mountPath", manifest, m[1], m[2])
 		}
 	}
 	if len(mounted) != strings.Count(text, "hostPath:") || len(mounted) < 5 {
-		t.Errorf("%d folders of the node are mounted", len(mounted))
+		t.Errorf("%s: %d hostPaths have the form \"hostPath: {path: PATH, type: TYPE}\": write all of them, at least 5, in this form", manifest,
+			len(mounted))
 	}
 	if !strings.Contains(text, "capabilities: {drop: [ALL]}") || strings.Contains(text, "privileged: true") || strings.Contains(text, "add:") {
-		t.Error("it asks for privileges")
+		t.Errorf("%s asks for privileges: write \"capabilities: {drop: [ALL]}\", without add and without privileged: true", manifest)
 	}
 }

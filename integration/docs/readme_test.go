@@ -52,10 +52,10 @@ func TestStructure(t *testing.T) {
 		want := []string{plugin, "Behaviour", keysHeading, capabilitiesHeading, "Result", errorsHeading,
 			"Differences to the reference plugin", exampleHeading}
 		if diff := cmp.Diff(want, d.headings); diff != "" {
-			t.Errorf("%s: headings (-want +got):\n%s", d.path, diff)
+			t.Errorf("%s needs exactly these headings of the levels # and ##, in this order: %q\n(-want +got)\n%s", d.path, want, diff)
 		}
 		if !slices.ContainsFunc(d.blocksOf("json"), func(b codeBlock) bool { return b.heading == exampleHeading && kindOf(t, b) == config }) {
-			t.Errorf("%s: no configuration below %q", d.path, exampleHeading)
+			t.Errorf("%s has no configuration below \"## %s\": add one in a code block that begins with ```json", d.path, exampleHeading)
 		}
 	}
 }
@@ -67,7 +67,7 @@ func TestKeysAreDocumented(t *testing.T) {
 		listed := map[string]bool{}
 		for _, row := range d.rowsUnder(keysHeading) {
 			if len(row) != 3 || slices.Contains(row, "") {
-				t.Errorf("%s: row %q: want key, default and meaning", d.path, row)
+				t.Errorf("%s: a cell of the row %q is missing: write \"| `KEY` | DEFAULT | MEANING |\"", d.path, row)
 			}
 			for _, key := range backquoted(row[0]) {
 				listed[key] = true
@@ -76,12 +76,12 @@ func TestKeysAreDocumented(t *testing.T) {
 		keys := parseSource(t, packageOf(plugin)).keyPaths()
 		for key, kind := range keys {
 			if kind != object && !listed[key] {
-				t.Errorf("%s: the table below %q lacks the key %s", d.path, keysHeading, key)
+				t.Errorf("%s lacks the key %s: add the row \"| `%s` | DEFAULT | MEANING |\" below \"## %s\"", d.path, key, key, keysHeading)
 			}
 		}
 		for key := range listed {
 			if parent := key[:max(0, strings.LastIndex(key, "."))]; keys[key] == 0 && keys[parent] != opaque {
-				t.Errorf("%s: the plugin has no key %s", d.path, key)
+				t.Errorf("%s: %s decodes no key %s: remove its row below \"## %s\"", d.path, packageOf(plugin), key, keysHeading)
 			}
 		}
 	}
@@ -114,16 +114,18 @@ func TestRefusals(t *testing.T) {
 	for key, value := range refusedValues() {
 		plugin, name, _ := strings.Cut(key, "/")
 		if !told[key] {
-			t.Errorf("plugins/%s/README.md does not say that the plugin refuses %s with code 2", plugin, name)
+			t.Errorf("plugins/%s/README.md does not say that %s is refused: write \"code 2\" into its row, or remove %q from refusedValues in %s",
+				plugin, name, key, "integration/docs/readme_test.go")
 		}
 		delete(told, key)
 		f := mustRefuse(t, completeConfig(t, value, plugin), pod)
 		if f.Code != 2 || !strings.Contains(f.Msg, name) {
-			t.Errorf("%s: code %d, %q", key, f.Code, f.Msg)
+			t.Errorf("%s: ADD fails with code %d, %q: let the plugin refuse the key by name with code 2, or remove \"code 2\" from its row in %s",
+				key, f.Code, f.Msg, "plugins/"+plugin+"/README.md")
 		}
 	}
 	for key := range told {
-		t.Errorf("the test has no refused value for %s", key)
+		t.Errorf("the README says that %s is refused with code 2: add %q and a value to refusedValues in integration/docs/readme_test.go", key, key)
 	}
 }
 
@@ -149,7 +151,8 @@ func TestErrorCodes(t *testing.T) {
 		}
 		for _, name := range parseSource(t, packageOf(plugin)).errorCodes() {
 			if !listed[codes[name]] {
-				t.Errorf("%s: the table below %q lacks code %s (%s)", d.path, errorsHeading, codes[name], name)
+				t.Errorf("%s lacks the code %s (%s), which %s returns: add the row \"| %s | WHEN |\" below \"## %s\"", d.path, codes[name], name,
+					packageOf(plugin), codes[name], errorsHeading)
 			}
 		}
 	}
@@ -190,7 +193,7 @@ func kindOf(t testing.TB, b codeBlock) blockKind {
 	case has("portMappings", "bandwidth", "ips", "ipRanges", "mac"):
 		return capabilities
 	}
-	t.Fatalf("line %d: no test recognises this JSON", b.line)
+	t.Fatalf("line %d: no test recognises this JSON: correct its keys, or open the code block with ```text", b.line)
 	return ""
 }
 
@@ -232,7 +235,7 @@ func runExamples(t *testing.T, d markdownDocument) {
 	for _, b := range blocks {
 		want := kindOf(t, b)
 		if want == result && !slices.ContainsFunc(results, func(r any) bool { return cmp.Equal(r, replaceMACs(t, []byte(b.text))) }) {
-			t.Errorf("%s: no configuration of the document has this result, but\n%s", d.at(b), pretty(results))
+			t.Errorf("%s: no configuration of the document has this result: replace it by one of these:\n%s", d.at(b), pretty(results))
 		}
 	}
 }
@@ -297,8 +300,8 @@ func compareError(t *testing.T, conf, shown codeBlock) {
 	}
 	pod := newPod(t, podName)
 	kerneltest.Clean(t, pod)
-	if diff := cmp.Diff(want, mustRefuse(t, conf.text, pod)); diff != "" {
-		t.Errorf("error (-document +plugin):\n%s", diff)
+	if got := mustRefuse(t, conf.text, pod); got != want {
+		t.Errorf("line %d: the plugin returns another error: replace the code block by\n%s", shown.line, pretty(got))
 	}
 }
 
@@ -313,7 +316,7 @@ func TestFigures(t *testing.T) {
 		for _, cell := range row[1:] {
 			for _, figure := range regexp.MustCompile(`\d+\.\d`).FindAllString(cell, -1) {
 				if !strings.Contains(report, " "+figure+" ") {
-					t.Errorf("%q: docs/PERFORMANCE.md has no %s", row[0], figure)
+					t.Errorf("README.md: %q: docs/PERFORMANCE.md has no %s: copy the figure of its newest run into README.md", row[0], figure)
 				}
 			}
 		}

@@ -205,7 +205,7 @@ func TestTablesNamed(t *testing.T) {
 			"docs/MIGRATING.md": fmt.Sprintf("sudo nft 'add table %[1]s; delete table %[1]s'\n", table),
 		} {
 			if data, err := os.ReadFile(filepath.Join("..", "..", file)); err != nil || !strings.Contains(string(data), text) {
-				t.Errorf("%s does not have %q (%v)", file, text, err)
+				t.Errorf("%s lacks the table %s of pkg/nft: add the line that begins with %q", file, table, text)
 			}
 		}
 	}

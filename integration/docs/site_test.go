@@ -97,12 +97,12 @@ func TestSite(t *testing.T) {
 	pages := sitePages(t, dir)
 	for _, d := range documents(t) {
 		if name := pageOf(d.path); !strings.HasPrefix(name, "integration/") && pages[name] == nil {
-			t.Errorf("%s has no page", d.path)
+			t.Errorf("%s has no page on the site: add it to pages and mounts in docs/site/hugo.toml", d.path)
 		}
 	}
 	for name, p := range pages {
 		if !p.viewport || p.title == "" {
-			t.Errorf("%s: viewport %v, title %q", name, p.viewport, p.title)
+			t.Errorf("%s: viewport %v, title %q: correct the templates in docs/site", name, p.viewport, p.title)
 		}
 		inMenu := map[string]bool{}
 		for _, link := range p.menu {
@@ -110,7 +110,7 @@ func TestSite(t *testing.T) {
 		}
 		for other := range pages {
 			if !inMenu[other] {
-				t.Errorf("%s: the menu lacks %s", name, other)
+				t.Errorf("%s: the menu lacks %s: add it to pages in docs/site/hugo.toml", name, other)
 			}
 		}
 		for _, link := range p.links {
@@ -122,7 +122,7 @@ func TestSite(t *testing.T) {
 		}
 		for _, picture := range p.pictures {
 			if _, err := os.Stat(filepath.Join(dir, path.Dir(name), picture)); err != nil {
-				t.Errorf("%s: picture: %v", name, err)
+				t.Errorf("%s: the picture %s is missing: correct its path, or add it to mounts in docs/site/hugo.toml", name, picture)
 			}
 		}
 	}
@@ -141,7 +141,7 @@ func checkSiteLink(t *testing.T, pages map[string]*sitePage, name, link string) 
 	if file, inTree := strings.CutPrefix(link, sourceURL); inTree {
 		file, _, _ = strings.Cut(file, "#")
 		if _, err := os.Stat(filepath.Join(treeRoot, file)); err != nil || filepath.Ext(file) == ".md" && pages[pageOf(file)] != nil {
-			t.Errorf("%s: link to the source of %s: it is missing or has a page, %v", name, file, err)
+			t.Errorf("%s: the link to %s leads to no file, or to a file with a page on the site: correct the link in the document", name, file)
 		}
 		return
 	}
@@ -159,8 +159,8 @@ func checkSiteLink(t *testing.T, pages map[string]*sitePage, name, link string) 
 	}
 	switch p := pages[target]; {
 	case p == nil:
-		t.Errorf("%s: link to %s: no such page", name, link)
+		t.Errorf("%s: the link to %s leads to no page: correct it in the document", name, link)
 	case u.Fragment != "" && !p.ids[u.Fragment]:
-		t.Errorf("%s: link to %s: the page has no such heading", name, link)
+		t.Errorf("%s: the link to %s leads to a heading that does not exist: correct it in the document", name, link)
 	}
 }

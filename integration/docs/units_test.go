@@ -28,7 +28,8 @@ func readUnit(t *testing.T, path string) systemdUnit {
 			section = strings.Trim(line, "[]")
 			u[section] = map[string][]string{}
 		case !ok || section == "" || value == "" && key != "CapabilityBoundingSet" || !slices.Contains(unitKeys()[section], key):
-			t.Errorf("%s:%d: %q: this test does not know the key in section %q", path, n+1, line, section)
+			t.Errorf("%s:%d: %q: this test knows no such key of section %q: correct it, or add it to unitKeys in integration/docs/units_test.go", path,
+				n+1, line, section)
 		default:
 			u[section][key] = append(u[section][key], value)
 		}
@@ -66,28 +67,28 @@ func TestUnits(t *testing.T) {
 				program, says = "podlace-node", "--kubeconfig"
 			}
 		} else if slices.Index(service["Type"], "oneshot") != 0 {
-			t.Errorf("%s: %q", name, service)
+			t.Errorf("conf/%s: Type=%q: write Type=oneshot, or no Type for a daemon", name, service["Type"])
 		}
 		if len(command) < 2 || command[0] != "/usr/local/bin/"+program {
-			t.Errorf("%s: %q", name, command)
+			t.Errorf("conf/%s: ExecStart=%q: begin it with /usr/local/bin/%s", name, command, program)
 			continue
 		}
 		out, err := exec.Command(filepath.Join(harness.BinDir(), program), append(command[1:], "--help")...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), says) {
-			t.Errorf("%s: %q: %v\n%s", name, command, err, out)
+			t.Errorf("conf/%s: %s refuses the flags of ExecStart=%q: correct them: %v\n%s", name, program, command, err, out)
 		}
 	}
 	for _, name := range timers {
 		timer := readUnit(t, "conf/"+name)
 		if !slices.Contains(services, strings.TrimSuffix(name, ".timer")+".service") {
-			t.Errorf("%s has no service", name)
+			t.Errorf("conf/%s has no service: add conf/%s.service", name, strings.TrimSuffix(name, ".timer"))
 		}
 		if !slices.Equal(timer["Install"]["WantedBy"], []string{"timers.target"}) {
-			t.Errorf("%s: wanted by %q", name, timer["Install"]["WantedBy"])
+			t.Errorf("conf/%s: WantedBy=%q: write WantedBy=timers.target", name, timer["Install"]["WantedBy"])
 		}
 		for key, values := range timer["Timer"] {
 			if _, err := time.ParseDuration(strings.Replace(values[0], "min", "m", 1)); err != nil || len(values) != 1 {
-				t.Errorf("%s: %s=%q: %v", name, key, values, err)
+				t.Errorf("conf/%s: %s=%q: write one duration, such as 5min: %v", name, key, values, err)
 			}
 		}
 	}

@@ -22,8 +22,9 @@ import (
 )
 
 const (
-	conf      = "../../conf/"
-	rulesFile = conf + "prometheus/podlace.yaml"
+	conf         = "../../conf/"
+	rulesFile    = conf + "prometheus/podlace.yaml"
+	devicePlugin = "plugins/sriov-device-plugin/README.md"
 )
 
 func read(t testing.TB, path string) string {
@@ -115,7 +116,7 @@ func (c *queryChecker) selector(selector *parser.VectorSelector, ranged bool) {
 		m, ok = listedMetric{"counter", append([]string{"le"}, c.metrics[base].labels...)}, true
 	}
 	if !ok || m.kind == "histogram" {
-		c.add("no program serves %s", selector.Name)
+		c.add("no program serves %s: name a metric of integration/monitoring/testdata/*.txt", selector.Name)
 		return
 	}
 	if ranged != (m.kind == "counter") {
@@ -209,13 +210,13 @@ func TestDashboard(t *testing.T) {
 	metrics, queries, cells, ids := allServed(t), 0, map[[2]int]string{}, map[int]bool{}
 	for _, p := range d.Panels {
 		if ids[p.ID] {
-			t.Errorf("%s: a second panel has the id %d", p.Title, p.ID)
+			t.Errorf("conf/grafana/podlace.json: %s: a second panel has the id %d: choose an unused id", p.Title, p.ID)
 		}
 		ids[p.ID] = true
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
 				if cells[[2]int{x, y}] != "" || x >= 24 {
-					t.Fatalf("%s covers %s or the edge", p.Title, cells[[2]int{x, y}])
+					t.Fatalf("conf/grafana/podlace.json: %s covers %q or the right edge: change its gridPos", p.Title, cells[[2]int{x, y}])
 				}
 				cells[[2]int{x, y}] = p.Title
 			}
@@ -223,19 +224,19 @@ func TestDashboard(t *testing.T) {
 		for _, q := range p.Targets {
 			queries++
 			for _, problem := range checkQuery(metrics, q.Expr, q.LegendFormat) {
-				t.Errorf("%s: %s: %s", p.Title, q.Expr, problem)
+				t.Errorf("conf/grafana/podlace.json: panel %s: expr %s: %s", p.Title, q.Expr, problem)
 			}
 		}
 	}
 	for _, v := range d.Templating.List {
 		for _, name := range regexp.MustCompile(`podlace_\w+`).FindAllString(v.Definition+string(v.Query), -1) {
 			if _, ok := metrics[name]; !ok {
-				t.Errorf("the variable %s: no program serves %s", v.Name, name)
+				t.Errorf("conf/grafana/podlace.json: the variable %s: no program serves %s: correct its query", v.Name, name)
 			}
 		}
 	}
 	if queries < 30 {
-		t.Errorf("only %d queries", queries)
+		t.Errorf("conf/grafana/podlace.json has only %d queries, at least 30 are wanted: restore the missing panels", queries)
 	}
 }
 
@@ -263,10 +264,10 @@ func TestAlerts(t *testing.T) {
 	for _, rule := range alertRules(t) {
 		names = append(names, rule.Alert)
 		for _, problem := range checkQuery(metrics, rule.Expr, rule.Annotations["description"], rule.Annotations["summary"]) {
-			t.Errorf("%s: %s", rule.Alert, problem)
+			t.Errorf("conf/prometheus/podlace.yaml: alert %s: %s", rule.Alert, problem)
 		}
 		if rule.For == 0 || rule.Labels["severity"] == "" || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" {
-			t.Errorf("%s: want for, severity, summary and description", rule.Alert)
+			t.Errorf("conf/prometheus/podlace.yaml: alert %s: write for, severity, summary and description", rule.Alert)
 		}
 	}
 	var told []string
@@ -274,7 +275,8 @@ func TestAlerts(t *testing.T) {
 		told = append(told, match[1])
 	}
 	if diff := cmp.Diff(names, told); diff != "" || len(names) < 10 {
-		t.Errorf("docs/MONITORING.md:\n%s", diff)
+		t.Errorf("docs/MONITORING.md needs one row \"| `ALERT` | CONDITION | ACTION |\" for each of the %d alerts, in their order\n(-alerts +rows)\n%s",
+			len(names), diff)
 	}
 }
 
@@ -297,7 +299,7 @@ func runPromtool(t testing.TB, dir string, args ...string) (output string, err e
 func TestRules(t *testing.T) {
 	for _, args := range [][]string{{"check", "rules", "--lint=all", "--lint-fatal", "podlace.yaml"}, {"test", "rules", "podlace_test.yaml"}} {
 		if output, err := runPromtool(t, conf+"prometheus", args...); err != nil {
-			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, output)
+			t.Errorf("promtool %s: %v: correct the file in conf/prometheus that it names:\n%s", strings.Join(args, " "), err, output)
 		}
 	}
 }
@@ -322,7 +324,8 @@ func TestRulesAreTested(t *testing.T) {
 			}
 			output, err := runPromtool(t, dir, "test", "rules", "--run=^"+rule.Alert+" "+test+"$", "podlace_test.yaml")
 			if err == nil || !strings.Contains(output, rule.Alert) {
-				t.Errorf("%s: the tests do not notice the expression %s: %v\n%s", rule.Alert, broken, err, output)
+				t.Errorf("no test notices the expression %[3]s: add the test \"%[1]s %[2]s\" to conf/prometheus/podlace_test.yaml: %[4]v\n%[5]s", rule.Alert, test,
+					broken, err, output)
 			}
 		}
 	}
@@ -332,7 +335,7 @@ func TestRulesAreTested(t *testing.T) {
 func TestReadme(t *testing.T) {
 	rows := map[string]string{}
 	for _, match := range regexp.MustCompile("(?m)^\\| (`podlace_sriov_.*`) \\| (.*) \\|$").FindAllStringSubmatch(read(t,
-		"../../plugins/sriov-device-plugin/README.md"), -1) {
+		"../../"+devicePlugin), -1) {
 		for name := range strings.SplitSeq(match[1], ", ") {
 			rows[strings.Trim(name, "`")] = match[2]
 		}
@@ -340,16 +343,16 @@ func TestReadme(t *testing.T) {
 	for name, m := range metricsOf(t, "sriov-device-plugin", "sriov-dra") {
 		labels, ok := rows[name]
 		if !ok {
-			t.Errorf("%s has no row", name)
+			t.Errorf("%s lacks a metric: add the row \"| `%s` | LABELS AND MEANING |\"", devicePlugin, name)
 		}
 		for _, label := range m.labels {
 			if !strings.Contains(labels, "`"+label+"`") {
-				t.Errorf("%s: the row lacks the label %s", name, label)
+				t.Errorf("%s: write the label `%s` into the row of %s", devicePlugin, label, name)
 			}
 		}
 		delete(rows, name)
 	}
 	for name := range rows {
-		t.Errorf("the daemon does not serve %s", name)
+		t.Errorf("%s: the daemon does not serve %s: remove its row", devicePlugin, name)
 	}
 }

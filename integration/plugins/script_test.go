@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,8 +30,12 @@ type sequentialT struct{ *testing.T }
 
 func (sequentialT) Parallel()       {}
 func (sequentialT) Verbose() bool   { return testing.Verbose() }
-func (s sequentialT) FailNow()      { s.T.FailNow() }
 func (s sequentialT) Skip(a ...any) { s.T.Skip(append([]any{"SKIPPED:"}, a...)...) }
+
+func (s sequentialT) FailNow() {
+	s.Logf("if only the expected output is out of date, run: go test ./integration/plugins -run '^TestScripts$/^%s$' -update", path.Base(s.Name()))
+	s.T.FailNow()
+}
 
 func (s sequentialT) Run(name string, f func(testscript.T)) {
 	s.T.Run(name, func(t *testing.T) { f(sequentialT{t}) })

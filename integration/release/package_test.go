@@ -71,7 +71,7 @@ func TestPackageFiles(t *testing.T) {
 			deb := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*"+arch+".deb"))[0]
 			got := listedFiles(run(t, "", "dpkg-deb", "-c", deb), func(line string) bool { return line[0] == '-' })
 			if diff := cmp.Diff(packageFiles(debZsh), got); diff != "" {
-				t.Errorf("files (-want +got):\n%s", diff)
+				t.Errorf("the package has other files: change scripts/package/nfpm.yaml, or packageFiles in this test\n(-packageFiles +package)\n%s", diff)
 			}
 		})
 		t.Run("rpm "+arch, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestPackageFiles(t *testing.T) {
 			rpm := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*"+arch+".rpm"))[0]
 			got := listedFiles(run(t, "", "rpm", "-qlp", "--dbpath", t.TempDir(), rpm), func(line string) bool { return line[0] == '/' })
 			if diff := cmp.Diff(packageFiles(rpmZsh), got); diff != "" {
-				t.Errorf("files (-want +got):\n%s", diff)
+				t.Errorf("the package has other files: change scripts/package/nfpm.yaml, or packageFiles in this test\n(-packageFiles +package)\n%s", diff)
 			}
 		})
 	}

@@ -88,6 +88,7 @@ func TestAttributesMatchDocument(t *testing.T) {
 		known[a.String()] = of
 	}
 	if diff := cmp.Diff(listed, known); diff != "" {
-		t.Errorf("-document +known\n%s", diff)
+		t.Errorf("docs/DRA.md and check-claim know other attributes: below \"## Attributes of a VF\" remove the rows of the lines with -, and add "+
+			"\"| `ATTRIBUTE` | TYPE | MEANING |\" for each line with +\n%s", diff)
 	}
 }

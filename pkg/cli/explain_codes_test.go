@@ -43,7 +43,7 @@ func declaredCodes(t *testing.T) map[string]bool {
 				}
 			case *ast.CompositeLit:
 				if name, code := findingCode(n); literal(code) != "" || name == "plugin.Finding" && code == nil {
-					t.Errorf("%s: a finding has no constant as its code: %v", file, code)
+					t.Errorf("%s: a finding has no constant as its code (%v): declare a constant of type plugin.FindingCode and use it", file, code)
 				}
 			}
 			return true
@@ -108,7 +108,8 @@ func TestCodesExplained(t *testing.T) {
 	}
 	for _, code := range slices.Sorted(maps.Keys(codes)) {
 		if !explained[code] {
-			t.Errorf("no table explains %q: add a row to plugins/podlace/README.md", code)
+			t.Errorf("no table explains %q: add the row \"| `%s` | MEANING |\" to plugins/podlace/README.md, below \"## podlace doctor\" or %s", code, code,
+				`"## podlace validate"`)
 		}
 		if status, stdout, stderr := run("explain", code); status != exitOK || !strings.Contains(stdout, code) {
 			t.Errorf("podlace explain %s: status %d, %q, %q", code, status, stdout, stderr)
@@ -116,7 +117,7 @@ func TestCodesExplained(t *testing.T) {
 	}
 	for name := range explained {
 		if _, err := strconv.Atoi(name); err != nil && !codes[name] {
-			t.Errorf("a table explains %q, which no finding has", name)
+			t.Errorf("plugins/podlace/README.md explains %q, which no finding and no check has: remove its row", name)
 		}
 	}
 }

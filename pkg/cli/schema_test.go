@@ -21,8 +21,12 @@ const publishedSchema = "../../conf/schema/conflist.schema.json"
 func TestSchema(t *testing.T) {
 	_, printed, _ := run("schema")
 	file, err := os.ReadFile(publishedSchema)
-	if err != nil || string(file) != printed {
-		t.Fatalf("%s is not what 'podlace schema' prints: %v", publishedSchema, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(file) != printed {
+		t.Fatalf("conf/schema/conflist.schema.json differs from the keys and the READMEs of the plugins; run: %s",
+			"go run ./plugins/podlace schema >conf/schema/conflist.schema.json")
 	}
 	document, err := jsonschema.UnmarshalJSON(strings.NewReader(printed))
 	if err != nil {

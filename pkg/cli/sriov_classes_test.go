@@ -39,8 +39,8 @@ func TestClasses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), stdout); diff != "" || status != 0 || stderr != "" {
-		t.Errorf("status %d, %s\n-want +got\n%s", status, stderr, diff)
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(stdout, "\n")); diff != "" || status != 0 || stderr != "" {
+		t.Errorf("status %d, %s: correct the command, or copy the lines with + into pkg/cli/testdata/classes.yaml\n(-file +program)\n%s", status, stderr, diff)
 	}
 }
 

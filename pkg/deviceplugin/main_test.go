@@ -4,6 +4,7 @@ package deviceplugin
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"io"
 	"log/slog"
@@ -68,16 +69,17 @@ func TestDocumentedFlags(t *testing.T) {
 	new(commandLine).defineFlags(io.Discard).VisitAll(func(f *flag.Flag) {
 		i := slices.Index(names, f.Name)
 		if i < 0 {
-			t.Errorf("--%s is not in the table", f.Name)
+			t.Errorf("plugins/sriov-device-plugin/README.md lacks a flag: add the row \"| `--%s` | %s | MEANING |\"", f.Name,
+				cmp.Or(strings.ReplaceAll("`"+f.DefValue+"`", "``", ""), "none"))
 			return
 		}
 		if f.Name != "node-name" && f.DefValue != "" && documented[i][2] != "`"+f.DefValue+"`" {
-			t.Errorf("--%s: the default is %s, not %s", f.Name, f.DefValue, documented[i][2])
+			t.Errorf("plugins/sriov-device-plugin/README.md: --%s: the default is %s: write `%s`, not %s", f.Name, f.DefValue, f.DefValue, documented[i][2])
 		}
 		names = slices.Delete(names, i, i+1)
 		documented = slices.Delete(documented, i, i+1)
 	})
 	if len(names) > 0 {
-		t.Errorf("no such flags: %q", names)
+		t.Errorf("plugins/sriov-device-plugin/README.md: the daemon has no flags %q: remove their rows", names)
 	}
 }

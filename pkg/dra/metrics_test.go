@@ -16,7 +16,11 @@ func TestMetricsListed(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newCounters(registry)
 	newSliceMetrics(registry, &publisher{})
-	if diff, err := probestest.CompareList("../../integration/monitoring/testdata/sriov-dra.txt", registry); err != nil || diff != "" {
-		t.Error(diff, err)
+	diff, err := probestest.CompareList("../../integration/monitoring/testdata/sriov-dra.txt", registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff != "" {
+		t.Errorf("integration/monitoring/testdata/sriov-dra.txt is not what the daemon serves: remove its lines with -, add the lines with +\n%s", diff)
 	}
 }

@@ -118,7 +118,8 @@ func TestRecording(t *testing.T) {
 		}
 		best, admit := Merge(m.Policy, m.Machine, lists)
 		if record(best) != m.Best || admit != m.Admit {
-			t.Fatalf("merge %d, %s of %v: %s, %v, want %s, %v", i, m.Policy, m.Lists, formatHints(best), admit, formatHints(m.Best.hint()), m.Admit)
+			t.Fatalf("pkg/kubelet merges hints unlike Kubernetes, whose recorded results stay: correct Merge: merge %d, %s of %v: %s, %v, want %s, %v",
+				i, m.Policy, m.Lists, formatHints(best), admit, formatHints(m.Best.hint()), m.Admit)
 		}
 	}
 	seen := map[string]int{}
@@ -134,8 +135,8 @@ func TestRecording(t *testing.T) {
 		}
 		for number := range n.Steps {
 			if diff := replayed.runStep(number); diff != "" {
-				t.Fatalf("node %d, %s, pods as a whole %v, near %v, %d CPUs, pod %d: want - got +\n%s", i, n.Policy, n.PodScope, n.Near, n.CPUs, number,
-					diff)
+				t.Fatalf("pkg/kubelet admits pods unlike Kubernetes, whose recorded results stay: correct Node: "+
+					"node %d, %s, pods as a whole %v, near %v, %d CPUs, pod %d: want - got +\n%s", i, n.Policy, n.PodScope, n.Near, n.CPUs, number, diff)
 			}
 		}
 	}

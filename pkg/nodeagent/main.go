@@ -52,12 +52,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	c := &command{stdout: stdout, stderr: stderr}
-	root := &cobra.Command{Use: "podlace-node", Short: "Routes between the nodes of a cluster, for pods on Podlace", SilenceErrors: true,
-		SilenceUsage: true, Version: plugin.BuildVersion()}
-	root.CompletionOptions.DisableDefaultCmd = true
-	root.PersistentFlags().TextVar(&c.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	root.AddCommand(c.newRun(), c.newInstall(), c.newRemove(), c.newSchema(), c.newStatus())
+	root := newRoot(&command{stdout: stdout, stderr: stderr})
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -71,6 +66,18 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	fmt.Fprintln(stderr, "podlace-node:", err)
 	return exitUnknown
+}
+
+// Command returns the root command, whose flags the documents list.
+func Command() *cobra.Command { return newRoot(&command{}) }
+
+func newRoot(c *command) *cobra.Command {
+	root := &cobra.Command{Use: "podlace-node", Short: "Routes between the nodes of a cluster, for pods on Podlace", SilenceErrors: true,
+		SilenceUsage: true, Version: plugin.BuildVersion()}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.PersistentFlags().TextVar(&c.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	root.AddCommand(c.newRun(), c.newInstall(), c.newRemove(), c.newSchema(), c.newStatus())
+	return root
 }
 
 func (c *command) log() *slog.Logger {

@@ -155,13 +155,13 @@ func TestMetricsNamed(t *testing.T) {
 	}
 	problems, err := promlint.New(strings.NewReader(text)).Lint()
 	if err != nil || len(problems) > 0 {
-		t.Errorf("%v, %v", err, problems)
+		t.Errorf("%v: rename these metrics after the rules of Prometheus: %v", err, problems)
 	}
 	served := servedMetrics(text)
 	listed, err := os.ReadFile("../../integration/monitoring/testdata/podlace-node.txt")
 	kerneltest.Must(t, err)
 	if diff := cmp.Diff(strings.Split(strings.TrimSpace(string(listed)), "\n"), served); diff != "" {
-		t.Errorf("integration/monitoring/testdata/podlace-node.txt:\n%s", diff)
+		t.Errorf("integration/monitoring/testdata/podlace-node.txt is not what the agent serves: remove its lines with -, add the lines with +\n%s", diff)
 	}
 	document, err := os.ReadFile("../../docs/MONITORING.md")
 	kerneltest.Must(t, err)
@@ -175,7 +175,8 @@ func TestMetricsNamed(t *testing.T) {
 	}
 	slices.Sort(told)
 	if diff := cmp.Diff(slices.Compact(told), served); diff != "" {
-		t.Errorf("docs/MONITORING.md:\n%s", diff)
+		t.Errorf("docs/MONITORING.md names other metrics than the agent serves: remove the rows of the lines with -, add \"| `METRIC{LABELS}` | MEANING |\" "+
+			"for each line with +\n%s", diff)
 	}
 }
 

@@ -24,8 +24,12 @@ func TestSchema(t *testing.T) {
 		t.Fatal(status)
 	}
 	file, err := os.ReadFile(published)
-	if err != nil || string(file) != printed.String() {
-		t.Errorf("%s is not what 'podlace-node schema' prints: %v", published, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(file) != printed.String() {
+		t.Errorf("conf/schema/podlace-node.schema.json differs from the keys of the agent; run: %s",
+			"go run ./plugins/podlace-node schema >conf/schema/podlace-node.schema.json")
 	}
 }
 
@@ -42,7 +46,7 @@ func TestSchemaKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(strings.Split(known, ", "), slices.Sorted(maps.Keys(c.schema["properties"].(plugin.Schema)))); diff != "" {
-			t.Error(diff)
+			t.Errorf("configSchema in pkg/nodeagent and the keys that the agent decodes differ: add or remove the key there\n(-decoded +schema)\n%s", diff)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func TestScanGolden(t *testing.T) {
 			want, err := os.ReadFile(golden)
 			must(t, err)
 			if diff := cmp.Diff(string(want), string(got)+"\n"); diff != "" {
-				t.Error(diff)
+				t.Errorf("pkg/pci/%s differs from the scan: correct it, or run: go test ./pkg/pci -run '^TestScanGolden$' -update\n(-file +scan)\n%s", golden, diff)
 			}
 		})
 	}

@@ -94,8 +94,12 @@ func TestLines(t *testing.T) {
 			}
 		}
 		want, err := os.ReadFile(path)
-		if diff := cmp.Diff(string(want), got); diff != "" || err != nil {
-			t.Errorf("%s: %v\n%s", name, err, diff)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
+			t.Errorf("pkg/portmap/%s differs from the rules: correct them, or run: go test ./pkg/portmap -run '^TestLines$' -update\n(-file +rules)\n%s",
+				path, diff)
 		}
 	}
 }

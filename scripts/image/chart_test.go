@@ -101,7 +101,8 @@ func TestChartEqualsManifest(t *testing.T) {
 				values += name + ": true\n"
 			}
 			if diff := cmp.Diff(decodeObjects(t, rendered(t, choice...)), templated(t, c, values)); diff != "" {
-				t.Error(diff)
+				t.Errorf("the chart and the manifest differ: correct scripts/image/template.go and values.go, which make the chart of conf/cluster\n"+
+					"(-manifest +chart)\n%s", diff)
 			}
 		})
 	}

@@ -169,15 +169,15 @@ func TestSRIOVConflist(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(base.Plugins, ours.Plugins[:len(ours.Plugins)-1]); diff != "" {
-		t.Error(diff)
+		t.Errorf("conf/cluster: copy the plugins of base/10-podlace.conflist into sriov-conflist/10-podlace.conflist, before sriov\n(-base +sriov)\n%s", diff)
 	}
 	head := func(s string) string { return s[:strings.Index(s, `"plugins"`)] }
 	if diff := cmp.Diff(head(shipped), head(text)); diff != "" {
-		t.Error(diff)
+		t.Errorf("conf/cluster: copy the lines before \"plugins\" of base/10-podlace.conflist into sriov-conflist/10-podlace.conflist\n(-base +sriov)\n%s", diff)
 	}
 	entry := sriovEntry(t, text)
 	if diff := cmp.Diff(sriovEntry(t, read(t, "../10-podlace-sriov.conflist")), entry); diff != "" {
-		t.Error(diff)
+		t.Errorf("copy the plugin sriov of conf/10-podlace-sriov.conflist into conf/cluster/sriov-conflist/10-podlace.conflist\n(-conf +cluster)\n%s", diff)
 	}
 	for _, component := range []string{"sriov", "dra"} {
 		var config struct {
@@ -311,7 +311,7 @@ func TestKubeletConfig(t *testing.T) {
 	want.TypeMeta = meta.TypeMeta{}
 	decodeStrict(t, got.Spec.KubeletConfig.Raw, &settings)
 	if diff := cmp.Diff(want, settings); diff != "" {
-		t.Error(diff)
+		t.Errorf("copy the settings of conf/kubelet-numa.conf into conf/cluster/components/openshift/kubeletconfig.yaml\n(-conf +openshift)\n%s", diff)
 	}
 	if len(settings.FeatureGates) > 0 {
 		t.Errorf("feature gates: %v", settings.FeatureGates)

@@ -56,7 +56,7 @@ func failuresOf(list []string, got suiteReport) (lines []string) {
 		one, known := got.Results[name]
 		switch {
 		case !known:
-			lines = append(lines, fmt.Sprintf("missing from the suite: %s", name))
+			lines = append(lines, fmt.Sprintf("missing from the suite: %s: write its new name into integration/e2e/conformance/specs.txt", name))
 		case one.State == notRun:
 			lines = append(lines, fmt.Sprintf("not run: %s", name))
 		case one.State != passed:

@@ -127,7 +127,7 @@ func TestBroken(t *testing.T) {
 		"skipped: " + large + ": Requires at least 2 nodes (not -1)",
 		"failed: " + resolv + ": failed to verify customized name server and search path: timed out waiting for the condition",
 		"not run: filtered",
-		"missing from the suite: renamed",
+		"missing from the suite: renamed: write its new name into integration/e2e/conformance/specs.txt",
 	}
 	if diff := cmp.Diff(want, failuresOf([]string{hostPort, large, resolv, "filtered", "renamed"}, got)); diff != "" {
 		t.Error(diff)

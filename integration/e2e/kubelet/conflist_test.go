@@ -96,7 +96,7 @@ func TestOneConflist(t *testing.T) {
 func (l *vfLab) checkDocumented(readme, story string) {
 	l.t.Helper()
 	if strings.Contains(readme, "hostPort: 30080") {
-		l.t.Errorf("docs/SRIOV.md does not show\n%s\n%s", onePod, story)
+		l.t.Errorf("docs/SRIOV.md does not show what this test ran: replace the pod and the output of the commands by\n%s\n%s", onePod, story)
 	} else {
 		l.t.Logf("docs/SRIOV.md shows nothing of\n%s\n%s", onePod, story)
 	}

@@ -47,7 +47,7 @@ func TestStory(t *testing.T) {
 	}
 	for _, text := range []string{strings.Join(shown, ""), explained} {
 		if !strings.Contains(string(readme), text) {
-			t.Errorf("docs/SRIOV.md does not show\n%s", text)
+			t.Errorf("docs/SRIOV.md does not show what podlace prints: replace its code block by\n%s", text)
 		}
 	}
 }

@@ -35,8 +35,8 @@ func TestSourceAddresses(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatalf("the table differs (-document +paths); go test ./integration/e2e/kubernetes -run TestSourceAddresses -update rewrites it:\n%s",
-			cmp.Diff(strings.Split(shown, "\n"), rows))
+		t.Fatalf("docs/CLUSTER.md: the tests check other source addresses than the table shows; run: %s\n(-document +paths)\n%s",
+			"go test ./integration/e2e/kubernetes -run '^TestSourceAddresses$' -update", cmp.Diff(strings.Split(shown, "\n"), rows))
 	}
 	if err := os.WriteFile(file, []byte(before+head+want+"\n\n"+after), 0o644); err != nil {
 		t.Fatal(err)

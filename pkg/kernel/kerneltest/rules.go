@@ -80,7 +80,12 @@ func Golden(t testing.TB, table string, update bool) {
 		}
 	}
 	want, err := os.ReadFile(path)
-	if diff := cmp.Diff(string(want), got.String()); diff != "" || err != nil {
-		t.Errorf("%s: %v\n%s", table, err, diff)
+	Must(t, err)
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
+		dir, err := os.Getwd()
+		Must(t, err)
+		dir = "pkg/" + filepath.Base(dir)
+		t.Errorf("%s/%s is not what the kernel has: correct the rules, or run: go test ./%s -run '^%s$' -update\n(-file +kernel)\n%s", dir, path, dir,
+			t.Name(), diff)
 	}
 }
