@@ -103,11 +103,15 @@ func (n *node) add(name string, place int) *pod {
 	return p
 }
 
-// format returns the format number of a pod's record.
+// format returns the format number of the records of a pod's first interface.
 func (p *pod) format(t testing.TB) int {
 	t.Helper()
 	key := p.attachments[0].key()
-	data, err := os.ReadFile(filepath.Join(store.Root, key.Network, "bridge-"+key.Hash()))
+	records, err := filepath.Glob(filepath.Join(store.Root, key.Network, "*-"+key.Hash()))
+	if err != nil || len(records) == 0 {
+		t.Fatalf("%s has no record, %v", p.Name, err)
+	}
+	data, err := os.ReadFile(records[0])
 	var record struct{ Format int }
 	kerneltest.Must(t, err, json.Unmarshal(data, &record))
 	return record.Format
