@@ -196,6 +196,10 @@ faults: ## bring about every fault at every point; ARGS='-run TestFaultNetns'
 soak: build ## random verbs, kills, flushes and losses on a node with 208 pods for 12 minutes; ARGS='-seed 123 -steps 500', ARGS='-for 2h'
 	@PODLACE_BIN=$(CURDIR)/$(BIN) go test -v -count=1 -timeout 0 -run '^TestSoak$$' ./integration/faults -args -pods 208 -seed $$RANDOM$$RANDOM -for 12m $(ARGS)
 
+.PHONY: upgrade
+upgrade: build ## upgrade a node with 20 pods from the programs of the commit of the day before to this tree's, and back; FROM=commit
+	@FROM='$(FROM)' scripts/upgrade-test.sh '$(CACHE)/upgrade' $(ARGS)
+
 .PHONY: sim
 sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-seeds 20 -pods 20000'
 	@go run ./integration/sim $(ARGS)
