@@ -142,7 +142,7 @@ func (n *node) collect(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.network.Must(t, "GC", nil, list(n.web), list(n.other))
-	n.check(t)
+	n.network.Must(t, "CHECK", n.other.rt)
 	n.network.Must(t, "GC", nil, list(n.web))
 	n.network.Must(t, "CHECK", n.web.rt)
 	if _, err := n.network.Do("CHECK", n.other.rt, nil); err == nil {

@@ -64,7 +64,7 @@ func (n *node) restore(t *testing.T) {
 			t.Errorf("hostPort after a flush and %s: %v", how, err)
 		}
 		n.guard(t)
-		n.check(t)
+		n.network.Must(t, "CHECK", n.web.rt)
 	}
 }
 
