@@ -87,6 +87,10 @@ race: ## run the tests of all packages with goroutines with Go's race detector (
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)
 	@VM='$(CACHE)/vm' scripts/vm/test.sh $(ARGS)
 
+.PHONY: kernels
+kernels: build ## run the demo and pods of each conflist on Debian's kernels from 5.10 on, each in a virtual machine (needs root and Debian); ARGS='5.10 6.1'
+	@VM='$(CACHE)/vm' scripts/vm/kernels.sh $(ARGS)
+
 .PHONY: node
 node: build ## run pods with VFs through a real kubelet and a real containerd; the kubelet is built once into the cache (needs root)
 	@KUBELET='$(KUBELET)' scripts/node-test.sh '$(PROGRAMS)' $(ARGS)

@@ -288,6 +288,6 @@ func cmdPing(ts *testscript.TestScript, neg bool, args []string) {
 func cmdFrame(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, len(args) == 2, "[!] frame FROM TO")
 	s := scriptOf(ts)
-	err := sendFrame(s.findPod(ts, args[0]), s.findPod(ts, args[1]), "eth0", harness.Patience(neg))
+	err := harness.SendFrame(s.findPod(ts, args[0]), s.findPod(ts, args[1]), "eth0", harness.Patience(neg))
 	checkExpected(ts, neg, err, "frame %s", args)
 }

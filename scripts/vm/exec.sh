@@ -4,6 +4,7 @@
 # The machine ends when the command ends. exec.sh is made for "go test -exec". The guest sees the host's file system, and loses all its writes
 # when it ends. The guest gets the environment variables whose names begin with KERNELTEST or PODLACE_.
 #   VM           folder that setup.sh has filled
+#   VM_LINUX     the kernel's name in scripts/vm/kernels (default 6.12)
 #   VM_MODULES   modules to load before the command
 #   VM_TIMEOUT   seconds (default 1200)
 #   VM_DEVICES   more arguments for QEMU, such as network cards
@@ -11,6 +12,7 @@
 #   VM_THREADS   single: emulate all processors in one thread
 set -euo pipefail
 : "${VM:?is not set: the folder that setup.sh has filled}"
+kernel=$VM/linux-${VM_LINUX:-6.12}
 exec 9<"$VM/lock" && flock -s 9 # the machine is not recreated during the command
 shared=$(mktemp -d "$VM/run.XXXXXX")
 trap 'rm -rf "$shared"' EXIT
@@ -42,8 +44,8 @@ timeout -k 10 "${VM_TIMEOUT:-1200}" "$q/bin/qemu-system-x86_64" -L "$q/share/qem
   -fsdev local,id=root,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,bus=pcie.0,fsdev=root,mount_tag=root \
   -fsdev local,id=shared,path="$shared",security_model=none -device virtio-9p-pci,bus=pcie.0,fsdev=shared,mount_tag=shared \
   -device virtio-serial-pci,bus=pcie.0 -chardev file,id=output,path=/dev/stdout,append=on -device virtserialport,chardev=output,name=output \
-  -chardev file,id=console,path="$shared/console" -serial chardev:console ${VM_DEVICES:-} -kernel "$VM/vmlinux" -initrd "$VM/initrd" \
-  -append "console=ttyS0 panic=-1 quiet podlace.vm=$VM ${khz:+tsc=reliable tsc_early_khz=$khz} rcupdate.rcu_expedited=1 nowatchdog no_timer_check nokaslr mitigations=off random.trust_cpu=on cryptomgr.notests ${VM_KERNEL:-}" \
+  -chardev file,id=console,path="$shared/console" -serial chardev:console ${VM_DEVICES:-} -kernel "$kernel/vmlinux" -initrd "$kernel/initrd" \
+  -append "console=ttyS0 panic=-1 quiet podlace.vm=$kernel ${khz:+tsc=reliable tsc_early_khz=$khz} rcupdate.rcu_expedited=1 nowatchdog no_timer_check nokaslr mitigations=off random.trust_cpu=on cryptomgr.notests ${VM_KERNEL:-}" \
   </dev/null 2>"$shared/qemu" | cat || status=$?
 if [ -s "$shared/exit" ]; then exit "$(cat "$shared/exit")"; fi
 case $status in 124 | 137) echo "$0: the virtual machine took longer than ${VM_TIMEOUT:-1200} s" ;; *) echo "$0: the virtual machine died, QEMU exited with $status" ;; esac >&2

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package plugins
+package harness
 
 import (
 	"errors"
@@ -18,8 +18,8 @@ import (
 // frameType is an EtherType that is reserved for experiments (IEEE 802).
 const frameType = 0x88b5
 
-// sendFrame sends an Ethernet broadcast from one pod and waits for it in another pod. The broadcast needs a working link and no address.
-func sendFrame(from, to *sandbox.Pod, ifname string, limit time.Duration) error {
+// SendFrame sends an Ethernet broadcast from one pod and waits for it in another pod. The broadcast needs a working link and no address.
+func SendFrame(from, to *sandbox.Pod, ifname string, limit time.Duration) error {
 	var receiver, sender int
 	if err := to.Do(func() (err error) { receiver, err = packetSocket(ifname); return }); err != nil {
 		return fmt.Errorf("%s: %w", to.Name, err)
