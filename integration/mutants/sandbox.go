@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// work is a tmpfs in the sandbox. It holds the test program and the temporary files of the tests.
+const work = "/var/tmp"
+
+// protect keeps mutants from harming the machine: in the sandbox, only the work folder, Go's build cache and the folder of the committed table can
+// be written. Processes that
+// a test leaves behind become children of this process.
+func protect(writable string) error {
+	cache, err := exec.Command("go", "env", "GOCACHE").Output()
+	if err != nil {
+		return fmt.Errorf("go env GOCACHE: %w", err)
+	}
+	for _, dir := range []string{writable, strings.TrimSpace(string(cache))} {
+		if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("bind %s: %w", dir, err)
+		}
+	}
+	if err := unix.Mount("tmpfs", work, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+		return fmt.Errorf("mount tmpfs on %s: %w", work, err)
+	}
+	if err := unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		return fmt.Errorf("make / read-only: %w", err)
+	}
+	if err := os.Setenv("TMPDIR", work); err != nil {
+		return err
+	}
+	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+}
+
+// killOrphans ends the processes that a test left behind.
+func killOrphans() {
+	parent := fmt.Sprintf("PPid:\t%d\n", os.Getpid())
+	for {
+		found, _ := filepath.Glob("/proc/[0-9]*/status")
+		orphans := 0
+		for _, path := range found {
+			var pid int
+			text, _ := os.ReadFile(path)
+			if _, err := fmt.Sscanf(path, "/proc/%d/status", &pid); err != nil || !strings.Contains(string(text), parent) {
+				continue
+			}
+			orphans++
+			_ = unix.Kill(pid, unix.SIGKILL)
+			_, _ = unix.Wait4(pid, nil, 0, nil)
+		}
+		if orphans == 0 {
+			return
+		}
+	}
+}
