@@ -165,6 +165,7 @@ func (r *rewriter) leaveOut(list []ast.Stmt) {
 			if s.Tok == token.DEFINE {
 				continue
 			}
+			call = s.Rhs[0]
 		default:
 			continue
 		}

@@ -34,6 +34,7 @@ type trial struct {
 	pkg, dir, bin string
 	mutants       []mutant
 	tests         []test
+	slack         time.Duration // of the time limit of a mutant
 }
 
 // A test is one test function, how long it takes and which mutants it reaches.
@@ -45,7 +46,7 @@ type test struct {
 
 // newTrial builds the test program of a package with all its mutants, and runs each test once without an active mutant.
 func newTrial(p goPackage, seed string) (*trial, error) {
-	t := &trial{pkg: strings.TrimPrefix(p.ImportPath, module), dir: p.Dir, bin: filepath.Join(work, "mutants.test")}
+	t := &trial{pkg: strings.TrimPrefix(p.ImportPath, module), dir: p.Dir, bin: filepath.Join(work, "mutants.test"), slack: 10 * time.Second}
 	replaced := map[string]string{}
 	write := func(name, text string) error {
 		path := filepath.Join(work, fmt.Sprintf("%d.go", len(replaced)))
@@ -71,7 +72,8 @@ func newTrial(p goPackage, seed string) (*trial, error) {
 	if err != nil {
 		return nil, err
 	}
-	build := exec.Command("go", "test", "-c", "-vet=off", "-buildvcs=false", "-overlay", filepath.Join(work, "overlay.json"), "-o", t.bin, ".")
+	build := exec.Command("go", "test", "-c", "-vet=off", "-buildvcs=false", "-ldflags=-s -w", "-overlay", filepath.Join(work, "overlay.json"),
+		"-o", t.bin, ".")
 	build.Dir = t.dir
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build with mutants: %w\n%s", err, out)
@@ -143,7 +145,7 @@ func (t *trial) try(id int) verdict {
 		if len(names[i]) == 0 {
 			continue
 		}
-		if v, _ := t.run(id, 10*time.Second+4*took[i], names[i]...); v != survived {
+		if v, _ := t.run(id, t.slack+4*took[i], names[i]...); v != survived {
 			return v
 		}
 	}

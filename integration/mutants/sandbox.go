@@ -3,11 +3,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -44,20 +46,20 @@ func protect(writable string) error {
 func killOrphans() {
 	parent := fmt.Sprintf("PPid:\t%d\n", os.Getpid())
 	for {
-		found, _ := filepath.Glob("/proc/[0-9]*/status")
-		orphans := 0
-		for _, path := range found {
-			var pid int
-			text, _ := os.ReadFile(path)
-			if _, err := fmt.Sscanf(path, "/proc/%d/status", &pid); err != nil || !strings.Contains(string(text), parent) {
-				continue
-			}
-			orphans++
-			_ = unix.Kill(pid, unix.SIGKILL)
-			_, _ = unix.Wait4(pid, nil, 0, nil)
-		}
-		if orphans == 0 {
+		ended, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		switch {
+		case errors.Is(err, unix.ECHILD):
 			return
+		case ended == 0: // some still run
+			running, _ := filepath.Glob("/proc/[0-9]*/status")
+			for _, path := range running {
+				var pid int
+				text, _ := os.ReadFile(path)
+				if _, err := fmt.Sscanf(path, "/proc/%d/status", &pid); err == nil && strings.Contains(string(text), parent) {
+					_ = unix.Kill(pid, unix.SIGKILL)
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
 		}
 	}
 }
