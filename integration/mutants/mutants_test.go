@@ -39,6 +39,10 @@ func Check(n int) error {
 
 func Join(a, b string) string { return a + b }
 
+const one = 1
+
+func Wide() int64 { return one + one }
+
 func Count(n int) (steps int) {
 	for steps < n {
 		steps++
@@ -103,10 +107,10 @@ func TestTrial(t *testing.T) {
 		"tiny/tiny.go:15 `n < 0` is `n <= 0`":                                "not reached",
 		"tiny/tiny.go:16 `return errors.New(\"negative\")` returns no error": killed,
 		"tiny/tiny.go:21 `a + b` is `a`":                                     survived,
-		"tiny/tiny.go:24 `steps < n` is never true":                          killed,
-		"tiny/tiny.go:24 `steps < n` is `steps <= n`":                        killed,
-		"tiny/tiny.go:25 `steps++` is left out":                              timedOut,
-		"tiny/tiny.go:30 `true` is inverted":                                 "not reached",
+		"tiny/tiny.go:28 `steps < n` is never true":                          killed,
+		"tiny/tiny.go:28 `steps < n` is `steps <= n`":                        killed,
+		"tiny/tiny.go:29 `steps++` is left out":                              timedOut,
+		"tiny/tiny.go:34 `true` is inverted":                                 "not reached",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error("-want +got:\n", diff)
@@ -121,7 +125,7 @@ func TestSample(t *testing.T) {
 			t.Fatal(err)
 		}
 		var found []mutant
-		if _, err := rewrite("tiny", file, "1", &found); err != nil {
+		if _, err := rewrite("tiny", file, "1", &found, nil); err != nil {
 			t.Fatal(err)
 		}
 		orders := map[string]string{}

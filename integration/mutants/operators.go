@@ -31,17 +31,18 @@ type rewriter struct {
 	before, after       map[int]string // inserted text by offset, before or after what ends there
 	commas              map[int]bool   // offsets of a "+" that becomes the comma of a call
 	found               *[]mutant
+	invalid             map[int]bool   // mutants that do not compile
 	seen                map[string]int // mutants with equal text in one function are numbered
 }
 
-// rewrite returns the source of a file with all its mutants, and appends the mutants to the list.
-func rewrite(pkg, file, seed string, found *[]mutant) (string, error) {
+// rewrite returns the source of a file with all its mutants, and appends the mutants to the list. Invalid mutants are only in the list.
+func rewrite(pkg, file, seed string, found *[]mutant, invalid map[int]bool) (string, error) {
 	src, err := os.ReadFile(file)
 	if err != nil {
 		return "", err
 	}
 	r := &rewriter{pkg: pkg, seed: seed, fset: token.NewFileSet(), src: src, before: map[int]string{}, after: map[int]string{},
-		commas: map[int]bool{}, found: found, seen: map[string]int{}}
+		commas: map[int]bool{}, found: found, invalid: invalid, seen: map[string]int{}}
 	tree, err := parser.ParseFile(r.fset, file, src, parser.SkipObjectResolution)
 	if err != nil {
 		return "", err
@@ -87,6 +88,9 @@ func (r *rewriter) add(n ast.Node, prefix, suffix, change string, args ...any) {
 	}
 	*r.found = append(*r.found, m)
 	id := strconv.Itoa(m.id)
+	if r.invalid[m.id] {
+		return
+	}
 	start, end := r.offset(n.Pos()), r.offset(n.End())
 	r.before[start] += strings.Replace(prefix, "__(#", "__("+id, 1)
 	r.after[end] = strings.Replace(suffix, "__(#", "__("+id, 1) + r.after[end]
@@ -215,7 +219,7 @@ func (r *rewriter) binary(e *ast.BinaryExpr) {
 	case token.ADD:
 		if !literal(e.X) || !literal(e.Y) {
 			r.add(e, "mutantSum__(#, ", ")", "`%s` is `%s`", r.text(e), x)
-			r.commas[r.offset(e.OpPos)] = true
+			r.commas[r.offset(e.OpPos)] = !r.invalid[len(*r.found)]
 		}
 	}
 }

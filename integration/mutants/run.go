@@ -47,38 +47,59 @@ type test struct {
 // newTrial builds the test program of a package with all its mutants, and runs each test once without an active mutant.
 func newTrial(p goPackage, seed string) (*trial, error) {
 	t := &trial{pkg: strings.TrimPrefix(p.ImportPath, module), dir: p.Dir, bin: filepath.Join(work, "mutants.test"), slack: 10 * time.Second}
+	// Only the compiler knows the types. A mutant that it names in an error is taken out.
+	invalid := map[int]bool{}
+	for {
+		out, err := t.build(p, seed, invalid)
+		if err == nil {
+			break
+		}
+		known := len(invalid)
+		for _, found := range regexp.MustCompile(`mutant[A-Za-z]*__\((\d+)`).FindAllStringSubmatch(out, -1) {
+			id, _ := strconv.Atoi(found[1])
+			invalid[id] = true
+		}
+		if len(invalid) == known {
+			return nil, fmt.Errorf("build with mutants: %w\n%s", err, out)
+		}
+	}
+	t.mutants = slices.DeleteFunc(t.mutants, func(m mutant) bool { return invalid[m.id] })
+	return t, t.baseline()
+}
+
+// build builds the test program and returns the output of the compiler.
+func (t *trial) build(p goPackage, seed string, invalid map[int]bool) (string, error) {
 	replaced := map[string]string{}
 	write := func(name, text string) error {
 		path := filepath.Join(work, fmt.Sprintf("%d.go", len(replaced)))
 		replaced[filepath.Join(p.Dir, name)] = path
 		return os.WriteFile(path, []byte(text), 0o644)
 	}
+	t.mutants = nil
 	for _, name := range p.GoFiles {
-		text, err := rewrite(t.pkg, filepath.Join(p.Dir, name), seed, &t.mutants)
+		text, err := rewrite(t.pkg, filepath.Join(p.Dir, name), seed, &t.mutants, invalid)
 		if err == nil {
 			err = write(name, text)
 		}
 		if err != nil {
-			return nil, err
+			return "", err
 		}
 	}
 	if err := write("mutants__.go", strings.NewReplacer("PACKAGE", p.Name, "FOLDER", work).Replace(guard)); err != nil {
-		return nil, err
+		return "", err
 	}
 	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
 	if err == nil {
 		err = os.WriteFile(filepath.Join(work, "overlay.json"), overlay, 0o644)
 	}
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	build := exec.Command("go", "test", "-c", "-vet=off", "-buildvcs=false", "-ldflags=-s -w", "-overlay", filepath.Join(work, "overlay.json"),
-		"-o", t.bin, ".")
-	build.Dir = t.dir
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build with mutants: %w\n%s", err, out)
-	}
-	return t, t.baseline()
+	cmd := exec.Command("go", "test", "-c", "-vet=off", "-buildvcs=false", "-gcflags=-e", "-ldflags=-s -w",
+		"-overlay", filepath.Join(work, "overlay.json"), "-o", t.bin, ".")
+	cmd.Dir = t.dir
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 // baseline finds out which mutants each test reaches. All tests must pass alone.
