@@ -148,7 +148,11 @@ type verdict string
 
 const survived, killed, timedOut verdict = "survived", "killed", "killed by the time limit"
 
-// try runs the tests that reach a mutant until one fails. Tests of less than a second run first.
+// failure finds the failed test in the output of a test program.
+var failure = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
+
+// try runs the tests that reach a mutant until one fails. Tests of less than a second run first. The failed test must fail twice, because
+// it may have failed by chance.
 func (t *trial) try(id int) verdict {
 	var names [2][]string
 	var took [2]time.Duration
@@ -166,7 +170,11 @@ func (t *trial) try(id int) verdict {
 		if len(names[i]) == 0 {
 			continue
 		}
-		if v, _ := t.run(id, t.slack+4*took[i], names[i]...); v != survived {
+		v, out := t.run(id, t.slack+4*took[i], names[i]...)
+		if failed := failure.FindStringSubmatch(out); v == killed && failed != nil {
+			v, _ = t.run(id, t.slack+4*took[i], failed[1])
+		}
+		if v != survived {
 			return v
 		}
 	}
