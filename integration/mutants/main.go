@@ -2,16 +2,16 @@
 
 // Command mutants measures how many wrong changes of the source the tests of a package notice.
 //
-// A mutant is one wrong change: a condition is always true or never true, a comparison includes its limit or no longer includes it, a
-// statement is left out, an error is lost, a sum is its first term. All mutants of a package are compiled into one test program, in which a
-// file selects the active one. A first run of each test records the mutants that it reaches. A mutant is reached when its changed
-// value or statement would differ from the source. A sample of the reached mutants is then tried: the tests that reach a mutant run until one of
-// them fails. A failed test or an exceeded time limit kills the mutant.
+// A mutant is one wrong change: a condition is always true or never true, a comparison gains or loses its limit, a statement is left out,
+// an error is lost, a sum is its first term. All mutants of a package are compiled into one test program, and a file selects the active
+// one. First, each test runs without a mutant and records the mutants that it reaches: those whose value or statement would differ from the
+// source. Then a sample of the reached mutants is tried. The tests that reach a mutant run until one of them fails, which kills the mutant.
+// A time limit kills it too.
 //
-// The sample depends on the seed, the function and the changed text. Edits elsewhere do not change it. The tests run in a sandbox with
-// read-only file systems.
+// A sample depends only on the seed, the names of functions and the changed texts, so an edit elsewhere draws the same mutants. The tests
+// run in a sandbox with a read-only root file system, because a mutant may delete files that the source would keep.
 //
-// The command compares the result with a committed table. Its rules are in the comment of row.worse.
+// The result is compared with the committed table: see row.worse.
 package main
 
 import (
@@ -57,7 +57,7 @@ func main() {
 	os.Exit(code)
 }
 
-// enter runs the command in a sandbox.
+// enter lists the packages and runs the rest in a sandbox.
 func enter(o options) (int, error) {
 	packages, err := list(strings.Split(o.packages, ","))
 	if err != nil {
@@ -100,11 +100,14 @@ func runAll(o options, packages []goPackage) error {
 	var errs []error
 	fmt.Print(header)
 	for _, p := range packages {
-		if len(p.TestGoFiles)+len(p.XTestGoFiles) == 0 {
-			continue
-		}
 		name := strings.TrimPrefix(p.ImportPath, module)
 		committed, known := rates[name]
+		if len(p.TestGoFiles)+len(p.XTestGoFiles) == 0 {
+			if known {
+				errs = append(errs, fmt.Errorf("%s: has no tests, but a row in %s", name, o.rates))
+			}
+			continue
+		}
 		r, err := runPackage(p, o.seed, cmp.Or(o.sample, committed.tried, 24))
 		switch {
 		case err != nil:

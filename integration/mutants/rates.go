@@ -25,7 +25,8 @@ type row struct {
 const header = "package\tmutants\treached\ttried\tkilled\trate\tsample\tseconds\n"
 
 func (r row) String() string {
-	return fmt.Sprintf("%s\t%d\t%d\t%d\t%d\t%.0f%%\t%s\t%d\n", r.pkg, r.mutants, r.reached, r.tried, r.killed, 100*r.rate(), r.sample, r.seconds)
+	return fmt.Sprintf("%s\t%d\t%d\t%d\t%d\t%.0f%%\t%s\t%d\n",
+		r.pkg, r.mutants, r.reached, r.tried, r.killed, 100*r.rate(), r.sample, r.seconds)
 }
 
 func (r row) rate() float64 { return share(r.killed, r.tried) }

@@ -17,9 +17,8 @@ import (
 // work is a tmpfs in the sandbox. It holds the test program and the temporary files of the tests.
 const work = "/var/tmp"
 
-// protect keeps mutants from harming the machine: in the sandbox, only the work folder, Go's build cache and the folder of the committed table can
-// be written. Processes that
-// a test leaves behind become children of this process.
+// protect makes the root file system of the sandbox read-only, except for the work folder, Go's build cache and one other folder. Processes
+// that a test leaves behind become children of this process. protect needs Linux 5.12.
 func protect(writable string) error {
 	cache, err := exec.Command("go", "env", "GOCACHE").Output()
 	if err != nil {
