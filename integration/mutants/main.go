@@ -113,8 +113,7 @@ func runAll(o options, packages []goPackage) error {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 		case o.update:
-			rates[name] = r
-			errs = append(errs, writeRates(o.rates, rates))
+			errs = append(errs, updateRates(o.rates, r))
 		case !known:
 			errs = append(errs, fmt.Errorf("%s: no row in %s: add it with ARGS='-packages ./%s -update'", name, o.rates, name))
 		default:

@@ -157,8 +157,13 @@ func TestRates(t *testing.T) {
 		"pkg/a": {pkg: "pkg/a", mutants: 90, reached: 65, tried: 24, killed: 21, sample: "509fc4c6", seconds: 95},
 		"pkg/b": {pkg: "pkg/b", sample: "e3b0c442"},
 	}
-	if err := writeRates(file, rows); err != nil {
+	if err := os.WriteFile(file, []byte(header), 0o644); err != nil {
 		t.Fatal(err)
+	}
+	for _, r := range []row{rows["pkg/b"], {pkg: "pkg/a", tried: 1, sample: "x"}, rows["pkg/a"]} {
+		if err := updateRates(file, r); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if got, err := readRates(file); err != nil || !maps.Equal(got, rows) {
 		t.Errorf("read %v, %v; want %v", got, err, rows)

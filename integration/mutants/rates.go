@@ -51,7 +51,13 @@ func readRates(file string) (map[string]row, error) {
 	return rows, nil
 }
 
-func writeRates(file string, rows map[string]row) error {
+// updateRates replaces or adds one row of the table, which another run may have changed since this run began.
+func updateRates(file string, r row) error {
+	rows, err := readRates(file)
+	if err != nil {
+		return err
+	}
+	rows[r.pkg] = r
 	text := header
 	for _, pkg := range slices.Sorted(maps.Keys(rows)) {
 		text += rows[pkg].String()

@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// work is a tmpfs in the sandbox. It holds the test program and the temporary files of the tests.
-const work = "/var/tmp"
+// work is a tmpfs in the sandbox. It holds the test program and the temporary files of the tests. A source tree may be below /tmp or
+// /var/tmp, and unix sockets need short names.
+const work = "/mnt"
 
 // protect makes the root file system of the sandbox read-only, except for the work folder, Go's build cache and one other folder. Processes
 // that a test leaves behind become children of this process. protect needs Linux 5.12.
@@ -25,11 +26,12 @@ func protect(writable string) error {
 		return fmt.Errorf("go env GOCACHE: %w", err)
 	}
 	for _, dir := range []string{writable, strings.TrimSpace(string(cache))} {
-		if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, "")); err != nil {
 			return fmt.Errorf("bind %s: %w", dir, err)
 		}
 	}
-	if err := unix.Mount("tmpfs", work, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+	// The tests may remount it, which they could not with flags such as MS_NOSUID.
+	if err := unix.Mount("tmpfs", work, "tmpfs", 0, "mode=1777"); err != nil {
 		return fmt.Errorf("mount tmpfs on %s: %w", work, err)
 	}
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
