@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -201,7 +202,10 @@ func (t *trial) run(id int, limit time.Duration, names ...string) (verdict, stri
 	var out bytes.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = t.dir, &out, &out, time.Second
 	cmd.Env = append(os.Environ(), "KERNELTEST=require")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A mutant may loop forever: it must end with this process. The kernel sends Pdeathsig when the thread that started the program ends.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	err := cmd.Run()
 	killOrphans()
