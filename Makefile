@@ -204,6 +204,10 @@ soak: build ## random verbs, kills, flushes and losses on a node with 208 pods f
 upgrade: build ## upgrade a node with 20 pods from the programs of the commit of the day before to this tree's, and back; FROM=commit
 	@FROM='$(FROM)' scripts/upgrade-test.sh '$(CACHE)/upgrade' $(ARGS)
 
+.PHONY: mutants
+mutants: ## change pkg/ in wrong ways and compare how many changes the tests notice with rates.tsv; ARGS='-packages ./pkg/ports -update'
+	@go run ./integration/mutants $(ARGS)
+
 .PHONY: sim
 sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-seeds 20 -pods 20000'
 	@go run ./integration/sim $(ARGS)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -84,6 +85,37 @@ func TestForeign(t *testing.T) {
 	}
 	if diff := cmp.Diff(want.String(), calls(t, dir)); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestEnvironment checks the environment of an external plugin. A plugin that deletes another attachment must not get the namespace of
+// the caller's attachment.
+func TestEnvironment(t *testing.T) {
+	t.Setenv("CNI_COMMAND", "ADD")
+	t.Setenv("CNI_CONTAINERID", "id")
+	t.Setenv("CNI_IFNAME", "eth0")
+	t.Setenv("CNI_NETNS", "/run/netns/pod")
+	t.Setenv("CNI_ARGS", "A=1")
+	for _, c := range []struct{ verb, id, ifName, netns, args string }{
+		{"ADD", "id", "eth0", "/run/netns/pod", "A=1"},
+		{"DEL", "id", "eth0", "/run/netns/pod", "A=1"},
+		{"ADD", "id", "eth1", "/run/netns/pod", "B=2"},
+		{"DEL", "id", "eth1", "", ""},
+		{"DEL", "other", "eth0", "", ""},
+	} {
+		r := request()
+		r.ContainerID, r.IfName, r.Args = c.id, c.ifName, map[string]string{"B": "2"}
+		var got []string
+		for _, kv := range environment(r, c.verb) {
+			if strings.HasPrefix(kv, "CNI_") {
+				got = append(got, kv)
+			}
+		}
+		want := []string{"CNI_ARGS=" + c.args, "CNI_COMMAND=" + c.verb, "CNI_CONTAINERID=" + c.id, "CNI_IFNAME=" + c.ifName, "CNI_NETNS=" + c.netns}
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" || !slices.Contains(environment(r, c.verb), "PATH="+os.Getenv("PATH")) {
+			t.Errorf("%+v: want the caller's other variables and, -want +got:\n%s", c, diff)
+		}
 	}
 }
 

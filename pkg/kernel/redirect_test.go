@@ -130,7 +130,7 @@ func TestEnsureIFBJoins(t *testing.T) {
 	}
 }
 
-// TestBucketsOfOthers checks that Buckets ignores a fair queue whose parent is not a token bucket.
+// TestBucketsOfOthers checks that Buckets ignores a fair queue whose parent is not a token bucket, and a child of another kind.
 func TestBucketsOfOthers(t *testing.T) {
 	w := newWire(t)
 	s := Bucket{Rate: 8e6, Burst: 20_000, Limit: 30_000}
@@ -145,6 +145,11 @@ func TestBucketsOfOthers(t *testing.T) {
 	got := bucketsIn(append([]qdisc{queue(w.hostSide.Index), queue(1 << 20)}, list...))
 	if b := got[w.hostSide.Index]; len(got) != 1 || b.Rate != s.Rate || b.Dropped != 7 || b.Fair.Target == 0 {
 		t.Errorf("%+v", got)
+	}
+	codel := queue(w.hostSide.Index) // the same attribute numbers as fq_codel
+	codel.kind = "codel"
+	if b := bucketsIn(append([]qdisc{codel}, list...))[w.hostSide.Index]; b.Rate != s.Rate || b.Dropped != 0 || b.Fair != (FairQueue{}) {
+		t.Errorf("with codel: %+v", b)
 	}
 }
 

@@ -220,6 +220,20 @@ func TestParsed(t *testing.T) {
 	}
 }
 
+// TestCheckpointNUMA checks the NUMA nodes of CheckpointDevices. The kubelet writes -1 for a device without a NUMA node.
+func TestCheckpointNUMA(t *testing.T) {
+	k := startServer(t, &fakeKubelet{})
+	k.note(t, written{after, "app", "example.com/fast", map[int64][]string{-1: {"a"}, 1: {"b"}}, nil})
+	devices, err := CheckpointDevices(k.Checkpoint)
+	got := map[string][]int{}
+	for _, d := range devices {
+		got[d.ID] = d.NUMA
+	}
+	if diff := cmp.Diff(map[string][]int{"a": nil, "b": {1}}, got); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+}
+
 // knownCheckpoints returns the entries of checkpoints in all formats that kubelets write.
 func knownCheckpoints() map[string][]written {
 	return map[string][]written{

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 )
@@ -45,6 +46,12 @@ func TestOpenConns(t *testing.T) {
 	add(http.StateNew)
 	if !closed(0) || closed(2) {
 		t.Error("want the first closed: all are busy")
+	}
+	idle := o.all[5]
+	o.track(idle, http.StateIdle)
+	add(http.StateActive)
+	if slices.Contains(o.all, idle) {
+		t.Error("want the connection closed that waits for a request again")
 	}
 	o.track(first, http.StateClosed) // a second time, by the server
 	for len(o.all) > 0 {

@@ -109,6 +109,27 @@ func TestDelReference(t *testing.T) {
 	}
 }
 
+// TestHasMasquerade checks that HasMasquerade finds the rules of each backend.
+func TestHasMasquerade(t *testing.T) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			kerneltest.EmptyNFT(t)
+			ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "masq", IfName: "eth0"}, Hashes: []string{strings.Repeat("d", 24)}}
+			nft, iptables := leftBy(ref.Hashes[0], Bridge(ref).commentPrefix(), ref.ContainerID, "10.9.0.2", "8080")
+			if backend == "nftables" {
+				pipeTo(t, nft, "nft", "-f", "-")
+			} else {
+				pipeTo(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n"+iptables, "iptables-restore", "--noflush")
+			}
+			for address, want := range map[string]bool{"10.9.0.2": true, "10.9.0.3": false} {
+				if has, err := Bridge(ref).HasMasquerade(netip.MustParseAddr(address)); has != want || err != nil {
+					t.Errorf("%s: %t, %v", address, has, err)
+				}
+			}
+		})
+	}
+}
+
 // TestDelReferenceLegacy checks that the iptables program removes the chains of legacy xtables.
 func TestDelReferenceLegacy(t *testing.T) {
 	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); errors.Is(err, fs.ErrPermission) {
