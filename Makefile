@@ -254,6 +254,10 @@ TARGETS := lint-modules user faults soak vm kernels node apiserver dra crio clus
 nightly: ## run everything long, and print one table with results and times; TARGETS='vm e2e' (needs root and Debian)
 	@CACHE='$(CACHE)' scripts/nightly.sh $(TARGETS)
 
+.PHONY: nightly-list
+nightly-list: # the public workflow starts a job for each
+	@echo $(TARGETS)
+
 .PHONY: user
 user: ## run `make test` and `make demo` as an ordinary user with empty caches (needs root)
 	@scripts/as-user.sh 'make test && make demo'

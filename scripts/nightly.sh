@@ -17,7 +17,7 @@ rows=() failed=0
 for target in "$@"; do
   begin=$SECONDS result=passed
   echo "=== make $target, to $logs/$target.log (load $(cut -d ' ' -f 1 /proc/loadavg))"
-  KERNELTEST=require timeout "${LIMIT:-4h}" make --no-print-directory "$target" ARGS="${ARGS:-${arguments[$target]:-}}" >"$logs/$target.log" 2>&1 || result="failed ($?)"
+  KERNELTEST=require timeout 4h make --no-print-directory "$target" ARGS="${ARGS:-${arguments[$target]:-}}" >"$logs/$target.log" 2>&1 || result="failed ($?)"
   if [ "$result" != passed ]; then
     failed=$((failed + 1))
     tail -n 40 "$logs/$target.log"
