@@ -29,7 +29,7 @@ func probes() map[string]func(testing.TB) bool {
 		"a limit of the MACs that a bridge learns":         limitsLearnedMACs,
 		"renaming an interface that is up":                 renamesUp,
 		"IPv6 forwarding for single interfaces":            exists("/proc/sys/net/ipv6/conf/lo/force_forwarding"),
-		"the features of `podlace doctor kernel-features`": func(t testing.TB) bool { return len(missing(t)) == 0 },
+		"the features of `podlace doctor kernel-features`": findsNothing,
 		"VLANs on bridges":                                 func(t testing.TB) bool { return accepts(t, "vlan", 100) },
 	}
 }
@@ -105,17 +105,23 @@ func exists(path string) func(testing.TB) bool {
 	}
 }
 
-// missing() returns the findings of `podlace doctor kernel-features`.
-func missing(t testing.TB) (findings []struct{ Check, What, Level string }) {
+// findsNothing reports whether `podlace doctor kernel-features` finds no missing feature.
+func findsNothing(t testing.TB) bool {
 	t.Helper()
 	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "doctor", "kernel-features", "-o", "json").Output()
 	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
 	}
+	var findings []struct{ Level, What, Evidence string }
 	if err := json.Unmarshal(out, &findings); err != nil {
 		t.Fatalf("%v in %s", err, out)
 	}
-	return findings
+	found := false
+	for _, f := range findings {
+		t.Logf("%s: %s: %s", f.Level, f.What, f.Evidence)
+		found = found || f.Level != "ok"
+	}
+	return !found && len(findings) > 0
 }
 
 // accepts() reports whether ADD of the plugin bridge accepts a key. If the kernel lacks the feature, ADD must fail with code 105.
