@@ -57,7 +57,8 @@ func allowedImporters() map[string][]string {
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store",
 			"pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge",
 			"pkg/portmap", "integration/"},
-		"os/exec": {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/kernel/kerneltest", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
+		"os/exec": {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/kernel/kerneltest", "pkg/sandbox", "pkg/demo", "pkg/reconcile",
+			"pkg/cli", "integration/"},
 
 		// pkg/kernel and other low-level packages must not import pkg/plugin. pkg/plugin contains error codes and hints for runtimes and
 		// operators; low-level packages return typed errors.

@@ -145,7 +145,7 @@ func renamesUp(t testing.TB) bool {
 	if err := errors.Join(netlink.LinkAdd(dummy), netlink.LinkSetUp(dummy)); err != nil {
 		t.Fatal(err)
 	}
-	defer netlink.LinkDel(dummy) //nolint:errcheck // it goes with the namespace at the latest
+	defer netlink.LinkDel(dummy)
 	err := netlink.LinkSetName(dummy, "up1")
 	if err != nil && !errors.Is(err, unix.EBUSY) {
 		t.Fatal(err)

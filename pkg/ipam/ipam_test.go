@@ -111,7 +111,8 @@ func TestEnvironment(t *testing.T) {
 				got = append(got, kv)
 			}
 		}
-		want := []string{"CNI_ARGS=" + c.args, "CNI_COMMAND=" + c.verb, "CNI_CONTAINERID=" + c.id, "CNI_IFNAME=" + c.ifName, "CNI_NETNS=" + c.netns}
+		want := []string{"CNI_ARGS=" + c.args, "CNI_COMMAND=" + c.verb, "CNI_CONTAINERID=" + c.id, "CNI_IFNAME=" + c.ifName,
+			"CNI_NETNS=" + c.netns}
 		slices.Sort(got)
 		if diff := cmp.Diff(want, got); diff != "" || !slices.Contains(environment(r, c.verb), "PATH="+os.Getenv("PATH")) {
 			t.Errorf("%+v: want the caller's other variables and, -want +got:\n%s", c, diff)
