@@ -35,6 +35,7 @@ func TestIFBName(t *testing.T) {
 }
 
 func TestAddCheckDel(t *testing.T) {
+	kerneltest.Slow(t)
 	for _, c := range []struct {
 		config object
 		want   string
@@ -221,6 +222,7 @@ func TestFairQueue(t *testing.T) {
 
 // TestCheckDetects (C-64) checks that CHECK fails after any single part of the limits is changed.
 func TestCheckDetects(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t)
 	ifb := func() kernel.Link { return l.link(l.ifb("a")) }
 	fair := hasFairQueue(l)
@@ -358,6 +360,7 @@ func TestGC(t *testing.T) {
 // TestTinyBurst (S-14) checks that the plugin raises a burst that is smaller than a full frame to 4 frames, and logs the change. With a
 // burst smaller than a full frame, no full frame could pass.
 func TestTinyBurst(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t)
 	const least = 4 * (1400 + 18)
 	for _, bits := range []int{1, 7, 8, 8 * 1000, 8*least - 8, 8 * least, 8 * 6000} {

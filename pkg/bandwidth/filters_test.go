@@ -33,6 +33,7 @@ const (
 // TestCheckTellsFilters (C-64) checks that CHECK fails if another program's filter drops or redirects all frames before the limit can count
 // them.
 func TestCheckTellsFilters(t *testing.T) {
+	kerneltest.Slow(t)
 	if _, err := exec.LookPath("tc"); err != nil {
 		t.Skip("SKIPPED: tc is not installed")
 	}
@@ -73,6 +74,7 @@ func TestCheckTellsFilters(t *testing.T) {
 
 // TestCheckAllowsFilters checks that CHECK accepts other programs' filters if these filters do not bypass a limit.
 func TestCheckAllowsFilters(t *testing.T) {
+	kerneltest.Slow(t)
 	if _, err := exec.LookPath("tc"); err != nil {
 		t.Skip("SKIPPED: tc is not installed")
 	}

@@ -210,6 +210,7 @@ func TestReferenceDeviceDown(t *testing.T) {
 // TestReferenceRedirectReplaced checks that CHECK accepts the reference plugin's redirect if the pod has no record. The command 'podlace
 // reload' replaces this redirect. After the replacement, neither DEL of Podlace nor DEL of the reference plugin leaves any state.
 func TestReferenceRedirectReplaced(t *testing.T) {
+	kerneltest.Slow(t)
 	for what, del := range map[string]func(lab){
 		"DEL":                  func(l lab) { l.OK(l.Call("DEL", "a")) },
 		"DEL of the reference": func(l lab) { l.must(l.host.DelLink(l.ifb("a")), l.host.DelRedirect(l.hostSide, kernel.Link{}, true)) },

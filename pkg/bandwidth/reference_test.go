@@ -12,6 +12,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -24,6 +25,7 @@ func (l lab) removeRecord(key attachment.Key) {
 // TestLostRecord checks that DEL without a record removes the limits that ADD set. DEL finds the limits by the names of their devices,
 // while the pod and its link still exist.
 func TestLostRecord(t *testing.T) {
+	kerneltest.Slow(t)
 	for name, c := range map[string]struct {
 		config object
 		keys   []any // configuration of DEL
@@ -62,6 +64,7 @@ func TestLostRecord(t *testing.T) {
 // TestLeftOver (F-19) checks stale limits that any program left on the node. ADD adopts or replaces a stale ifb device, token bucket or
 // redirect. CHECK detects stale limits. After DEL, no state is left.
 func TestLeftOver(t *testing.T) {
+	kerneltest.Slow(t)
 	for name, leave := range map[string]func(l lab, ifb kernel.Link) error{
 		"everything":  func(lab, kernel.Link) error { return nil },
 		"no redirect": func(l lab, _ kernel.Link) error { return l.host.DelRedirect(l.hostSide, kernel.Link{}, true) },

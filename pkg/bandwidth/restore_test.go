@@ -18,6 +18,7 @@ import (
 // TestMissingAndRestore removes each kernel object of the limits, as another program could do. Look reports the object as missing, and
 // Restore restores it. Restore does not change the objects that still exist.
 func TestMissingAndRestore(t *testing.T) {
+	kerneltest.Slow(t)
 	ifb := func(l lab) kernel.Link { return l.link(l.ifb("a")) }
 	name := ifbName(attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"})
 	bucket, device := "the token bucket of bwt0 is missing", "device "+name+" is missing or down"

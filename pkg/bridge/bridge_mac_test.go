@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
@@ -62,6 +63,7 @@ func addPort(t *testing.T, bridge string) (del func()) {
 // TestForeignBridgeKeepsMAC checks a bridge that another program created. From the first ADD on, the bridge keeps its MAC when ports join
 // and leave. Each ADD result contains this MAC.
 func TestForeignBridgeKeepsMAC(t *testing.T) {
+	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{
 		"btfgw": nil, "btfno": {"isGateway", false, "ipMasq", false}, "btfl2": {"isGateway", false, "ipMasq", false, "ipam", nil},
 	} {
@@ -169,6 +171,7 @@ func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered,
 // TestGatewayReachedWhilePodsComeAndGo checks that no packet between a pod and the node is lost while ports join and leave. The bridge of
 // this test was created by another program. In the subtest for a layer 2 network, the test sets the gateway address, as an admin would do.
 func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
+	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{"btping": nil, "btpingl2": {"isGateway", false, "ipMasq", false, "ipam", nil}} {
 		t.Run(name, func(t *testing.T) { testGatewayReached(t, name, keys) })
 	}

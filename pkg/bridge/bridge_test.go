@@ -190,6 +190,7 @@ func TestAddressReused(t *testing.T) {
 // TestReachedAtOnce checks that frames can pass as soon as ADD returns. The kernel may activate a new link up to a second late, and the
 // link drops frames until then, so ADD must wait.
 func TestReachedAtOnce(t *testing.T) {
+	kerneltest.Slow(t)
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
 		t.Fatal(err)

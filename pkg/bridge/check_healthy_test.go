@@ -190,6 +190,7 @@ const cleanUp = "ip link del BR; ip link del BR.100; ip link del up0; ip link de
 // TestCheckHealthy (C-66, C-67) checks that CHECK succeeds for each healthy pod. CHECK logs no warning, except for the warning that a
 // healthyPod expects.
 func TestCheckHealthy(t *testing.T) {
+	kerneltest.Slow(t)
 	kinds := podsByConfiguration([]string{"10.90.0.0/24", "fd00:90::/64"})
 	maps.Copy(kinds, podsByChanges())
 	maps.Copy(kinds, podsByHistory())

@@ -210,6 +210,7 @@ func TestStrictCheck(t *testing.T) {
 // TestCheckWithoutRecords (C-61, C-62) checks CHECK after all records were lost. CHECK must still compare the kernel's state with
 // prevResult and the configuration.
 func TestCheckWithoutRecords(t *testing.T) {
+	kerneltest.Slow(t)
 	l := nodeLab(t)
 	for what, d := range damages() {
 		l.Run(what, func(t *testing.T) {

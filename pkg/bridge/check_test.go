@@ -264,6 +264,7 @@ func TestCheckWithoutRecord(t *testing.T) {
 // TestDelForgetsLimits checks that DEL removes the record of the pod's bandwidth limits together with the link. DEL removes this record
 // even if the bridge plugin's own record is lost or damaged.
 func TestDelForgetsLimits(t *testing.T) {
+	kerneltest.Slow(t)
 	for what, lose := range map[string]func(path string) error{
 		"there":   func(string) error { return nil },
 		"lost":    os.Remove,

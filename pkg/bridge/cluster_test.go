@@ -16,6 +16,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -57,6 +58,7 @@ func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, ni
 // TestClusterCIDR checks that useClusterCidr stands for the CIDRs in node.json. If node.json is missing, the last CIDRs stay in force. A
 // change of node.json takes effect for running pods.
 func TestClusterCIDR(t *testing.T) {
+	kerneltest.Slow(t)
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
 			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {

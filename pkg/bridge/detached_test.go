@@ -11,6 +11,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -41,6 +42,7 @@ func (l lab) detached(host *kernel.Node) []DetachedPort {
 // TestDetachedPort checks a pod's port that another program removed from the bridge. DetachedPorts returns such a port, and Restore
 // attaches it again with its flags and VLANs.
 func TestDetachedPort(t *testing.T) {
+	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{
 		"plain":    {"hairpinMode", false},
 		"hairpin":  {"hairpinMode", true},

@@ -51,6 +51,7 @@ func (l lab) inSecondSubnet() lab {
 // TestForeignIntervals (C-63) checks that CHECK reports an address interval that another program added to the network's nftables sets.
 // GC removes this interval. GC keeps the intervals of a pod even if the pod's record is lost.
 func TestForeignIntervals(t *testing.T) {
+	kerneltest.Slow(t)
 	needNFT(t)
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"nonMasqueradeCIDRs": []any{"192.0.2.0/24"}})
 	a := l.add("a")
@@ -74,6 +75,7 @@ func TestForeignIntervals(t *testing.T) {
 // TestNoForeignIntervals checks that CHECK and GC accept three kinds of intervals: subnets of other pods, subnets of deleted pods, and
 // configured exceptions.
 func TestNoForeignIntervals(t *testing.T) {
+	kerneltest.Slow(t)
 	needNFT(t)
 	masquerade := func(cidr string) object { return object{"nonMasqueradeCIDRs": []any{cidr}} }
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", masquerade("192.0.2.0/24"))

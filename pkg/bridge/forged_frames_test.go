@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // ip4() returns an Ethernet frame with an IPv4 packet. The 16-bit argument "flags" consists of the fragment flags and the fragment offset
@@ -170,6 +172,7 @@ func (a attached) leadsToRouter() (found bool) {
 // TestRouterPort (S-23) checks that a guarded pod's port never becomes a multicast router port. A router port would receive all multicast
 // traffic. The port of an unguarded pod becomes a router port.
 func TestRouterPort(t *testing.T) {
+	kerneltest.Slow(t)
 	l := bareLab(t, "name", "routers", "bridge", "btr", "isGateway", false, "ipMasq", false)
 	l.setBridged("0")
 	t.Cleanup(func() { _ = onHost("btr", netlink.LinkDel) })

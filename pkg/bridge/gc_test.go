@@ -84,6 +84,7 @@ func TestGCStrayFile(t *testing.T) {
 // TestGCRandom (C-80) checks two networks on one node. GC of one network keeps exactly its valid attachments, and does not change the other
 // network.
 func TestGCRandom(t *testing.T) {
+	kerneltest.Slow(t)
 	const attachments = 50
 	nets := []lab{newLab(t), {}} // an attachment is one interface of one pod
 	nets[1] = nets[0]
@@ -164,6 +165,7 @@ func (l lab) mustOwn(want map[plugin.Attachment]bool) {
 // outdated. In the subtest "plain", GC skips young attachments, although they are not in the list. In the subtest "named", the GC request
 // also contains the pod in its list of dead attachments, although a new ADD has attached the pod again.
 func TestGCWhileAdding(t *testing.T) {
+	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{
 		"plain": {"cni.dev/valid-attachments", []any{}},
 		"named": {"cni.dev/valid-attachments", []any{}, "podlace/dead-attachments", []any{object{"containerID": "pod", "ifname": "eth0"}}},
@@ -224,6 +226,7 @@ func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 
 // TestGCAgain (C-85) checks that a later GC removes the young attachments that an earlier GC skipped.
 func TestGCAgain(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t)
 	a := l.add("a")
 	l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{}))

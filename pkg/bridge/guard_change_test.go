@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -14,6 +15,7 @@ import (
 // configuration, and DEL removes all their state. If the record is lost, CHECK reports the loss, because Podlace's masquerade rules show
 // that Podlace attached the pod.
 func TestGuardOfNewConfiguration(t *testing.T) {
+	kerneltest.Slow(t)
 	protections := map[string][]any{"nothing": nil, "macspoofchk": {"macspoofchk", true}, "antiSpoof": {"antiSpoof", true}}
 	strength := map[string]int{"nothing": 0, "macspoofchk": 1, "antiSpoof": 2}
 	for before, old := range protections {

@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -22,6 +23,7 @@ func (l lab) plainLab(name, bridge string) lab {
 // TestPlainVerbsRestore (F-21) checks ADD and STATUS after a flush. ADD and STATUS restore the rules of all networks on the node from the
 // records. ADD and STATUS do so even if their own network needs no rules.
 func TestPlainVerbsRestore(t *testing.T) {
+	kerneltest.Slow(t)
 	flush := func(tables ...string) []string {
 		for i, table := range tables {
 			tables[i] = "nft flush table " + table

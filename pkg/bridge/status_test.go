@@ -144,6 +144,7 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 // STATUS must find the missing rules of older pods. The test includes rules that are missing in only one address family, and a pod whose
 // ADD was killed.
 func TestStatusAfterYoungerPods(t *testing.T) {
+	kerneltest.Slow(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}

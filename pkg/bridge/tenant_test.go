@@ -54,6 +54,7 @@ func (a attached) forge(victim attached) error {
 // TestForgedPeer (C-50, C-61) checks a tenant that gives its interface the ifindexes of another pod's pair. CHECK of the tenant's pod must
 // report that the host side is missing. DEL of the tenant's pod, with and without a record, does not change the other pod.
 func TestForgedPeer(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t)
 	victim, tenant := l.add("victim"), l.other().add("tenant")
 	l.OK(tenant.check())

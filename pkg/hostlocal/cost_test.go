@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -56,6 +57,7 @@ func openCounts(t *testing.T, dir string, f func()) map[string]int {
 // attachment. After another program has changed the folder, the next CNI command reads each lease once. Later CNI commands read only the
 // leases of their own attachment.
 func TestL04OpensNoOthersLease(t *testing.T) {
+	kerneltest.Slow(t)
 	const others = 10_000
 	l := newQuickLab(t, `"ranges":[[{"subnet":"10.0.0.0/8"}],[{"subnet":"fd00::/64"}]]`)
 	addr := netip.MustParseAddr("10.1.0.0")

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -66,6 +67,7 @@ func mutations(random *rand.Rand) []func(path string, data []byte) error {
 // TestF05Mutations (F-05) checks that a damaged lease file or index file does not affect other pods. ADD and DEL of other pods must
 // succeed. A pod must keep its lease until its DEL, and DEL must leave no files.
 func TestF05Mutations(t *testing.T) {
+	kerneltest.Slow(t)
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 5))
 	damage := mutations(random)
@@ -226,6 +228,7 @@ func TestF07LockFileRemoved(t *testing.T) {
 // TestF08LockHolderStopped (F-08): a stopped process holds the lock of the lease folder. After a timeout, ADD, DEL and GC fail with the
 // error "try again". STATUS and CHECK succeed, because these commands need no lock.
 func TestF08LockHolderStopped(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
 	file, err := os.OpenFile(filepath.Join(l.dir, lockFile), os.O_RDWR, 0)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -192,6 +193,7 @@ func randomRange(random *rand.Rand, six bool, set, r byte) (text string, gateway
 // TestAllocatorAgainstModel compares the plugin's allocator with a simple model for random pools and random CNI commands. The allocator and
 // the model must return the same addresses and errors. An address must never have two owners.
 func TestAllocatorAgainstModel(t *testing.T) {
+	kerneltest.Slow(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 6))

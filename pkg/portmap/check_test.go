@@ -68,6 +68,7 @@ func TestCheckDetectsNFTables(t *testing.T) {
 
 // TestCheckDetectsIPTables (C-63) deletes one iptables rule at a time and expects an error from CHECK.
 func TestCheckDetectsIPTables(t *testing.T) {
+	kerneltest.Slow(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}

@@ -56,6 +56,7 @@ func TestClash(t *testing.T) {
 // TestTakeOver (F-39) checks that a new pod gets the port of a dead pod, and the port of an older pod with the same name. CHECK of the
 // older pod must return an error with the name of the pod to which the port belongs. The older pod keeps its other ports until its own DEL.
 func TestTakeOver(t *testing.T) {
+	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
 		for _, backend := range []string{"nftables", "iptables"} {
 			for what, ports := range map[string][]any{"same": {port(8080, 80, "tcp")}, "range": sequence(8080, 20)} {
@@ -301,6 +302,7 @@ func asking(address string, ports ...any) []any {
 // TestRestoreAfterTakeOver checks the case that a pod has lost a port to another pod. For any combination of backends, Restore must not
 // return the port to the pod that lost it. If two records contain the same port, Restore must still restore the ports of other pods.
 func TestRestoreAfterTakeOver(t *testing.T) {
+	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
 			for what, loser := range map[string][]any{"one": asking("10.71.0.6/24", port(8095, 80, "tcp")),
@@ -334,6 +336,7 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 // TestSharedPort checks the case that a container requests the same ports in two networks, with one or two backends. The attachment of the
 // first network must keep the ports, and CHECK must pass in both networks.
 func TestSharedPort(t *testing.T) {
+	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
 			for _, ports := range [][]any{{port(8080, 80, "tcp")}, sequence(8080, 20)} {
@@ -367,6 +370,7 @@ func TestLostProtection(t *testing.T) {
 // TestFlushedChains checks the case that another program flushes only the masquerade chains. CHECK must then fail, and Restore must add the
 // rules again.
 func TestFlushedChains(t *testing.T) {
+	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
 		commands := []string{"nft flush map inet podlace_hostport ports4", "nft flush set inet podlace_hostport snat6"}
 		if l.Conf["backend"] == "iptables" {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -51,6 +52,7 @@ func (l testLab) onBinding(address string, f func(net string)) {
 
 // TestDriver: a VF for a user space program has no interface in the pod. When the pod ends, DEL binds the VF to its former driver again.
 func TestDriver(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t, "driver", "vfio-pci")
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	l.allocate(vf0)

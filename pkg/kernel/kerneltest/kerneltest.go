@@ -93,6 +93,14 @@ func Feature(t testing.TB, has bool, name string) bool {
 	return has
 }
 
+// Slow skips a test in `make quick`.
+func Slow(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("SKIPPED by -short: make test runs it")
+	}
+}
+
 func fuzzWorker(arg string) bool {
 	return strings.HasPrefix(strings.TrimLeft(arg, "-"), "test.fuzzworker")
 }

@@ -107,7 +107,7 @@ func (p *parts) next() (part []string) {
 	if p.status >= unavailable {
 		return nil // every part would say the same
 	}
-	n := min(len(p.names), 1+len(p.names)/(2*sandboxes))
+	n := min(len(p.names), 1+len(p.names)/(4*sandboxes))
 	part, p.names = p.names[:n], p.names[n:]
 	return part
 }
