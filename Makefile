@@ -167,7 +167,7 @@ $(CACHE)/tools/actionlint-$(ACTIONLINT):
 	@mv $(CACHE)/tools/build/actionlint $@
 
 # remove_all_sd leaves out the clients of clouds, which the tests of rules do not need.
-PROMTOOL := $(CACHE)/tools/promtool-$(shell awk '$$1 == "github.com/prometheus/prometheus" {print $$2}' integration/monitoring/go.mod)
+PROMTOOL := $(CACHE)/tools/promtool-$(shell awk '$$1 == "github.com/prometheus/prometheus" {print $$2}' integration/monitoring/go.mod 2>/dev/null)
 
 .PHONY: monitoring
 monitoring: $(PROMTOOL) ## test the dashboard and the alerting rules with promtool, built once into the cache
