@@ -35,7 +35,6 @@ func TestIFBName(t *testing.T) {
 }
 
 func TestAddCheckDel(t *testing.T) {
-	kerneltest.Slow(t)
 	for _, c := range []struct {
 		config object
 		want   string
@@ -222,7 +221,6 @@ func TestFairQueue(t *testing.T) {
 
 // TestCheckDetects (C-64) checks that CHECK fails after any single part of the limits is changed.
 func TestCheckDetects(t *testing.T) {
-	kerneltest.Slow(t)
 	l := newLab(t)
 	ifb := func() kernel.Link { return l.link(l.ifb("a")) }
 	fair := hasFairQueue(l)
