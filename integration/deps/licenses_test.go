@@ -60,12 +60,12 @@ func TestLicenses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	match := regexp.MustCompile(`(?m)^MODULES := (.*)$`).FindSubmatch(makefile)
+	match := regexp.MustCompile(`(?m)^MODULES := ((?:.*\\\n)*.*)$`).FindSubmatch(makefile)
 	if match == nil {
 		t.Fatal("the Makefile has no MODULES")
 	}
 	count := map[string]int{}
-	for folder := range strings.FieldsSeq(string(match[1])) {
+	for folder := range strings.FieldsSeq(". " + strings.ReplaceAll(string(match[1]), "\\\n", " ")) {
 		cmd := goTool("list", "-deps", "-test", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}", "./...")
 		cmd.Dir = filepath.Join(cmd.Dir, folder)
 		var refused bytes.Buffer
