@@ -70,18 +70,11 @@ QUICK := allocation attachment cli fault ipam iptables nft plugin podresources p
 quick: ## run the quick tests, with all six plugins, in a minute, without root
 	@PACKAGES='./integration/deps $(addprefix ./pkg/,$(QUICK) bandwidth bridge hostlocal loopback portmap sriov)' scripts/test.sh -short $(ARGS)
 
-# How a goroutine starts.
-GOROUTINE := (^|[;{])[[:space:]]*go [A-Za-z_]|[.]Go[(]|AfterFunc[(]|errgroup|httptest[.]New
-
-# Every package that starts goroutines, in its code or its tests. The goroutines of the packages in RACE_NOT only drive programs, whose own
-# processes have no race detector: CGO_ENABLED=1 PACKAGES=./integration/faults scripts/test.sh -race runs one of them.
-RACE_NOT := ./integration/docs/ ./integration/e2e/% ./integration/faults/ ./integration/harness/% ./integration/plugins/ ./scripts/image/
-RACE = $(filter-out $(RACE_NOT),$(sort $(dir $(shell grep -rlE '$(GOROUTINE)' --include='*.go' --exclude-dir=build .))))
+RACE := $(addprefix ./pkg/,allocation deviceplugin iptables meter nodeagent pci plugin podmetrics podresources pool store)
 
 .PHONY: race
-race: ## run the tests of all packages with goroutines with Go's race detector (needs gcc)
+race: ## run the tests of packages with goroutines with Go's race detector (needs gcc)
 	@CGO_ENABLED=1 PACKAGES='$(RACE)' scripts/test.sh -race -skip '^TestMeasured' $(ARGS)
-	@CGO_ENABLED=1 go -C scripts/image test -race -short -count=1 ./...
 
 .PHONY: vm
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)

@@ -49,7 +49,8 @@ fi
 if root; then
   # The other packages behave the same for every user. integration calls the plugins as root, as a runtime does.
   packages=(attachment bandwidth bridge demo hostlocal ipam iptables kernel/... loopback portmap reconcile reference rollback sandbox sriov)
-  step "tests of packages that depend on the user, and demo, as an ordinary user" scripts/as-user.sh -test "${packages[@]/#/./pkg/}"
+  step "tests of packages that depend on the user, and demo, as an ordinary user" scripts/as-user.sh \
+    "PACKAGES='${packages[*]/#/./pkg/}' make test && make demo"
   step "real containerd" env PODLACE_BIN="$PWD/bin" go -C integration/e2e/containerd test -trimpath -count=1 -timeout 15m ./...
   step "real kubelet" make node
   step "real API server" make apiserver
