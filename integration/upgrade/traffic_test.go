@@ -196,7 +196,7 @@ func (n *node) measure(p *pod) {
 	}
 }
 
-// spoofs reports whether the node answers a pod that sends from an address which the plugins gave to nobody.
+// spoofs reports whether the node answers a pod that sends from an address that no pod has.
 func spoofs(t testing.TB, p *pod) bool {
 	t.Helper()
 	const stolen = "10.58.200.200"
