@@ -19,10 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// After the first access, the legacy iptables tables stay loaded in the network namespace. Therefore the tests in xtables_test.go run after
-// all other tests in this folder.
-
-// TestXTables: the node has iptables-legacy and iptables-nft, and other programs use iptables at the same time.
+// TestXTables: the node has iptables-legacy and iptables-nft, and other programs use iptables at the same time. After the first access, the
+// legacy tables stay loaded in the network namespace.
 func TestXTables(t *testing.T) {
 	t.Run("F-20 iptables and backend changed between ADD and DEL", testFlavours)
 	t.Run("F-22 xtables lock held, iptables-legacy", testXTablesLock)

@@ -234,7 +234,7 @@ func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables
 		}
 		for _, kind := range []string{"pods", "local"} {
 			set := &nftables.Set{Table: r.Table, Name: m.setName(kind, is4), KeyType: key, Interval: true}
-			if err := r.C.AddSet(set, nil); err != nil {
+			if err := r.AddSet(set); err != nil {
 				return nil, nil, err
 			}
 			r.C.FlushSet(set)

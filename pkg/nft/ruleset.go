@@ -5,6 +5,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -45,7 +46,7 @@ func (r Ruleset) Mark(version uint16) error {
 // Unmark removes the schema version from schemaSet.
 func (r Ruleset) Unmark() (*nftables.Set, error) {
 	mark := &nftables.Set{Table: r.Table, Name: schemaSet, KeyType: nftables.TypeInetService}
-	if err := r.C.AddSet(mark, nil); err != nil {
+	if err := r.AddSet(mark); err != nil {
 		return nil, err
 	}
 	r.C.FlushSet(mark)
@@ -114,7 +115,16 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 			return nil, err
 		}
 	}
-	return s, r.C.AddSet(s, nil)
+	return s, r.AddSet(s)
+}
+
+// setID is the number of the newest set. Package nftables would number the sets too, with a counter without a lock.
+var setID atomic.Uint32
+
+// AddSet adds an empty set to the table.
+func (r Ruleset) AddSet(s *nftables.Set) error {
+	s.ID = setID.Add(1)
+	return r.C.AddSet(s, nil)
 }
 
 // Intervals adds a set or a map like Set, but the last field of each key is an interval.
@@ -127,7 +137,7 @@ func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftab
 	if value.Name != "" {
 		s.IsMap, s.DataType = true, value
 	}
-	return s, r.C.AddSet(s, nil)
+	return s, r.AddSet(s)
 }
 
 // Network returns an expression that loads a field of the network header into a register.

@@ -260,9 +260,9 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			if options.ResourceVersion == "0" { // the API server would answer from its cache, with all nodes at once
-				options.ResourceVersion = ""
-			}
+			// With version 0, the API server sends all nodes at once. With a limit and another version, it sends exactly this version, whose
+			// watch it refuses after its restart: a list of the same version would follow, until etcd removes the version.
+			options.ResourceVersion = ""
 			object, err := from.ListWithContext(ctx, options)
 			if err != nil {
 				n.failed(err)

@@ -204,6 +204,9 @@ func TestGone(t *testing.T) {
 		w.remove("n5", true)
 		w.hangUp(true)
 		w.await("n0", "n1", "n2", "n4")
+		if n := w.countRequests("limit=500&resourceVersion="); n > 0 {
+			t.Errorf("%d lists want the version that the API server no longer watches, and would get it again and again", n)
+		}
 	}
 }
 

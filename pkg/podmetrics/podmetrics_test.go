@@ -223,7 +223,8 @@ func TestSums(t *testing.T) {
 		t.Errorf("%v bytes wait", got)
 	}
 	sum := value("dropped_packets_total")
-	if got := value("dropped_packets_total"); got != sum {
+	// The bridge's own IPv6 multicast also goes into the full queue, so a few more packets may be dropped between two readings.
+	if got := value("dropped_packets_total"); got < sum || got > sum+100 {
 		t.Errorf("%v dropped packets, a moment before %v", got, sum)
 	}
 	l.callPlugins("DEL", pod, "a", nil)
