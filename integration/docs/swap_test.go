@@ -30,7 +30,8 @@ func TestSwapUnderLoad(t *testing.T) {
 			mustRollback(t, n, "--yes")
 			before := takeSnapshot(t)
 
-			const workers, rounds = 3, 12
+			const workers = 3
+			rounds := harness.Some(4, 12)
 			var pods [workers]*sandbox.Pod
 			for i := range pods {
 				pods[i] = newPod(t, fmt.Sprint("swap", i))
@@ -39,7 +40,7 @@ func TestSwapUnderLoad(t *testing.T) {
 			var swaps atomic.Int64
 			for i, pod := range pods {
 				load.Go(func() {
-					for round := 0; round < rounds || swaps.Load() < rounds; round++ { // on a busy machine the swaps take longer
+					for round := 0; round < rounds || swaps.Load() < int64(rounds); round++ { // on a busy machine the swaps take longer
 						of := mixedNetwork(t, backends, bin, 20000+round*workers+i)
 						id := fmt.Sprintf("swap%d-%d", i, round)
 						if err := of.tryAdd(t, id, pod); err != nil {
@@ -59,7 +60,7 @@ func TestSwapUnderLoad(t *testing.T) {
 				default:
 				}
 			}
-			if count := swaps.Load(); count < rounds {
+			if count := swaps.Load(); count < int64(rounds) {
 				t.Errorf("the programs were replaced only %d times", count)
 			}
 			replacePlugins(t, reference, bin)

@@ -250,9 +250,9 @@ func createSharedState(t *testing.T, networks ...testNetwork) {
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{
-		{"unset", "live"}, {"iptables", "live"}, {"nftables", "live"},
-		{"unset", "empty"}, {"nftables", "empty"}, {"unset", "gone"}, {"nftables", "gone"},
-	} {
+		{"unset", "live"}, {"nftables", "live"}, {"unset", "gone"}, {"nftables", "empty"},
+		{"iptables", "live"}, {"unset", "empty"}, {"nftables", "gone"},
+	}[:harness.Some(4, 7)] {
 		t.Run(c.backends+"/"+c.netns, func(t *testing.T) {
 			edits := withSpoofCheck(c.backends == "nftables" && c.netns == "live")
 			theirs := mixedNetwork(t, c.backends, reference, 7200+i, edits...)

@@ -142,7 +142,7 @@ func testRebootMidway(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measureVerb(t, verb)
 	s.Must(t, "DEL", harness.Attachment(s.stays, "stays", nil))
-	for at := 1; at <= points; at += harness.Some(points/6+1, 1) {
+	for at := 1; at <= points; at += harness.Some(points/4+1, 1) {
 		s.Points++
 		pod, err := sandbox.NewPod(victimID)
 		if err != nil {

@@ -92,18 +92,18 @@ const sigkill = "SIGKILL"
 
 // TestFaultAddCalls lets a single system call of ADD fail.
 func TestFaultAddCalls(t *testing.T) {
-	t.Run("F-11 any system call of ADD fails", func(t *testing.T) { failCalls(t, "ADD", callFailures(), 9, 4) })
+	t.Run("F-11 any system call of ADD fails", func(t *testing.T) { failCalls(t, "ADD", callFailures(), 17, 4) })
 }
 
 // TestFaultDelCalls lets a single system call of DEL fail.
 func TestFaultDelCalls(t *testing.T) {
-	t.Run("F-11 any system call of DEL fails", func(t *testing.T) { failCalls(t, "DEL", callFailures(), 9, 4) })
+	t.Run("F-11 any system call of DEL fails", func(t *testing.T) { failCalls(t, "DEL", callFailures(), 17, 4) })
 }
 
 // TestFaultKilledCalls kills a plugin at a system call.
 func TestFaultKilledCalls(t *testing.T) {
-	t.Run("F-01 SIGKILL at any system call of ADD", func(t *testing.T) { failCalls(t, "ADD", killedCalls(), 5, 1) })
-	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 5, 1) })
+	t.Run("F-01 SIGKILL at any system call of ADD", func(t *testing.T) { failCalls(t, "ADD", killedCalls(), 9, 1) })
+	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 9, 1) })
 }
 
 // failCalls tests every n-th kind of failure, where n is the argument `one`. A kind of failure is a plugin, a system call and an error. The
@@ -208,7 +208,7 @@ func TestFaultLimits(t *testing.T) {
 	t.Run("F-45 few file descriptors", func(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
-			for n := 3; n < 24; n += harness.Some(6, 1) {
+			for n := 3; n < 24; n += harness.Some(9, 1) {
 				// With fewer than 8 file descriptors, the Go runtime cannot create its poller, and exits without a result or an error of
 				// the plugin.
 				s.addLimited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
@@ -219,7 +219,7 @@ func TestFaultLimits(t *testing.T) {
 	t.Run("F-45 little memory", func(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
-			for kib := 2000; kib < 2_000_000; kib += kib*harness.Some(16, 1)/8 + 1 {
+			for kib := 2000; kib < 2_000_000; kib += kib*harness.Some(24, 1)/8 + 1 {
 				// Without enough memory, the Go runtime exits without a result or an error of the plugin.
 				s.addLimited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
 			}

@@ -197,7 +197,7 @@ func testDamagedRecords(t *testing.T) {
 	random := kerneltest.Random(t)
 	pod := harness.NewPod(t, victimID)
 	other := harness.NewPod(t, "other")
-	for i := range harness.Some(15, 1000) {
+	for i := range harness.Some(10, 1000) {
 		s.Points++
 		rt := harness.Attachment(pod, victimID, nil)
 		result, err := s.Do("ADD", rt, nil)

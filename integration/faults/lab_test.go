@@ -95,7 +95,7 @@ func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, e
 func (s *killSweep) atEveryPoint(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	points, _ := s.measureVerb(t, verb)
-	stride := harness.Some(points/6+1, 1)
+	stride := harness.Some(points/4+1, 1)
 	for at := 1; at <= points; at += stride {
 		s.tryCase(t, fmt.Sprintf("%s at point %d", verb, at), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if verb == "DEL" {

@@ -57,7 +57,7 @@ type podLife struct {
 // the VFs are on the node and have the administrator's settings again.
 func TestLives(t *testing.T) {
 	l := newLives(t)
-	total := harness.Some(100, 1000)
+	total := harness.Some(60, 1000)
 	for l.number < total && l.dirty < 10 && !t.Failed() {
 		l.beginLife()
 		if live := l.live(); len(live) == vfsOfCard || len(live) > 0 && l.random.IntN(3) > 0 {

@@ -31,7 +31,7 @@ func signalEverywhere(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measureVerb(t, verb)
 	undone := 0
-	for at := 1; at <= points; at += harness.Some(points/7+1, 1) {
+	for at := 1; at <= points; at += harness.Some(points/5+1, 1) {
 		for _, signal := range harness.Some(signals()[at%3:at%3+1], signals()) {
 			s.tryCase(t, fmt.Sprintf("%v at point %d of %s", signal, at, verb), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 				if verb == "DEL" {
