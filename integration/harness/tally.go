@@ -20,6 +20,13 @@ func Some[T any](few, all T) T {
 	return few
 }
 
+// OneOf returns the whole list if FAULTS=all is set. Otherwise it returns only item i modulo the length of the list, so that a loop over i
+// uses each item in turn.
+func OneOf[T any](list []T, i int) []T {
+	i %= len(list)
+	return Some(list[i:i+1], list)
+}
+
 // Tally counts the results of fault tests. The title of each fault test begins with the number of the fault, for example F-11.
 type Tally struct {
 	Points     int // places or cases with an injected fault

@@ -83,8 +83,8 @@ func TestBadEnvContainerID(t *testing.T) {
 		strings.Repeat("a", 256), strings.Repeat("a", 300), strings.Repeat("a", 4096),
 	}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
-		for _, verb := range []string{"ADD", "CHECK", "DEL"} {
-			for _, id := range bad {
+		for i, id := range bad {
+			for _, verb := range harness.OneOf([]string{"ADD", "CHECK", "DEL"}, i+len(plugin)) {
 				mustRefuse(t, f, verb+" "+short(id), f.Good(verb, plugin).With("CNI_CONTAINERID", id), "CNI_CONTAINERID", harness.CodeEnv)
 			}
 		}
@@ -104,8 +104,8 @@ func TestBadEnvIfName(t *testing.T) {
 		"sixteen-bytes-xx", strings.Repeat("\U0001F680", 5),
 	}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
-		for _, verb := range []string{"ADD", "CHECK", "DEL"} {
-			for _, name := range bad {
+		for i, name := range bad {
+			for _, verb := range harness.OneOf([]string{"ADD", "CHECK", "DEL"}, i+len(plugin)) {
 				mustRefuse(t, f, verb+" "+name, f.Good(verb, plugin).With("CNI_IFNAME", name), "CNI_IFNAME", harness.CodeEnv)
 			}
 		}

@@ -183,7 +183,10 @@ func TestBadValuesAdd(t *testing.T) {
 // the configuration is invalid.
 func TestBadValuesDel(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
-		for _, v := range badValues(plugin) {
+		for i, v := range badValues(plugin) {
+			if i%harness.Some(4, 1) != 0 {
+				continue
+			}
 			t.Run(v.title, func(t *testing.T) {
 				delWith(t, f, v.title, plugin, v.edit...)
 			})

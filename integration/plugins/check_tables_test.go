@@ -135,12 +135,13 @@ func (x tableOf) breakages() map[string]string {
 	}
 }
 
-// TestCheckTellsTables changes Podlace's tables as another program might do. CHECK reports each change. STATUS, GC and `podlace reload`
-// each restore the table.
+// TestCheckTellsTables changes Podlace's tables as another program might do. CHECK reports each change. STATUS, GC and `podlace reload`,
+// which take turns, restore the table.
 func TestCheckTellsTables(t *testing.T) {
 	needTools(t, "nft")
 	n := newNode(t, "tables", 148, "nftables")
 	n = n.withKeys(0, "antiSpoof", true)
+	turn := 0
 	for _, x := range tablesOfChain() {
 		for title, script := range harness.InOrder(x.breakages()) {
 			if x.plugin == 0 && title == "foreign chain" && x.chain != "prerouting" {
@@ -151,12 +152,14 @@ func TestCheckTellsTables(t *testing.T) {
 				h := n.attach("tables")
 				defer h.delChain()
 				h.checkChain()
-				for verb, restore := range harness.InOrder(h.restoreCalls(x.plugin)) {
+				restores := h.restoreCalls(x.plugin)
+				turn++
+				for _, verb := range harness.OneOf([]string{"STATUS", "GC", "reload"}, turn) {
 					if err := h.runShell(script); err != nil {
 						t.Fatal(err)
 					}
 					h.callOf(x.plugin, "CHECK").Run(t).Refused(t, codeStateDiffers)
-					restore()
+					restores[verb]()
 					t.Log(verb)
 					h.checkChain()
 				}

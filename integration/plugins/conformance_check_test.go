@@ -63,18 +63,11 @@ func rename(link netlink.Link) error {
 
 func linkBreakages() map[string]breakage {
 	return map[string]breakage{
-		"C-61 pod side down":                inPod(netlink.LinkSetDown),
-		"C-61 pod side deleted":             inPod(netlink.LinkDel),
 		"C-61 pod side renamed":             inPod(rename),
-		"C-61 MAC of the pod side changed":  inPod(setMAC),
 		"C-61 MTU of the pod side raised":   inPod(setMTU(9000)),
-		"C-61 host side down":               onNode(attachedPod.hostVeth, netlink.LinkSetDown),
-		"C-61 host side off the bridge":     onNode(attachedPod.hostVeth, netlink.LinkSetNoMaster),
-		"C-61 MAC of the host side":         onNode(attachedPod.hostVeth, setMAC),
 		"C-61 MTU of the host side lowered": onNode(attachedPod.hostVeth, setMTU(1400)),
 		"C-61 MTU of the host side raised":  onNode(attachedPod.hostVeth, setMTU(9000)),
 		"C-61 bridge deleted":               onNode(bridgeOf, netlink.LinkDel),
-		"C-61 bridge down":                  onNode(bridgeOf, netlink.LinkSetDown),
 		"C-61 port disabled":                byCommand("bridge link set dev HOST state 0"),
 		"C-61 multicast flood off":          byCommand("bridge link set dev HOST mcast_flood off"),
 		"C-61 host side renamed":            byCommand("ip link set HOST down; ip link set HOST name renamed0; ip link set renamed0 up"),
@@ -100,11 +93,6 @@ func (h attachedPod) podAddress(i int) *netlink.Addr {
 }
 
 func layer3Breakages() map[string]breakage {
-	removed := func(i int) breakage {
-		return breakage{0, func(h attachedPod) error {
-			return h.inPod(func(l netlink.Link) error { return netlink.AddrDel(l, h.podAddress(i)) })
-		}}
-	}
 	routed := func(i int, gw string) breakage {
 		return breakage{0, func(h attachedPod) error {
 			return h.inPod(func(l netlink.Link) error {
@@ -118,7 +106,6 @@ func layer3Breakages() map[string]breakage {
 		}}
 	}
 	return map[string]breakage{
-		"C-62 IPv4 address removed": removed(0), "C-62 IPv6 address removed": removed(1),
 		"C-62 IPv4 address changed": {0, func(h attachedPod) error {
 			return h.inPod(func(l netlink.Link) error {
 				other := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 140, 7, 7), Mask: net.CIDRMask(16, 32)}}
@@ -126,22 +113,11 @@ func layer3Breakages() map[string]breakage {
 					netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &h.result.Routes[0].Dst, Gw: h.result.Routes[0].GW}))
 			})
 		}},
-		"C-62 IPv4 route removed": routed(0, ""), "C-62 IPv6 route removed": routed(1, ""),
 		"C-62 IPv4 route changed": routed(0, "10.140.7.8"), "C-62 IPv6 route changed": routed(1, "fd00:140::7:8"),
 	}
 }
 
-func qdiscDel(name func(attachedPod) string, kind netlink.Qdisc) breakage {
-	return breakage{2, func(h attachedPod) error {
-		return onHost(name(h), func(l netlink.Link) error {
-			kind.Attrs().LinkIndex = l.Attrs().Index
-			return netlink.QdiscDel(kind)
-		})
-	}}
-}
-
 func otherBreakages() map[string]breakage {
-	flushed := func(h attachedPod) error { return flushRules() }
 	lease := func(i int, text string) breakage {
 		return breakage{0, func(h attachedPod) error {
 			path := "/var/lib/cni/networks/" + h.confs[0]["name"].(string) + "/" + h.result.IPs[i].Address.IP.String()
@@ -151,20 +127,8 @@ func otherBreakages() map[string]breakage {
 			return os.WriteFile(path, []byte(strings.ReplaceAll(text, "OWN", h.pod.Name)), 0o600)
 		}}
 	}
-	root := func() netlink.Qdisc {
-		return &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}}
-	}
 	return map[string]breakage{
-		"C-63 masquerade flushed":    {0, flushed},
-		"C-63 hostPorts flushed":     {1, flushed},
-		"C-64 ingress limit deleted": qdiscDel(attachedPod.hostVeth, root()),
-		"C-64 egress limit deleted":  qdiscDel(attachedPod.ifbDevice, root()),
-		"C-64 egress redirect deleted": qdiscDel(attachedPod.hostVeth,
-			&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{Parent: netlink.HANDLE_INGRESS}}),
 		"C-64 egress device deleted":     {2, func(h attachedPod) error { return onHost(h.ifbDevice(), netlink.LinkDel) }},
-		"C-65 IPv4 lease deleted":        lease(0, ""),
-		"C-65 IPv6 lease deleted":        lease(1, ""),
-		"C-65 lease of another":          lease(0, "other\r\neth0"),
 		"C-65 lease of another of ours":  lease(1, "OWN\r\neth1"),
 		"C-65 lease whose text names us": lease(0, "other-OWN\r\neth0"),
 	}
@@ -278,7 +242,7 @@ func TestCheckAllows(t *testing.T) {
 const checksEnv = "PODLACE_CHECKS"
 
 func TestCheckAtOnce(t *testing.T) {
-	pods := 100
+	pods := 20
 	if text := os.Getenv(checksEnv); text != "" {
 		var err error
 		if pods, err = strconv.Atoi(text); err != nil || pods < 1 {
