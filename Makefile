@@ -64,7 +64,7 @@ test: build ## run the tests, each in namespaces of its own; nothing is installe
 	@scripts/test.sh
 
 # Packages whose tests take some seconds at most; the plugins' longer tests are left out by -short.
-QUICK := allocation attachment cli fault ipam iptables nft plugin podresources pool ports probes reconcile reference rollback store validate
+QUICK := allocation attachment cli fault ipam iptables nft plugin pool ports probes reconcile reference rollback validate
 
 .PHONY: quick
 quick: ## run the quick tests, with all six plugins, in a minute, without root
@@ -247,7 +247,7 @@ ci: ## what .ci/run runs: installs what it needs, then every check, as root and 
 	@scripts/ci.sh
 
 # What is too long for each commit, roughly by what it finds. TARGETS='vm e2e' chooses.
-TARGETS := lint-modules user faults soak vm kernels node apiserver dra crio cluster e2e upgrade bench monitoring release-check site-check fuzz mutants
+TARGETS := lint-modules user race faults soak vm kernels node apiserver dra crio cluster e2e upgrade bench monitoring release-check site-check fuzz mutants
 
 .PHONY: nightly
 nightly: ## run everything long, and print one table with results and times; TARGETS='vm e2e' (needs root and Debian)

@@ -42,21 +42,18 @@ step "image and manifest" module scripts/image
 step "queries of the dashboard and the alerting rules" module integration/monitoring
 step "slices, classes and claims by Kubernetes itself" module integration/dra-sim
 if command -v gcc >/dev/null; then
-  step "race detector" make race
+  step "race detector" make race ARGS=-short
 else
   echo "skipped: gcc is missing, which the race detector needs"
 fi
 if root; then
-  # The other packages behave the same for every user. integration calls the plugins as root, as a runtime does.
-  packages=(attachment bandwidth bridge demo hostlocal ipam iptables kernel/... loopback portmap reconcile reference rollback sandbox sriov)
-  step "tests of packages that depend on the user, and demo, as an ordinary user" scripts/as-user.sh \
-    "PACKAGES='${packages[*]/#/./pkg/}' make test && make demo"
+  # The quick tests include all plugins; the other packages depend most on the user. `make user` runs everything.
+  step "quick tests and demo as an ordinary user, with empty caches" scripts/as-user.sh \
+    "make quick && PACKAGES='./pkg/demo ./pkg/kernel/... ./pkg/sandbox' make test && make demo"
   step "real containerd" env PODLACE_BIN="$PWD/bin" go -C integration/e2e/containerd test -trimpath -count=1 -timeout 15m ./...
   step "real kubelet" make node
   step "real API server" make apiserver
 fi
-step "benchmark, one round to see that it runs" make bench ARGS='-rounds 1 -scale 0.02'
-
 printf '\n=== done\n'
 printf '%s\n' "${rows[@]}"
 echo "${#rows[@]} steps in $((SECONDS / 60)) min $((SECONDS % 60)) s, $failed failed"

@@ -22,6 +22,7 @@ run() {
 read -ra packages <<<"${PACKAGES:-. ./conf/... ./pkg/... ./plugins/... ./integration/...}"
 case " $* " in
 *' -run'* | *' -test.run'* | *' -skip'*) run "$@" "${packages[@]}" ;;
+*' -short'*) run -skip '^TestMeasured' "$@" "${packages[@]}" ;;
 *)
   run -skip '^TestMeasured' "$@" "${packages[@]}"
   mapfile -t measured < <(go list -f '{{.Dir}} {{.ImportPath}}' "${packages[@]}" |

@@ -96,12 +96,11 @@ func TestCheckAllowsTables(t *testing.T) {
 			for _, verb := range []string{"STATUS", "reload"} {
 				pods[0].restoreCalls(1)[verb]()
 			}
-			checkAll()
 			limits := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "limits", pods[1].pod.Name, "--egress", "5M")
 			if out, err := limits.CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
-			checkAll()
+			pods[1].checkChain()
 			for _, h := range pods {
 				h.delChain()
 			}

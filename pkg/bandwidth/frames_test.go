@@ -86,6 +86,7 @@ func TestEveryFrameCounts(t *testing.T) {
 
 // TestShortFramesLimited (S-41) checks the egress rate of a pod that sends the shortest frames as fast as possible.
 func TestShortFramesLimited(t *testing.T) {
+	kerneltest.Slow(t)
 	l := quietLab(t)
 	out := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bwout0"}, PeerName: "bwout1"}
 	l.must(l.host.AddBridge("bwbr0", nil, 0, false), netlink.LinkAdd(out))

@@ -73,6 +73,7 @@ func (a attack) unharmed(when string) {
 // TestForgedPeer (C-50) checks that a tenant cannot affect another pod by giving its own interface the ifindexes of the other pod's link
 // pair.
 func TestForgedPeer(t *testing.T) {
+	kerneltest.Slow(t)
 	own, slow := limits(20e6, 10e6), limits(1000, 1000)
 	reject := func(verb string, config object) func(attack) {
 		return func(a attack) {

@@ -323,6 +323,7 @@ func TestPromisc(t *testing.T) {
 }
 
 func TestDAD(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t, "bridge", "bt3", "enabledad", true)
 	a := l.add("a")
 	l.OK(a.check())

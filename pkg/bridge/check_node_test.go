@@ -102,6 +102,7 @@ func nodeLab(t *testing.T, keys ...any) lab {
 // TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each of the changes that damages() returns. At a restart, CRI-O calls STATUS
 // and GC before CHECK, so STATUS and GC must restore the state that ADD created.
 func TestCheckDetectsNode(t *testing.T) {
+	kerneltest.Slow(t)
 	l := nodeLab(t)
 	for what, d := range damages() {
 		l.Run(what, func(t *testing.T) {
@@ -183,6 +184,7 @@ func (a attached) runEither(command string) error {
 
 // TestStrictCheck (C-66) checks that CHECK fails for the changes in toleratedChanges only if strictCheck is set.
 func TestStrictCheck(t *testing.T) {
+	kerneltest.Slow(t)
 	l := nodeLab(t, "mtu", 1500)
 	for what, h := range toleratedChanges() {
 		l.Run(what, func(t *testing.T) {

@@ -146,6 +146,7 @@ func TestOwn(t *testing.T) {
 }
 
 func TestIPTablesMasquerade(t *testing.T) {
+	kerneltest.Slow(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}

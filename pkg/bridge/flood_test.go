@@ -103,6 +103,7 @@ func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 // the bridge learns no forged MACs. All pods other than the attacker stay reachable. A pod must stay reachable even if the bridge has
 // forgotten its MAC. New pods must be reachable, too.
 func TestMACFlood(t *testing.T) {
+	kerneltest.Slow(t)
 	const frames = 5 * kernel.MaxLearned
 	for name, c := range map[string]struct {
 		keys []any

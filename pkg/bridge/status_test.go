@@ -23,6 +23,7 @@ import (
 // and GC restore masquerade, guards and the rules of VLAN gateways from the records, and log that they restored rules. STATUS and GC do not
 // wait for locks that other processes hold.
 func TestStatusRestores(t *testing.T) {
+	kerneltest.Slow(t)
 	tables := func(names ...string) []string {
 		var commands []string
 		for _, name := range names {

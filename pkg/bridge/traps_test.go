@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 const trapped = "does not have the effect that it suggests"
@@ -37,6 +38,7 @@ func (l lab) withoutBridge() {
 // TestClashOfSubnetsIsLogged checks that ADD warns if another link of the node has the pods' subnet. ADD warns only when the subnet is new
 // to the bridge.
 func TestClashOfSubnetsIsLogged(t *testing.T) {
+	kerneltest.Slow(t)
 	for name, c := range map[string]struct {
 		node, undo string
 		ipam       object

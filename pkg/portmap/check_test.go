@@ -107,6 +107,7 @@ func TestCheckDetectsIPTables(t *testing.T) {
 // TestCheckDetectsAhead (C-63) inserts one rule of another program before Podlace's rules. CHECK must fail if, because of the inserted
 // rule, packets do not reach the hostPort rules.
 func TestCheckDetectsAhead(t *testing.T) {
+	kerneltest.Slow(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
@@ -142,6 +143,7 @@ func TestCheckDetectsAhead(t *testing.T) {
 
 // TestCheckDetectsRecords (F-21) checks that CHECK fails if the record is damaged or missing while the hostPorts exist.
 func TestCheckDetectsRecords(t *testing.T) {
+	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
 		path := "/run/podlace/net/portmap-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
 		for what, lose := range map[string]func() error{

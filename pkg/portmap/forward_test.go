@@ -107,6 +107,7 @@ func canConnect(t *testing.T, from *sandbox.Pod, address string, limit time.Dura
 // TestForwardPolicy checks that a firewall with policy drop causes a warning that contains the name of the firewall. After an administrator
 // has run the commands in the warning, connections must be possible.
 func TestForwardPolicy(t *testing.T) {
+	kerneltest.Slow(t)
 	lan := newMachine(t, "ptf0", []string{"10.74.0.1/24", "fd00:74::1/64"}, []string{"10.74.0.2/24", "fd00:74::2/64"})
 	pod := newMachine(t, "ptf1", []string{"10.75.0.1/24", "fd00:75::1/64"}, []string{"10.75.0.2/24", "fd00:75::2/64"})
 	host := openHost(t)

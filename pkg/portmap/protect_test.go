@@ -35,6 +35,7 @@ func (f changeLog) Write(line []byte) (int, error) {
 // TestProtectedThroughout (S-07) checks that ADD and Restore first protect 127.0.0.0/8 from the pods and then enable route_localnet. DEL
 // must remove the rules that protect 127.0.0.0/8 last.
 func TestProtectedThroughout(t *testing.T) {
+	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
 		opened, after := []string{}, "" // links that were open at some time, and the flush before
 		l.Stderr = changeLog(func(line string) {

@@ -167,6 +167,7 @@ func TestLostOwner(t *testing.T) {
 // TestFlush (F-21) checks that CHECK fails after a flush of the rules. STATUS must restore all rules and succeed. The next ADD must also
 // restore all rules and succeed.
 func TestFlush(t *testing.T) {
+	kerneltest.Slow(t)
 	for what, flush := range map[string]func(t *testing.T, backend string){
 		"ruleset": func(t *testing.T, _ string) {
 			if err := kerneltest.FlushNFT(); err != nil {
@@ -257,6 +258,7 @@ func TestBadConditions(t *testing.T) {
 // TestLostRecord checks the case that the record of an attachment is lost or unreadable. DEL must remove all state of the attachment,
 // although DEL knows only the key of the attachment.
 func TestLostRecord(t *testing.T) {
+	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
 		t := l.T
 		l.OK(l.Call("ADD", "warm"))

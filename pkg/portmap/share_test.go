@@ -24,6 +24,7 @@ func inOther(backend string, ports ...any) []any {
 // DEL, through GC, or after its record was lost. The other attachment must then have the port. CHECK of the remaining attachment must pass,
 // and ADD of another pod must fail until this attachment ends.
 func TestPortPassesOn(t *testing.T) {
+	kerneltest.Slow(t)
 	ends := map[string]func(l testLab, first []any){
 		"DEL": func(l testLab, first []any) { l.OK(l.Call("DEL", "a", first...)) },
 		"DEL without the record": func(l testLab, first []any) {
@@ -141,6 +142,7 @@ func TestSharedInPart(t *testing.T) {
 // An older pod shares a port in several networks. TestTakeOverOfShared (F-39) checks that a newer pod with the same name takes the port in
 // all these networks. No iptables rule of the older container may precede the new pod's rules.
 func TestTakeOverOfShared(t *testing.T) {
+	kerneltest.Slow(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}

@@ -71,6 +71,7 @@ func TestStatusNeverWaits(t *testing.T) {
 
 // TestGCRestores (F-21) checks that GC restores any rules that were flushed, and logs the restore once.
 func TestGCRestores(t *testing.T) {
+	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
 		var log bytes.Buffer

@@ -246,6 +246,7 @@ func TestSchema(t *testing.T) {
 
 // TestRange checks that consecutive ports are stored as one set element. A range must conflict with single ports and with other ranges.
 func TestRange(t *testing.T) {
+	kerneltest.Slow(t)
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	long := func(first, last uint16, to string) ports.Port {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -22,6 +23,7 @@ func withAnnotation(text string) object {
 
 // TestChoices: a pod chooses the MAC, the addresses and the interface name of each of its VFs.
 func TestChoices(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t, "ipam", ranges(), "reportIPs", true)
 	l.allocate(vf0, vf1)
 	text := `{"net2": {"mac": "02:00:00:00:00:02", "ips": ["10.61.0.77", "fd00:61::77/64"], "name": "data"}, "net1": {"mac": "02:00:00:00:00:01"}}`

@@ -259,6 +259,7 @@ func TestSettle(t *testing.T) {
 // TestSettleUnseen simulates a daemon in a container in which the folder of namespaces is invisible. FreeOrphan must not take a VF from a
 // live pod, even if the daemon cannot see the pod's namespace.
 func TestSettleUnseen(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
 	must(t, err)

@@ -13,12 +13,14 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // TestNoVFUncertain (V-25): ADD concludes that a pod has no VFs only if the kubelet's PodResources API and a readable checkpoint both
 // contain no VF of the pod. If the device plugin runs, its answer must also contain no VFs. Otherwise, ADD fails with code 11.
 func TestNoVFUncertain(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t)
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
 	dir := k.serveSocket(t)
@@ -76,6 +78,7 @@ func (l testLab) wantHint(o outcome, hint string) {
 // TestNoVFByClaims: on a node where pods get VFs through claims, the kubelet may have no checkpoint. Even without a checkpoint, ADD of a
 // pod without VFs succeeds.
 func TestNoVFByClaims(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t)
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
 	dir := k.serveSocket(t)

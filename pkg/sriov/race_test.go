@@ -50,6 +50,7 @@ func TestTogether(t *testing.T) {
 
 // TestHidden (F-34, V-21): a pod that hides its VF loses the VF at DEL.
 func TestHidden(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	l.allocate(vf0)

@@ -13,6 +13,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -32,6 +33,7 @@ func claimed1(result int, address string) allocation.Device {
 // TestClaimSettings: each VF gets the settings of its class and claim. If a setting is in neither the class nor the claim, the setting of
 // the conflist applies. A VF without a claim gets only the settings of the conflist.
 func TestClaimSettings(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t, "ipam", ranges(), "mtu", 1300)
 	l.serveClaims(
 		claimDevice(0, vf1, vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77", "fd00:61::77/64"}},
@@ -141,6 +143,7 @@ func (l testLab) lateRecord(address, key string) string {
 
 // TestClaimAndAnnotation: the annotation of a pod overrides the class. ADD fails if the annotation contradicts the claim.
 func TestClaimAndAnnotation(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t, "ipam", ranges())
 	config := vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77"}}
 	for _, c := range []struct{ text, says string }{

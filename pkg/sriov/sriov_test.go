@@ -14,6 +14,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -224,6 +225,7 @@ func ranges() object {
 // TestAddresses: each VF gets its own addresses after duplicate address detection. With reportIPs, the result of ADD contains the
 // addresses. DEL releases the addresses.
 func TestAddresses(t *testing.T) {
+	kerneltest.Slow(t)
 	l := newLab(t, "ipam", ranges())
 	l.allocate(vf0, vf1)
 	quiet := l.add("quiet")
