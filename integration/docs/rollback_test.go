@@ -130,8 +130,8 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-// TestRollbackInterrupted (F-44): one change of the rollback fails, each third one or, with FAULTS=all, each one. The pod's traffic must continue, and the next run must complete the
-// rollback.
+// TestRollbackInterrupted (F-44): one change of the rollback fails, each third one or, with FAULTS=all, each one. The pod's traffic must
+// continue, and the next run must complete the rollback.
 func TestRollbackInterrupted(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"unset", "nftables"} {
