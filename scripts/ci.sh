@@ -26,6 +26,14 @@ install_into_folder() {
     rmdir "$folder"
 }
 
+# machine: prints what tests must not change outside their namespaces.
+machine() {
+  ls -d /run/podlace* /var/lib/cni /etc/cni/net.d /opt/cni/bin /sys/class/net/* 2>/dev/null || true
+  sysctl -n net.ipv4.ip_forward net.ipv6.conf.all.forwarding kernel.hostname
+}
+
+machine_unchanged() { diff <(echo "$machine") <(machine); }
+
 root() { [ "$(id -u)" -eq 0 ]; }
 
 # Root can install every tool, so a skip because of a missing tool is an error.
@@ -33,6 +41,7 @@ if root; then
   step "install tools" scripts/ci-install.sh
   export KERNELTEST=require
 fi
+machine=$(machine)
 step lint make lint
 step "test as $(id -un)" make test
 step "demo as $(id -un)" make demo
@@ -54,6 +63,8 @@ if root; then
   step "real kubelet" make node
   step "real API server" make apiserver
 fi
+step "the machine is as before" machine_unchanged
+
 printf '\n=== done\n'
 printf '%s\n' "${rows[@]}"
 echo "${#rows[@]} steps in $((SECONDS / 60)) min $((SECONDS % 60)) s, $failed failed"

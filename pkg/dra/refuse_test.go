@@ -120,7 +120,7 @@ func TestRefusedAmongOthers(t *testing.T) {
 	b.await("a line", func() bool { return b.countLogged("refuses the ResourceSlices") > 0 })
 	b.await("the former pool", func() bool { return b.isComplete(2, 4, 0) })
 	t.Logf("the former pool is back after %s", time.Since(start))
-	if n := b.awaitQuiet(); n > 8 || !b.isComplete(2, 4, 0) || !cmp.Equal(deviceSpecs(former), deviceSpecs(b.storedSlices())) {
+	if n := b.awaitQuiet(); n > 12 || !b.isComplete(2, 4, 0) || !cmp.Equal(deviceSpecs(former), deviceSpecs(b.storedSlices())) {
 		t.Errorf("%d writes, %v", n, b.storedSlices())
 	}
 }
