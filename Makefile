@@ -80,7 +80,7 @@ RACE = $(filter-out ./integration/docs/ ./integration/e2e/% ./integration/faults
 
 .PHONY: race
 race: ## run the tests of all packages with goroutines with Go's race detector (needs gcc)
-	@CGO_ENABLED=1 PACKAGES='$(RACE)' scripts/test.sh -race -skip '^TestMeasured' $(ARGS)
+	@CGO_ENABLED=1 PACKAGES='$(RACE)' scripts/test.sh -race -p 4 -skip '^TestMeasured' $(ARGS)
 
 .PHONY: vm
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)

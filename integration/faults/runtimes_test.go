@@ -16,9 +16,9 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRuntimes runs twenty pods, or a thousand with FAULTS=all, on the node of TestSoak under each of an emulated containerd and an emulated
-// CRI-O. The flag -seed determines the order in which an emulated runtime performs its call sequences. After the test, no state of ended
-// pods remains.
+// TestRuntimes runs twenty pods, or a thousand with FAULTS=all, under an emulated containerd and again under an emulated CRI-O, on the node
+// of TestSoak. The flag -seed determines the order in which an emulated runtime performs its call sequences. After the test, no state of
+// ended pods remains.
 func TestRuntimes(t *testing.T) {
 	for name, kinds := range harness.InOrder(map[string][]stepKind{"containerd": containerdHabits(), "CRI-O": crioHabits()}) {
 		t.Run(name, func(t *testing.T) {
