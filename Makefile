@@ -193,7 +193,7 @@ bench: build reference ## measure side by side with the reference plugins
 
 .PHONY: faults
 faults: ## bring about every fault at every point; ARGS='-run TestFaultNetns'
-	@FAULTS=all go test -v -count=1 -timeout 4h $(or $(ARGS),-skip '^TestSoak$$') ./integration/faults ./integration/plugins ./integration/docs
+	@FAULTS=all go test -v -count=1 -timeout 4h $(or $(ARGS),-skip '^Test(Soak$$|Measured)') ./integration/faults ./integration/plugins ./integration/docs
 
 .PHONY: soak
 soak: build ## random verbs, kills, flushes and losses on a node with 208 pods for 12 minutes; ARGS='-seed 123 -steps 500', ARGS='-for 2h'

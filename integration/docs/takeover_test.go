@@ -243,10 +243,10 @@ func createSharedState(t *testing.T, networks ...testNetwork) {
 	}
 }
 
-// TestTakeOver (F-44) checks that Podlace's DEL removes all state of pods that the reference plugins attached. The test runs with each
-// firewall backend. In different subtests, the namespace of the pod exists at DEL, is deleted before DEL, or is not passed to DEL. Before
-// DEL, the test replaces the plugins, and starts and ends other pods. During these changes, the traffic of the running pods must continue
-// (F-43). CHECK of Podlace must succeed, even if the new configuration has antiSpoof.
+// TestTakeOver (F-44) checks that Podlace's DEL removes all state of pods that the reference plugins attached. Four cases run, or with
+// FAULTS=all those of each firewall backend. In different subtests, the namespace of the pod exists at DEL, is deleted before DEL, or is
+// not passed to DEL. Before DEL, the test replaces the plugins, and starts and ends other pods. During these changes, the traffic of the
+// running pods must continue (F-43). CHECK of Podlace must succeed, even if the new configuration has antiSpoof.
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{

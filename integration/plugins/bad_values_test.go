@@ -179,8 +179,8 @@ func TestBadValuesAdd(t *testing.T) {
 	})
 }
 
-// TestBadValuesDel (C-48, S-14) runs DEL with each bad value after an ADD with a valid configuration. DEL removes the attachment although
-// the configuration is invalid.
+// TestBadValuesDel (C-48, S-14) runs DEL with a fourth of the bad values, or with FAULTS=all with each, after an ADD with a valid
+// configuration. DEL removes the attachment although the configuration is invalid.
 func TestBadValuesDel(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for i, v := range badValues(plugin) {

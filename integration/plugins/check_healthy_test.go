@@ -100,7 +100,7 @@ func TestCheckAllowsTables(t *testing.T) {
 			if out, err := limits.CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
-			pods[1].checkChain()
+			checkAll()
 			for _, h := range pods {
 				h.delChain()
 			}
