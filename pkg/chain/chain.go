@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package chain is the plugin podlace-pod, which runs bridge, host-local, portmap and bandwidth in one process. Each part reads the
+// configuration that it would have as a separate plugin and makes the same records, leases, rules and names. So either form can check,
+// restore and delete what the other made.
+package chain
+
+import (
+	"errors"
+	"fmt"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
+)
+
+// The type chain is a list of plugins, in the order of ADD. plugin.Parts returns their configurations in the same order.
+type chain []plugin.Plugin
+
+// Plugin returns the plugin podlace-pod.
+func Plugin() plugin.Plugin {
+	c := chain{bridge.Plugin(hostlocal.Plugin()), portmap.Plugin(), bandwidth.Plugin()}
+	return plugin.Plugin{Name: plugin.PodType, MinVersion: c[len(c)-1].MinVersion, Add: c.add, Del: c.del,
+		Check:  func(r *plugin.Request) error { return c.each(r, func(p plugin.Plugin) verb { return p.Check }) },
+		GC:     func(r *plugin.Request) error { return c.each(r, func(p plugin.Plugin) verb { return p.GC }) },
+		Status: func(r *plugin.Request) error { return c.each(r, func(p plugin.Plugin) verb { return p.Status }) }}
+}
+
+type verb = func(*plugin.Request) error
+
+// requests returns the request of each part.
+func requests(r *plugin.Request) (list []*plugin.Request, err error) {
+	parts, err := plugin.Parts(r.Config)
+	for _, p := range parts {
+		list = append(list, r.OfPart(p))
+	}
+	if r.Verb == "DEL" || r.Verb == "GC" {
+		err = nil
+	}
+	return list, err
+}
+
+// add calls ADD of each part with the result of the part before. If a part fails, add calls DEL of those before it.
+func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
+	parts, err := requests(r)
+	if err != nil {
+		return nil, err
+	}
+	var undo plugin.Undo
+	defer undo.OnError(&err)
+	for i, p := range c {
+		parts[i].Prev = result
+		changed, err := p.Add(parts[i])
+		if err != nil {
+			return nil, failed(r, p, err)
+		}
+		undo.Push(func() error { return p.Del(parts[i]) })
+		if changed != nil {
+			result = changed
+		}
+	}
+	return result, nil
+}
+
+// del calls DEL of each part in reverse order. It stops at the first error as a runtime does, because bridge releases the addresses, to
+// which no rule may lead any more.
+func (c chain) del(r *plugin.Request) error {
+	parts, _ := requests(r)
+	for i := len(c) - 1; i >= 0; i-- {
+		if err := c[i].Del(parts[i]); err != nil {
+			return failed(r, c[i], err)
+		}
+	}
+	return nil
+}
+
+// each calls a verb of each part and returns all errors.
+func (c chain) each(r *plugin.Request, of func(plugin.Plugin) verb) error {
+	parts, err := requests(r)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i, p := range c {
+		if err := of(p)(parts[i]); err != nil {
+			errs = append(errs, failed(r, p, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// failed adds the name of a part to its error, and to that of the plugin in the error document.
+func failed(r *plugin.Request, p plugin.Plugin, err error) error {
+	if r.Plugin == plugin.PodType {
+		r.Plugin += " (" + p.Name + ")"
+		return err
+	}
+	return fmt.Errorf("%s: %w", p.Name, err)
+}

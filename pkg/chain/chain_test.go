@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+type object = kerneltest.Object
+
+type program = func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int
+
+// The type form is one of the two ways to run a chain: as separate plugins, or as podlace-pod.
+type form struct {
+	name     string
+	programs []program
+	confs    []object
+}
+
+func bothForms(backend string) []form {
+	common := object{"cniVersion": "1.1.0", "name": "net", "runtimeConfig": object{
+		"portMappings": []object{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
+		"bandwidth":    object{"ingressRate": 20_000_000, "egressRate": 10_000_000},
+		"ips":          []string{"10.94.0.5/24", "fd00:94::5/64"}}}
+	main := []any{"bridge", "ch0", "isGateway", true, "ipMasq", true, "ipMasqBackend", backend, "antiSpoof", true,
+		"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.94.0.0/24"}}, []any{object{"subnet": "fd00:94::/64"}}},
+			"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}}}}
+	capabilities := object{"portMappings": true, "bandwidth": true, "ips": true}
+	return []form{
+		{"the chain", []program{bridge.Plugin(hostlocal.Plugin()).Run, portmap.Plugin().Run, bandwidth.Plugin().Run}, []object{
+			common.With(main...).With("type", "bridge", "capabilities", object{"ips": true}),
+			common.With("type", "portmap", "backend", backend, "capabilities", object{"portMappings": true}),
+			common.With("type", "bandwidth", "capabilities", object{"bandwidth": true})}},
+		{"podlace-pod", []program{Plugin().Run}, []object{common.With(main...).With("type", plugin.PodType, "capabilities", capabilities,
+			"portmap", object{"backend": backend}, "bandwidth", object{})}},
+	}
+}
+
+type lab struct {
+	*testing.T
+	pod *sandbox.Pod
+}
+
+// call runs a verb of each plugin as a runtime does, and returns the result.
+func (l lab) call(f form, verb string, prev []byte, keys ...any) []byte {
+	l.Helper()
+	order := []int{0, 1, 2}[:len(f.programs)]
+	if verb == "DEL" {
+		slices.Reverse(order)
+	}
+	for _, i := range order {
+		conf := f.confs[i].With(keys...)
+		if prev != nil {
+			conf = conf.With("prevResult", json.RawMessage(prev))
+		}
+		one := kerneltest.Lab{T: l.T, Plugin: f.programs[i], Conf: conf, Pod: l.pod}
+		if o := one.OK(one.Call(verb, "a")); verb == "ADD" {
+			prev = o.Stdout
+		}
+	}
+	return prev
+}
+
+func newLab(t *testing.T) (l lab, opt sandbox.Options) {
+	t.Helper()
+	l = lab{t, kerneltest.NewPod(t)}
+	t.Cleanup(func() {
+		if link, err := netlink.LinkByName("ch0"); err == nil {
+			kerneltest.Must(t, netlink.LinkDel(link))
+		}
+		kerneltest.Must(t, kerneltest.FlushNFT(), os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"))
+	})
+	return l, sandbox.Options{Pods: []*sandbox.Pod{l.pod}, Dirs: kerneltest.StateDirs(),
+		Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace/|address 127\.0\.0\.1/8 dev lo`)}
+}
+
+// TestSame checks that both forms return the same result and leave the same state, and that either form checks, restores and deletes what
+// the other made.
+func TestSame(t *testing.T) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			l, opt := newLab(t)
+			forms := bothForms(backend)
+			l.call(forms[0], "DEL", l.call(forms[0], "ADD", nil)) // the first pod makes the state that all pods share
+			base, err := sandbox.Take(opt)
+			kerneltest.Must(t, err)
+			// Each ADD gets another index of the host side, which is in the records and is the group of the links.
+			same := opt
+			same.Ignore = regexp.MustCompile(opt.Ignore.String() + `|/run/podlace/net/(bridge|bandwidth)-\w+$|host: link (bwp|veth)\w+$`)
+			result := string(l.call(forms[0], "ADD", nil))
+			made, err := sandbox.Take(same)
+			kerneltest.Must(t, err)
+			l.call(forms[0], "DEL", []byte(result))
+			for i, by := range forms {
+				got := l.call(by, "ADD", nil)
+				if withoutIFB(got) != withoutIFB([]byte(result)) {
+					t.Errorf("%s: result\n%s\nof the chain\n%s", by.name, got, result)
+				}
+				kerneltest.NoLeak(t, made, same)
+				other := forms[1-i]
+				l.call(other, "CHECK", got)
+				l.call(other, "STATUS", nil)
+				l.call(other, "GC", nil, "cni.dev/valid-attachments", []object{{"containerID": "a", "ifname": "eth0"}})
+				kerneltest.NoLeak(t, made, same)
+				l.call(other, "DEL", got)
+				kerneltest.NoLeak(t, base, opt)
+			}
+		})
+	}
+}
+
+// withoutIFB leaves out the MAC of the ifb device, which the kernel draws.
+func withoutIFB(result []byte) string {
+	return regexp.MustCompile(`"mac": "\S+",\s+"mtu": \d+,\s+"name": "bwp`).ReplaceAllString(string(result), `"name": "bwp`)
+}
+
+// TestFailedPart checks that the error names the part, and that ADD undoes the parts before it.
+func TestFailedPart(t *testing.T) {
+	l, opt := newLab(t)
+	f := bothForms("nftables")[1]
+	l.call(f, "DEL", l.call(f, "ADD", nil))
+	base, err := sandbox.Take(opt)
+	kerneltest.Must(t, err)
+	one := kerneltest.Lab{T: t, Plugin: f.programs[0], Conf: f.confs[0], Pod: l.pod}
+	one.Fails(one.Call("ADD", "a", "portmap", object{"backend": "magic"}), plugin.CodeConfig, `podlace-pod (portmap) add: backend "magic"`)
+	kerneltest.NoLeak(t, base, opt)
+	one.Fails(one.Call("ADD", "a", "portmap", object{"name": "other"}), plugin.CodeConfig, "portmap.name: the key holds for all parts")
+	one.Fails(one.Call("ADD", "a", "bandwidth", 5), plugin.CodeDecode, "bandwidth: want an object")
+	kerneltest.NoLeak(t, base, opt)
+	o := one.OK(one.Call("ADD", "a", "portmap", object{"backnd": "nftables"}))
+	if !strings.Contains(o.Log, "backnd") || strings.Contains(o.Log, `key="\"portmap\""`) {
+		t.Errorf("log %s", o.Log)
+	}
+	l.call(f, "DEL", o.Stdout, "bandwidth", 5, "portmap", []int{1})
+	kerneltest.NoLeak(t, base, opt)
+}

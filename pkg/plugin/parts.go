@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// PodType is the plugin type that stands for the chain of bridge, portmap and bandwidth.
+const PodType = "podlace-pod"
+
+// Part is one plugin of a chain.
+type Part struct {
+	Type   string
+	Path   string // where the keys stand in the configuration of the whole chain: "" or the name of a section
+	Config []byte // the configuration that the plugin would have as a separate entry of the conflist
+}
+
+// sections lists the parts of podlace-pod whose keys stand in a section, with the capability that only this part uses.
+var sections = []struct{ name, capability string }{{"portmap", "portMappings"}, {"bandwidth", "bandwidth"}}
+
+// Parts splits the configuration of podlace-pod into those of its parts, in the order of ADD. A section repeats no key that all plugins
+// have. After an error, Parts returns what could be read, because DEL and GC work with any configuration that has a name.
+func Parts(config []byte) ([]Part, error) {
+	var keys map[string]json.RawMessage
+	err := decode(config, &keys)
+	shared := maps.Clone(keys)
+	maps.DeleteFunc(shared, func(key string, _ json.RawMessage) bool { return !isShared(key) })
+	var capabilities map[string]json.RawMessage
+	if raw := keys["capabilities"]; raw != nil && json.Unmarshal(raw, &capabilities) != nil {
+		err = errors.Join(err, Errorf(CodeDecode, "network configuration: capabilities: want an object"))
+	}
+	parts := make([]Part, 1, 1+len(sections))
+	for _, s := range sections {
+		own, e := section(s.name, keys[s.name])
+		err = errors.Join(err, e)
+		maps.Copy(own, shared)
+		if value, ok := capabilities[s.capability]; ok {
+			own["capabilities"] = encoded(map[string]json.RawMessage{s.capability: value})
+		}
+		parts = append(parts, Part{s.name, s.name, ofType(s.name, own)})
+		delete(keys, s.name)
+		delete(capabilities, s.capability)
+	}
+	if keys == nil {
+		keys = map[string]json.RawMessage{}
+	}
+	if capabilities != nil {
+		keys["capabilities"] = encoded(capabilities)
+	}
+	parts[0] = Part{"bridge", "", ofType("bridge", keys)}
+	return parts, err
+}
+
+// isShared reports whether a key of the whole configuration holds for each part.
+func isShared(key string) bool {
+	return !slices.Contains([]string{"type", "capabilities", "ipam", "dns"}, key) &&
+		(slices.Contains(commonKeys, key) || strings.HasPrefix(key, "cni.dev/") || key == DeadKey)
+}
+
+func section(name string, raw json.RawMessage) (map[string]json.RawMessage, error) {
+	keys := map[string]json.RawMessage{}
+	if raw == nil {
+		return keys, nil
+	}
+	if err := json.Unmarshal(raw, &keys); err != nil || keys == nil {
+		return map[string]json.RawMessage{}, Errorf(CodeDecode, "network configuration: %s: want an object with the keys of the plugin %[1]s", name)
+	}
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		if isShared(key) || slices.Contains(commonKeys, key) {
+			return keys, Errorf(CodeConfig, "%s.%s: the key holds for all parts and stands outside the section", name, key)
+		}
+	}
+	return keys, nil
+}
+
+func ofType(name string, keys map[string]json.RawMessage) []byte {
+	keys["type"] = encoded(name)
+	return encoded(keys)
+}
+
+// encoded returns a value as JSON. The values come from decoded JSON, so they can be encoded.
+func encoded(value any) []byte {
+	text, _ := json.Marshal(value)
+	return text
+}
+
+// OfPart returns the request with which a part is called. Its results of Once are those of the whole request.
+func (r *Request) OfPart(p Part) *Request {
+	own := *r
+	own.Plugin, own.Config, own.prev = p.Type, p.Config, nil
+	own.Log = own.logger()
+	return &own
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command podlace-pod is a CNI plugin; see its README.md.
+package main
+
+import (
+	"os"
+
+	"github.com/podlace/podlace/pkg/chain"
+)
+
+func main() { os.Exit(chain.Plugin().Main()) }
