@@ -9,8 +9,11 @@ import (
 	"fmt"
 )
 
-// Default is the file name of the configuration for most nodes.
-const Default = "10-podlace.conflist"
+// Default is the file name of the configuration for most nodes, and Pod that of the same network with the plugin podlace-pod.
+const (
+	Default = "10-podlace.conflist"
+	Pod     = "10-podlace-pod.conflist"
+)
 
 //go:embed *.conflist
 var files embed.FS

@@ -14,15 +14,17 @@ if [ -z "${PODLACE_BIN:-}" ] && [ "$(cat bin/.source 2>/dev/null)" = "$(scripts/
 fi
 # The flags of make build, so that packages are compiled once.
 export CGO_ENABLED=${CGO_ENABLED:-0}
+# A test that hangs ends its package after this time, and go test prints where it hangs.
+timeout=20m
 # run FLAGS PACKAGES: runs tests and shows the packages and the failures.
 run() {
-  go test -trimpath -buildvcs=false -count=1 -v -timeout 20m "$@" 2>&1 | tee -a "$log" | grep --line-buffered -E '^(ok|FAIL|--- FAIL)' || status=${PIPESTATUS[0]}
+  go test -trimpath -buildvcs=false -count=1 -v -timeout "$timeout" "$@" 2>&1 | tee -a "$log" | grep --line-buffered -E '^(ok|FAIL|--- FAIL)' || status=${PIPESTATUS[0]}
 }
 # go test prints packages in this order, so the long ones stand at the end.
 read -ra packages <<<"${PACKAGES:-. ./conf/... ./pkg/... ./plugins/... ./integration/...}"
 case " $* " in
 *' -run'* | *' -test.run'* | *' -skip'*) run "$@" "${packages[@]}" ;;
-*' -short'*) run -skip '^TestMeasured' "$@" "${packages[@]}" ;;
+*' -short'*) timeout=8m run -skip '^TestMeasured' "$@" "${packages[@]}" ;;
 *)
   run -skip '^TestMeasured' "$@" "${packages[@]}"
   mapfile -t measured < <(go list -f '{{.Dir}} {{.ImportPath}}' "${packages[@]}" |

@@ -17,6 +17,15 @@ if [ "$attached" -gt 0 ]; then
     "see 'Removing' in docs/INSTALL.md" >&2
 fi
 
+# Without podlace-pod, every DEL of a configuration that names it fails. libcni keeps the configuration of each ADD as base64.
+named=$(grep -lsF '"podlace-pod"' "$destdir"/etc/cni/net.d/* || :)
+for file in "$destdir"/var/lib/cni/results/*; do
+  sed -n 's/.*"config": *"\([^"]*\)".*/\1/p' "$file" 2>/dev/null | base64 -d 2>/dev/null | grep -qF '"podlace-pod"' || continue
+  named+=${named:+$'\n'}$file
+done
+[ -z "$named" ] || fail "nothing was removed, because podlace-pod is named by ${named//$'\n'/, }: put bridge, portmap and bandwidth in its place in the" \
+  "conflist and delete the pods of the other files, or the conflist if no pod of it is left"
+
 change() {
   echo "$1"
   shift

@@ -32,13 +32,13 @@ func packageLayers() [][]string {
 		{"pkg/attachment", "pkg/kernel", "pkg/iptables", "pkg/nodefile", "pkg/claim"},
 		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
-		{"pkg/reconcile", "pkg/pool"},
+		{"pkg/reconcile", "pkg/pool", "pkg/podlacepod"},
 		{"pkg/validate"},
 		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor", "pkg/podmetrics"}, // rollback reads configurations like the collector
 		{"pkg/dra"},
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
-			"plugins/sriov-device-plugin", "plugins/podlace-node"},
+			"plugins/podlace-pod", "plugins/sriov-device-plugin", "plugins/podlace-node"},
 	}
 }
 
@@ -62,11 +62,11 @@ func allowedImporters() map[string][]string {
 
 		// pkg/kernel and other low-level packages must not import pkg/plugin. pkg/plugin contains error codes and hints for runtimes and
 		// operators; low-level packages return typed errors.
-		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
-			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podmetrics", "pkg/pool",
+		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/demo", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
+			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podlacepod", "pkg/podmetrics", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
 		// pkg/ipam must not import pkg/hostlocal, because the main plugins pass their host-local implementation to pkg/ipam.
-		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
+		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/reconcile", "pkg/rollback",
 			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
 		// Only packages that change the system, start a program or write the plugin's result may import pkg/fault.
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",

@@ -4,6 +4,7 @@ package docs
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // treeContent returns the mode and content of every file, link and folder in the target folder of the installation.
@@ -176,6 +179,28 @@ func TestUninstallWarnsOfPods(t *testing.T) {
 	if out := c.mustMake(t, "uninstall"); !strings.HasPrefix(out, warning+"2. ") {
 		t.Errorf("with two attachments:\n%s", out)
 	}
+}
+
+// TestUninstallKeepsPodlacePod checks that make uninstall removes nothing while a conflist or libcni's cache names podlace-pod.
+func TestUninstallKeepsPodlacePod(t *testing.T) {
+	c := newCheckout(t)
+	c.mustInstall(t)
+	const conflist = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "podlace-pod"}]}`
+	cached := string(encode(t, map[string]any{"kind": "cniCacheV1", "config": []byte(conflist)}))
+	before := c.installedFiles(t)
+	for path, text := range map[string]string{"etc/cni/net.d/10-pods.conflist": conflist, "var/lib/cni/results/pods-a-eth0": cached} {
+		file := filepath.Join(c.into, path)
+		kerneltest.Must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)))
+		out, err := c.make("uninstall")
+		if err == nil || !strings.Contains(out, "podlace-pod is named by "+file+": ") {
+			t.Errorf("%s: %v\n%s", path, err, out)
+		}
+		kerneltest.Must(t, os.Remove(file))
+		if diff := cmp.Diff(before, c.installedFiles(t)); diff != "" {
+			t.Errorf("%s: files (-want +got):\n%s", path, diff)
+		}
+	}
+	c.mustMake(t, "uninstall")
 }
 
 // The method record() writes a file into the folder of the node's records.

@@ -117,9 +117,6 @@ func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
 	if c.LeaveDown {
 		return plugin.Errorf(plugin.CodeConfig, "disableContainerInterface: cannot be used with ipam, an interface that is down has no addresses")
 	}
-	if plugin.Kind(c.IPAM) == r.Plugin {
-		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want an IPAM plugin, such as host-local", c.IPAM)
-	}
 	return ipam.ValidType(c.IPAM)
 }
 

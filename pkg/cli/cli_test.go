@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/pkg/demo"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
@@ -62,7 +63,7 @@ func playDemo(args []string) int {
 		return 2
 	}
 	r.Rows = []demo.Row{row}
-	_ = json.NewEncoder(os.Stdout).Encode(r)
+	_ = json.NewEncoder(os.Stdout).Encode([]demo.Report{r})
 	return status
 }
 
@@ -165,7 +166,8 @@ func TestDemoFindsInstalledPlugins(t *testing.T) {
 		t.Errorf("nowhere: %v", err)
 	}
 	// The folder of the test binary contains no plugins, so the demo uses the installed plugins.
-	if opts, err := (demoFlags{}).options(""); err == nil && opts.Plugins != cniBinDir ||
+	opts := demo.Options{Source: conf.Default}
+	if err := (demoFlags{}).complete(&opts, ""); err == nil && opts.Plugins != cniBinDir ||
 		err != nil && !strings.Contains(err.Error(), "plugin folder "+cniBinDir+": no executable") {
 		t.Errorf("by default: %+v, %v", opts.Plugins, err)
 	}
@@ -190,15 +192,15 @@ func TestReference(t *testing.T) {
 		if test.status == exitFailed {
 			continue
 		}
-		var got demo.Comparison
-		if err := json.Unmarshal([]byte(stdout), &got); err != nil {
-			t.Fatalf("%s: %v", name, err)
+		var got []demo.Report
+		if err := json.Unmarshal([]byte(stdout), &got); err != nil || len(got) != 2 {
+			t.Fatalf("%s: %v: %s", name, err, stdout)
 		}
-		if got.Podlace.Plugins != test.ours || got.Reference.Plugins != test.theirs {
-			t.Errorf("%s: ran on %s and %s", name, got.Podlace.Plugins, got.Reference.Plugins)
+		if got[0].Plugins != test.ours || got[1].Plugins != test.theirs {
+			t.Errorf("%s: ran on %s and %s", name, got[0].Plugins, got[1].Plugins)
 		}
-		if want := "--output json --conflist " + conflist; got.Podlace.Rows[0].Measured != want {
-			t.Errorf("%s: arguments %q, want %q", name, got.Podlace.Rows[0].Measured, want)
+		if want := "--output json --conflist " + conflist; got[0].Rows[0].Measured != want {
+			t.Errorf("%s: arguments %q, want %q", name, got[0].Rows[0].Measured, want)
 		}
 	}
 	_, stdout, _ := run("demo", "--plugins", good, "--reference", bad)

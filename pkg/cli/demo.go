@@ -4,14 +4,17 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +24,8 @@ import (
 )
 
 const demoHelp = `Run a conflist on two pods in new namespaces and measure the result: times,
-reachability, hostPorts, limits, and what is left after DEL.
+reachability, hostPorts, limits, and what is left after DEL. Without --conflist,
+the chain of plugins runs first, then podlace-pod.
 
 The demo does not touch this machine's network. It needs no root if the kernel
 lets users create namespaces; otherwise it asks sudo. The exit status is 0 if
@@ -53,7 +57,7 @@ func newDemo() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&flags.plugins, "plugins", "", "folder with the plugins (default: the folder of podlace, else "+cniBinDir+")")
 	cmd.Flags().StringVar(&flags.reference, "reference", "", "folder with other plugins to run the same script on")
-	cmd.Flags().StringVar(&flags.conflist, "conflist", "", "configuration to run (default: the shipped "+conf.Default+")")
+	cmd.Flags().StringVar(&flags.conflist, "conflist", "", "file or shipped configuration to run (default: "+conf.Default+" and "+conf.Pod+")")
 	addOutput(cmd, &flags.output)
 	return cmd
 }
@@ -62,46 +66,46 @@ func (f demoFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if err := checkOutput(f.output); err != nil {
 		return err
 	}
-	opts, err := f.options(f.plugins)
-	if err != nil {
-		return err
+	if f.reference != "" {
+		return f.compare(ctx, stdout, stderr)
 	}
-	if f.reference == "" {
-		return f.runOne(ctx, opts, stdout, stderr)
+	runs := []demo.Options{{Source: f.conflist}}
+	if f.conflist == "" {
+		runs = []demo.Options{{Source: conf.Default}, {Source: conf.Pod}}
 	}
-	reference, err := f.options(f.reference)
-	if err != nil {
-		return err
+	for i := range runs {
+		if err := f.complete(&runs[i], f.plugins); err != nil {
+			return err
+		}
 	}
-	return f.runBoth(ctx, opts, reference, stdout, stderr)
+	return f.runAll(ctx, runs, stdout, stderr)
 }
 
-// options() reads all files that the demo needs, before the sandbox hides these files.
-func (f demoFlags) options(dir string) (opts demo.Options, err error) {
-	opts = demo.Options{Version: thisBuild().Version, Source: "shipped " + conf.Default}
-	if f.conflist == "" {
-		opts.Conflist, err = conf.Conflist(conf.Default)
-	} else {
-		opts.Source = f.conflist
-		opts.Conflist, err = os.ReadFile(f.conflist)
+// complete reads all files that a run needs, before the sandbox hides these files.
+func (f demoFlags) complete(o *demo.Options, dir string) (err error) {
+	o.Version = thisBuild().Version
+	if o.Conflist, err = os.ReadFile(o.Source); errors.Is(err, fs.ErrNotExist) {
+		if shipped, e := conf.Conflist(o.Source); e == nil {
+			o.Conflist, o.Source, err = shipped, "shipped "+o.Source, nil
+		}
 	}
 	if err != nil {
-		return opts, err
+		return err
 	}
-	names, err := demo.PluginsOf(opts.Conflist)
+	names, err := demo.PluginsOf(o.Conflist)
 	if err != nil {
-		return opts, err
+		return err
 	}
 	dirs := []string{dir}
 	if dir == "" {
 		exe, err := os.Executable()
 		if err != nil {
-			return opts, err
+			return err
 		}
 		dirs = []string{filepath.Dir(exe), cniBinDir}
 	}
-	opts.Plugins, err = pluginFolder(dirs, append(names, "loopback"))
-	return opts, err
+	o.Plugins, err = pluginFolder(dirs, append(names, "loopback"))
+	return err
 }
 
 // pluginFolder returns the first folder that contains all plugins which the demo needs.
@@ -120,8 +124,8 @@ func pluginFolder(dirs, names []string) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// runOne runs the demo script once. The current process enters the sandbox.
-func (f demoFlags) runOne(ctx context.Context, opts demo.Options, stdout, stderr io.Writer) error {
+// runAll runs the demo script with each conflist. The current process enters the sandbox, in which no run leaves anything.
+func (f demoFlags) runAll(ctx context.Context, runs []demo.Options, stdout, stderr io.Writer) error {
 	inside, code, err := sandbox.Enter()
 	if err != nil {
 		fmt.Fprintln(stderr, "podlace: no sandbox:", err)
@@ -134,20 +138,41 @@ func (f demoFlags) runOne(ctx context.Context, opts demo.Options, stdout, stderr
 	default:
 		return exitStatus(code)
 	}
+	var reports []demo.Report
+	for i, o := range runs {
+		if i > 0 && f.output != outputJSON {
+			fmt.Fprintln(stdout)
+		}
+		report, err := f.runOne(ctx, o, stdout)
+		if err != nil {
+			return err
+		}
+		reports = append(reports, report)
+	}
 	if f.output == outputJSON {
-		return f.oneJSON(ctx, opts, stdout)
+		if err := printJSON(stdout, reports); err != nil {
+			return err
+		}
+	} else if len(reports) > 1 {
+		demo.PrintTimes(stdout, reports)
+	}
+	return verdict(reports...)
+}
+
+func (f demoFlags) runOne(ctx context.Context, opts demo.Options, stdout io.Writer) (demo.Report, error) {
+	if f.output == outputJSON {
+		return demo.Run(ctx, opts, func(demo.Row) {})
 	}
 	demo.PrintHead(stdout, opts, sandboxOwner())
 	table, err := demo.NewTable(stdout, opts.Conflist)
 	if err != nil {
-		return err
+		return demo.Report{}, err
 	}
 	report, err := demo.Run(ctx, opts, table.Row)
-	if err != nil {
-		return err
+	if err == nil {
+		demo.PrintSummary(stdout, report)
 	}
-	demo.PrintSummary(stdout, report)
-	return verdict(report)
+	return report, err
 }
 
 // sandboxOwner describes which user on the host owns the sandbox.
@@ -163,62 +188,53 @@ func sandboxOwner() string {
 	return fmt.Sprintf("made by user %d, without root", outside)
 }
 
-func (f demoFlags) oneJSON(ctx context.Context, opts demo.Options, stdout io.Writer) error {
-	report, err := demo.Run(ctx, opts, func(demo.Row) {})
-	if err != nil {
-		return err
-	}
-	if err := printJSON(stdout, report); err != nil {
-		return err
-	}
-	return verdict(report)
-}
-
-// runBoth runs the demo script once with each of two plugin folders. Each run has its own process and its own sandbox, so that the first
+// compare runs the demo script once with each of two plugin folders. Each run has its own process and its own sandbox, so that the first
 // run cannot affect the second run.
-func (f demoFlags) runBoth(ctx context.Context, ours, theirs demo.Options, stdout, stderr io.Writer) (err error) {
-	var c demo.Comparison
-	fmt.Fprintln(stderr, "running", ours.Plugins)
-	if c.Podlace, err = f.child(ctx, ours, stderr); err != nil {
-		return err
-	}
-	fmt.Fprintln(stderr, "running", theirs.Plugins)
-	if c.Reference, err = f.child(ctx, theirs, stderr); err != nil {
-		return err
+func (f demoFlags) compare(ctx context.Context, stdout, stderr io.Writer) error {
+	var reports []demo.Report
+	for _, dir := range []string{f.plugins, f.reference} {
+		report, err := f.child(ctx, dir, stderr)
+		if err != nil {
+			return err
+		}
+		reports = append(reports, report)
 	}
 	if f.output == outputJSON {
-		err = printJSON(stdout, c)
+		if err := printJSON(stdout, reports); err != nil {
+			return err
+		}
 	} else {
-		demo.PrintComparison(stdout, c)
+		demo.PrintComparison(stdout, reports[0], reports[1])
 	}
-	if err != nil {
-		return err
-	}
-	return verdict(c.Podlace)
+	return verdict(reports[0])
 }
 
-func (f demoFlags) child(ctx context.Context, opts demo.Options, stderr io.Writer) (report demo.Report, err error) {
+// child runs the demo in a process of its own, with the first shipped conflist if none is named.
+func (f demoFlags) child(ctx context.Context, dir string, stderr io.Writer) (report demo.Report, err error) {
+	opts := demo.Options{Source: cmp.Or(f.conflist, conf.Default)}
+	if err := f.complete(&opts, dir); err != nil {
+		return report, err
+	}
+	fmt.Fprintln(stderr, "running", opts.Plugins)
 	exe, err := os.Executable()
 	if err != nil {
 		return report, err
 	}
-	args := []string{"demo", "--plugins", opts.Plugins, "--output", outputJSON}
-	if f.conflist != "" {
-		args = append(args, "--conflist", f.conflist)
-	}
 	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, exe, args...)
+	cmd := exec.CommandContext(ctx, exe, "demo", "--plugins", opts.Plugins, "--output", outputJSON, "--conflist",
+		cmp.Or(f.conflist, conf.Default))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, stderr
 	err = cmd.Run()
 	// If any row of the report has the result Miss, the child process exits with exitDiffers after it has printed the complete report.
-	if decodeErr := json.Unmarshal(out.Bytes(), &report); decodeErr != nil {
+	var reports []demo.Report
+	if decodeErr := json.Unmarshal(out.Bytes(), &reports); decodeErr != nil || len(reports) == 0 {
 		return report, fmt.Errorf("run on %s: %w", opts.Plugins, errors.Join(err, decodeErr))
 	}
-	return report, nil
+	return reports[0], nil
 }
 
-func verdict(r demo.Report) error {
-	if r.Failed() {
+func verdict(reports ...demo.Report) error {
+	if slices.ContainsFunc(reports, demo.Report.Failed) {
 		return exitError(exitDiffers)
 	}
 	return nil

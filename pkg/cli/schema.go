@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"maps"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/version"
@@ -50,11 +51,12 @@ func conflistSchema() plugin.Schema {
 		}
 		definitions[kind] = s.Merge(plugin.Schema{"properties": commonProperties(described(anyPlugin))})
 	}
+	definitions[plugin.PodType] = podSchema(definitions)
 	hostLocal := plugin.SchemaOf(hostlocal.Keys(), described("host-local"))["properties"].(plugin.Schema)["ipam"].(plugin.Schema)
 	definitions["host-local"] = hostLocal
 	definitions["ipam"] = plugin.Schema{"type": "object", "required": []string{"type"}, "if": ofType("host-local"),
 		"then": plugin.Schema{"$ref": "#/$defs/host-local"}}
-	for _, kind := range []string{"bridge", "portmap", "bandwidth", "sriov"} {
+	for _, kind := range []string{"bridge", "portmap", "bandwidth", "sriov", plugin.PodType} {
 		rules = append(rules, plugin.Schema{"if": ofType(kind), "then": plugin.Schema{"$ref": "#/$defs/" + kind}})
 	}
 	return plugin.Schema{
@@ -70,6 +72,22 @@ func conflistSchema() plugin.Schema {
 				"items": plugin.Schema{"type": "object", "required": []string{"type"}, "allOf": rules}},
 		},
 	}
+}
+
+// podSchema returns the JSON Schema of podlace-pod: the keys of bridge, and a section for each other part.
+func podSchema(definitions plugin.Schema) plugin.Schema {
+	of := func(kind string) plugin.Schema {
+		return definitions[kind].(plugin.Schema)["properties"].(plugin.Schema)
+	}
+	properties := maps.Clone(of("bridge"))
+	for _, kind := range []string{"portmap", "bandwidth"} {
+		section := maps.Clone(of(kind))
+		for _, key := range plugin.CommonKeys() {
+			delete(section, key)
+		}
+		properties[kind] = plugin.Schema{"type": "object", "properties": section, "additionalProperties": false}
+	}
+	return plugin.Schema{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
 // ofType returns a JSON Schema that matches a plugin's configuration, whether or not the plugin's type name has the prefix "podlace-".

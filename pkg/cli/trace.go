@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/demo"
 	"github.com/podlace/podlace/pkg/doctor"
@@ -108,8 +110,8 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	options, err := f.options(f.plugins)
-	if err != nil {
+	options := demo.Options{Source: cmp.Or(f.conflist, conf.Default)}
+	if err := f.complete(&options, f.plugins); err != nil {
 		return err
 	}
 	_, node, nodeErr := nodefile.Read() // before the sandbox hides it

@@ -127,7 +127,7 @@ func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks [
 			return fmt.Errorf("the record of %s for %s: %w", kind, nameOf(rec), err)
 		}
 		i := p.indexOf(kind) // call this before reading p.Plugins, because indexOf may extend the list
-		p.Plugins[i].Objects = objects
+		p.Plugins[i].Objects = append(p.Plugins[i].Objects, objects...)
 	}
 	leases, err := reconcile.LeaseFiles(networks, attachment.Key{Network: p.Network, ContainerID: p.ContainerID, IfName: p.IfName})
 	if len(leases) > 0 && len(p.Plugins) > 0 {
@@ -136,9 +136,9 @@ func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks [
 	return err
 }
 
-// indexOf returns the index of a plugin's entry in p.Plugins. If no CHECK of the plugin ran, indexOf adds the entry.
+// indexOf returns the index of the entry in p.Plugins that runs a plugin. If no CHECK of the plugin ran, indexOf adds an entry.
 func (p *tracedPod) indexOf(kind string) int {
-	i := slices.IndexFunc(p.Plugins, func(t tracedPlugin) bool { return plugin.Kind(t.Plugin) == kind })
+	i := slices.IndexFunc(p.Plugins, func(t tracedPlugin) bool { return plugin.Runs(t.Plugin, kind) })
 	if i < 0 {
 		i = len(p.Plugins)
 		p.Plugins = append(p.Plugins, tracedPlugin{Traced: demo.Traced{Plugin: kind}})

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/containernetworking/cni/libcni"
 )
@@ -37,10 +36,15 @@ func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) 
 	return nil
 }
 
-// removePlugin removes one plugin from the chain's configuration.
-func (c *chain) removePlugin(plugin string) error {
+// removeCapability switches a capability off, so that the plugin that has it gets no ports or limits.
+func (c *chain) removeCapability(name string) error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
-		return slices.DeleteFunc(plugins, func(p map[string]any) bool { return p["type"] == plugin })
+		for _, p := range plugins {
+			if capabilities, ok := p["capabilities"].(map[string]any); ok {
+				delete(capabilities, name)
+			}
+		}
+		return plugins
 	})
 }
 

@@ -106,6 +106,7 @@ func (l *lab) open(opts Options) (err error) {
 	if err := connect(l.client, ipv6Error() == nil); err != nil {
 		return fmt.Errorf("connect the client: %w", err)
 	}
+	l.closers = append(l.closers, func() { _ = disconnect() })
 	return nil
 }
 

@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// failsWith returns the name of the environment variable that makes the ADD of a fake plugin fail. The value of the environment variable is
-// the CNI error.
+// failsWith returns the name of the environment variable that makes the ADD of a fake plugin fail, if the plugin has a capability left. Its
+// value is the CNI error.
 func failsWith(plugin string) string { return "PLAY_" + plugin }
 
 // takesTime returns the name of the environment variable that slows down a fake plugin. The value of the environment variable is the
@@ -48,6 +48,7 @@ func playPlugin(name string) int {
 	}
 	var conf struct {
 		PrevResult json.RawMessage `json:"prevResult"`
+		Can        map[string]bool `json:"capabilities"`
 	}
 	stdin, err := io.ReadAll(os.Stdin)
 	if err != nil || json.Unmarshal(stdin, &conf) != nil {
@@ -55,7 +56,7 @@ func playPlugin(name string) int {
 	}
 	switch e := os.Getenv(failsWith(name)); {
 	case os.Getenv("CNI_COMMAND") != "ADD":
-	case e != "":
+	case e != "" && (name == "bridge" || len(conf.Can) > 0):
 		fmt.Print(e)
 		return 1
 	case conf.PrevResult != nil:

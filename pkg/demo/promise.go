@@ -8,7 +8,14 @@ import (
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
+
+// capabilities returns the capability of the runtime that a feature needs.
+func capabilities() map[string]string {
+	return map[string]string{portmap: "portMappings", bandwidth: "bandwidth"}
+}
 
 // bridgeConf holds those keys of the first plugin's configuration that the demo reads.
 type bridgeConf struct {
@@ -21,14 +28,14 @@ type bridgeConf struct {
 // notPromised returns the features that a configuration does not request. The demo skips the steps that need one of these features.
 func notPromised(list *libcni.NetworkConfigList) map[string]string {
 	lacks := map[string]string{}
-	for _, plugin := range []string{portmap, bandwidth} {
-		if !slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Type == plugin }) {
-			lacks[plugin] = "the conflist has no " + plugin
+	for feature, capability := range capabilities() {
+		if !slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[capability] }) {
+			lacks[feature] = "no plugin of the conflist has the capability " + capability
 		}
 	}
 	first := list.Plugins[0]
 	var conf bridgeConf
-	if first.Network.Type != "bridge" || json.Unmarshal(first.Bytes, &conf) != nil {
+	if first.Network.Type != "bridge" && first.Network.Type != plugin.PodType || json.Unmarshal(first.Bytes, &conf) != nil {
 		return lacks
 	}
 	if !conf.IsGateway && !conf.IsDefaultGateway {

@@ -63,9 +63,3 @@ func (r Report) Row(step string) (Row, bool) {
 	}
 	return r.Rows[i], true
 }
-
-// A Comparison contains the results of two runs of the demo script: with Podlace's plugins and with the reference plugins.
-type Comparison struct {
-	Podlace   Report `json:"podlace"`
-	Reference Report `json:"reference"`
-}

@@ -102,10 +102,9 @@ func TestReadmeShowsTheScript(t *testing.T) {
 
 func TestComparison(t *testing.T) {
 	var b strings.Builder
-	PrintComparison(&b, Comparison{
-		Podlace:   report(Row{Step: "ADD", Wanted: "fast", Measured: "5 ms", Result: OK}, Row{Step: "DEL", Measured: "7 ms", Result: Info}),
-		Reference: report(Row{Step: "ADD", Wanted: "fast", Measured: "150 ms", Result: Miss, Note: "slow"}),
-	})
+	PrintComparison(&b,
+		report(Row{Step: "ADD", Wanted: "fast", Measured: "5 ms", Result: OK}, Row{Step: "DEL", Measured: "7 ms", Result: Info}),
+		report(Row{Step: "ADD", Wanted: "fast", Measured: "150 ms", Result: Miss, Note: "slow"}))
 	want := `step  wanted  podlace      reference
 ADD   fast    5 ms     ok  150 ms     MISS
 DEL           7 ms         -
@@ -130,15 +129,17 @@ func TestNotPromised(t *testing.T) {
 		"all": {string(shipped(t)), map[string]string{}},
 		"single stack": {
 			`{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"bridge","isDefaultGateway":true,"ipMasq":true,"ipam":
-			{"type":"host-local","subnet":"10.1.0.0/16","routes":[{"dst":"::/0"}]}},{"type":"portmap"},{"type":"bandwidth"}]}`,
+			{"type":"host-local","subnet":"10.1.0.0/16","routes":[{"dst":"::/0"}]}},{"type":"portmap","capabilities":{"portMappings":true}},
+			{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`,
 			map[string]string{ipv6: "the conflist gives no IPv6 addresses"},
 		},
 		"layer 2": {
 			`{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"bridge"}]}`,
 			map[string]string{
 				ipv4: "the conflist gives no IPv4 addresses", ipv6: "the conflist gives no IPv6 addresses",
-				portmap: "the conflist has no portmap", bandwidth: "the conflist has no bandwidth",
-				gateway: "the conflist has no isGateway", masquerading: "the conflist has no ipMasq",
+				portmap:   "no plugin of the conflist has the capability portMappings",
+				bandwidth: "no plugin of the conflist has the capability bandwidth",
+				gateway:   "the conflist has no isGateway", masquerading: "the conflist has no ipMasq",
 			},
 		},
 	} {

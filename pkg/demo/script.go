@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// A step of the demo can require the following plugin types and features, which a machine or a configuration may lack.
+// A step of the demo can require the following features, which a machine or a configuration may lack.
 const (
 	portmap      = "portmap"
 	bandwidth    = "bandwidth"
@@ -22,6 +22,12 @@ const (
 	gateway      = "gateway"
 	masquerading = "masquerading"
 	brNetfilter  = "br_netfilter"
+)
+
+// The names of the steps whose times PrintTimes compares.
+const (
+	addRow = "ADD pod-a, all plugins"
+	delRow = "DEL pod-a, all plugins"
 )
 
 const (
@@ -44,7 +50,7 @@ func script(plugins []string) []step {
 func stepsOfADD(plugins []string) []step {
 	steps := []step{
 		{name: "ADD and DEL, first pod of the node", want: "both work", run: warmUp},
-		{name: "ADD pod-a, all plugins", want: "succeeds", run: addPod(func(l *lab) *pod { return l.a })},
+		{name: addRow, want: "succeeds", run: addPod(func(l *lab) *pod { return l.a })},
 	}
 	for _, p := range plugins {
 		steps = append(steps, step{name: "  " + p, needs: []string{p}, run: timeOf(p)})
@@ -107,7 +113,7 @@ func stepsOfTheEnd() []step {
 		{name: "CHECK pod-a", want: "clean", run: checkPod(a)},
 		{name: "CHECK pod-b", want: "clean", run: checkPod(b)},
 		{name: "ADD with hostPort 70000", want: "coded error names the pod", needs: []string{portmap}, run: addInvalidPort},
-		{name: "DEL pod-a, all plugins", want: "succeeds", run: delPod(a)},
+		{name: delRow, want: "succeeds", run: delPod(a)},
 		{name: "DEL pod-a again", want: "succeeds", run: delAgain(a)},
 		{name: "DEL pod-b after its namespace is gone", want: "succeeds", run: delGone},
 		{name: "leftovers", want: "0", run: leftovers},

@@ -93,11 +93,11 @@ func printCounts(w io.Writer, r Report) {
 	}
 }
 
-// PrintComparison prints the results of two runs of the demo side by side, with one line for each step.
-func PrintComparison(w io.Writer, c Comparison) {
+// PrintComparison prints the results of Podlace's plugins and of the reference plugins side by side, with one line for each step.
+func PrintComparison(w io.Writer, podlace, reference Report) {
 	lines := [][]string{{"step", "wanted", "podlace", "", "reference", ""}}
-	for _, ours := range c.Podlace.Rows {
-		theirs, ok := c.Reference.Row(ours.Step)
+	for _, ours := range podlace.Rows {
+		theirs, ok := reference.Row(ours.Step)
 		if !ok {
 			theirs.Measured = "-"
 		}
@@ -114,8 +114,18 @@ func PrintComparison(w io.Writer, c Comparison) {
 	for _, cells := range lines {
 		writeLine(w, widths, cells)
 	}
-	printMisses(w, "podlace", c.Podlace)
-	printMisses(w, "reference", c.Reference)
+	printMisses(w, "podlace", podlace)
+	printMisses(w, "reference", reference)
+}
+
+// PrintTimes prints how long ADD and DEL of a pod took in each of several runs.
+func PrintTimes(w io.Writer, reports []Report) {
+	fmt.Fprintf(w, "\n%-34s %8s %8s\n", "", "ADD", "DEL")
+	for _, r := range reports {
+		add, _ := r.Row(addRow)
+		del, _ := r.Row(delRow)
+		fmt.Fprintf(w, "%-34s %5.1f ms %5.1f ms\n", r.Conflist, add.Value, del.Value)
+	}
 }
 
 func printMisses(w io.Writer, name string, r Report) {

@@ -58,6 +58,16 @@ func connect(client *sandbox.Pod, ipv6 bool) error {
 	return configure(&host.NS, nodeSide, nodePrefixes(), ipv6)
 }
 
+// disconnect deletes the node's link to the client. Without it, the link would stay until the kernel has deleted the client's namespace.
+func disconnect() error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return host.DelLink(nodeSide)
+}
+
 func configure(n *kernel.NS, name string, prefixes []netip.Prefix, ipv6 bool) error {
 	link, ok, err := n.Link(name)
 	if err != nil {

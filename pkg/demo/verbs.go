@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // The error codes codeNone and codeUnknown say nothing about the cause of an error. The value of codeNone is zero. Plugins use codeUnknown
@@ -22,8 +24,8 @@ const (
 var errNoAddress = errors.New("the pod has no such address")
 
 // warmUp adds and deletes a first pod. The baseline is recorded after warmUp, so it contains the state that stays after a pod's DEL, such
-// as the bridge and the static rules. If a plugin lacks a kernel feature, warmUp removes the plugin from the chain. The demo then skips the
-// steps that need this plugin.
+// as the bridge and the static rules. If a plugin lacks a kernel feature, warmUp switches its capability off. The demo then skips the steps
+// that need it.
 func warmUp(ctx context.Context, l *lab) outcome {
 	for {
 		err := l.warmUpOnce(ctx)
@@ -66,17 +68,22 @@ func last(calls []call) string {
 	return calls[len(calls)-1].plugin
 }
 
-// dropLacking adapts the plugin chain if err means that the kernel lacks a feature. dropLacking removes the failed plugin from the chain,
-// or switches off a feature of the first plugin.
+// dropLacking adapts the plugin chain if err means that the kernel lacks a feature. It switches off the capability of the plugin or part
+// that failed, or else masquerade.
 func (l *lab) dropLacking(err error) bool {
 	var failing pluginError
 	e, isCNI := coded(err)
 	if !isCNI || e.Code != codeLacking || !errors.As(err, &failing) {
 		return false
 	}
-	if failing.plugin != l.chain.plugins()[0] {
-		l.lacks[failing.plugin] = e.Msg
-		return l.chain.removePlugin(failing.plugin) == nil
+	for feature, capability := range capabilities() {
+		if failing.plugin == feature || strings.HasPrefix(e.Msg, plugin.PodType+" ("+feature+") ") {
+			if _, lacking := l.lacks[feature]; lacking {
+				return false // it fails without the capability too
+			}
+			l.lacks[feature] = e.Msg
+			return l.chain.removeCapability(capability) == nil
+		}
 	}
 	if _, lacking := l.lacks[masquerading]; lacking {
 		return false

@@ -23,7 +23,7 @@ const noNetwork = "no configuration names a plugin of Podlace"
 // installations. The reference plugins have the same type names. Therefore the check "binaries" finds out to which project a plugin's
 // binary belongs.
 func isOurs(net reconcile.Network) bool {
-	main := plugin.Kind(net.Plugins[0].Type)
+	main := net.Main()
 	return main == "bridge" || main == "sriov"
 }
 

@@ -150,11 +150,14 @@ func wrap(name string, err error) error {
 	return fmt.Errorf("ipam %s: %w", name, err)
 }
 
-// ValidType returns an error for a plugin type with a slash, and for other types that cannot be the name of a file. Such a type could
-// select a program outside the folders in CNI_PATH.
+// ValidType returns an error for a type that cannot be an IPAM plugin: a name with a slash, which could select a program outside the
+// folders in CNI_PATH, and Podlace's other plugins, which would call themselves for ever.
 func ValidType(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want the name of a plugin in CNI_PATH", name)
+	}
+	if kind := plugin.Kind(name); kind != "host-local" && slices.Contains(plugin.Kinds(), kind) {
+		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want an IPAM plugin, such as host-local", name)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -36,6 +37,7 @@ func programs() []program {
 		{from: "bandwidth", to: "podlace-bandwidth"},
 		{from: "sriov", to: "podlace-sriov"},
 		{from: "bridge", to: "podlace-bridge"},
+		{from: plugin.PodType, to: plugin.PodType},
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/noderoutes"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/probes"
 	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/store"
@@ -155,9 +156,26 @@ func (r *removal) removeRest() error {
 		return errors.Join(errs...)
 	}
 	errs = append(errs, r.removeLeftovers(networks))
-	done, err := removePrograms(r.binDir)
+	used, err := r.users(plugin.PodType)
+	if used != nil {
+		return errors.Join(append(errs, err, used)...)
+	}
+	done, removeErr := removePrograms(r.binDir)
 	r.printLines(done...)
-	return errors.Join(append(errs, err)...)
+	return errors.Join(append(errs, err, removeErr)...)
+}
+
+// users returns an error with the files that name a plugin. Without the plugin, the DEL of their pods would fail.
+func (r *removal) users(name string) (used, err error) {
+	var networks []reconcile.Network
+	if r.confDir != "" {
+		networks, _, err = reconcile.Networks(r.confDir)
+	}
+	if files := reconcile.Users(networks, name); len(files) > 0 {
+		used = fmt.Errorf("the plugins stay, because %s names %s: put bridge, portmap and bandwidth in its place and delete the pods, then remove again",
+			strings.Join(files, ", "), name)
+	}
+	return used, err
 }
 
 // printLines prints each argument as one line.

@@ -10,8 +10,13 @@ const ClusterPrefix = "podlace-"
 
 // Kinds returns the names of Podlace's plugins without ClusterPrefix.
 func Kinds() []string {
-	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}
+	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov", PodType}
 }
 
-// Kind returns the name of a plugin without ClusterPrefix. For the type "podlace-bridge", Kind returns "bridge".
-func Kind(name string) string { return strings.TrimPrefix(name, ClusterPrefix) }
+// Kind returns the name of a plugin without ClusterPrefix: "bridge" for the type "podlace-bridge".
+func Kind(name string) string {
+	if name == PodType {
+		return name
+	}
+	return strings.TrimPrefix(name, ClusterPrefix)
+}

@@ -15,17 +15,45 @@ const PodType = "podlace-pod"
 
 // Part is one plugin of a chain.
 type Part struct {
-	Type   string
-	Path   string // where the keys stand in the configuration of the whole chain: "" or the name of a section
+	Kind   string // see [Kind]
 	Config []byte // the configuration that the plugin would have as a separate entry of the conflist
+
+	section string
+}
+
+// Key returns the name of a part's key in the entry of the conflist.
+func (p Part) Key(name string) string {
+	first, _, _ := strings.Cut(name, ".")
+	if p.section == "" || slices.Contains(commonKeys, first) {
+		return name
+	}
+	return p.section + "." + name
 }
 
 // sections lists the parts of podlace-pod whose keys stand in a section, with the capability that only this part uses.
-var sections = []struct{ name, capability string }{{"portmap", "portMappings"}, {"bandwidth", "bandwidth"}}
+var sections = []section{{"portmap", "portMappings"}, {"bandwidth", "bandwidth"}}
 
-// Parts splits the configuration of podlace-pod into those of its parts, in the order of ADD. A section repeats no key that all plugins
-// have. After an error, Parts returns what could be read, because DEL and GC work with any configuration that has a name.
-func Parts(config []byte) ([]Part, error) {
+type section struct{ name, capability string }
+
+// Parts returns the plugins that an entry of a conflist stands for: the parts of podlace-pod, or the plugin itself.
+func Parts(entry []byte) []Part {
+	var keys struct{ Type string }
+	if json.Unmarshal(entry, &keys) == nil && Kind(keys.Type) == PodType {
+		parts, _ := Split(entry)
+		return parts
+	}
+	return []Part{{Kind: Kind(keys.Type), Config: entry}}
+}
+
+// Runs reports whether a plugin of the given type is of a kind or has a part of it.
+func Runs(name, kind string) bool {
+	isPart := kind == "bridge" || slices.ContainsFunc(sections, func(s section) bool { return s.name == kind })
+	return Kind(name) == kind || Kind(name) == PodType && isPart
+}
+
+// Split divides the configuration of podlace-pod into those of its parts, in the order of ADD. A section cannot repeat a key that all
+// plugins have. Split returns what it could read also with an error, because DEL and GC work with any configuration that has a name.
+func Split(config []byte) ([]Part, error) {
 	var keys map[string]json.RawMessage
 	err := decode(config, &keys)
 	shared := maps.Clone(keys)
@@ -36,13 +64,13 @@ func Parts(config []byte) ([]Part, error) {
 	}
 	parts := make([]Part, 1, 1+len(sections))
 	for _, s := range sections {
-		own, e := section(s.name, keys[s.name])
+		own, e := s.keys(keys[s.name])
 		err = errors.Join(err, e)
 		maps.Copy(own, shared)
 		if value, ok := capabilities[s.capability]; ok {
 			own["capabilities"] = encoded(map[string]json.RawMessage{s.capability: value})
 		}
-		parts = append(parts, Part{s.name, s.name, ofType(s.name, own)})
+		parts = append(parts, Part{s.name, ofType(s.name, own), s.name})
 		delete(keys, s.name)
 		delete(capabilities, s.capability)
 	}
@@ -52,7 +80,7 @@ func Parts(config []byte) ([]Part, error) {
 	if capabilities != nil {
 		keys["capabilities"] = encoded(capabilities)
 	}
-	parts[0] = Part{"bridge", "", ofType("bridge", keys)}
+	parts[0] = Part{"bridge", ofType("bridge", keys), ""}
 	return parts, err
 }
 
@@ -62,17 +90,17 @@ func isShared(key string) bool {
 		(slices.Contains(commonKeys, key) || strings.HasPrefix(key, "cni.dev/") || key == DeadKey)
 }
 
-func section(name string, raw json.RawMessage) (map[string]json.RawMessage, error) {
+func (s section) keys(raw json.RawMessage) (map[string]json.RawMessage, error) {
 	keys := map[string]json.RawMessage{}
 	if raw == nil {
 		return keys, nil
 	}
 	if err := json.Unmarshal(raw, &keys); err != nil || keys == nil {
-		return map[string]json.RawMessage{}, Errorf(CodeDecode, "network configuration: %s: want an object with the keys of the plugin %[1]s", name)
+		return map[string]json.RawMessage{}, Errorf(CodeDecode, "network configuration: %s: want an object with the keys of the plugin %[1]s", s.name)
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		if isShared(key) || slices.Contains(commonKeys, key) {
-			return keys, Errorf(CodeConfig, "%s.%s: the key holds for all parts and stands outside the section", name, key)
+			return keys, Errorf(CodeConfig, "%s.%s: the key holds for all parts and stands outside the section", s.name, key)
 		}
 	}
 	return keys, nil
@@ -92,7 +120,7 @@ func encoded(value any) []byte {
 // OfPart returns the request with which a part is called. Its results of Once are those of the whole request.
 func (r *Request) OfPart(p Part) *Request {
 	own := *r
-	own.Plugin, own.Config, own.prev = p.Type, p.Config, nil
+	own.Plugin, own.Config, own.prev = p.Kind, p.Config, nil
 	own.Log = own.logger()
 	return &own
 }

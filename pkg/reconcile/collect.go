@@ -82,10 +82,9 @@ func (p *Plan) note(name string, err error) {
 }
 
 // The method covers() reports whether a plugin is in the plan or in the network's configuration. covers() also finds a plugin that another
-// plugin uses for IPAM.
+// plugin runs.
 func (p *Plan) covers(kind string) bool {
-	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
-	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
+	return slices.ContainsFunc(slices.Concat(p.Run, p.Network.Plugins), func(pl Plugin) bool { return pl.has(kind) })
 }
 
 // Collect calls GC of the plugins, so that they remove the dead attachments of the network. If the GC of one plugin fails, Collect

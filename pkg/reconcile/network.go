@@ -127,15 +127,25 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 	return plugins, err
 }
 
-// Plugin returns the configuration of the network's first plugin of the given kind (plugin.Kind). If the network has no plugin of this
-// kind, Plugin returns nil.
+// Plugin returns the configuration of the network's first plugin of the given kind (plugin.Kind), as its own entry or as a part of
+// podlace-pod. If the network has no plugin of this kind, Plugin returns nil.
 func (n Network) Plugin(kind string) json.RawMessage {
 	for _, p := range n.Plugins {
-		if plugin.Kind(p.Type) == kind {
-			return p.raw
+		for _, part := range plugin.Parts(p.raw) {
+			if part.Kind == kind {
+				return part.Config
+			}
 		}
 	}
 	return nil
+}
+
+// Main returns the kind of the plugin that makes the pod's interface.
+func (n Network) Main() string { return plugin.Parts(n.Plugins[0].raw)[0].Kind }
+
+// has reports whether the plugin is of a kind, contains it as a part, or uses it for IPAM.
+func (p Plugin) has(kind string) bool {
+	return plugin.Runs(p.Type, kind) || plugin.Kind(p.IPAM) == kind
 }
 
 // Config returns the unchanged text of the plugin's configuration from the file.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -141,6 +142,25 @@ type cachedResult struct {
 	Network     string      `json:"networkName"`
 	Netns       string      `json:"netns"`
 	Args        [][2]string `json:"cniArgs"`
+	Config      []byte      `json:"config"`
+}
+
+// Users returns the files that name a plugin: the configurations of the networks, and those in libcni's cache, with which some runtimes
+// delete a running pod.
+func Users(networks []Network, plugin string) (files []string) {
+	for _, n := range networks {
+		if slices.ContainsFunc(n.Plugins, func(p Plugin) bool { return p.Type == plugin }) {
+			files = append(files, n.File)
+		}
+	}
+	type entry struct{ Type string }
+	for _, c := range readCache() {
+		var list struct{ Plugins []entry }
+		if json.Unmarshal(c.Config, &list) == nil && slices.Contains(list.Plugins, entry{plugin}) {
+			files = append(files, filepath.Join(cacheDir, strings.Join([]string{c.Network, c.ContainerID, c.IfName}, "-")))
+		}
+	}
+	return files
 }
 
 func readCache() (entries []cachedResult) {

@@ -147,7 +147,11 @@ func (j *job) network(r networkRecords) {
 	conf := j.configurationOf(r.network)
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
 	for _, p := range conf.Plugins {
-		if kind := plugin.Kind(p.Type); kind != p.Type {
+		switch kind := plugin.Kind(p.Type); {
+		case kind == plugin.PodType:
+			j.printLine("network %s: NOTE: the reference has no %s: put bridge, portmap and bandwidth in its place in %s, and keep %[2]s installed while "+
+				"pods run that it added", r.network, kind, conf.File)
+		case kind != p.Type:
 			j.printLine("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
 		}
 	}

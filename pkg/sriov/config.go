@@ -314,9 +314,6 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	if c.IPAM = object.Type; c.IPAM == "" {
 		return nil
 	}
-	if plugin.Kind(c.IPAM) == r.Plugin {
-		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want an IPAM plugin, such as host-local", c.IPAM)
-	}
 	return ipam.ValidType(c.IPAM)
 }
 

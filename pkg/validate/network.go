@@ -90,16 +90,16 @@ func (c *checker) network(t part) {
 	}
 	n := network{part: t, name: list.Name}
 	if list.Type != "" {
-		c.plugin(&n, "", list.CNIVersion, t.data)
+		c.entry(&n, "", list.CNIVersion, t.data)
 	}
 	for i, config := range list.Plugins {
-		c.plugin(&n, fmt.Sprintf("plugins[%d]", i), list.CNIVersion, config)
+		c.entry(&n, fmt.Sprintf("plugins[%d]", i), list.CNIVersion, config)
 	}
 	c.networks = append(c.networks, n)
 }
 
-// The method plugin() checks the configuration of one plugin in the same way as the ADD of that plugin.
-func (c *checker) plugin(n *network, path, version string, config []byte) {
+// The method entry() checks one entry of a conflist. Each plugin that it stands for is checked in the same way as by its ADD.
+func (c *checker) entry(n *network, path, version string, config []byte) {
 	kind := plugin.Kind(ipam.Type(config))
 	if kind == "" {
 		c.add(n.part, n.placeOf(path), path, noPlugin, true, "type is missing")
@@ -107,22 +107,38 @@ func (c *checker) plugin(n *network, path, version string, config []byte) {
 	}
 	c.misspelt(n, path+".type", kind)
 	c.misspelt(n, path+".ipam.type", plugin.Kind(ipam.Type(ipam.Object(config))))
-	if kind == "sriov" && n.multus {
-		config = withDeviceID(config)
+	if kind == plugin.PodType {
+		_, err := plugin.Split(config)
+		c.refused(n, path, plugin.Part{Config: config}, err)
 	}
-	r := &plugin.Request{Plugin: kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: version,
-		Config: config, Log: slog.New(slog.DiscardHandler)}
-	err := parse(r, kind)
-	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {
+	for _, p := range plugin.Parts(config) {
+		c.plugin(n, path, version, p)
+	}
+}
+
+func (c *checker) plugin(n *network, path, version string, p plugin.Part) {
+	if p.Kind == "sriov" && n.multus {
+		p.Config = withDeviceID(p.Config)
+	}
+	r := &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: version,
+		Config: p.Config, Log: slog.New(slog.DiscardHandler)}
+	err := parse(r, p.Kind)
+	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
 		parsed, e := hostlocal.Parse(r)
-		n.subnets = append(n.subnets, subnetsOf(config, kind, c.node.PodCIDRs, parsed)...)
+		n.subnets = append(n.subnets, subnetsOf(p.Config, p.Kind, c.node.PodCIDRs, parsed)...)
 		if !hostlocal.NoPodCIDR(e) {
 			err = errors.Join(err, e)
 		}
 	}
+	c.refused(n, path, p, err)
+}
+
+// refused() reports an error of a plugin at the key to which its message refers.
+func (c *checker) refused(n *network, path string, p plugin.Part, err error) {
 	if err != nil {
-		key, at := n.within(path, config, err.Error())
-		c.add(n.part, at, key, codeOf(err), true, "%v", err)
+		inner, _ := part{places: plugin.KeyPlaces(p.Config)}.mentioned(err.Error())
+		key := strings.Trim(path+"."+p.Key(inner), ".")
+		c.add(n.part, n.placeOf(key), key, codeOf(err), true, "%v", err)
 	}
 }
 
@@ -167,14 +183,6 @@ func parse(r *plugin.Request, kind string) (err error) {
 		err = plugin.CheckLogging(r.Config)
 	}
 	return err
-}
-
-// The method within() finds the key to which a message refers. The key is in the given part of the configuration, whose path is the
-// argument `path`. within() returns the full key, and its line and column in the file.
-func (n *network) within(path string, config []byte, message string) (key string, at plugin.Place) {
-	inner, _ := part{places: plugin.KeyPlaces(config)}.mentioned(message)
-	key = strings.Trim(path+"."+inner, ".")
-	return key, n.placeOf(key)
 }
 
 // The method clashes() reports networks that have the same name, and networks that have the same subnet on different bridges.

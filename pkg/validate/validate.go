@@ -60,22 +60,32 @@ func Config(data []byte, node Node) []plugin.Finding {
 	return found
 }
 
-// The function findings() returns the findings for one plugin. Each finding contains its key.
-func findings(config []byte, node Node) (found []plugin.Finding) {
+// The function findings() returns the findings for one entry of a conflist. Each finding contains its key.
+func findings(entry []byte, node Node) (found []plugin.Finding) {
+	for _, p := range plugin.Parts(entry) {
+		for _, f := range ofPlugin(p, node) {
+			f.Key = p.Key(f.Key)
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+func ofPlugin(p plugin.Part, node Node) (found []plugin.Finding) {
 	var pods []netip.Prefix
-	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {
-		pods = hostlocal.Subnets(config, node.PodCIDRs)
-		found = hostlocal.Findings(config)
+	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
+		pods = hostlocal.Subnets(p.Config, node.PodCIDRs)
+		found = hostlocal.Findings(p.Config)
 	}
-	switch plugin.Kind(ipam.Type(config)) { // the IPAM plugin's own findings
+	switch p.Kind { // the IPAM plugin's own findings
 	case "bridge":
-		return append(bridge.Findings(config, pods, node.Subnets), found...)
+		return append(bridge.Findings(p.Config, pods, node.Subnets), found...)
 	case "portmap":
-		return append(portmap.Findings(config), found...)
+		return append(portmap.Findings(p.Config), found...)
 	case "bandwidth":
-		return append(bandwidth.Findings(config), found...)
+		return append(bandwidth.Findings(p.Config), found...)
 	case "sriov":
-		return append(sriov.Findings(config), found...)
+		return append(sriov.Findings(p.Config), found...)
 	}
-	return append(plugin.Capabilities(config, "", ""), found...)
+	return append(plugin.Capabilities(p.Config, "", ""), found...)
 }

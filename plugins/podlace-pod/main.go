@@ -6,7 +6,7 @@ package main
 import (
 	"os"
 
-	"github.com/podlace/podlace/pkg/chain"
+	"github.com/podlace/podlace/pkg/podlacepod"
 )
 
-func main() { os.Exit(chain.Plugin().Main()) }
+func main() { os.Exit(podlacepod.Plugin().Main()) }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chain is the plugin podlace-pod, which runs bridge, host-local, portmap and bandwidth in one process. Each part reads the
+// Package podlacepod is the plugin podlace-pod, which runs bridge, host-local, portmap and bandwidth in one process. Each part reads the
 // configuration that it would have as a separate plugin and makes the same records, leases, rules and names. So either form can check,
 // restore and delete what the other made.
-package chain
+package podlacepod
 
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -18,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/portmap"
 )
 
-// The type chain is a list of plugins, in the order of ADD. plugin.Parts returns their configurations in the same order.
+// The type chain is a list of plugins, in the order of ADD. plugin.Split returns their configurations in the same order.
 type chain []plugin.Plugin
 
 // Plugin returns the plugin podlace-pod.
@@ -34,7 +35,7 @@ type verb = func(*plugin.Request) error
 
 // requests returns the request of each part.
 func requests(r *plugin.Request) (list []*plugin.Request, err error) {
-	parts, err := plugin.Parts(r.Config)
+	parts, err := plugin.Split(r.Config)
 	for _, p := range parts {
 		list = append(list, r.OfPart(p))
 	}
@@ -44,11 +45,28 @@ func requests(r *plugin.Request) (list []*plugin.Request, err error) {
 	return list, err
 }
 
+// parsers read the configurations of the later parts, so that a wrong one is refused before the first part changes anything.
+func parsers() map[string]func(*plugin.Request) error {
+	return map[string]func(*plugin.Request) error{
+		"portmap":   func(r *plugin.Request) error { _, err := portmap.Parse(r); return err },
+		"bandwidth": func(r *plugin.Request) error { _, err := bandwidth.Parse(r); return err },
+	}
+}
+
 // add calls ADD of each part with the result of the part before. If a part fails, add calls DEL of those before it.
 func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 	parts, err := requests(r)
 	if err != nil {
 		return nil, err
+	}
+	for i, p := range c {
+		if parse := parsers()[p.Name]; parse != nil {
+			silent := *parts[i]
+			silent.Log = slog.New(slog.DiscardHandler) // its ADD warns
+			if err := parse(&silent); err != nil {
+				return nil, failed(r, p, err)
+			}
+		}
 	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
