@@ -66,6 +66,10 @@ test: build ## run the tests, each in namespaces of its own; nothing is installe
 # Packages whose tests take some seconds at most; the plugins' longer tests are left out by -short.
 QUICK := allocation attachment cli fault ipam iptables nft plugin pool ports probes reconcile reference rollback validate
 
+.PHONY: pod
+pod: build ## run the scenarios of integration/plugins and integration/faults with podlace-pod in place of the chain
+	@PODLACE_FORM=podlace-pod PACKAGES='./integration/plugins ./integration/faults' scripts/test.sh -skip '^(TestMeasured|TestOldChain$$)' $(ARGS)
+
 .PHONY: quick
 quick: ## run the quick tests, with all six plugins, in a minute, without root
 	@PACKAGES='./integration/deps $(addprefix ./pkg/,$(QUICK) bandwidth bridge hostlocal loopback portmap sriov)' scripts/test.sh -short $(ARGS)
@@ -247,7 +251,7 @@ ci: ## what .ci/run runs: installs what it needs, then every check, as root and 
 	@scripts/ci.sh
 
 # What is too long for each commit, roughly by what it finds. TARGETS='vm e2e' chooses.
-TARGETS := lint-modules user race faults soak vm kernels node apiserver dra crio cluster e2e upgrade bench monitoring release-check site-check fuzz mutants
+TARGETS := lint-modules user race pod faults soak vm kernels node apiserver dra crio cluster e2e upgrade bench monitoring release-check site-check fuzz mutants
 
 .PHONY: nightly
 nightly: ## run everything long, and print one table with results and times; TARGETS='vm e2e' (needs root and Debian)

@@ -29,7 +29,8 @@ func packageLayers() [][]string {
 		{"pkg/vfconfig"},
 		{"pkg/allocation"},
 		{"pkg/store", "pkg/podresources", "pkg/nft", "pkg/kernel/kerneltest"},
-		{"pkg/attachment", "pkg/kernel", "pkg/iptables", "pkg/nodefile", "pkg/claim"},
+		{"pkg/kernel", "pkg/iptables", "pkg/nodefile", "pkg/claim"},
+		{"pkg/attachment"},
 		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/podlacepod"},
@@ -64,7 +65,7 @@ func allowedImporters() map[string][]string {
 		// operators; low-level packages return typed errors.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/demo", "pkg/hostlocal", "pkg/ipam",
 			"pkg/loopback", "pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podlacepod", "pkg/podmetrics",
-			"pkg/pool", "pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
+			"pkg/pool", "pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig", "integration/harness"},
 		// pkg/ipam must not import pkg/hostlocal, because the main plugins pass their host-local implementation to pkg/ipam.
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/reconcile", "pkg/rollback",
 			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},

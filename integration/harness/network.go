@@ -55,7 +55,7 @@ func (n *Network) Must(t testing.TB, verb string, rt *libcni.RuntimeConf, valid 
 
 // OpenNetwork parses a conflist. libcni starts the plugins through the argument `exec`, or through Network.Exec if `exec` is nil.
 func OpenNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*Network, error) {
-	list, err := libcni.NetworkConfFromBytes(conflist)
+	list, err := libcni.NetworkConfFromBytes(inForm(conflist))
 	if err != nil {
 		return nil, fmt.Errorf("conflist: %w", err)
 	}

@@ -60,11 +60,10 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	defer att.Close()
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return nil, err
 	}
-	defer host.Close()
 	var old state
 	if _, err := att.Load(&old); err != nil {
 		return nil, err
@@ -214,11 +213,10 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 // to namespaces. If prevResult contains another link into the pod in place of this link, hostSide returns an error. In this case, the pod
 // may have exchanged the names of its interfaces.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
-	pod, err := kernel.Open(r.Netns)
+	pod, err := attachment.Pod(r)
 	if err != nil {
 		return kernel.Link{}, err
 	}
-	defer pod.Close()
 	inPod, ok, err := pod.Link(r.IfName)
 	if err != nil {
 		return kernel.Link{}, err
@@ -272,11 +270,10 @@ func del(r *plugin.Request) error {
 	if !recorded {
 		return errors.Join(delUnrecorded(r), att.Remove())
 	}
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
 		// Next, the runtime calls the main plugin's DEL. The main plugin's DEL deletes the link together with the limits, and then deletes
@@ -292,11 +289,10 @@ func del(r *plugin.Request) error {
 
 // gc() removes the limits of stale attachments and restores lost limits of the remaining attachments.
 func gc(r *plugin.Request) error {
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	gc := attachment.NewGC[state](r)
 	for att, st := range gc.Stale() {
 		gc.Report(att, remove(host, att, st))
@@ -365,9 +361,8 @@ func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err
 	}
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err == nil {
-		defer host.Close()
 		err = restoreLimits(host, r.Log, attachment.Trying)
 	}
 	attachment.ReportRepair(r, attachment.Trying, err)

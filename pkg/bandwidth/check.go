@@ -26,11 +26,10 @@ func check(r *plugin.Request) error {
 	if cfg.unlimited() && !byAdmin {
 		return nil
 	}
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	link, err := hostSide(r, host)
 	if err != nil {
 		return err

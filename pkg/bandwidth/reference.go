@@ -32,11 +32,10 @@ func delUnrecorded(r *plugin.Request) error {
 	if len(devices) == 0 {
 		return nil
 	}
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	var errs []error
 	for _, name := range devices {
 		errs = append(errs, delDevice(r, host, name))
@@ -148,11 +147,10 @@ func mayServe(r *plugin.Request, host *kernel.Node, link kernel.Link, device str
 	if r.Netns == nil {
 		return true, nil
 	}
-	pod, err := kernel.Open(r.Netns)
+	pod, err := attachment.Pod(r)
 	if err != nil {
 		return false, err
 	}
-	defer pod.Close()
 	inPod, ok, err := pod.LinkByIndex(link.Peer)
 	if err == nil && ok {
 		ok, err = host.Paired(link, inPod, r.Netns)

@@ -82,7 +82,7 @@ func (b bridge) open(r *plugin.Request) (_ *job, err error) {
 			j.close()
 		}
 	}()
-	if j.host, err = kernel.Host(); err != nil {
+	if j.host, err = attachment.Host(r); err != nil {
 		return nil, err
 	}
 	if err := cfg.supported(j.host); err != nil { // before any state of the attachment exists
@@ -92,7 +92,7 @@ func (b bridge) open(r *plugin.Request) (_ *job, err error) {
 		return nil, err
 	}
 	r.LockFile = j.att.LockFile()
-	if j.pod, err = kernel.Open(r.Netns); err != nil {
+	if j.pod, err = attachment.Pod(r); err != nil {
 		return nil, err
 	}
 	return j, nil
@@ -101,12 +101,6 @@ func (b bridge) open(r *plugin.Request) (_ *job, err error) {
 func (j *job) close() {
 	if j.att != nil {
 		j.att.Close()
-	}
-	if j.host != nil {
-		j.host.Close()
-	}
-	if j.pod != nil {
-		j.pod.Close()
 	}
 }
 
@@ -233,11 +227,10 @@ func (b bridge) del(r *plugin.Request) error {
 		return err
 	}
 	defer att.Close()
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	as := *r
 	as.LockFile = att.LockFile()
 	if recorded {
@@ -249,15 +242,17 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove() removes the links, the rules, the leases and the record of an attachment, in this order. An error with a link does not prevent
-// the removal of the rules. The leases are released only if the node has no link and no rule of the pod, so that two pods never use one
-// address at the same time. The record is deleted only if everything else is gone.
+// remove() removes the rules, the links, the leases and the record of an attachment, in this order. The leases are released only if the
+// node has no link and no rule of the pod, so that two pods never use one address at the same time. The record is deleted only if
+// everything else is gone.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
 
 func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) error {
-	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
+	return removeHostSide(host, att.Key, st.Index, func() error {
+		return errors.Join(unmasquerade(host, att, st), unguard(host, att, st))
+	})
 }
 
 // finishRemove releases the leases and deletes the record. If the argument `err` is not nil, the removal of links and rules failed, and
@@ -295,11 +290,10 @@ func (b bridge) status(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
-	defer host.Close()
 	var repaired error
 	if !Intact(host) {
 		repaired = Restore(host, r.Log, attachment.Trying)

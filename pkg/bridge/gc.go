@@ -14,11 +14,10 @@ import (
 )
 
 func (b bridge) gc(r *plugin.Request) error {
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	config := r.ConfigForDel()
 	gc := attachment.NewGC[state](r)
 	for att, st := range gc.Stale() {

@@ -11,6 +11,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/nftables"
@@ -141,6 +143,41 @@ func TestStolenMAC(t *testing.T) {
 		}
 		if bytes.Equal(buf[:n], prey) {
 			t.Fatal("the sender received the frames for the victim")
+		}
+	}
+}
+
+// TestGuardedUntilGone checks that no forged frame of a pod passes while DEL removes its guard.
+func TestGuardedUntilGone(t *testing.T) {
+	l := newLab(t, "name", "gone", "bridge", "btg6", "antiSpoof", true)
+	v := l.other().add("v")
+	in := v.tap()
+	for range 5 {
+		m := l.add("m")
+		forged := udp4(v.station().mac, m.station().mac, netip.MustParseAddr("10.60.0.1"), v.station().v4, 1000, 2000, "forged")
+		out := m.tap()
+		var flood sync.WaitGroup
+		begun, gone := make(chan struct{}), atomic.Bool{}
+		flood.Go(func() {
+			for i := 0; !gone.Load(); i++ {
+				if _, _ = unix.Write(out, forged); i == 100 { // it fails as soon as the link is down
+					close(begun)
+				}
+			}
+		})
+		<-begun
+		l.OK(l.Call("DEL", "m"))
+		gone.Store(true)
+		flood.Wait()
+		buf := make([]byte, 2048)
+		for {
+			n, _, err := unix.Recvfrom(in, buf, unix.MSG_DONTWAIT)
+			if err != nil {
+				break
+			}
+			if bytes.Equal(buf[:n], forged) {
+				t.Fatal("a forged frame arrived during DEL")
+			}
 		}
 	}
 }

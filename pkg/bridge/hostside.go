@@ -4,9 +4,13 @@ package bridge
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -19,15 +23,29 @@ func isHostSide(link kernel.Link, key attachment.Key, index int) bool {
 
 func hasMAC(link kernel.Link, key attachment.Key) bool { return bytes.Equal(link.MAC, key.MAC("host")) }
 
-// delHostSide deletes the veth pair of an attachment, and all other links in the pair's device group. If the pair was renamed, delHostSide
-// finds it by ifindex and MAC.
-func delHostSide(host *kernel.Node, key attachment.Key, index int) error {
-	link, ok, err := host.Link(key.HostVeth())
+// removeHostSide sets the veth pair of an attachment down, calls a function that removes the pair's rules, and deletes the pair with the
+// other links of its device group. On a link that is down, no frame of the pod passes without rules. The deletion comes last, because it
+// waits for RCU grace periods, beside which those of the rules pass. If the pair cannot be set down, its rules stay.
+func removeHostSide(host *kernel.Node, key attachment.Key, index int, removeRules func() error) error {
+	link, err := findHostSide(host, key, index)
 	if err != nil {
 		return err
 	}
-	if ok && isHostSide(link, key, index) {
-		return host.DelGroup(link)
+	if link.Kind != "" {
+		err = fault.Ignore(host.SetDown(link), unix.ENODEV)
+	}
+	if err == nil {
+		err = removeRules()
+	}
+	return errors.Join(err, host.DelGroup(link))
+}
+
+// findHostSide returns the host side of an attachment. If the pair was renamed, findHostSide finds it by ifindex and MAC. If the pair is
+// gone, the result has no Kind, and Index is that of the group which the pair led.
+func findHostSide(host *kernel.Node, key attachment.Key, index int) (link kernel.Link, err error) {
+	link, ok, err := host.Link(key.HostVeth())
+	if err != nil || ok && isHostSide(link, key, index) {
+		return link, err
 	}
 	if ok {
 		slog.Warn("a link with the name of this attachment's host side is left alone: another program made it", "link", link.Name)
@@ -35,11 +53,11 @@ func delHostSide(host *kernel.Node, key attachment.Key, index int) error {
 	link, live, err := host.LinkByIndex(index)
 	switch {
 	case err != nil:
-		return err
+		return link, err
 	case !live:
-		link = kernel.Link{Name: key.HostVeth(), Index: index}
-	case link.Kind != "veth" || !hasMAC(link, key):
-		link = kernel.Link{Name: key.HostVeth()} // the kernel reused the ifindex for another link
+		return kernel.Link{Name: key.HostVeth(), Index: index}, nil
+	case link.Kind != "veth" || !hasMAC(link, key): // the kernel reused the ifindex for another link
+		return kernel.Link{Name: key.HostVeth()}, nil
 	}
-	return host.DelGroup(link)
+	return link, nil
 }

@@ -25,7 +25,8 @@ func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
 	// Podlace's veth pair is deleted first, together with all other links in its device group. If another step deleted the pair first, DEL
 	// could not find the other links of the group.
-	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
+	err := errors.Join(removeHostSide(host, key, 0, func() error { return delGuardOf(host, key.HostVeth()) }), deleteProven(r, host),
+		asReference(key).Remove())
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
 		// The IP addresses are released last. If the addresses were released earlier, this pod's masquerade rules could match the packets of the
 		// next pod with the same address.
@@ -58,11 +59,10 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	if r.Netns == nil {
 		return deleteHostSide(r, host)
 	}
-	pod, err := kernel.Open(r.Netns)
+	pod, err := attachment.Pod(r)
 	if err != nil {
 		return err
 	}
-	defer pod.Close()
 	link, ok, err := pod.Link(r.IfName)
 	if err != nil || !ok {
 		return err

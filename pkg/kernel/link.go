@@ -98,7 +98,7 @@ func (n *Node) AddVeth(v Veth) (int, error) {
 func (n *Node) vethRequest(v Veth) *nl.NetlinkRequest {
 	req := n.newRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ECHO)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	for _, attr := range linkAttrs(v.Host, v.HostMAC, v.MTU) {
+	for _, attr := range endAttrs(v.Host, v.HostMAC, v.MTU) {
 		req.AddData(attr)
 	}
 	if v.Master != 0 {
@@ -108,7 +108,7 @@ func (n *Node) vethRequest(v Veth) *nl.NetlinkRequest {
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
 	peer := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.VETH_INFO_PEER, nil)
 	nl.NewIfInfomsgChild(peer, unix.AF_UNSPEC)
-	for _, attr := range linkAttrs(v.Pod, v.PodMAC, v.MTU) {
+	for _, attr := range endAttrs(v.Pod, v.PodMAC, v.MTU) {
 		peer.AddChild(attr)
 	}
 	if v.Netns != nil {
@@ -116,6 +116,13 @@ func (n *Node) vethRequest(v Veth) *nl.NetlinkRequest {
 	}
 	req.AddData(info)
 	return req
+}
+
+// endAttrs returns the attributes of one end of a veth pair. An end has one queue: the kernel would make one for each CPU, use one, and
+// wait for an RCU grace period to switch the others off (netif_set_real_num_tx_queues).
+func endAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
+	return append(linkAttrs(name, mac, mtu), nl.NewRtAttr(unix.IFLA_NUM_TX_QUEUES, nl.Uint32Attr(1)),
+		nl.NewRtAttr(unix.IFLA_NUM_RX_QUEUES, nl.Uint32Attr(1)))
 }
 
 func linkAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
@@ -50,6 +51,10 @@ func TestAddVeth(t *testing.T) {
 	}
 	if _, ok, err := h.Link("eth0"); ok || err != nil {
 		t.Errorf("the pod side is on the host: %v", err)
+	}
+	side, err := netlink.LinkByName("kth0")
+	if a := side.Attrs(); err != nil || a.NumTxQueues != 1 || a.NumRxQueues != 1 {
+		t.Errorf("%v, %d and %d queues, want one of each", err, a.NumTxQueues, a.NumRxQueues)
 	}
 }
 

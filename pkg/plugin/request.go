@@ -89,12 +89,23 @@ func Once[T any](r *Request, do func() T) T {
 	return value
 }
 
+// AtEnd calls a function at the end of the request, after its result is written. Functions run in the order of their calls of AtEnd.
+func (r *Request) AtEnd(do func()) {
+	list := Once(r, func() *atEnd { return new(atEnd) })
+	*list = append(*list, do)
+}
+
+type atEnd []func()
+
 // Attachment returns the attachment of this request.
 func (r *Request) Attachment() Attachment {
 	return Attachment{ContainerID: r.ContainerID, IfName: r.IfName}
 }
 
 func (r *Request) close() {
+	for _, do := range *Once(r, func() *atEnd { return new(atEnd) }) {
+		do()
+	}
 	if r.Netns != nil {
 		r.Netns.Close()
 	}

@@ -39,11 +39,10 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	defer att.Close()
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return nil, err
 	}
-	defer host.Close()
 	old, err := endPrevious(r, host, att)
 	if err != nil {
 		return nil, err

@@ -19,11 +19,10 @@ func del(r *plugin.Request) error {
 		return err
 	}
 	defer att.Close()
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	if recorded {
 		return removePorts(host, att, st)
 	}
@@ -31,11 +30,10 @@ func del(r *plugin.Request) error {
 }
 
 func gc(r *plugin.Request) error {
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	gc := attachment.NewGC[portState](r)
 	for att, st := range gc.Stale() {
 		gc.Report(att, removePorts(host, att, st))

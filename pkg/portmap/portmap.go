@@ -88,11 +88,10 @@ func check(r *plugin.Request) error {
 	if err := cfg.chooseBackend(); err != nil {
 		return err
 	}
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	pod := podAddresses(r.Prev, r.IfName)
 	ports := cfg.hostPorts(pod)
 	if len(ports) == 0 {
@@ -162,9 +161,8 @@ func status(r *plugin.Request) error {
 	if cfg.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {
 		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
 	}
-	host, err := kernel.Host()
+	host, err := attachment.Host(r)
 	if err == nil {
-		defer host.Close()
 		if !Intact(host) || cfg.Backend == "iptables" && !iptablesIntact() {
 			err = repairPorts(host, r.Log, attachment.Trying)
 		}

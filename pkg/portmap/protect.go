@@ -21,18 +21,17 @@ func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
 	}
-	if err := protectFlushed(r.Log); err != nil {
+	if err := protectFlushed(r); err != nil {
 		r.Log.Warn("the protection of the node's 127.0.0.0/8 could not be restored", "error", err)
 	}
 }
 
 // protectFlushed restores the rules that protect 127.0.0.0/8 if they are missing. protectFlushed does not wait for the lock.
-func protectFlushed(log *slog.Logger) error {
-	host, err := kernel.Host()
+func protectFlushed(r *plugin.Request) error {
+	host, err := attachment.Host(r)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
 	if ok, err := loopbackProtected(host); err != nil || ok {
 		return err
 	}
@@ -41,7 +40,7 @@ func protectFlushed(log *slog.Logger) error {
 		return attachment.Trying.Tolerate(err)
 	}
 	defer unlock()
-	return protectAgain(host, log)
+	return protectAgain(host, r.Log)
 }
 
 // mendFromRecords passes the hashes of all recorded attachments to mendLoopback.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // The function text() returns the keys of a configuration's findings, and all findings as one text.
@@ -99,7 +100,7 @@ func TestShippedConfigurationsStopSpoofing(t *testing.T) {
 		if err := errors.Join(err, json.Unmarshal(data, &list)); err != nil {
 			t.Fatal(name, err)
 		}
-		if first := list.Plugins[0]; first.AntiSpoof != (first.Type == "bridge" && first.IPAM != nil) {
+		if first := list.Plugins[0]; first.AntiSpoof != (plugin.Runs(first.Type, "bridge") && first.IPAM != nil) {
 			t.Errorf("%s: antiSpoof %t of %s", name, first.AntiSpoof, first.Type)
 		}
 	}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// inForm returns a conflist in the form in which the scenarios run: with PODLACE_FORM=podlace-pod, podlace-pod replaces the entries of
+// bridge, portmap and bandwidth. A conflist that does not begin with bridge stays as it is.
+func inForm(conflist []byte) []byte {
+	whole, list := Object{}, struct{ Plugins []Object }{}
+	if os.Getenv("PODLACE_FORM") != plugin.PodType || json.Unmarshal(conflist, &list) != nil || json.Unmarshal(conflist, &whole) != nil ||
+		len(list.Plugins) == 0 || list.Plugins[0]["type"] != "bridge" {
+		return conflist
+	}
+	pod, rest := list.Plugins[0], list.Plugins[1:]
+	capabilities := map[string]any{}
+	addCapabilities := func(entry Object) {
+		own, _ := entry["capabilities"].(map[string]any)
+		maps.Copy(capabilities, own)
+		delete(entry, "capabilities")
+	}
+	addCapabilities(pod)
+	for _, kind := range []string{"portmap", "bandwidth"} {
+		if len(rest) == 0 || rest[0]["type"] != kind {
+			continue
+		}
+		section := rest[0]
+		addCapabilities(section)
+		delete(section, "type")
+		if slices.ContainsFunc(plugin.CommonKeys(), func(key string) bool { return section[key] != nil }) {
+			return conflist
+		}
+		pod[kind], rest = section, rest[1:]
+	}
+	pod["type"], pod["capabilities"] = plugin.PodType, capabilities
+	whole["plugins"] = append([]Object{pod}, rest...)
+	return Encode(whole)
+}
