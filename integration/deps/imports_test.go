@@ -65,7 +65,8 @@ func allowedImporters() map[string][]string {
 		// operators; low-level packages return typed errors.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/demo", "pkg/hostlocal", "pkg/ipam",
 			"pkg/loopback", "pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podlacepod", "pkg/podmetrics",
-			"pkg/pool", "pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig", "integration/harness"},
+			"pkg/pool", "pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig",
+			"integration/harness"},
 		// pkg/ipam must not import pkg/hostlocal, because the main plugins pass their host-local implementation to pkg/ipam.
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/reconcile", "pkg/rollback",
 			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},

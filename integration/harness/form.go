@@ -11,12 +11,20 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// inForm returns a conflist in the form in which the scenarios run: with PODLACE_FORM=podlace-pod, podlace-pod replaces the entries of
-// bridge, portmap and bandwidth. A conflist that does not begin with bridge stays as it is.
+// inForm returns a conflist in the form in which the scenarios run: with PODLACE_FORM=podlace-pod, that of AsPod.
 func inForm(conflist []byte) []byte {
+	if os.Getenv("PODLACE_FORM") == plugin.PodType {
+		return AsPod(conflist)
+	}
+	return conflist
+}
+
+// AsPod returns a conflist in which podlace-pod replaces the entries of bridge, portmap and bandwidth. A conflist that does not begin with
+// bridge stays as it is.
+func AsPod(conflist []byte) []byte {
 	whole, list := Object{}, struct{ Plugins []Object }{}
-	if os.Getenv("PODLACE_FORM") != plugin.PodType || json.Unmarshal(conflist, &list) != nil || json.Unmarshal(conflist, &whole) != nil ||
-		len(list.Plugins) == 0 || list.Plugins[0]["type"] != "bridge" {
+	if json.Unmarshal(conflist, &list) != nil || json.Unmarshal(conflist, &whole) != nil || len(list.Plugins) == 0 ||
+		list.Plugins[0]["type"] != "bridge" {
 		return conflist
 	}
 	pod, rest := list.Plugins[0], list.Plugins[1:]

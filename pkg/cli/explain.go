@@ -70,8 +70,9 @@ func entryNames(all []entry) (names []string) {
 func explain(w io.Writer, name string) error {
 	all := entries()
 	found := false
+	name = plugin.Kind(strings.TrimPrefix(name, plugin.PodType+".")) // the keys of a part are those of its plugin
 	for _, e := range all {
-		if e.matchesName(plugin.Kind(name)) {
+		if e.matchesName(name) {
 			e.print(w)
 			found = true
 		}

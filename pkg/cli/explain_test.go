@@ -11,21 +11,23 @@ import (
 // error of 'podlace explain' suggests the most similar name.
 func TestExplain(t *testing.T) {
 	for name, want := range map[string]string{
-		"isGateway":                "bridge isGateway\n  default:\n    false\n  meaning:\n",
-		"podlace-bridge.isgateway": "bridge isGateway",
-		"host-local.ranges":        "host-local ",
-		"bandwidth.ingressRate":    "bandwidth ",
-		"portmap.backend":          "portmap backend",
-		"logFile":                  "plugin logFile",
-		"sriov.resources":          "sriov resources",
-		"resourceName":             "sriov-device-plugin resourceName",
-		"podlace-node.offLink":     "podlace-node ",
-		"maxTxRate":                "sriov-device-plugin maxTxRate\n  key of the conflist:\n    max_tx_rate\n",
-		"linkState":                "sriov-device-plugin linkState\n  key of the conflist:\n    link_state\n",
-		"VFConfig":                 "sriov-device-plugin kind, VFConfig\n",
-		"dra.taints":               "sriov-device-plugin dra, dra.taints\n",
-		"104":                      "code 104",
-		"11":                       "code 11",
+		"isGateway":                   "bridge isGateway\n  default:\n    false\n  meaning:\n",
+		"podlace-bridge.isgateway":    "bridge isGateway",
+		"host-local.ranges":           "host-local ",
+		"bandwidth.ingressRate":       "bandwidth ",
+		"portmap.backend":             "portmap backend",
+		"logFile":                     "plugin logFile",
+		"podlace-pod.portmap":         "podlace-pod portmap",
+		"podlace-pod.portmap.backend": "portmap backend",
+		"sriov.resources":             "sriov resources",
+		"resourceName":                "sriov-device-plugin resourceName",
+		"podlace-node.offLink":        "podlace-node ",
+		"maxTxRate":                   "sriov-device-plugin maxTxRate\n  key of the conflist:\n    max_tx_rate\n",
+		"linkState":                   "sriov-device-plugin linkState\n  key of the conflist:\n    link_state\n",
+		"VFConfig":                    "sriov-device-plugin kind, VFConfig\n",
+		"dra.taints":                  "sriov-device-plugin dra, dra.taints\n",
+		"104":                         "code 104",
+		"11":                          "code 11",
 	} {
 		status, stdout, stderr := run("explain", name)
 		if status != exitOK || !strings.Contains(stdout, want) || strings.Contains(stdout, "](") || strings.Contains(stdout, "`") {

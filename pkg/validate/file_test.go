@@ -28,6 +28,18 @@ const bridgeNet = `{
   ]
 }`
 
+const podNet = `{
+  "cniVersion": "1.0.0", "name": "a",
+  "plugins": [{
+    "type": "podlace-pod",
+    "isGatway": true,
+    "ipam": {"type": "podlace-pod"},
+    "capabilities": {"portMappings": true, "bandwidth": true},
+    "portmap": {"backnd": "nftables", "name": "y"},
+    "bandwidth": {"latency": "99x"}
+  }]
+}`
+
 // TestNetworkFiles checks network configurations. Each error and each warning contains the file, the line and the key.
 func TestNetworkFiles(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -42,7 +54,16 @@ func TestNetworkFiles(t *testing.T) {
 		"name":       {strings.Replace(bridgeNet, `"a"`, `"a b"`, 1), []string{"f:3:3: name: error: invalid characters found in network name"}},
 		"version":    {strings.Replace(bridgeNet, "1.0.0", "9.0.0", 1), []string{`f:2:3: cniVersion: error: "9.0.0": want one of 0.1.0, `}},
 		"no version": {strings.Replace(bridgeNet, "1.0.0", "", 1), []string{`f:2:3: cniVersion: warning: "": want one of 0.1.0, `}},
-		"no plugin":  {`{"cniVersion": "1.0.0", "name": "a", "plugins": []}`, []string{"f:1:38: plugins: error: there is no plugin"}},
+		"parts": {podNet, []string{
+			"f:5:5: plugins[0].isGatway: warning: unknown key is ignored; the nearest known key is isGateway",
+			"f:8:17: plugins[0].portmap.backnd: warning: unknown key is ignored; the nearest known key is backend",
+			"f:8:5: plugins[0].portmap: error: portmap.name: the key holds for all parts and stands outside the section",
+			`f:6:5: plugins[0].ipam: error: ipam type "podlace-pod": want an IPAM plugin`,
+			"f:9:19: plugins[0].bandwidth.latency: error: latency",
+		}},
+		"misspelt podlace-pod": {strings.Replace(bridgeNet, `"type": "bridge"`, `"type": "podlace-prod"`, 1),
+			[]string{`f:5:6: plugins[0].type: warning: "podlace-prod" is no plugin of Podlace: did you mean podlace-pod?`}},
+		"no plugin": {`{"cniVersion": "1.0.0", "name": "a", "plugins": []}`, []string{"f:1:38: plugins: error: there is no plugin"}},
 		"misspelt type": {strings.NewReplacer(`"type": "bridge"`, `"type": "brigde"`, "host-local", "host-locl").Replace(bridgeNet),
 			[]string{`f:5:6: plugins[0].type: warning: "brigde" is no plugin of Podlace: did you mean bridge? [misspelt-plugin]`,
 				`f:6:16: plugins[0].ipam.type: warning: "host-locl" is no plugin of Podlace: did you mean host-local?`}},

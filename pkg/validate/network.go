@@ -3,6 +3,7 @@
 package validate
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -105,8 +106,8 @@ func (c *checker) entry(n *network, path, version string, config []byte) {
 		c.add(n.part, n.placeOf(path), path, noPlugin, true, "type is missing")
 		return
 	}
-	c.misspelt(n, path+".type", kind)
-	c.misspelt(n, path+".ipam.type", plugin.Kind(ipam.Type(ipam.Object(config))))
+	c.misspelt(n, path+".type", ipam.Type(config))
+	c.misspelt(n, path+".ipam.type", ipam.Type(ipam.Object(config)))
 	if kind == plugin.PodType {
 		_, err := plugin.Split(config)
 		c.refused(n, path, plugin.Part{Config: config}, err)
@@ -144,9 +145,11 @@ func (c *checker) refused(n *network, path string, p plugin.Part, err error) {
 
 // misspelt() reports a type that resembles a plugin of Podlace. The type may also belong to a plugin of another project, so the finding is
 // only a warning.
-func (c *checker) misspelt(n *network, path, kind string) {
-	if near := plugin.Nearest(kind, plugin.Kinds()); near != "" && near != kind {
-		c.add(n.part, n.placeOf(path), path, misspeltPlugin, false, "%q is no plugin of Podlace: did you mean %s?", kind, near)
+func (c *checker) misspelt(n *network, path, name string) {
+	kind := plugin.Kind(name)
+	near := cmp.Or(plugin.Nearest(kind, plugin.Kinds()), plugin.Nearest(name, plugin.Kinds()))
+	if near != "" && near != kind {
+		c.add(n.part, n.placeOf(path), path, misspeltPlugin, false, "%q is no plugin of Podlace: did you mean %s?", name, near)
 	}
 }
 
