@@ -141,11 +141,10 @@ func TestSides(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	f := pluginFolders{plugins: "/a", reference: "/b"}
 	for scenario, want := range map[string][]pluginSet{
-		scenarioPlain:    {{sideOurs, "/a"}, {sideReference, "/b"}},
 		scenarioNftables: {{sideOurs, "/a"}},
 		scenarioIptables: nil,
 	} {
-		for _, s := range scenarios() {
+		for _, s := range append(scenarios(), nftables()) {
 			if s.name != scenario {
 				continue
 			}

@@ -23,7 +23,6 @@ const (
 	verbCheck = "CHECK"
 	verbDel   = "DEL"
 
-	scenarioPlain    = "plain"
 	scenarioNftables = "full nftables"
 	scenarioIptables = "full iptables"
 
@@ -38,15 +37,13 @@ const (
 // The type scenario describes a chain of plugins. The benchmark runs this chain with Podlace and with the reference plugins.
 type scenario struct {
 	name    string
-	backend string // backend of portmap and of masquerade; empty: only bridge and host-local
+	backend string // backend of portmap and of masquerade
 	subnet  string
 	port    int
 }
 
 func scenarios() []scenario {
 	return []scenario{
-		{name: scenarioPlain, subnet: "10.58.0.0/16"},
-		nftables(),
 		{name: scenarioIptables, backend: "iptables", subnet: "10.90.0.0/16", port: 18081},
 	}
 }
@@ -56,12 +53,7 @@ func nftables() scenario {
 }
 
 // The method slug() returns a short name of the plugin chain, with characters that are valid in names of networks and pods.
-func (s scenario) slug() string {
-	if s.backend == "" {
-		return "plain"
-	}
-	return s.backend
-}
+func (s scenario) slug() string { return s.backend }
 
 func (s scenario) bridge() string { return "br-" + s.slug() }
 
@@ -73,9 +65,6 @@ func (s scenario) pluginEntries() []pluginConf {
 	bridge := pluginConf{
 		"type": "bridge", "bridge": s.bridge(), "isDefaultGateway": true,
 		"ipam": map[string]any{"type": "host-local", "ranges": [][]map[string]any{{{"subnet": s.subnet}}}},
-	}
-	if s.backend == "" {
-		return []pluginConf{bridge}
 	}
 	bridge["ipMasq"], bridge["ipMasqBackend"] = true, s.backend
 	return []pluginConf{
@@ -247,14 +236,20 @@ func executeProcess(inv invocation) ([]byte, error) {
 	return out, err
 }
 
-// runTimed starts a plugin process, and returns the wall time from the fork to the end of the process.
-func (inv invocation) runTimed() ([]byte, time.Duration, error) {
+// The type cost is what one process or a chain of processes takes: the wall time from the fork to the end, and the processor time.
+type cost struct{ wall, cpu time.Duration }
+
+// runTimed starts a plugin process and measures it.
+func (inv invocation) runTimed() ([]byte, cost, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(inv.path, inv.args...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = inv.env, bytes.NewReader(inv.stdin), &stdout, &stderr
 	start := time.Now()
 	err := cmd.Run()
-	took := time.Since(start)
+	took := cost{wall: time.Since(start)}
+	if cmd.ProcessState != nil {
+		took.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	}
 	if err != nil {
 		return nil, took, fmt.Errorf("%w: %s %s", err, bytes.TrimSpace(stdout.Bytes()), bytes.TrimSpace(stderr.Bytes()))
 	}

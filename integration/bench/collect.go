@@ -13,6 +13,7 @@ import (
 )
 
 func (r *report) measureChains(o options, n nodes) {
+	r.measureShipped(o, n)
 	for _, s := range scenarios() {
 		r.measureChain(o, n, s)
 	}
@@ -36,9 +37,9 @@ func (r *report) measureChain(o options, n nodes, s scenario) {
 		return e.err != nil
 	})
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
-		r.addChain(s, verb, entries)
+		r.addChain(s.name, verb, entries)
 	}
-	r.addProcesses(s, entries)
+	r.addProcesses(s.name, s.backend, entries)
 }
 
 func summary(samples []time.Duration) verbTimes {
@@ -46,20 +47,26 @@ func summary(samples []time.Duration) verbTimes {
 	return verbTimes{P50: ms(50), P95: ms(95)}
 }
 
-// addChain adds a table row with the time of the whole chain. If the chain has several plugins, the table also gets a row for each plugin.
-func (r *report) addChain(s scenario, verb string, entries []*contenderEntry) {
-	row := chainRow{Chain: s.name, Verb: verb, Sides: map[string]verbTimes{}}
+// addChain adds a table row with the cost of the whole chain. If the chain has several plugins, the table also gets a row for each plugin.
+func (r *report) addChain(name, verb string, entries []*contenderEntry) {
+	row := chainRow{Chain: name, Verb: verb, Sides: map[string]verbTimes{}}
 	var plugins []chainRow
 	for _, e := range entries {
-		row.Sides[e.side] = summary(e.samples[verb].chain)
+		times := summary(e.samples[verb].chain)
+		times.CPU = summary(e.samples[verb].cpu).P50
+		row.Sides[e.side] = times
+		if e.side == sidePod {
+			continue
+		}
 		for i, plugin := range e.samples[verb].order {
 			if i == len(plugins) {
-				plugins = append(plugins, chainRow{Chain: s.name, Verb: verb, Plugin: plugin, Sides: map[string]verbTimes{}})
+				plugins = append(plugins, chainRow{Chain: name, Verb: verb, Plugin: plugin, Sides: map[string]verbTimes{}})
 			}
 			plugins[i].Sides[e.side] = summary(e.samples[verb].processes[plugin])
 		}
 	}
-	row.setVerdict(chainBar(s.name, verb))
+	row.setVerdict(chainBar(name, verb))
+	row.One = compareAtMost(row.Sides[sidePod].P50, row.Sides[sideReference].P50, podBar(name, verb))
 	r.Chains = append(r.Chains, row)
 	if len(plugins) < 2 {
 		return
@@ -75,19 +82,19 @@ func (row *chainRow) setVerdict(bar float64) {
 	row.target = compareAtMost(row.Sides[sideOurs].P50, row.Sides[sideReference].P50, bar)
 }
 
-func (r *report) addProcesses(s scenario, entries []*contenderEntry) {
+func (r *report) addProcesses(name, backend string, entries []*contenderEntry) {
 	if _, err := exec.LookPath("strace"); err != nil {
-		r.skip(s.name + ", processes started: strace is not installed")
+		r.skip(name + ", processes started: strace is not installed")
 		return
 	}
 	rows := map[string]processRow{}
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
-		rows[verb] = processRow{Chain: s.name, Verb: verb, Sides: map[string]startedProcesses{}}
+		rows[verb] = processRow{Chain: name, Verb: verb, Sides: map[string]startedProcesses{}}
 	}
 	for _, e := range entries {
 		counts, err := e.countProcesses()
 		if err != nil {
-			r.fail(s.name+", counting processes", err)
+			r.fail(name+", counting processes", err)
 			continue
 		}
 		for verb, count := range counts {
@@ -96,7 +103,7 @@ func (r *report) addProcesses(s scenario, entries []*contenderEntry) {
 	}
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
 		row := rows[verb]
-		if ours, ok := row.Sides[sideOurs]; ok && verb != verbCheck && s.backend != "iptables" {
+		if ours, ok := row.Sides[sideOurs]; ok && verb != verbCheck && backend != "iptables" {
 			row.target = target{Bar: "0", Verdict: verdict(ours.Processes == 0 && len(ours.Programs) == 0)}
 		}
 		r.Processes = append(r.Processes, row)

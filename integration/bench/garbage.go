@@ -166,8 +166,9 @@ func (l *nodeLedger) runGC(round, stale int) (time.Duration, error) {
 	gc := *l.chain
 	gc.plugins = []pluginConf{l.chain.plugins[0].withKey("cniVersion", lateVersion).withKey(validKey, l.valid)}
 	var took time.Duration
-	err = gc.run(verbGC, func(inv invocation) (out []byte, err error) {
-		out, took, err = inv.runTimed()
+	err = gc.run(verbGC, func(inv invocation) ([]byte, error) {
+		out, one, err := inv.runTimed()
+		took = one.wall
 		return out, err
 	})
 	if err != nil {

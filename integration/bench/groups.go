@@ -22,7 +22,6 @@ func measurementGroups() []measurementGroup {
 		{"stacks", "dual stack, CHECK", (*report).measureStacks},
 		{"gc", "GC", (*report).measureGC},
 		{"drift", "drift", (*report).measureDrift},
-		{"parallel", "many at once", (*report).measureParallel},
 		{groupSRIOV, "VFs", (*report).measureSRIOV},
 		{"hostports", "hostPorts", (*report).measurePorts},
 		{"hostports", "connections to hostPorts", (*report).measureConnections},

@@ -52,9 +52,11 @@ func list(out *strings.Builder, title string, items []string) {
 }
 
 func (r *report) chainTable() *markdown.Table {
-	t := markdown.NewTable("Chains", "chain", "verb", sideOurs, sideReference, "ratio", "bar", "")
+	t := markdown.NewTable("Pods: p50 / p95, CPU", "pod", "verb", sidePod, "chain", sideReference, sidePod+" / "+sideReference, "bar", "",
+		"chain / "+sideReference, "bar", "")
 	for _, row := range r.Chains {
-		t.Row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
+		t.Row(row.Chain, row.Verb, row.costCell(sidePod), row.costCell(sideOurs), row.costCell(sideReference), ratio(row.One.Ratio), or(row.One.Bar),
+			or(row.One.Verdict), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }
@@ -68,9 +70,9 @@ func (r *report) pluginTable() *markdown.Table {
 }
 
 func (r *report) processTable() *markdown.Table {
-	t := markdown.NewTable("Processes started by the plugins of the chain", "chain", "verb", sideOurs, sideReference, "bar", "")
+	t := markdown.NewTable("Processes started by the plugins of the chain", "pod", "verb", sidePod, sideOurs, sideReference, "bar", "")
 	for _, row := range r.Processes {
-		t.Row(row.Chain, row.Verb, row.processCell(sideOurs), row.processCell(sideReference), or(row.Bar), or(row.Verdict))
+		t.Row(row.Chain, row.Verb, row.processCell(sidePod), row.processCell(sideOurs), row.processCell(sideReference), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }
@@ -108,6 +110,13 @@ func (row chainRow) cell(side string) string {
 		return absent
 	}
 	return fmt.Sprintf("%.1f / %.1f", v.P50, v.P95)
+}
+
+func (row chainRow) costCell(side string) string {
+	if cell := row.cell(side); cell != absent {
+		return fmt.Sprintf("%s, %.1f", cell, row.Sides[side].CPU)
+	}
+	return absent
 }
 
 // processCell returns the text of a table cell with the number and the names of the executed programs. If the plugin forked more often than

@@ -157,7 +157,7 @@ func (r *report) measureStatus(like *chain, what string) {
 	for range statusCalls {
 		err := c.run(verbStatus, func(inv invocation) ([]byte, error) {
 			out, took, err := inv.runTimed()
-			samples = append(samples, took)
+			samples = append(samples, took.wall)
 			return out, err
 		})
 		if err != nil {

@@ -34,10 +34,11 @@ type report struct {
 	Failed      []string     `json:"failed"`
 }
 
-// The type verbTimes contains percentiles of the duration of a verb in milliseconds.
+// The type verbTimes contains percentiles of the duration of a verb, and the median of its processor time, in milliseconds.
 type verbTimes struct {
 	P50 float64 `json:"p50"`
 	P95 float64 `json:"p95"`
+	CPU float64 `json:"cpu,omitempty"`
 }
 
 // The type target contains the required value of a table row, and "met" or "missed". If the row has no required value, the two fields are
@@ -53,6 +54,7 @@ type chainRow struct {
 	Verb   string               `json:"verb"`
 	Plugin string               `json:"plugin,omitempty"`
 	Sides  map[string]verbTimes `json:"sides"`
+	One    target               `json:"podlacePod"` // of podlace-pod
 	target
 }
 
@@ -103,9 +105,17 @@ func (r *report) fail(what string, err error) {
 // result 0 means that no maximum applies.
 func chainBar(chain, verb string) float64 {
 	return map[string]float64{
-		scenarioPlain + verbAdd: 0.6, scenarioPlain + verbDel: 0.9,
-		scenarioNftables + verbAdd: 0.2, scenarioNftables + verbDel: 0.25,
+		podLimits + verbAdd: 0.13, podLimits + verbDel: 0.22,
 		scenarioIptables + verbAdd: 0.7, scenarioIptables + verbDel: 0.7,
+	}[chain+verb]
+}
+
+// podBar is chainBar for podlace-pod.
+func podBar(chain, verb string) float64 {
+	return map[string]float64{
+		podPlain + verbAdd: 0.08, podPlain + verbDel: 0.15,
+		podMapped + verbAdd: 0.07, podMapped + verbDel: 0.13,
+		podLimits + verbAdd: 0.07, podLimits + verbDel: 0.13,
 	}[chain+verb]
 }
 

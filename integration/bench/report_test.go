@@ -53,10 +53,11 @@ func TestBars(t *testing.T) {
 }
 
 func sampleReport() *report {
-	row := chainRow{Chain: scenarioNftables, Verb: verbAdd, Sides: map[string]verbTimes{
-		sideOurs: {12, 14}, sideReference: {100, 120},
+	row := chainRow{Chain: podLimits, Verb: verbAdd, Sides: map[string]verbTimes{
+		sideOurs: {12, 14, 11}, sidePod: {6, 7, 5.5}, sideReference: {100, 120, 90},
 	}}
-	row.setVerdict(chainBar(scenarioNftables, verbAdd))
+	row.setVerdict(chainBar(podLimits, verbAdd))
+	row.One = compareAtMost(6, 100, podBar(podLimits, verbAdd))
 	return &report{
 		Kernel: "6.1", CPUs: 2, Load: "0.1", Rounds: 30, Chains: []chainRow{row},
 		Processes: []processRow{{Chain: scenarioNftables, Verb: verbAdd, target: target{Bar: "0", Verdict: met},
@@ -79,8 +80,8 @@ func sampleReport() *report {
 func TestMarkdown(t *testing.T) {
 	got := sampleReport().markdown()
 	for _, line := range []string{
-		"| full nftables | ADD | 12.0 / 14.0 | 100.0 / 120.0 | 0.12 | <= 0.20 | met |",
-		"| full nftables | ADD | 0 | 3: host-local 1, nft 2 (4 forks) | 0 | met |",
+		"| hostPort, limits | ADD | 6.0 / 7.0, 5.5 | 12.0 / 14.0, 11.0 | 100.0 / 120.0, 90.0 | 0.06 | <= 0.07 | met | 0.12 | <= 0.13 | met |",
+		"| full nftables | ADD | - | 0 | 3: host-local 1, nft 2 (4 forks) | 0 | met |",
 		"| pod to pod | 20.0, 50 | - | 25.0, 40 | - | - | - |",
 		"| CHECK | 10.0, 5.0 | 0.50 | 10.0, 12.0 | 1.20 | <= 0.60 | met |",
 		"| GC | 700.0 | has no GC | - | <= 2000 ms | met |",

@@ -36,6 +36,7 @@ type contenderEntry struct {
 // The type verbSample contains the measured times of one verb, for the whole plugin chain and for each plugin process.
 type verbSample struct {
 	chain     []time.Duration
+	cpu       []time.Duration // of the chain
 	processes map[string][]time.Duration
 	order     []string
 }
@@ -80,13 +81,14 @@ func (e *contenderEntry) runLap(keep bool) error {
 }
 
 func (e *contenderEntry) measure(verb string, keep bool) error {
-	var total time.Duration
+	var total cost
 	var order []string
 	times := map[string]time.Duration{}
 	err := e.chain.run(verb, func(inv invocation) ([]byte, error) {
 		out, took, err := inv.runTimed()
-		total += took
-		times[inv.name] = took
+		total.wall += took.wall
+		total.cpu += took.cpu
+		times[inv.name] = took.wall
 		order = append(order, inv.name)
 		return out, err
 	})
@@ -94,7 +96,7 @@ func (e *contenderEntry) measure(verb string, keep bool) error {
 		return err
 	}
 	s := e.samples[verb]
-	s.chain, s.order = append(s.chain, total), order
+	s.chain, s.cpu, s.order = append(s.chain, total.wall), append(s.cpu, total.cpu), order
 	for name, took := range times {
 		s.processes[name] = append(s.processes[name], took)
 	}

@@ -182,11 +182,11 @@ func testClocks(t *testing.T) {
 	const decade = 10 * 365 * 24 * 3600
 	later := []string{unshare, "--time", "--boottime", fmt.Sprint(decade), "--monotonic", fmt.Sprint(decade), "--fork"}
 	s.tryCase(t, "time namespace", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
-		if err := s.doWrapped("ADD", "bridge", rt, later...); err != nil {
+		if err := s.doWrapped("ADD", harness.ChainPlugins()[0], rt, later...); err != nil {
 			return err
 		}
 		_, err := s.Do("CHECK", rt, nil)
-		return errors.Join(err, s.doWrapped("DEL", "bridge", rt, later...))
+		return errors.Join(err, s.doWrapped("DEL", harness.ChainPlugins()[0], rt, later...))
 	})
 	for title, jump := range harness.InOrder(map[string]time.Duration{"ten years back": -decade * time.Second,
 		"ten years ahead": decade * time.Second}) {

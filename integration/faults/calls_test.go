@@ -115,7 +115,7 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 	s := newSweep(t, "nftables")
 	s.unreadable = true
 	kinds := 0
-	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
+	for _, plugin := range harness.ChainPlugins() {
 		for call, errnos := range harness.InOrder(how) {
 			for _, errno := range errnos {
 				if kinds++; kinds%harness.Some(one, 1) == 0 {
@@ -204,7 +204,7 @@ func preventsAnswer(line string) bool {
 
 // TestFaultLimits starts the plugins with too little memory, too few file descriptors or too few capabilities.
 func TestFaultLimits(t *testing.T) {
-	plugins := []string{"bridge", "portmap", "bandwidth"}
+	plugins := harness.ChainPlugins()
 	t.Run("F-45 few file descriptors", func(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {

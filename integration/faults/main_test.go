@@ -10,6 +10,6 @@ import (
 
 func TestMain(m *testing.M) {
 	soakFlags()
-	harness.Main(m, harness.Programs(append(harness.AllPlugins(), "podlace")...),
-		harness.Faulty(append(harness.AllPlugins(), "sriov", "podlace", "podlace-node")...), buildRoutesTest)
+	harness.Main(m, harness.Programs(append(harness.AllPlugins(), "podlace-pod", "podlace")...),
+		harness.Faulty(append(harness.AllPlugins(), "podlace-pod", "sriov", "podlace", "podlace-node")...), buildRoutesTest)
 }

@@ -26,7 +26,7 @@ const (
 
 // OldestOf returns the oldest CNI version that a plugin supports.
 func OldestOf(plugin string) string {
-	if plugin == "bandwidth" {
+	if plugin == "bandwidth" || plugin == "podlace-pod" {
 		return "0.3.0"
 	}
 	return "0.1.0"

@@ -56,6 +56,9 @@ func (f *Fixture) Conf(plugin string) Object {
 	switch plugin {
 	case "bridge":
 		return BridgeConf()
+	case "podlace-pod":
+		return BridgeConf().With("type", plugin, "portmap.backend", "nftables", "capabilities.portMappings", true, "capabilities.bandwidth", true,
+			"runtimeConfig.portMappings", Ports(Port(8080, 80, "tcp")), "runtimeConfig.bandwidth", bandwidthConf())
 	case "host-local", "loopback":
 		return BridgeConf().With("type", plugin, "bridge", nil, "isGateway", nil)
 	}
@@ -63,9 +66,10 @@ func (f *Fixture) Conf(plugin string) Object {
 	if plugin == "portmap" {
 		return c.With("backend", "nftables", "capabilities.portMappings", true, "runtimeConfig.portMappings", Ports(Port(8080, 80, "tcp")))
 	}
-	return c.With("capabilities.bandwidth", true, "runtimeConfig.bandwidth",
-		map[string]any{"ingressRate": 20_000_000, "ingressBurst": 2_000_000})
+	return c.With("capabilities.bandwidth", true, "runtimeConfig.bandwidth", bandwidthConf())
 }
+
+func bandwidthConf() Object { return Object{"ingressRate": 20_000_000, "ingressBurst": 2_000_000} }
 
 // Ports returns the value of the key portMappings with the given port mappings.
 func Ports(list ...any) []any { return list }
@@ -117,9 +121,13 @@ func (c Call) Config(conf any) Call {
 	return c
 }
 
-// ForEach runs a test for each plugin in the tested folder.
+// ForEach runs a test for each plugin in the tested folder, or for podlace-pod in its form.
 func ForEach(t *testing.T, table func(t *testing.T, f *Fixture, plugin string)) {
-	for _, plugin := range AllPlugins() {
+	plugins := AllPlugins()
+	if formPod() {
+		plugins = ChainPlugins()
+	}
+	for _, plugin := range plugins {
 		t.Run(plugin, func(t *testing.T) {
 			table(t, NewFixture(t, plugin), plugin)
 		})

@@ -11,9 +11,19 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
+func formPod() bool { return os.Getenv("PODLACE_FORM") == plugin.PodType }
+
+// ChainPlugins returns the plugins of ChainOf in the form in which the scenarios run.
+func ChainPlugins() []string {
+	if formPod() {
+		return []string{plugin.PodType}
+	}
+	return []string{"bridge", "portmap", "bandwidth"}
+}
+
 // inForm returns a conflist in the form in which the scenarios run: with PODLACE_FORM=podlace-pod, that of AsPod.
 func inForm(conflist []byte) []byte {
-	if os.Getenv("PODLACE_FORM") == plugin.PodType {
+	if formPod() {
 		return AsPod(conflist)
 	}
 	return conflist

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -165,6 +166,9 @@ func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	return f
 }
 
+// partName matches the name of a part in a message of podlace-pod.
+var partName = regexp.MustCompile(`^(podlace-pod) \(\w+\)`)
+
 // supportedVersion returns the cniVersion of the configuration, or "" if the plugin does not support this version.
 func (o Outcome) supportedVersion() string {
 	var conf struct {
@@ -180,7 +184,7 @@ func (o Outcome) supportedVersion() string {
 func (o Outcome) checkText(t testing.TB, f Failure) {
 	t.Helper()
 	prefix := o.Plugin + " " + strings.ToLower(o.Verb()) + ": "
-	if !strings.HasPrefix(f.Msg, prefix) || len(f.Msg) <= len(prefix) || len(f.Msg) > 1024 {
+	if !strings.HasPrefix(partName.ReplaceAllString(f.Msg, "$1"), prefix) || len(f.Msg) <= len(prefix) || len(f.Msg) > 1024 {
 		t.Errorf("%s: msg %q: want at most 1 KiB beginning with %q", o.title(), f.Msg, prefix)
 	}
 	if o.Env["CNI_ARGS"] == PodArgs && !strings.Contains(f.Details, "pod=shop/web-0") {

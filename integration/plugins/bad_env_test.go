@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
@@ -203,9 +204,9 @@ func checkOwnLo(t *testing.T, node *sandbox.Pod, conf object) {
 	before.Clean(t, "DEL in the plugin's own namespace")
 }
 
-// readsArgs reports whether the plugin evaluates CNI_ARGS. Plugins other than bridge and host-local ignore CNI_ARGS, as the reference
-// plugins do.
-func readsArgs(plugin string) bool { return plugin == "bridge" || plugin == "host-local" }
+// readsArgs reports whether the plugin or a part of it evaluates CNI_ARGS. Plugins other than bridge and host-local ignore CNI_ARGS, as the
+// reference plugins do.
+func readsArgs(name string) bool { return plugin.Runs(name, "bridge") || name == "host-local" }
 
 func TestBadEnvArgs(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {

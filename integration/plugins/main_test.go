@@ -9,5 +9,5 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	harness.Main(m, harness.Programs(append(harness.AllPlugins(), "sriov", "podlace")...), harness.Calico, harness.Reference)
+	harness.Main(m, harness.Programs(append(harness.AllPlugins(), "podlace-pod", "sriov", "podlace")...), harness.Calico, harness.Reference)
 }

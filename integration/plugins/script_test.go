@@ -116,8 +116,8 @@ func (s *scriptState) findPod(ts *testscript.TestScript, name string) *sandbox.P
 	return p
 }
 
-// evalCondition evaluates [has:NAME] for a plugin under test, [sysctl:NAME] for an existing kernel parameter, and [kernel:NAME] for a
-// kernel feature.
+// evalCondition evaluates [has:NAME] for a plugin under test, [sysctl:NAME] for an existing kernel parameter, [kernel:NAME] for a kernel
+// feature, and [form:NAME] for the first plugin of a chain.
 func evalCondition(cond string) (bool, error) {
 	kind, name, _ := strings.Cut(cond, ":")
 	switch kind {
@@ -128,6 +128,8 @@ func evalCondition(cond string) (bool, error) {
 		return err == nil, nil
 	case "kernel":
 		return kernelHas(name)
+	case "form":
+		return harness.ChainPlugins()[0] == name, nil
 	}
 	return false, fmt.Errorf("unknown condition %q", cond)
 }
