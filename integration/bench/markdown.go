@@ -55,8 +55,8 @@ func (r *report) chainTable() *markdown.Table {
 	t := markdown.NewTable("Pods: p50 / p95, CPU", "pod", "verb", sidePod, "chain", sideReference, sidePod+" / "+sideReference, "bar", "",
 		"chain / "+sideReference, "bar", "")
 	for _, row := range r.Chains {
-		t.Row(row.Chain, row.Verb, row.costCell(sidePod), row.costCell(sideOurs), row.costCell(sideReference), ratio(row.One.Ratio), or(row.One.Bar),
-			or(row.One.Verdict), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
+		t.Row(row.Chain, row.Verb, row.costCell(sidePod), row.costCell(sideOurs), row.costCell(sideReference),
+			ratio(row.One.Ratio), or(row.One.Bar), or(row.One.Verdict), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }
@@ -72,7 +72,8 @@ func (r *report) pluginTable() *markdown.Table {
 func (r *report) processTable() *markdown.Table {
 	t := markdown.NewTable("Processes started by the plugins of the chain", "pod", "verb", sidePod, sideOurs, sideReference, "bar", "")
 	for _, row := range r.Processes {
-		t.Row(row.Chain, row.Verb, row.processCell(sidePod), row.processCell(sideOurs), row.processCell(sideReference), or(row.Bar), or(row.Verdict))
+		t.Row(row.Chain, row.Verb, row.processCell(sidePod), row.processCell(sideOurs), row.processCell(sideReference), or(row.Bar),
+			or(row.Verdict))
 	}
 	return t
 }
