@@ -66,13 +66,13 @@ test: build ## run the tests, each in namespaces of its own; nothing is installe
 # Packages whose tests take some seconds at most; the plugins' longer tests are left out by -short.
 QUICK := allocation attachment cli fault ipam iptables nft plugin pool ports probes reconcile reference rollback validate
 
-.PHONY: pod
-pod: build ## run the scenarios of integration/plugins and integration/faults with podlace-pod in place of the chain
-	@PODLACE_FORM=podlace-pod PACKAGES='./integration/plugins ./integration/faults' scripts/test.sh -skip '^(TestMeasured|TestOldChain$$)' $(ARGS)
-
 .PHONY: quick
 quick: ## run the quick tests, with all six plugins, in a minute, without root
 	@PACKAGES='./integration/deps $(addprefix ./pkg/,$(QUICK) bandwidth bridge hostlocal loopback portmap sriov)' scripts/test.sh -short $(ARGS)
+
+.PHONY: pod
+pod: build ## run the scenarios of integration/plugins and integration/faults with podlace-pod in place of the chain
+	@PODLACE_FORM=podlace-pod PACKAGES='./integration/plugins ./integration/faults' scripts/test.sh -skip '^(TestMeasured|TestOldChain$$)' $(ARGS)
 
 # How a goroutine starts.
 GOROUTINE := (^|[;{])[[:space:]]*go [A-Za-z_]|[.]Go[(]|AfterFunc[(]|errgroup|httptest[.]New

@@ -37,13 +37,12 @@ type figureRow struct {
 
 // The following constants are the permitted maximum values in the report. Each constant is a ratio or a time in milliseconds.
 const (
-	leasesBar   = 1.2
-	podsBar     = 1.1
-	dualBar     = 1.2
-	checkBar    = 0.6
-	driftBar    = 1.1
-	parallelBar = 1.0 / 3
-	limitedBar  = 1.1
+	leasesBar  = 1.2
+	podsBar    = 1.1
+	dualBar    = 1.2
+	checkBar   = 0.6
+	driftBar   = 1.1
+	limitedBar = 1.1
 
 	bandwidthBar = 0.4
 	costBar      = 0.9

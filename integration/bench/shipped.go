@@ -162,10 +162,14 @@ func (r *report) measureCrowds(chains map[string]*chain, o options, n nodes) {
 		}
 		add[c.side], del[c.side] = figure{Value: p50(c.add)}, figure{Value: p50(c.del)}
 	}
-	for verb, figures := range map[string]map[string]figure{"ADD": add, "DEL": del} {
-		r.addLoad(fmt.Sprintf("%d %ss at once, chain", count, verb), 0, figures)
-		one := maps.Clone(figures)
-		one[sideOurs] = one[sidePod]
-		r.addLoad(fmt.Sprintf("%d %ss at once, podlace-pod", count, verb), map[string]float64{"ADD": 0.18, "DEL": 0.10}[verb], one)
-	}
+	r.addCrowd(fmt.Sprintf("%d ADDs at once", count), 0.18, add)
+	r.addCrowd(fmt.Sprintf("%d DELs at once", count), 0.10, del)
+}
+
+// addCrowd adds a row for each form. Only podlace-pod has a bar.
+func (r *report) addCrowd(what string, bar float64, figures map[string]figure) {
+	r.addLoad(what+", chain", 0, figures)
+	one := maps.Clone(figures)
+	one[sideOurs] = one[sidePod]
+	r.addLoad(what+", podlace-pod", bar, one)
 }

@@ -106,6 +106,20 @@ func (a attached) tap() (fd int) {
 	return fd
 }
 
+// arrived reads what a tap has received, up to the given frame, and reports whether the frame is there.
+func arrived(tap int, frame []byte) bool {
+	buf := make([]byte, 2048)
+	for {
+		n, _, err := unix.Recvfrom(tap, buf, unix.MSG_DONTWAIT)
+		if err != nil {
+			return false
+		}
+		if bytes.Equal(buf[:n], frame) {
+			return true
+		}
+	}
+}
+
 // arrivals() sends frames from one pod, and returns for each frame whether the other pod received it. No protection may drop the last
 // frame, because arrivals() waits until the last frame has arrived.
 func arrivals(from, to attached, frames [][]byte) []bool {

@@ -59,8 +59,9 @@ func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
+	parse := parsers()
 	for i, p := range c {
-		if parse := parsers()[p.Name]; parse != nil {
+		if parse := parse[p.Name]; parse != nil {
 			silent := *parts[i]
 			silent.Log = slog.New(slog.DiscardHandler) // its ADD warns
 			if err := parse(&silent); err != nil {

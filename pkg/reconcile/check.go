@@ -80,7 +80,7 @@ func readADD(a *Attachment) (*added, []json.RawMessage) {
 	var result struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	data, err := readRegular(filepath.Join(cacheDir, strings.Join([]string{a.Network, a.ContainerID, a.IfName}, "-")), maxCached)
+	data, err := readRegular(cachePath(a.Network, a.ContainerID, a.IfName), maxCached)
 	if err != nil || json.Unmarshal(data, &add) != nil || add.Kind != "cniCacheV1" || add.Network != a.Network ||
 		json.Unmarshal(add.Config, &list) != nil || list.DisableCheck || json.Unmarshal(add.Result, &result) != nil {
 		return nil, nil

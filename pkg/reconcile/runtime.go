@@ -134,6 +134,11 @@ func (rt *Runtimes) askCRI(path string) error {
 // cacheDir is libcni's cache. If a runtime uses this cache of libcni, the cache contains the data for the DEL of each attachment.
 const cacheDir = "/var/lib/cni/results"
 
+// cachePath returns the path of an attachment's entry in the cache of libcni.
+func cachePath(network, containerID, ifName string) string {
+	return filepath.Join(cacheDir, strings.Join([]string{network, containerID, ifName}, "-"))
+}
+
 // The type cachedResult is an entry in the cache of libcni.
 type cachedResult struct {
 	Kind        string      `json:"kind"`
@@ -157,7 +162,7 @@ func Users(networks []Network, plugin string) (files []string) {
 	for _, c := range readCache() {
 		var list struct{ Plugins []entry }
 		if json.Unmarshal(c.Config, &list) == nil && slices.Contains(list.Plugins, entry{plugin}) {
-			files = append(files, filepath.Join(cacheDir, strings.Join([]string{c.Network, c.ContainerID, c.IfName}, "-")))
+			files = append(files, cachePath(c.Network, c.ContainerID, c.IfName))
 		}
 	}
 	return files
