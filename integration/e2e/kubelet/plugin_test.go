@@ -75,7 +75,8 @@ func (p *devicePlugin) runDaemon() {
 		"--registration", p.registration, "--http", "unix:/run/node/plugin.sock", "--cdi-dir", "")
 }
 
-// awaitReady waits until the kubelet watches all resources of the plugin, and returns the waiting time.
+// awaitReady waits until the kubelet watches all resources of the plugin, and returns this time. It then waits until the kubelet has read
+// the list of VFs, because a pod that is admitted earlier never gets one.
 func (p *devicePlugin) awaitReady(limit time.Duration) time.Duration {
 	p.t.Helper()
 	begin := time.Now()
@@ -94,7 +95,15 @@ func (p *devicePlugin) awaitReady(limit time.Duration) time.Duration {
 		}
 		return nil
 	})
-	return time.Since(begin)
+	ready := time.Since(begin)
+	checkWithin(p.t, limit, "the kubelet has all VFs", func() error {
+		devices, err := podresources.Allocatable(p.t.Context(), podresources.At(kubeletRoot))
+		if err == nil && len(devices) < allVFs {
+			err = fmt.Errorf("it has %d devices", len(devices))
+		}
+		return err
+	})
+	return ready
 }
 
 // listDevices returns the output of `podlace sriov ls`.
