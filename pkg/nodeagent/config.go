@@ -396,4 +396,4 @@ func pluginTypes(conflist []byte) (types []string, err error) {
 }
 
 // errNoConflist is the error for an invalid conflist. errNoConflist contains an example of a valid conflist.
-var errNoConflist = errors.New(`want a CNI configuration such as {"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}]}`)
+var errNoConflist = errors.New(`want a CNI configuration such as {"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-pod"}]}`)

@@ -111,6 +111,22 @@ func TestRemoveWithPods(t *testing.T) {
 	}
 }
 
+// TestRemoveNamed checks that the removal keeps the plugins while another conflist of the node names podlace-pod.
+func TestRemoveNamed(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	const mine = "net.d/20-mine.conflist"
+	l.put(mine, `{"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "podlace-pod"}]}`)
+	exit, out, stderr := l.runCmd("remove", "--config", l.Config)
+	if exit == 0 || !strings.Contains(stderr, "the plugins stay, because "+l.dir+"/"+mine+" names podlace-pod: ") || l.read("bin/podlace-pod") == "" {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+	kerneltest.Must(t, os.Remove(l.dir+"/"+mine))
+	if exit, out, stderr = l.runCmd("remove", "--config", l.Config); exit != 0 || l.read("bin/podlace-pod") != "" {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+}
+
 // TestRemoveDead checks that "podlace-node remove" deletes attachments whose namespace is gone. The DEL of another network would not delete
 // these attachments. If the folder of the namespace files is not visible, no namespace counts as gone.
 func TestRemoveDead(t *testing.T) {

@@ -14,7 +14,7 @@ func TestFolders(t *testing.T) {
 	c.setUpNetwork(t)
 	for what, step := range map[string][2]string{
 		"node1": {"rm -rf /etc/cni/net.d", "test -s /etc/cni/net.d/10-podlace.conflist"},
-		"node2": {"mv /opt/cni/bin /opt/cni/bin.old", "test -x /opt/cni/bin/podlace-bridge"},
+		"node2": {"mv /opt/cni/bin /opt/cni/bin.old", "test -x /opt/cni/bin/podlace-pod"},
 		"node3": {"rm -rf /run/podlace", "test -s /run/podlace/node.json"},
 	} {
 		begin := time.Now()
