@@ -29,6 +29,7 @@ func measurementGroups() []measurementGroup {
 		{groupShaping, "round trips beside traffic", (*report).measureRoundTrips},
 		{groupShaping, "bandwidth beside many pods with limits", (*report).measureLimitedPods},
 		{"pods", "bridge beside many pods", (*report).measurePods},
+		{"pods", "podlace-pod beside many pods", (*report).measureShippedGrowth},
 	}
 }
 

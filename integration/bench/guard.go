@@ -24,7 +24,7 @@ func (r *report) measureGuard(o options, n nodes) {
 		c, err := n.chainOf(name, "node-"+name, pluginSet{sideOurs, o.plugins}, bridge)
 		var pods []*chain
 		if err == nil {
-			pods, err = n.fillPods(c, 2)
+			pods, err = n.fillPods(c, 2, nil)
 		}
 		if err != nil {
 			r.fail(name, err)

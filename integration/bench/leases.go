@@ -67,6 +67,9 @@ func (r *report) compareMedians(entries map[string]*contenderEntry, verb string)
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
 		base, many := entries[entryName(side, besideNone)], entries[entryName(side, besideMany)]
+		if base == nil {
+			continue
+		}
 		if err := errors.Join(base.err, many.err); err != nil {
 			if verb == verbAdd {
 				r.fail(side, err)

@@ -46,7 +46,7 @@ func (r *report) measureLimitedPods(o options, n nodes) {
 // sampleLimit attaches many pods and measures the limits of two pods. The second measurement starts only after the first pod has received
 // all data, because remaining data would delay the second pod.
 func (n nodes) sampleLimit(like *chain, count int, sampled *limitedFlow, side pluginSet, o options) error {
-	pods, err := n.fillPods(like, count)
+	pods, err := n.fillPods(like, count, nil)
 	for i, direction := range directions() {
 		if err == nil {
 			err = sampled.measureFlow(pods[i], flowLane{direction, side.name}, sampled.steadyTime(o))

@@ -33,6 +33,7 @@ type options struct {
 	scale     float64
 	groups    []string
 	format    string
+	picture   string // path of the picture, "" for none
 	temporary string // folder that exists during the run
 }
 
@@ -76,6 +77,7 @@ func parse(args []string) (options, error) {
 	flags.Float64Var(&o.scale, "scale", 1, "`part` of the leases, pods and attachments to have beside, up to 1")
 	group := flags.String("group", groupAll, "comma-separated `groups` of rows: "+strings.Join(groupNames(), ", "))
 	flags.StringVar(&o.format, "o", "markdown", "output: markdown or json")
+	flags.StringVar(&o.picture, "picture", "", "also write a picture of the group chains to an SVG `file`")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -126,6 +128,11 @@ func runBench(o options, out, progress io.Writer) (int, error) {
 
 	if err := r.write(out, o.format); err != nil {
 		return 1, err
+	}
+	if o.picture != "" {
+		if err := os.WriteFile(o.picture, []byte(r.picture()), 0o644); err != nil {
+			return 1, fmt.Errorf("write the picture: %w", err)
+		}
 	}
 	if len(r.Failed) > 0 {
 		return 1, nil

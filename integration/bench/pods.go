@@ -51,7 +51,7 @@ func (r *report) measurePods(o options, n nodes) {
 			name := "pods-" + side.name + "-" + what
 			c, err := n.chainOf(name, "node-"+name, side, masqueradedBridge(podSubnet))
 			if err == nil && what == besideMany {
-				_, err = n.fillPods(c, count)
+				_, err = n.fillPods(c, count, nil)
 			}
 			if err != nil {
 				r.fail("pods, "+side.name, err)
@@ -106,8 +106,9 @@ func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 		map[string]figure{sideOurs: f})
 }
 
-// fillPods attaches the given number of pods to the network of the chain `like`. Each of these pods has its own network namespace.
-func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
+// fillPods attaches the given number of pods to the network of the chain `like`. Each of these pods has its own network namespace. args
+// returns the capabilities of each pod; nil: those of `like`.
+func (n nodes) fillPods(like *chain, count int, args func(i int) map[string]any) (pods []*chain, made error) {
 	chains := make(chan *chain)
 	errs := make(chan error, fillWorkers)
 	var group sync.WaitGroup
@@ -125,6 +126,9 @@ func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	for i := 0; i < count && made == nil; i++ {
 		var c *chain
 		if c, made = n.neighbourChain(like, i); made == nil {
+			if args != nil {
+				c.args = args(i)
+			}
 			pods = append(pods, c)
 			chains <- c
 		}

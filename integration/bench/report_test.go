@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"encoding/xml"
 	"errors"
 	"os"
 	"path/filepath"
@@ -107,6 +108,34 @@ func TestJSON(t *testing.T) {
 	if diff := cmp.Diff(sampleReport(), &got,
 		cmp.AllowUnexported(report{}, chainRow{}, processRow{}, pathRow{}, figureRow{}, limitRow{})); diff != "" {
 		t.Errorf("read back (-want +got):\n%s", diff)
+	}
+}
+
+// TestPicture: the longest bar has the whole room, the others their part of it, and rows of the chain alone have none.
+func TestPicture(t *testing.T) {
+	r := sampleReport()
+	r.Chains = append(r.Chains, chainRow{Chain: scenarioIptables, Verb: verbAdd, Sides: map[string]verbTimes{sideReference: {P50: 1000}}})
+	got := r.picture()
+	var image struct {
+		Bars []struct {
+			Class string  `xml:"class,attr"`
+			Width float64 `xml:"width,attr"`
+		} `xml:"rect"`
+		Texts []string `xml:"text"`
+	}
+	if err := xml.Unmarshal([]byte(got), &image); err != nil {
+		t.Fatalf("%v:\n%s", err, got)
+	}
+	widths := map[string]float64{}
+	for _, b := range image.Bars {
+		widths[b.Class] = b.Width
+	}
+	if diff := cmp.Diff(map[string]float64{sidePod: 25.8, sideOurs: 51.6, sideReference: barRoom}, widths); diff != "" {
+		t.Errorf("bars (-want +got):\n%s", diff)
+	}
+	want := []string{"hostPort, limits: ADD", "6 ms, podlace-pod", "12 ms, chain", "100 ms, reference plugins"}
+	if diff := cmp.Diff(want, image.Texts); diff != "" {
+		t.Errorf("texts (-want +got):\n%s", diff)
 	}
 }
 

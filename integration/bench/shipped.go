@@ -173,3 +173,35 @@ func (r *report) addCrowd(what string, bar float64, figures map[string]figure) {
 	one[sideOurs] = one[sidePod]
 	r.addLoad(what+", podlace-pod", bar, one)
 }
+
+// measureShippedGrowth measures podlace-pod beside one pod and then beside many, each with a hostPort and limits. All are on one node,
+// because the records of a node are in one folder.
+func (r *report) measureShippedGrowth(o options, n nodes) {
+	count := o.scaledSize(podCount)
+	limited := func(i int) map[string]any { return shippedPod{port: 20000 + i, limited: true}.capabilities() }
+	c, err := n.chainOf("growth", "node-growth", pluginSet{sidePod, o.plugins}, shippedEntries(sidePod)...)
+	var first *chain
+	if err == nil {
+		first, err = n.neighbourChain(c, count)
+	}
+	if err == nil {
+		c.args, first.args = limited(count+1), limited(count)
+		err = first.run(verbAdd, executeProcess)
+	}
+	entries := map[string]*contenderEntry{}
+	for _, what := range []string{besideNone, besideMany} {
+		if err == nil && what == besideMany {
+			_, err = n.fillPods(c, count, limited)
+		}
+		if err != nil {
+			r.fail(sidePod+" beside many pods", err)
+			return
+		}
+		name := entryName(sideOurs, what)
+		entries[name] = newEntry(name, c)
+		runRounds([]*contenderEntry{entries[name]}, o.rounds)
+	}
+	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
+		r.addGrowth(fmt.Sprintf("%s %s, %s pods with a hostPort and limits", sidePod, verb, thousands(count)), 0, r.compareMedians(entries, verb))
+	}
+}

@@ -118,7 +118,8 @@ func TestRemoveNamed(t *testing.T) {
 	const mine = "net.d/20-mine.conflist"
 	l.put(mine, `{"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "podlace-pod"}]}`)
 	exit, out, stderr := l.runCmd("remove", "--config", l.Config)
-	if exit == 0 || !strings.Contains(stderr, "the plugins stay, because "+l.dir+"/"+mine+" names podlace-pod: ") || l.read("bin/podlace-pod") == "" {
+	if exit == 0 || !strings.Contains(stderr, "the plugins stay, because "+l.dir+"/"+mine+" names podlace-pod: ") ||
+		l.read("bin/podlace-pod") == "" {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
 	kerneltest.Must(t, os.Remove(l.dir+"/"+mine))

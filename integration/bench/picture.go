@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Sizes of the picture in pixels.
+const (
+	pictureWidth = 720
+	barLeft      = 150
+	barRoom      = 430 // of the longest bar; the rest is for its text
+	barHeight    = 15
+	groupSpace   = 12
+)
+
+// pictureStyle also holds in a page with a dark background.
+const pictureStyle = `<style>text { font: 12px sans-serif; fill: #24292f } .podlace-pod { fill: #1f6feb } .ours { fill: #79b8ff }
+.reference { fill: #afb8c1 } @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .reference { fill: #6e7681 } }</style>`
+
+// picture returns an SVG image with the medians of ADD and DEL of each pod of the shipped configuration, as bars of one scale.
+func (r *report) picture() string {
+	var rows []chainRow
+	longest := 0.0
+	for _, row := range r.Chains {
+		if _, shipped := row.Sides[sidePod]; !shipped || row.Verb == verbCheck {
+			continue
+		}
+		rows = append(rows, row)
+		for _, v := range row.Sides {
+			longest = max(longest, v.P50)
+		}
+	}
+	var bars strings.Builder
+	y := 0
+	for _, row := range rows {
+		fmt.Fprintf(&bars, "<text x=\"0\" y=\"%d\">%s: %s</text>\n", y+barHeight-3, row.Chain, row.Verb)
+		for _, side := range []struct{ class, name string }{{sidePod, sidePod}, {sideOurs, "chain"}, {sideReference, "reference plugins"}} {
+			width := barRoom * row.Sides[side.class].P50 / longest
+			fmt.Fprintf(&bars, "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\"/><text x=\"%.1f\" y=\"%d\">%.0f ms, %s</text>\n",
+				side.class, barLeft, y, width, barHeight-2, barLeft+width+5, y+barHeight-3, row.Sides[side.class].P50, side.name)
+			y += barHeight
+		}
+		y += groupSpace
+	}
+	return fmt.Sprintf("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" role=\"img\">\n%s\n%s</svg>\n",
+		pictureWidth, y-groupSpace, pictureStyle, bars.String())
+}
