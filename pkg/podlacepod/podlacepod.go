@@ -71,6 +71,7 @@ func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
+	result = r.Prev
 	for i, p := range c {
 		parts[i].Prev = result
 		changed, err := p.Add(parts[i])

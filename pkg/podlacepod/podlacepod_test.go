@@ -93,6 +93,9 @@ func newLab(t *testing.T) (l lab, opt sandbox.Options) {
 		Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace/|address 127\.0\.0\.1/8 dev lo`)}
 }
 
+// earlier is the result of a plugin that stands before the chain.
+var earlier = []byte(`{"cniVersion": "1.1.0", "interfaces": [{"name": "other0", "mac": "02:00:00:00:00:09"}]}`)
+
 // TestSame checks that both forms return the same result and leave the same state, and that either form checks, restores and deletes what
 // the other made.
 func TestSame(t *testing.T) {
@@ -106,12 +109,12 @@ func TestSame(t *testing.T) {
 			// Each ADD gets another index of the host side, which is in the records and is the group of the links.
 			same := opt
 			same.Ignore = regexp.MustCompile(opt.Ignore.String() + `|/run/podlace/net/(bridge|bandwidth)-\w+$|host: link (bwp|veth)\w+$`)
-			result := string(l.call(forms[0], "ADD", nil))
+			result := string(l.call(forms[0], "ADD", earlier))
 			made, err := sandbox.Take(same)
 			kerneltest.Must(t, err)
 			l.call(forms[0], "DEL", []byte(result))
 			for i, by := range forms {
-				got := l.call(by, "ADD", nil)
+				got := l.call(by, "ADD", earlier)
 				if withoutIFB(got) != withoutIFB([]byte(result)) {
 					t.Errorf("%s: result\n%s\nof the chain\n%s", by.name, got, result)
 				}

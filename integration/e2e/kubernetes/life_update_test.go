@@ -7,44 +7,50 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 var updateFrom = flag.String("update-from", "", "TestUpdate: the revision of the older image; default: the first with the whole agent")
 
 const olderImage = "localhost/podlace:older"
 
-var imageLine = regexp.MustCompile(`image: (\S+)`)
-
-// TestUpdate updates a cluster from the image of an earlier commit to the image of this commit. During the update, pods exchange traffic,
-// and other pods are created and deleted.
+// TestUpdate updates a cluster from the manifest of an earlier commit, whose conflist is a chain, to the manifest of this commit. During the
+// update, pods exchange traffic, and other pods are created and deleted.
 func TestUpdate(t *testing.T) {
-	shipped, now := shippedManifest(t)
-	addImage(t, buildOlder(t))
+	shipped := shippedManifest(t)
+	image, older := buildOlder(t)
+	addImage(t, image)
 	c := startCluster(t, "4 6")
-	older := strings.ReplaceAll(shipped, now, olderImage)
 	if _, err := c.try("exec", older, "plane", "kubectl", "apply", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
 	l := c.startWorld(t)
 	l.awaitAgents(t)
-	before := l.runScript(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*")
+	files := func() string {
+		return l.runScript(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-bridge; cat /etc/cni/net.d/10-podlace.conflist")
+	}
+	before := files()
 	l.replaceAgents(t, func() {
-		l.kubectl(t, "-n", "podlace", "set", "image", "daemonset/podlace-node", "podlace-node="+now)
+		if _, err := l.try("exec", shipped, "plane", "kubectl", "apply", "-f", "-"); err != nil {
+			t.Fatal(err)
+		}
 	})
-	if after := l.runScript(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*"); after == before {
-		t.Errorf("the update left the plugins as they were: %s", after)
+	after := files()
+	sum, conflist, _ := strings.Cut(after, "\n")
+	if strings.HasPrefix(before, sum) || strings.Contains(before, plugin.PodType) || !strings.Contains(conflist, plugin.PodType) {
+		t.Errorf("the plugins and the conflist were\n%s\nand are\n%s", before, after)
 	}
 }
 
 // TestTakeOver applies the manifest to a cluster with manually configured routes. The manual routes of the cluster (protocol boot) become
 // routes of the agent.
 func TestTakeOver(t *testing.T) {
-	shipped, _ := shippedManifest(t)
+	shipped := shippedManifest(t)
 	// The router has manual routes to the pods of all nodes. Therefore traffic to the node in the other subnet needs no tunnel.
 	ours := strings.Replace(shipped, `"offLink": "vxlan"`, `"offLink": "fabric", "adopt": ["boot"]`, 1)
 	if ours == shipped {
@@ -92,18 +98,14 @@ func (l *clusterLife) replaceAgents(t *testing.T, change func()) {
 	}
 }
 
-// shippedManifest returns the shipped manifest and the name of its image.
-func shippedManifest(t *testing.T) (text, image string) {
+// shippedManifest returns the shipped manifest.
+func shippedManifest(t *testing.T) string {
 	t.Helper()
 	data, err := os.ReadFile(os.Getenv("MANIFEST"))
 	if err != nil {
 		t.Skipf("SKIP, no cluster: MANIFEST: %v; make cluster ARGS=-test has it", err)
 	}
-	found := imageLine.FindSubmatch(data)
-	if found == nil {
-		t.Fatal("the manifest names no image")
-	}
-	return string(data), string(found[1])
+	return string(data)
 }
 
 // addImage adds an image to the nodes of the test.
@@ -125,8 +127,8 @@ func addImage(t *testing.T, archive string) {
 	t.Setenv("IMAGES", dir)
 }
 
-// buildOlder builds the image of an earlier commit for this machine's architecture only.
-func buildOlder(t *testing.T) (archive string) {
+// buildOlder builds the image of an earlier commit for this machine's architecture only, and its manifest.
+func buildOlder(t *testing.T) (archive, manifest string) {
 	t.Helper()
 	run := func(dir, name string, args ...string) string {
 		t.Helper()
@@ -157,6 +159,7 @@ func buildOlder(t *testing.T) (archive string) {
 	archive = filepath.Join(dir, "older.tar")
 	run(root+"/scripts/image", "go", "run", ".", "pack", "-name", olderImage, "-out", archive, "-entrypoint", "/podlace-node",
 		"/podlace-node="+dir+"/podlace-node", "/plugins="+programs)
+	manifest = run(root+"/scripts/image", "go", "run", ".", "manifest", "-conf", tree+"/conf/cluster", "-image", olderImage, "-component", "vxlan")
 	t.Logf("the image of %.12s took %.0f s; load %s", revision, time.Since(begin).Seconds(), loadAverage())
-	return archive
+	return archive, manifest
 }
