@@ -327,8 +327,12 @@ func (a *agent) writeConflist(why cause) {
 	if a.config.ConfDir == "" {
 		return
 	}
-	if file, _, err := nodefile.Read(); err != nil || file != nodefile.Path {
+	file, node, err := nodefile.Read()
+	if err != nil || file != nodefile.Path {
 		return // a recorded problem has the reason
+	}
+	if len(node.ClusterCIDRs) == 0 && len(a.config.ClusterCIDRs) > 0 {
+		return // this node.json is not the agent's, and the conflist may use these CIDRs
 	}
 	if missing := missingPlugins(a.config.conflist, a.config.BinDir); a.config.BinDir != "" && len(missing) > 0 {
 		a.stepFailed = true

@@ -15,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nodefile"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent cannot add routes to the node behind the
@@ -170,6 +171,22 @@ func TestAPIAway(t *testing.T) {
 	if !l.status().Ready || !slices.Equal(l.routes(), full(2, 3, 4)) {
 		t.Errorf("ready %t, %q", l.status().Ready, l.routes())
 	}
+}
+
+// TestByHand checks that the conflist waits for the agent's node.json where a node.json made by hand lacks the cluster's CIDRs.
+func TestByHand(t *testing.T) {
+	l := newLab(t)
+	l.api.Refuse = 503
+	kerneltest.Must(t, os.MkdirAll(store.Root, 0o755), os.WriteFile(nodefile.Path, []byte(`{"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]}`), 0o644))
+	l.start()
+	l.await("the reason", func() bool { return l.says("API server", "not watched", "Service Unavailable") })
+	if l.read("net.d/"+conflistName) != "" {
+		t.Error("the conflist is there before the cluster's CIDRs")
+	}
+	l.api.mu.Lock()
+	l.api.Refuse = 0
+	l.api.mu.Unlock()
+	l.await("the conflist", func() bool { return l.read("net.d/"+conflistName) == testConflist && len(l.node().ClusterCIDRs) > 0 })
 }
 
 // TestBadNodes checks that an invalid Node object affects only the routes to its node. The status must contain the name of the node and the
