@@ -63,9 +63,14 @@ func startNode(dir string, s nodeFiles) (*runningNode, error) {
 	return n, nil
 }
 
-// fillFolder writes the input files of node.sh, which are the shipped conflist and the image.
+// fillFolder writes the input files of node.sh, which are the image and the shipped conflist, with PODLACE_FORM=podlace-pod that of
+// podlace-pod.
 func fillFolder(dir string, s nodeFiles) error {
-	conflist, err := conf.Conflist(conf.Default)
+	shipped := conf.Default
+	if os.Getenv("PODLACE_FORM") == "podlace-pod" {
+		shipped = conf.Pod
+	}
+	conflist, err := conf.Conflist(shipped)
 	if err != nil {
 		return err
 	}
