@@ -11,7 +11,7 @@ import (
 const (
 	pictureWidth = 720
 	barLeft      = 150
-	barRoom      = 430 // of the longest bar; the rest is for its text
+	barRoom      = 400 // of the longest bar; the rest is for its text
 	barHeight    = 15
 	groupSpace   = 12
 )

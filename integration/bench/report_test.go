@@ -130,7 +130,7 @@ func TestPicture(t *testing.T) {
 	for _, b := range image.Bars {
 		widths[b.Class] = b.Width
 	}
-	if diff := cmp.Diff(map[string]float64{sidePod: 25.8, sideOurs: 51.6, sideReference: barRoom}, widths); diff != "" {
+	if diff := cmp.Diff(map[string]float64{sidePod: 24, sideOurs: 48, sideReference: barRoom}, widths); diff != "" {
 		t.Errorf("bars (-want +got):\n%s", diff)
 	}
 	want := []string{"hostPort, limits: ADD", "6 ms, podlace-pod", "12 ms, chain", "100 ms, reference plugins"}

@@ -202,6 +202,7 @@ func (r *report) measureShippedGrowth(o options, n nodes) {
 		runRounds([]*contenderEntry{entries[name]}, o.rounds)
 	}
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
-		r.addGrowth(fmt.Sprintf("%s %s, %s pods with a hostPort and limits", sidePod, verb, thousands(count)), 0, r.compareMedians(entries, verb))
+		what := fmt.Sprintf("%s %s, %s pods with a hostPort and limits", sidePod, verb, thousands(count))
+		r.addGrowth(what, podsBar, r.compareMedians(entries, verb))
 	}
 }

@@ -25,7 +25,7 @@ func hasMAC(link kernel.Link, key attachment.Key) bool { return bytes.Equal(link
 
 // removeHostSide sets the veth pair of an attachment down, calls a function that removes the pair's rules, and deletes the pair with the
 // other links of its device group. On a link that is down, no frame of the pod passes without rules. The deletion comes last, because it
-// waits for RCU grace periods, beside which those of the rules pass. If the pair cannot be set down, its rules stay.
+// waits for RCU grace periods, and those of the rules pass meanwhile. If the pair cannot be set down, its rules stay.
 func removeHostSide(host *kernel.Node, key attachment.Key, index int, removeRules func() error) error {
 	link, err := findHostSide(host, key, index)
 	if err != nil {

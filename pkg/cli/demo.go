@@ -84,10 +84,10 @@ func (f demoFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 // complete reads all files that a run needs, before the sandbox hides these files.
 func (f demoFlags) complete(o *demo.Options, dir string) (err error) {
 	o.Version = thisBuild().Version
-	if o.Conflist, err = os.ReadFile(o.Source); errors.Is(err, fs.ErrNotExist) {
-		if shipped, e := conf.Conflist(o.Source); e == nil {
-			o.Conflist, o.Source, err = shipped, "shipped "+o.Source, nil
-		}
+	shipped, unknown := conf.Conflist(o.Source)
+	o.Conflist, err = os.ReadFile(o.Source)
+	if unknown == nil && (f.conflist == "" || errors.Is(err, fs.ErrNotExist)) {
+		o.Conflist, o.Source, err = shipped, "shipped "+o.Source, nil
 	}
 	if err != nil {
 		return err

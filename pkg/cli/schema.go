@@ -92,7 +92,11 @@ func podSchema(definitions plugin.Schema) plugin.Schema {
 
 // ofType returns a JSON Schema that matches a plugin's configuration, whether or not the plugin's type name has the prefix "podlace-".
 func ofType(kind string) plugin.Schema {
-	return plugin.Schema{"properties": plugin.Schema{"type": plugin.Schema{"enum": []string{kind, plugin.ClusterPrefix + kind}}},
+	names := []string{kind, plugin.ClusterPrefix + kind}
+	if kind == plugin.PodType {
+		names = names[:1]
+	}
+	return plugin.Schema{"properties": plugin.Schema{"type": plugin.Schema{"enum": names}},
 		"required": []string{"type"}}
 }
 

@@ -35,7 +35,7 @@ func notPromised(list *libcni.NetworkConfigList) map[string]string {
 	}
 	first := list.Plugins[0]
 	var conf bridgeConf
-	if first.Network.Type != "bridge" && first.Network.Type != plugin.PodType || json.Unmarshal(first.Bytes, &conf) != nil {
+	if !plugin.Runs(first.Network.Type, "bridge") || json.Unmarshal(first.Bytes, &conf) != nil {
 		return lacks
 	}
 	if !conf.IsGateway && !conf.IsDefaultGateway {

@@ -151,7 +151,7 @@ func wrap(name string, err error) error {
 }
 
 // ValidType returns an error for a type that cannot be an IPAM plugin: a name with a slash, which could select a program outside the
-// folders in CNI_PATH, and Podlace's other plugins, which would call themselves for ever.
+// folders in CNI_PATH, and Podlace's other plugins, which assign no addresses.
 func ValidType(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want the name of a plugin in CNI_PATH", name)

@@ -4,12 +4,14 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
@@ -52,9 +54,15 @@ func TestAddVeth(t *testing.T) {
 	if _, ok, err := h.Link("eth0"); ok || err != nil {
 		t.Errorf("the pod side is on the host: %v", err)
 	}
-	side, err := netlink.LinkByName("kth0")
-	if a := side.Attrs(); err != nil || a.NumTxQueues != 1 || a.NumRxQueues != 1 {
-		t.Errorf("%v, %d and %d queues, want one of each", err, a.NumTxQueues, a.NumRxQueues)
+	for name, path := range map[string]string{"kth0": "/proc/self/ns/net", "eth0": fmt.Sprint("/proc/self/fd/", netns.Fd())} {
+		var link netlink.Link
+		kerneltest.Must(t, ns.WithNetNSPath(path, func(ns.NetNS) (err error) {
+			link, err = netlink.LinkByName(name)
+			return err
+		}))
+		if a := link.Attrs(); a.NumTxQueues != 1 || a.NumRxQueues != 1 {
+			t.Errorf("%s: %d and %d queues, want one of each", name, a.NumTxQueues, a.NumRxQueues)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,7 +19,6 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/noderoutes"
-	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/probes"
 	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/store"
@@ -91,7 +91,7 @@ func (r *removal) awaitPods(ctx context.Context) error {
 	for {
 		err := r.blockNewPods()
 		remain, notes, podErr := r.remainingPods()
-		if err = errors.Join(err, podErr); err == nil && len(remain) > 0 {
+		if err = errors.Join(err, podErr, r.usersOfPlugins()); err == nil && len(remain) > 0 {
 			err = fmt.Errorf("pods that still need Podlace, which therefore stays: %s (%d); delete them, or move them to another network",
 				strings.Join(remain, ", "), len(remain))
 		}
@@ -156,26 +156,36 @@ func (r *removal) removeRest() error {
 		return errors.Join(errs...)
 	}
 	errs = append(errs, r.removeLeftovers(networks))
-	used, err := r.users(plugin.PodType)
-	if used != nil {
-		return errors.Join(append(errs, err, used)...)
-	}
-	done, removeErr := removePrograms(r.binDir)
+	done, err := removePrograms(r.binDir)
 	r.printLines(done...)
-	return errors.Join(append(errs, err, removeErr)...)
+	return errors.Join(append(errs, err)...)
 }
 
-// users returns an error with the files that name a plugin. Without the plugin, the DEL of their pods would fail.
-func (r *removal) users(name string) (used, err error) {
-	var networks []reconcile.Network
-	if r.confDir != "" {
-		networks, _, err = reconcile.Networks(r.confDir)
+// usersOfPlugins returns an error with the files of other networks that name the plugins, because the pods of these networks could then
+// neither be made nor deleted.
+func (r *removal) usersOfPlugins() error {
+	if r.binDir == "" || r.confDir == "" {
+		return nil
 	}
-	if files := reconcile.Users(networks, name); len(files) > 0 {
-		used = fmt.Errorf("the plugins stay, because %s names %s: put bridge, portmap and bandwidth in its place and delete the pods, then remove again",
-			strings.Join(files, ", "), name)
+	networks, _, err := reconcile.Networks(r.confDir)
+	var names []string
+	for _, p := range programs() {
+		if !p.missing {
+			names = append(names, p.to)
+		}
 	}
-	return used, err
+	errs := []error{err}
+	for _, u := range reconcile.Users(networks, names...) {
+		known := slices.ContainsFunc(r.knownNetworks(), func(n reconcile.Network) bool { return n.Name == u.Network })
+		switch {
+		case u.Cached && known || filepath.Base(u.File) == conflistName: // these are of the pods that the removal waits for
+		case u.Cached:
+			errs = append(errs, fmt.Errorf("%s names %s: delete its pod; remove the file if there is no such pod", u.File, u.Plugin))
+		default:
+			errs = append(errs, fmt.Errorf("%s names %s: name another plugin there, or remove the file after its last pod", u.File, u.Plugin))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // printLines prints each argument as one line.

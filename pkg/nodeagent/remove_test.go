@@ -5,6 +5,7 @@ package nodeagent
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -111,19 +112,28 @@ func TestRemoveWithPods(t *testing.T) {
 	}
 }
 
-// TestRemoveNamed checks that the removal keeps the plugins while another conflist of the node names podlace-pod.
+// TestRemoveNamed checks that the removal removes nothing that pods need while another conflist, or a pod in the cache of libcni, names a
+// plugin.
 func TestRemoveNamed(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
 	const mine = "net.d/20-mine.conflist"
-	l.put(mine, `{"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "podlace-pod"}]}`)
-	exit, out, stderr := l.runCmd("remove", "--config", l.Config)
-	if exit == 0 || !strings.Contains(stderr, "the plugins stay, because "+l.dir+"/"+mine+" names podlace-pod: ") ||
-		l.read("bin/podlace-pod") == "" {
-		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	const config = `{"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "podlace-portmap"}]}`
+	l.put(mine, config)
+	const cache = "/var/lib/cni/results"
+	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(cache)) })
+	cached, err := json.Marshal(map[string]any{"kind": "cniCacheV1", "containerId": "a", "ifName": "eth0", "networkName": "mine",
+		"config": []byte(config)})
+	kerneltest.Must(t, err, os.MkdirAll(cache, 0o755), os.WriteFile(cache+"/mine-a-eth0", cached, 0o600))
+	for _, file := range []string{l.dir + "/" + mine, cache + "/mine-a-eth0"} {
+		exit, out, stderr := l.runCmd("remove", "--config", l.Config)
+		if exit == 0 || !strings.Contains(stderr, file+" names podlace-portmap: ") || l.read("bin/podlace-portmap") == "" ||
+			len(l.routes()) == 0 {
+			t.Errorf("exit %d: %s%s", exit, out, stderr)
+		}
+		kerneltest.Must(t, os.Remove(file))
 	}
-	kerneltest.Must(t, os.Remove(l.dir+"/"+mine))
-	if exit, out, stderr = l.runCmd("remove", "--config", l.Config); exit != 0 || l.read("bin/podlace-pod") != "" {
+	if exit, out, stderr := l.runCmd("remove", "--config", l.Config); exit != 0 || l.read("bin/podlace-pod") != "" {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
 }

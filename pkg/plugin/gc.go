@@ -42,6 +42,7 @@ func (r *Request) readValid(data []byte) error {
 	if r.Valid, err = attachmentSet(validKey, list, false); err != nil {
 		return err
 	}
+	r.listed = len(r.Valid)
 	if list, ok = keys[DeadKey]; ok {
 		r.Dead, err = attachmentSet(DeadKey, list, true)
 	}
@@ -94,13 +95,13 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 
 // KeepAttachment adds an attachment to Valid, so that GC keeps it from then on. Use KeepAttachment if other stored state still uses the
 // addresses of the attachment.
-func (r *Request) KeepAttachment(a Attachment) { r.Valid[a], r.keptAny = true, true }
+func (r *Request) KeepAttachment(a Attachment) { r.Valid[a] = true }
 
 // ConfigForGC returns the configuration with which the plugin calls GC of a delegated plugin. The list of valid attachments in the returned
 // configuration also contains the attachments that this GC kept.
 func (r *Request) ConfigForGC() []byte {
 	var keys map[string]json.RawMessage
-	if !r.keptAny || json.Unmarshal(r.Config, &keys) != nil {
+	if len(r.Valid) == r.listed || json.Unmarshal(r.Config, &keys) != nil {
 		return r.Config
 	}
 	list := make([]Attachment, 0, len(r.Valid))

@@ -15,7 +15,7 @@ import (
 
 // gcRequest returns a GC request with the current time as its start. In this request, the only valid attachment is ("b", "eth0").
 func gcRequest(dead map[Attachment]bool) *Request {
-	r := &Request{Valid: map[Attachment]bool{{"b", "eth0"}: true}, Dead: dead, began: time.Now(),
+	r := &Request{Valid: map[Attachment]bool{{"b", "eth0"}: true}, listed: 1, Dead: dead, began: time.Now(),
 		Config: []byte(`{"name":"net","cni.dev/valid-attachments":[{"containerID":"b","ifname":"eth0"}]}`)}
 	r.log = &strings.Builder{}
 	r.Log = r.logger()
@@ -58,8 +58,8 @@ func TestStale(t *testing.T) {
 		if got := r.Stale(c.of, c.netns, r.began.Add(-c.age)); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
-		if r.Valid[a] != r.keptAny || r.keptAny && c.want {
-			t.Errorf("%s: among the valid: %v, kept: %v", name, r.Valid[a], r.keptAny)
+		if kept := string(r.ConfigForGC()) != string(r.Config); r.Valid[a] != kept || kept && c.want {
+			t.Errorf("%s: among the valid: %v, kept: %v", name, r.Valid[a], kept)
 		}
 	}
 }

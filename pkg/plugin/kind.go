@@ -13,7 +13,7 @@ func Kinds() []string {
 	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov", PodType}
 }
 
-// Kind returns the name of a plugin without ClusterPrefix: "bridge" for the type "podlace-bridge".
+// Kind returns the name of a plugin without ClusterPrefix: "bridge" for the type "podlace-bridge". PodType is its own kind.
 func Kind(name string) string {
 	if name == PodType {
 		return name

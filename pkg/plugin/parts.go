@@ -52,7 +52,7 @@ func Runs(name, kind string) bool {
 }
 
 // Split divides the configuration of podlace-pod into those of its parts, in the order of ADD. A section cannot repeat a key that all
-// plugins have. Split returns what it could read also with an error, because DEL and GC work with any configuration that has a name.
+// plugins have. Even with an error, Split returns what it could read: DEL and GC need only the network's name.
 func Split(config []byte) ([]Part, error) {
 	var keys map[string]json.RawMessage
 	err := decode(config, &keys)
@@ -100,7 +100,7 @@ func (s section) keys(raw json.RawMessage) (map[string]json.RawMessage, error) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		if isShared(key) || slices.Contains(commonKeys, key) {
-			return keys, Errorf(CodeConfig, "%s.%s: the key holds for all parts and stands outside the section", s.name, key)
+			return keys, Errorf(CodeConfig, "%s.%s: this key belongs to the whole entry: move it out of %[1]s", s.name, key)
 		}
 	}
 	return keys, nil

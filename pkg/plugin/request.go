@@ -57,9 +57,9 @@ type Request struct {
 
 	LockFile *os.File // lock file of the attachment, which child processes inherit; nil if there is none
 
-	Log     *slog.Logger // adds the pod's identity to each line
-	began   time.Time    // start of this call
-	keptAny bool         // GC: Valid contains more than the runtime's list
+	Log    *slog.Logger // adds the pod's identity to each line
+	began  time.Time    // start of this call
+	listed int          // GC: the length of the runtime's list, to which GC may add in Valid
 
 	once map[reflect.Type]any // results of Once, shared with copies of the request
 

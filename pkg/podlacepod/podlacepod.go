@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -63,7 +64,7 @@ func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 	for i, p := range c {
 		if parse := parse[p.Name]; parse != nil {
 			silent := *parts[i]
-			silent.Log = slog.New(slog.DiscardHandler) // its ADD warns
+			silent.Log = slog.New(slog.DiscardHandler) // p.Add parses again and logs the warnings
 			if err := parse(&silent); err != nil {
 				return nil, failed(r, p, err)
 			}
@@ -86,8 +87,8 @@ func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 	return result, nil
 }
 
-// del calls DEL of each part in reverse order. It stops at the first error as a runtime does, because bridge releases the addresses, to
-// which no rule may lead any more.
+// del calls DEL of each part in reverse order. It stops at the first error, as a runtime does: bridge comes last and releases the
+// addresses, and a rule that is left would lead to their next owner.
 func (c chain) del(r *plugin.Request) error {
 	parts, _ := requests(r)
 	for i := len(c) - 1; i >= 0; i-- {
@@ -98,14 +99,19 @@ func (c chain) del(r *plugin.Request) error {
 	return nil
 }
 
-// each calls a verb of each part and returns all errors.
+// each calls a verb of each part and returns all errors. GC has the order of DEL: bridge keeps the addresses of an attachment whose rules
+// another part could not remove.
 func (c chain) each(r *plugin.Request, of func(plugin.Plugin) verb) error {
 	parts, err := requests(r)
 	if err != nil {
 		return err
 	}
+	order := slices.All(c)
+	if r.Verb == "GC" {
+		order = slices.Backward(c)
+	}
 	var errs []error
-	for i, p := range c {
+	for i, p := range order {
 		if err := of(p)(parts[i]); err != nil {
 			errs = append(errs, failed(r, p, err))
 		}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -36,9 +37,11 @@ type form struct {
 	confs    []object
 }
 
+var mappings = []object{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}
+
 func bothForms(backend string) []form {
 	common := object{"cniVersion": "1.1.0", "name": "net", "runtimeConfig": object{
-		"portMappings": []object{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
+		"portMappings": mappings,
 		"bandwidth":    object{"ingressRate": 20_000_000, "egressRate": 10_000_000},
 		"ips":          []string{"10.94.0.5/24", "fd00:94::5/64"}}}
 	main := []any{"bridge", "ch0", "isGateway", true, "ipMasq", true, "ipMasqBackend", backend, "antiSpoof", true,
@@ -121,10 +124,13 @@ func TestSame(t *testing.T) {
 				kerneltest.NoLeak(t, made, same)
 				other := forms[1-i]
 				l.call(other, "CHECK", got)
-				l.call(other, "STATUS", nil)
-				l.call(other, "GC", nil, "cni.dev/valid-attachments", []object{{"containerID": "a", "ifname": "eth0"}})
+				kerneltest.Must(t, kerneltest.FlushNFT())
+				l.call(other, "STATUS", nil) // restores the rules
 				kerneltest.NoLeak(t, made, same)
-				l.call(other, "DEL", got)
+				time.Sleep(1100 * time.Millisecond) // GC keeps a younger attachment
+				l.call(other, "GC", nil, "cni.dev/valid-attachments", []object{})
+				kerneltest.NoLeak(t, base, opt)
+				l.call(other, "DEL", l.call(by, "ADD", earlier))
 				kerneltest.NoLeak(t, base, opt)
 			}
 		})
@@ -146,8 +152,17 @@ func TestFailedPart(t *testing.T) {
 	one := kerneltest.Lab{T: t, Plugin: f.programs[0], Conf: f.confs[0], Pod: l.pod}
 	one.Fails(one.Call("ADD", "a", "portmap", object{"backend": "magic"}), plugin.CodeConfig, `podlace-pod (portmap) add: backend "magic"`)
 	kerneltest.NoLeak(t, base, opt)
-	one.Fails(one.Call("ADD", "a", "portmap", object{"name": "other"}), plugin.CodeConfig, "portmap.name: the key holds for all parts")
+	one.Fails(one.Call("ADD", "a", "portmap", object{"name": "other"}), plugin.CodeConfig, "portmap.name: this key belongs to the whole entry: move it out of portmap")
 	one.Fails(one.Call("ADD", "a", "bandwidth", 5), plugin.CodeDecode, "bandwidth: want an object")
+	kerneltest.NoLeak(t, base, opt)
+	neighbour := kerneltest.Lab{T: t, Plugin: f.programs[0], Pod: kerneltest.NewPod(t),
+		Conf: f.confs[0].With("runtimeConfig", object{"portMappings": mappings})}
+	first := neighbour.OK(neighbour.Call("ADD", "b"))
+	beside, err := sandbox.Take(opt)
+	kerneltest.Must(t, err)
+	one.Fails(one.Call("ADD", "a"), plugin.CodePortConflict, "podlace-pod (portmap) add: hostPort tcp 8080 is in use by") // after bridge
+	kerneltest.NoLeak(t, beside, opt)
+	neighbour.OK(neighbour.Call("DEL", "b", "prevResult", json.RawMessage(first.Stdout)))
 	kerneltest.NoLeak(t, base, opt)
 	o := one.OK(one.Call("ADD", "a", "portmap", object{"backnd": "nftables"}))
 	if !strings.Contains(o.Log, "backnd") || strings.Contains(o.Log, `key="\"portmap\""`) {

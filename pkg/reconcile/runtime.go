@@ -150,22 +150,35 @@ type cachedResult struct {
 	Config      []byte      `json:"config"`
 }
 
-// Users returns the files that name a plugin: the configurations of the networks, and those in libcni's cache, with which some runtimes
-// delete a running pod.
-func Users(networks []Network, plugin string) (files []string) {
+// A User is a file that names a plugin, without which no pod of this file can be deleted.
+type User struct {
+	File, Network, Plugin string
+	Cached                bool // the file is in libcni's cache, with which some runtimes delete a running pod
+}
+
+// Users returns the files that name one of the given plugins: the configurations of the networks, and those in libcni's cache.
+func Users(networks []Network, plugins ...string) (users []User) {
 	for _, n := range networks {
-		if slices.ContainsFunc(n.Plugins, func(p Plugin) bool { return p.Type == plugin }) {
-			files = append(files, n.File)
+		for _, p := range n.Plugins {
+			if slices.Contains(plugins, p.Type) {
+				users = append(users, User{File: n.File, Network: n.Name, Plugin: p.Type})
+			}
 		}
 	}
 	type entry struct{ Type string }
 	for _, c := range readCache() {
-		var list struct{ Plugins []entry }
-		if json.Unmarshal(c.Config, &list) == nil && slices.Contains(list.Plugins, entry{plugin}) {
-			files = append(files, cachePath(c.Network, c.ContainerID, c.IfName))
+		var list struct {
+			entry
+			Plugins []entry
+		}
+		_ = json.Unmarshal(c.Config, &list) // what cannot be read names nothing
+		for _, p := range append(list.Plugins, list.entry) {
+			if slices.Contains(plugins, p.Type) {
+				users = append(users, User{cachePath(c.Network, c.ContainerID, c.IfName), c.Network, p.Type, true})
+			}
 		}
 	}
-	return files
+	return users
 }
 
 func readCache() (entries []cachedResult) {

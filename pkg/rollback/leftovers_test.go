@@ -3,6 +3,7 @@
 package rollback
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -91,5 +92,25 @@ func TestLeftovers(t *testing.T) {
 		}
 		_ = netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port0"}})
 		kerneltest.Must(t, os.RemoveAll(leases), os.RemoveAll("/var/lib/cni/results"))
+	}
+}
+
+// TestPodType checks that the rollback names each file that still names podlace-pod.
+func TestPodType(t *testing.T) {
+	const cache, config = "/var/lib/cni/results", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "podlace-pod"}]}`
+	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(cache)) })
+	conflist := filepath.Join(t.TempDir(), "n.conflist")
+	cached, err := json.Marshal(map[string]any{"kind": "cniCacheV1", "containerId": "a", "ifName": "eth0", "networkName": "n",
+		"config": []byte(config)})
+	kerneltest.Must(t, err, os.MkdirAll(cache, 0o755), os.WriteFile(cache+"/n-a-eth0", cached, 0o600),
+		os.WriteFile(conflist, []byte(config), 0o600))
+	networks, _, err := reconcile.Networks(filepath.Dir(conflist))
+	kerneltest.Must(t, err)
+	var out strings.Builder
+	kerneltest.Must(t, Run(Options{Networks: networks, Out: &out}))
+	for _, want := range []string{"put bridge, portmap and bandwidth in its place in " + conflist, cache + "/n-a-eth0 names podlace-pod: keep it installed"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
 	}
 }

@@ -68,6 +68,13 @@ func Run(o Options) error {
 	if err := j.checkReadable(records); err != nil {
 		return err
 	}
+	for _, u := range reconcile.Users(j.Networks, plugin.PodType) {
+		if u.Cached {
+			j.printLine("NOTE: %s names %s: keep it installed until this pod is gone", u.File, u.Plugin)
+		} else {
+			j.printLine("NOTE: the reference has no %s: put bridge, portmap and bandwidth in its place in %s", u.Plugin, u.File)
+		}
+	}
 	for _, r := range records {
 		j.network(r)
 	}
@@ -148,9 +155,6 @@ func (j *job) network(r networkRecords) {
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
 	for _, p := range conf.Plugins {
 		switch kind := plugin.Kind(p.Type); {
-		case kind == plugin.PodType:
-			j.printLine("network %s: NOTE: the reference has no %s: put bridge, portmap and bandwidth in its place in %s, and keep %[2]s installed while "+
-				"pods run that it added", r.network, kind, conf.File)
 		case kind != p.Type:
 			j.printLine("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
 		}

@@ -57,7 +57,7 @@ func TestNetworkFiles(t *testing.T) {
 		"parts": {podNet, []string{
 			"f:5:5: plugins[0].isGatway: warning: unknown key is ignored; the nearest known key is isGateway",
 			"f:8:17: plugins[0].portmap.backnd: warning: unknown key is ignored; the nearest known key is backend",
-			"f:8:5: plugins[0].portmap: error: portmap.name: the key holds for all parts and stands outside the section",
+			"f:8:5: plugins[0].portmap: error: portmap.name: this key belongs to the whole entry: move it out of portmap",
 			`f:6:5: plugins[0].ipam: error: ipam type "podlace-pod": want an IPAM plugin`,
 			"f:9:19: plugins[0].bandwidth.latency: error: latency",
 		}},

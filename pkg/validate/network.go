@@ -99,7 +99,7 @@ func (c *checker) network(t part) {
 	c.networks = append(c.networks, n)
 }
 
-// The method entry() checks one entry of a conflist. Each plugin that it stands for is checked in the same way as by its ADD.
+// The method entry() checks each plugin of an entry of a conflist as its ADD would.
 func (c *checker) entry(n *network, path, version string, config []byte) {
 	kind := plugin.Kind(ipam.Type(config))
 	if kind == "" {

@@ -18,8 +18,8 @@ var updateFrom = flag.String("update-from", "", "TestUpdate: the revision of the
 
 const olderImage = "localhost/podlace:older"
 
-// TestUpdate updates a cluster from the manifest of an earlier commit, whose conflist is a chain, to the manifest of this commit. During the
-// update, pods exchange traffic, and other pods are created and deleted.
+// TestUpdate updates a cluster from the manifest of an earlier commit, whose conflist is a chain, to the manifest of this commit. During
+// the update, pods exchange traffic, and other pods are created and deleted.
 func TestUpdate(t *testing.T) {
 	shipped := shippedManifest(t)
 	image, older := buildOlder(t)
@@ -159,7 +159,8 @@ func buildOlder(t *testing.T) (archive, manifest string) {
 	archive = filepath.Join(dir, "older.tar")
 	run(root+"/scripts/image", "go", "run", ".", "pack", "-name", olderImage, "-out", archive, "-entrypoint", "/podlace-node",
 		"/podlace-node="+dir+"/podlace-node", "/plugins="+programs)
-	manifest = run(root+"/scripts/image", "go", "run", ".", "manifest", "-conf", tree+"/conf/cluster", "-image", olderImage, "-component", "vxlan")
+	manifest = run(root+"/scripts/image", "go", "run", ".", "manifest", "-conf", tree+"/conf/cluster", "-image", olderImage,
+		"-component", "vxlan")
 	t.Logf("the image of %.12s took %.0f s; load %s", revision, time.Since(begin).Seconds(), loadAverage())
 	return archive, manifest
 }
