@@ -49,5 +49,5 @@ make_folder() {
   [ ! -d "$1" ] || return 0
   make_folder "$(dirname "$1")"
   mkdir -m 0755 "$1"
-  made[${1#"$destdir"}]=1
+  [ "$1" = "$destdir" ] || made[${1#"$destdir"}]=1
 }

@@ -18,13 +18,13 @@ if [ "$attached" -gt 0 ]; then
 fi
 
 # Without podlace-pod, every DEL of a configuration that names it fails. libcni keeps the configuration of each ADD as base64.
-named=$(grep -rlsF '"podlace-pod"' "$destdir"/etc/cni/net.d || :)
+named=$(grep -rlsF --include='*.conf' --include='*.conflist' --include='*.json' '"podlace-pod"' "$destdir"/etc/cni/net.d || :)
 for file in "$destdir"/var/lib/cni/results/*; do
   sed -n 's/.*"config": *"\([^"]*\)".*/\1/p' "$file" 2>/dev/null | base64 -d 2>/dev/null | grep -qF '"podlace-pod"' || continue
   named+=${named:+$'\n'}$file
 done
-[ -z "$named" ] || fail "podlace-pod is named in ${named//$'\n'/, }, so nothing was removed. Replace it in a conflist, or delete a conflist" \
-  "without pods. Delete the pods of files below /var/lib/cni/results."
+[ -z "$named" ] || fail "podlace-pod is named in ${named//$'\n'/, }, so nothing was removed. Replace it in a conflist, or delete the" \
+  "conflist if it has no pods. Delete the pod of a file below /var/lib/cni/results, or the file if there is no such pod."
 
 change() {
   echo "$1"

@@ -63,3 +63,17 @@ func TestNoNodeFile(t *testing.T) {
 		t.Errorf("%q", found)
 	}
 }
+
+// TestPodMissing checks that podlace-pod, whose name has the prefix on every node, is of podlace-node only where that has run.
+func TestPodMissing(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `"bridge", "bridge"`, `"podlace-pod", "bridge"`, 1))
+	if found := strings.Join(l.problems("binaries"), "\n"); !strings.Contains(found, "podlace-pod is missing") ||
+		!strings.Contains(found, "make install") {
+		t.Errorf("without podlace-node: %s", found)
+	}
+	l.status(`{"ready": true}`)
+	if found := strings.Join(l.problems("binaries"), "\n"); !strings.Contains(found, "podlace-node status") {
+		t.Errorf("with podlace-node: %s", found)
+	}
+}

@@ -32,9 +32,10 @@ func (n *node) loopback() []Finding {
 }
 
 // installCommand returns the remedy for a missing plugin. If the plugin's name has the prefix "podlace-" of cluster installations,
-// podlace-node installs the plugin. Podlace cannot install plugins of other projects.
+// podlace-node installs the plugin; podlace-pod has this name everywhere. Podlace cannot install plugins of other projects.
 func (n *node) installCommand(name string) string {
-	if strings.HasPrefix(name, plugin.ClusterPrefix) {
+	_, err := readAgentStatus()
+	if strings.HasPrefix(name, plugin.ClusterPrefix) && (name != plugin.PodType || !errors.Is(err, fs.ErrNotExist)) {
 		return "podlace-node status, in the pod of podlace-node or on the node, shows why podlace-node does not install it"
 	}
 	if hasPlugin(name) {

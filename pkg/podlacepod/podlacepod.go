@@ -6,7 +6,6 @@
 package podlacepod
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -110,13 +109,17 @@ func (c chain) each(r *plugin.Request, of func(plugin.Plugin) verb) error {
 	if r.Verb == "GC" {
 		order = slices.Backward(c)
 	}
-	var errs []error
+	var all error
 	for i, p := range order {
-		if err := of(p)(parts[i]); err != nil {
-			errs = append(errs, failed(r, p, err))
+		switch err := of(p)(parts[i]); {
+		case err == nil:
+		case all == nil:
+			all = failed(r, p, err)
+		default:
+			all = fmt.Errorf("%w; %w", all, failed(r, p, err))
 		}
 	}
-	return errors.Join(errs...)
+	return all
 }
 
 // failed adds the name of a part to its error, and to that of the plugin in the error document.

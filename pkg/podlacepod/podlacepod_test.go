@@ -168,6 +168,9 @@ func TestFailedPart(t *testing.T) {
 	if !strings.Contains(o.Log, "backnd") || strings.Contains(o.Log, `key="\"portmap\""`) {
 		t.Errorf("log %s", o.Log)
 	}
+	kerneltest.Must(t, kerneltest.FlushNFT())
+	one.Fails(one.Call("CHECK", "a", "prevResult", json.RawMessage(o.Stdout)), plugin.CodeStateDiffers, "are missing; portmap: the rules of")
+	l.call(f, "STATUS", nil) // restores the rules
 	l.call(f, "DEL", o.Stdout, "bandwidth", 5, "portmap", []int{1})
 	kerneltest.NoLeak(t, base, opt)
 }
