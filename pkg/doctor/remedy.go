@@ -34,8 +34,12 @@ func (n *node) loopback() []Finding {
 // installCommand returns the remedy for a missing plugin. If the plugin's name has the prefix "podlace-" of cluster installations,
 // podlace-node installs the plugin; podlace-pod has this name everywhere. Podlace cannot install plugins of other projects.
 func (n *node) installCommand(name string) string {
-	_, err := readAgentStatus()
-	if strings.HasPrefix(name, plugin.ClusterPrefix) && (name != plugin.PodType || !errors.Is(err, fs.ErrNotExist)) {
+	byAgent := strings.HasPrefix(name, plugin.ClusterPrefix)
+	if name == plugin.PodType {
+		_, err := readAgentStatus()
+		byAgent = !errors.Is(err, fs.ErrNotExist)
+	}
+	if byAgent {
 		return "podlace-node status, in the pod of podlace-node or on the node, shows why podlace-node does not install it"
 	}
 	if hasPlugin(name) {

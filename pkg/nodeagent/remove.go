@@ -174,11 +174,11 @@ func (r *removal) usersOfPlugins() error {
 			names = append(names, p.to)
 		}
 	}
-	errs := []error{err}
+	errs, known := []error{err}, r.knownNetworks()
 	for _, u := range reconcile.Users(networks, names...) {
-		known := slices.ContainsFunc(r.knownNetworks(), func(n reconcile.Network) bool { return n.Name == u.Network })
+		own := slices.ContainsFunc(known, func(n reconcile.Network) bool { return n.Name == u.Network })
 		switch {
-		case u.Cached && known || filepath.Base(u.File) == conflistName: // these are of the pods that the removal waits for
+		case u.Cached && own || filepath.Base(u.File) == conflistName: // these are of the pods that the removal waits for
 		case u.Cached:
 			errs = append(errs, fmt.Errorf("%s names %s: delete its pod; remove the file if there is no such pod", u.File, u.Plugin))
 		default:

@@ -90,9 +90,9 @@ func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 // addresses, and a rule that is left would lead to their next owner.
 func (c chain) del(r *plugin.Request) error {
 	parts, _ := requests(r)
-	for i := len(c) - 1; i >= 0; i-- {
-		if err := c[i].Del(parts[i]); err != nil {
-			return failed(r, c[i], err)
+	for i, p := range slices.Backward(c) {
+		if err := p.Del(parts[i]); err != nil {
+			return failed(r, p, err)
 		}
 	}
 	return nil

@@ -154,8 +154,7 @@ func (j *job) network(r networkRecords) {
 	conf := j.configurationOf(r.network)
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
 	for _, p := range conf.Plugins {
-		switch kind := plugin.Kind(p.Type); {
-		case kind != p.Type:
+		if kind := plugin.Kind(p.Type); kind != p.Type {
 			j.printLine("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
 		}
 	}
