@@ -18,7 +18,8 @@ if [ "$attached" -gt 0 ]; then
 fi
 
 # Without podlace-pod, every DEL of a configuration that names it fails. libcni keeps the configuration of each ADD as base64.
-named=$(grep -rlsF --include='*.conf' --include='*.conflist' --include='*.json' '"podlace-pod"' "$destdir"/etc/cni/net.d || :)
+named=$(grep -rlsF --include='*.conf' --include='*.conflist' --include='*.json' '"podlace-pod"' "$destdir"/etc/cni \
+  "$destdir"/var/lib/rancher/k3s/agent/etc/cni || :)
 for file in "$destdir"/var/lib/cni/results/*; do
   sed -n 's/.*"config": *"\([^"]*\)".*/\1/p' "$file" 2>/dev/null | base64 -d 2>/dev/null | grep -qF '"podlace-pod"' || continue
   named+=${named:+$'\n'}$file

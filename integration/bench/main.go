@@ -90,6 +90,9 @@ func parse(args []string) (options, error) {
 	if o.rounds < 1 || o.seconds <= 0 || o.scale <= 0 || o.scale > 1 || flags.NArg() > 0 || (o.format != "markdown" && o.format != "json") {
 		return o, errors.New("want -rounds of at least 1, -seconds above 0, -scale above 0 and up to 1, -o markdown or json, and no arguments")
 	}
+	if o.picture != "" && !o.isSelected(groupChains) {
+		return o, fmt.Errorf("-picture shows the group %s, which is not selected", groupChains)
+	}
 	for folder, hint := range map[*string]string{&o.plugins: "make build", &o.reference: "make reference"} {
 		path, err := filepath.Abs(*folder)
 		if err != nil {

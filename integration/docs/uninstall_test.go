@@ -188,7 +188,8 @@ func TestUninstallKeepsPodlacePod(t *testing.T) {
 	const conflist = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "podlace-pod"}]}`
 	cached := string(encode(t, map[string]any{"kind": "cniCacheV1", "config": []byte(conflist)}))
 	before := c.installedFiles(t)
-	for path, text := range map[string]string{"etc/cni/net.d/10-pods.conflist": conflist, "var/lib/cni/results/pods-a-eth0": cached} {
+	for path, text := range map[string]string{"etc/cni/net.d/10-pods.conflist": conflist, "var/lib/cni/results/pods-a-eth0": cached,
+		"var/lib/rancher/k3s/agent/etc/cni/net.d/10-pods.conflist": conflist} {
 		file := filepath.Join(c.into, path)
 		kerneltest.Must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)))
 		out, err := c.make("uninstall")

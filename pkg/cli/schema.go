@@ -92,11 +92,7 @@ func podSchema(definitions plugin.Schema) plugin.Schema {
 
 // ofType returns a JSON Schema that matches a plugin's configuration, whether or not the plugin's type name has the prefix "podlace-".
 func ofType(kind string) plugin.Schema {
-	names := []string{kind, plugin.ClusterPrefix + kind}
-	if kind == plugin.PodType {
-		names = names[:1]
-	}
-	return plugin.Schema{"properties": plugin.Schema{"type": plugin.Schema{"enum": names}},
+	return plugin.Schema{"properties": plugin.Schema{"type": plugin.Schema{"enum": plugin.TypesOf(kind)}},
 		"required": []string{"type"}}
 }
 

@@ -3,9 +3,12 @@
 package doctor
 
 import (
+	"encoding/json"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // TestClusterNode checks that doctor accepts the plugins that podlace-node installs. podlace-node installs no host-local, because
@@ -75,5 +78,23 @@ func TestPodMissing(t *testing.T) {
 	l.status(`{"ready": true}`)
 	if found := strings.Join(l.problems("binaries"), "\n"); !strings.Contains(found, "podlace-node status") {
 		t.Errorf("with podlace-node: %s", found)
+	}
+}
+
+// TestCachedPluginMissing checks the report of a plugin that only libcni's cache of a pod names.
+func TestCachedPluginMissing(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/10-podlace.conflist", ours)
+	before := len(l.problems("binaries"))
+	for id, name := range map[string]string{"a": "podlace-pod", "b": "podlace-pod", "c": "tuning"} {
+		config := []byte(strings.Replace(ours, `"bridge", "bridge"`, `"`+name+`", "bridge"`, 1))
+		entry, err := json.Marshal(map[string]any{"kind": "cniCacheV1", "networkName": "pods", "containerId": id, "ifName": "eth0",
+			"config": config})
+		kerneltest.Must(t, err)
+		l.machine("/var/lib/cni/results/pods-"+id+"-eth0", string(entry))
+	}
+	found := l.problems("binaries")
+	if text := strings.Join(found, "\n"); len(found) != before+1 || !strings.Contains(text, "podlace-pod is missing") {
+		t.Errorf("%d problems without the cache, with it:\n%s", before, text)
 	}
 }

@@ -188,10 +188,31 @@ func (n *node) binaries() (found []Finding) {
 			versions[version] = append(versions[version], name)
 		}
 	}
+	found = append(found, n.cachedPlugins(types)...)
 	if len(versions) > 1 {
 		found = append(found, Finding{Level: Warning, Code: pluginVersions,
 			What: "the plugins have different versions", Evidence: versionsText(versions),
 			Consequence: "an older plugin may refuse a record of a newer one", Command: n.installCommand(types[0])})
+	}
+	return found
+}
+
+// cachedPlugins reports missing plugins that no network names, but libcni's cache of a pod does: CRI-O and podman end the pod with them.
+func (n *node) cachedPlugins(known []string) (found []Finding) {
+	var types []string
+	for _, kind := range plugin.Kinds() {
+		types = append(types, plugin.TypesOf(kind)...)
+	}
+	types = slices.DeleteFunc(types, func(name string) bool { return slices.Contains(known, name) })
+	for _, user := range reconcile.Users(nil, types...) {
+		path := filepath.Join(n.BinDir, user.Plugin)
+		alike := func(f Finding) bool { return f.What == "the plugin "+user.Plugin+" is missing" }
+		if _, err := os.Stat(path); err != nil && !slices.ContainsFunc(found, alike) {
+			found = append(found, Finding{Level: Warning, Code: pluginMissing, What: "the plugin " + user.Plugin + " is missing",
+				Evidence:    user.File + " names it, and " + err.Error(),
+				Consequence: "CRI-O and podman cannot delete this pod",
+				Command:     n.installCommand(user.Plugin)})
+		}
 	}
 	return found
 }

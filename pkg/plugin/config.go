@@ -59,7 +59,7 @@ func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 		r.Prev, _, _ = prevResult(env)
 		return nil
 	}
-	if err := p.checkVersion(r.Verb, env.CNIVersion); err != nil {
+	if err := p.CheckVersion(r.Verb, env.CNIVersion); err != nil {
 		return err
 	}
 	if r.Verb == "GC" {
@@ -77,9 +77,9 @@ func (p Plugin) supports(v string) bool {
 	return false
 }
 
-// checkVersion returns an error if the plugin does not support the version of the CNI specification, or if this version does not define the
-// operation.
-func (p Plugin) checkVersion(verb, v string) error {
+// CheckVersion returns an error with code 1 if the plugin does not support the version of the CNI specification, or if this version has no
+// such verb.
+func (p Plugin) CheckVersion(verb, v string) error {
 	if !p.supports(v) {
 		return Errorf(CodeVersion, "cniVersion %s is not supported; supported are %s", quote(v), join(p.versions().SupportedVersions()))
 	}

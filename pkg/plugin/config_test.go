@@ -27,19 +27,19 @@ func TestNetworkName(t *testing.T) {
 func TestVersionGate(t *testing.T) {
 	for verb, oldest := range map[string]string{"ADD": "0.1.0", "CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"} {
 		for _, v := range allVersions() {
-			err := (Plugin{}).checkVersion(verb, v)
+			err := (Plugin{}).CheckVersion(verb, v)
 			if want := slices.Index(allVersions(), v) >= slices.Index(allVersions(), oldest); (err == nil) != want {
 				t.Errorf("%s in %s: %v", verb, v, err)
 			}
 		}
 	}
 	for _, v := range []string{"0.0.9", "1.2.0", "1.1", "x", "1.1.0 ", "\x1b"} {
-		err := (Plugin{}).checkVersion("ADD", v)
+		err := (Plugin{}).CheckVersion("ADD", v)
 		if Code(err) != CodeVersion || !strings.Contains(err.Error(), "supported are 0.1.0, 0.2.0") {
 			t.Errorf("%q: %v", v, err)
 		}
 	}
-	if err := (Plugin{MinVersion: "0.3.0"}).checkVersion("ADD", "0.2.0"); Code(err) != CodeVersion {
+	if err := (Plugin{MinVersion: "0.3.0"}).CheckVersion("ADD", "0.2.0"); Code(err) != CodeVersion {
 		t.Errorf("below the plugin's oldest: %v", err)
 	}
 }
@@ -55,7 +55,7 @@ func TestVersionOfErrors(t *testing.T) {
 	}
 }
 
-// TestVersionRefused checks that an error of checkVersion prevents the call of the plugin.
+// TestVersionRefused checks that an error of CheckVersion prevents the call of the plugin.
 func TestVersionRefused(t *testing.T) {
 	for verb, v := range map[string]string{"ADD": "9.9.9", "CHECK": "0.3.1", "GC": "1.0.0", "STATUS": "1.0.0"} {
 		rec := &recorder{}

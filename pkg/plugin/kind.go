@@ -13,10 +13,19 @@ func Kinds() []string {
 	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov", PodType}
 }
 
-// Kind returns the name of a plugin without ClusterPrefix: "bridge" for the type "podlace-bridge". PodType is its own kind.
+// TypesOf returns the types that name a plugin in a conflist: with and without ClusterPrefix, which PodType has already.
+func TypesOf(kind string) []string {
+	if kind == PodType {
+		return []string{PodType}
+	}
+	return []string{kind, ClusterPrefix + kind}
+}
+
+// Kind returns the name of a plugin without ClusterPrefix: "bridge" for the type "podlace-bridge".
 func Kind(name string) string {
-	if name == PodType {
+	kind := strings.TrimPrefix(name, ClusterPrefix)
+	if name == PodType || kind == PodType {
 		return name
 	}
-	return strings.TrimPrefix(name, ClusterPrefix)
+	return kind
 }

@@ -5,6 +5,7 @@ package podlacepod
 import (
 	"encoding/json"
 	"io"
+	"log/slog"
 	"os"
 	"regexp"
 	"slices"
@@ -173,4 +174,26 @@ func TestFailedPart(t *testing.T) {
 	l.call(f, "STATUS", nil) // restores the rules
 	l.call(f, "DEL", o.Stdout, "bandwidth", 5, "portmap", []int{1})
 	kerneltest.NoLeak(t, base, opt)
+}
+
+// TestOrder checks the order of the parts: bridge gives a pod its address first and releases it last, with the rules gone.
+func TestOrder(t *testing.T) {
+	var got []string
+	var c chain
+	for _, name := range []string{"bridge", "portmap", "bandwidth"} {
+		call := func(*plugin.Request) error { got = append(got, name); return nil }
+		c = append(c, plugin.Plugin{Name: name, Del: call, Check: call, GC: call, Status: call})
+	}
+	for name, want := range map[string]string{"CHECK": "bridge portmap bandwidth", "STATUS": "bridge portmap bandwidth",
+		"GC": "bandwidth portmap bridge", "DEL": "bandwidth portmap bridge"} {
+		got = nil
+		r := &plugin.Request{Verb: name, Config: []byte(`{"name": "net"}`), Log: slog.New(slog.DiscardHandler)}
+		call := func(r *plugin.Request) error { return c.each(r, func(p plugin.Plugin) verb { return p.Check }) }
+		if name == "DEL" {
+			call = c.del
+		}
+		if err := call(r); err != nil || strings.Join(got, " ") != want {
+			t.Errorf("%s: %v, %q, want %s", name, err, got, want)
+		}
+	}
 }

@@ -65,14 +65,25 @@ func (p *Plan) add(pl Plugin) error {
 	return err
 }
 
-// addHolder adds a plugin to the plan if no network configuration contains this plugin. addHolder uses the name under which the plugin is
-// installed.
+// addHolder adds a plugin that no network's configuration contains, under the name that is installed, or podlace-pod in its place.
 func (p *Plan) addHolder(kind string) error {
-	raw := json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)
-	if p.add(Plugin{Type: plugin.ClusterPrefix + kind, raw: raw}) == nil {
-		return nil
+	names := plugin.TypesOf(kind)
+	if plugin.Runs(plugin.PodType, kind) {
+		names = append(names, plugin.PodType)
 	}
-	return p.add(Plugin{Type: kind, raw: raw})
+	var errs []error
+	for _, name := range names {
+		pl := Plugin{Type: name, raw: json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)}
+		if plugin.Runs(name, "bridge") {
+			pl.IPAM = hostLocal
+		}
+		err := p.add(pl)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errs[0]
 }
 
 func (p *Plan) note(name string, err error) {

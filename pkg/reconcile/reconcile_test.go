@@ -339,13 +339,18 @@ func TestPlanByRecords(t *testing.T) {
 	list := []*Attachment{{Network: "n", Dead: "yes", Holders: []string{"bridge", "host-local", "portmap"}},
 		{Network: "n", Holders: []string{"bandwidth"}},
 		{Network: "m", Dead: "yes", Holders: []string{"tuning"}}, {Network: "o", Dead: "yes", Holders: []string{"../../bin/sh"}}}
+	podOnly := t.TempDir()
+	script(t, filepath.Join(podOnly, plugin.PodType), `echo "CNI plugin of Podlace x" >&2`)
+	if plan := NewPlan(Network{Name: "n"}, list, podOnly); len(plan.Run) != 1 || plan.Run[0].Type != plugin.PodType || plan.Notes != nil {
+		t.Errorf("only podlace-pod is installed: %+v", plan)
+	}
 	for name, c := range map[string]struct {
 		network Network
 		want    string
 		notes   int
 	}{
 		"one is not configured":  {Network{Name: "n", Plugins: []Plugin{bridge}}, "bridge portmap", 0},
-		"no configuration":       {Network{Name: "n"}, "bridge host-local portmap", 0},
+		"no configuration":       {Network{Name: "n"}, "bridge portmap", 0},
 		"not there":              {Network{Name: "m"}, "", 1},
 		"not the name of a file": {Network{Name: "o"}, "", 1},
 	} {

@@ -20,6 +20,7 @@ const (
 	networkNameTaken  plugin.FindingCode = "network-name-taken"
 	cniVersion        plugin.FindingCode = "cni-version"
 	noPlugin          plugin.FindingCode = "no-plugin"
+	pluginTwice       plugin.FindingCode = "plugin-twice"
 	misspeltPlugin    plugin.FindingCode = "misspelt-plugin"
 	devicePool        plugin.FindingCode = "device-pool"
 	devicePoolEffect  plugin.FindingCode = "device-pool-effect"

@@ -28,6 +28,7 @@ import (
 type network struct {
 	part
 	name    string
+	kinds   []string // of its plugins so far
 	subnets []subnet
 }
 
@@ -113,6 +114,10 @@ func (c *checker) entry(n *network, path, version string, config []byte) {
 		c.refused(n, path, plugin.Part{Config: config}, err)
 	}
 	for _, p := range plugin.Parts(config) {
+		if slices.Contains(n.kinds, p.Kind) && slices.Contains(plugin.Kinds(), p.Kind) {
+			c.add(n.part, n.placeOf(path), path, pluginTwice, true, "another entry of this network runs %s already, and both would write the same record", p.Kind)
+		}
+		n.kinds = append(n.kinds, p.Kind)
 		c.plugin(n, path, version, p)
 	}
 }
@@ -175,7 +180,9 @@ func parse(r *plugin.Request, kind string) (err error) {
 	case "portmap":
 		_, err = portmap.Parse(r)
 	case "bandwidth":
-		_, err = bandwidth.Parse(r)
+		if _, err = bandwidth.Parse(r); err == nil {
+			err = bandwidth.Plugin().CheckVersion(r.Verb, cmp.Or(r.CNIVersion, "0.1.0"))
+		}
 	case "sriov":
 		err = sriov.Check(r)
 	case "loopback":

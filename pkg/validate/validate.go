@@ -62,13 +62,38 @@ func Config(data []byte, node Node) []plugin.Finding {
 
 // The function findings() returns the findings for one entry of a conflist. Each finding contains its key.
 func findings(entry []byte, node Node) (found []plugin.Finding) {
-	for _, p := range plugin.Parts(entry) {
+	parts := plugin.Parts(entry)
+	for _, p := range parts {
 		for _, f := range ofPlugin(p, node) {
+			if f.Code == plugin.UnknownKey && len(parts) > 1 {
+				f = inSection(f, parts)
+			}
 			f.Key = p.Key(f.Key)
 			found = append(found, f)
 		}
 	}
 	return found
+}
+
+// inSection returns the finding about an unknown key of podlace-pod with a better hint if the key is the misspelt name of a section, or
+// belongs into another section.
+func inSection(f plugin.Finding, parts []plugin.Part) plugin.Finding {
+	keys := map[string]any{"bridge": bridge.Keys(), "portmap": portmap.Keys(), "bandwidth": bandwidth.Keys()}
+	object, _ := json.Marshal(map[string]any{f.Key: nil})
+	var sections []string
+	for _, p := range parts {
+		if len(plugin.UnknownKeys(object, "", keys[p.Kind])) == 0 {
+			f.Text = "unknown key is ignored here: write it as " + p.Key(f.Key)
+			return f
+		}
+		if p.Key(f.Key) != f.Key {
+			sections = append(sections, p.Kind)
+		}
+	}
+	if near := plugin.Nearest(f.Key, sections); near != "" {
+		f.Text = "unknown key is ignored; the nearest section is " + near
+	}
+	return f
 }
 
 func ofPlugin(p plugin.Part, node Node) (found []plugin.Finding) {
