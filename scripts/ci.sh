@@ -46,7 +46,6 @@ step lint make lint
 step "test as $(id -un)" make test
 step "demo as $(id -un)" make demo
 step "install into a folder" install_into_folder
-step soak make soak ARGS='-seed 1 -for 45s'
 step "image and manifest" module scripts/image
 step "queries of the dashboard and the alerting rules" module integration/monitoring
 step "slices, classes and claims by Kubernetes itself" module integration/dra-sim
@@ -57,7 +56,7 @@ else
 fi
 if root; then
   # The quick tests include all plugins; the other packages depend most on the user. `make user` runs everything.
-  step "quick tests and demo as an ordinary user, with empty caches" scripts/as-user.sh \
+  step "quick tests and demo as an ordinary user" env SHARED=1 scripts/as-user.sh \
     "make quick && make demo && PACKAGES='./pkg/demo ./pkg/kernel/... ./pkg/sandbox' scripts/test.sh -short"
   step "real containerd" env PODLACE_BIN="$PWD/bin" go -C integration/e2e/containerd test -trimpath -count=1 -timeout 15m ./...
   step "real kubelet" make node

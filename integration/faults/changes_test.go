@@ -31,14 +31,14 @@ func (c pluginCall) toleratesFailure(change string) bool {
 	return c.conf["backend"] == "iptables" && change == "nft add table podlace_hostport"
 }
 
-// forEachChange runs the given test for each kernel or file change that a successful plugin call makes, or for a third of the changes. The
+// forEachChange runs the given test for each kernel or file change that a successful plugin call makes, or for a fifth of the changes. The
 // name of the subtest describes the change.
 func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w faultWorld, n int)) {
 	w.Helper()
 	if len(changes) == 0 && c.plugin != "bandwidth" { // bandwidth may change nothing, because its devices disappear with the bridge's link
 		w.Errorf("%s %s makes no change that could fail", c.plugin, c.verb)
 	}
-	stride := harness.Some(3, 1)
+	stride := harness.Some(5, 1)
 	for i, op := range changes {
 		if i%stride != (len(changes)-1)%stride { // the last change is always in the sample
 			continue

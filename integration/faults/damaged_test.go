@@ -74,7 +74,7 @@ func ls() (status int, list []listedAttachment, stderr string, err error) {
 func TestFaultUnreadable(t *testing.T) {
 	s := newSweep(t, "nftables")
 	hash := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
-	stride := harness.Some(11, 1)
+	stride := harness.Some(23, 1)
 	n := kerneltest.Random(t).IntN(stride)
 	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
 		path := "/run/podlace/chain/" + plugin + "-" + hash

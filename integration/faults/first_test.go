@@ -49,7 +49,7 @@ func sharedState() *regexp.Regexp {
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
-// TestFirst (F-11) runs ADD of a node's first pod for a third of the changes that this ADD makes, or with FAULTS=all for each, and lets
+// TestFirst (F-11) runs ADD of a node's first pod for a fifth of the changes that this ADD makes, or with FAULTS=all for each, and lets
 // this change fail. Some changes of this ADD create state that all pods share. After a failed ADD, no state that belongs only to the pod
 // remains, and the next ADD creates the missing shared state.
 func TestFirst(t *testing.T) {

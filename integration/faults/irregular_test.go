@@ -114,7 +114,7 @@ func TestFaultIrregular(t *testing.T) {
 	if len(own) < 10 || len(shared) < 20 {
 		t.Fatalf("found only %d files of a pod and %d of all pods: %q %q", len(own), len(shared), own, shared)
 	}
-	stride := harness.Some(47, 1)
+	stride := harness.Some(97, 1)
 	n := kerneltest.Random(t).IntN(stride)
 	for _, path := range slices.Concat(own, shared) {
 		for kind, place := range harness.InOrder(irregularFiles) {

@@ -16,7 +16,7 @@ import (
 )
 
 // limitsBudget is the maximum duration of the test of one bandwidth verb without FAULTS=all.
-const limitsBudget = 1500 * time.Millisecond
+const limitsBudget = 800 * time.Millisecond
 
 // limitsSweep kills only the bandwidth plugin. The pod keeps running, and no main plugin deletes the pod's link. Therefore limitsSweep
 // finds all leftovers of the bandwidth plugin, and detects each fault that interrupts the pod's traffic.

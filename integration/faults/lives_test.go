@@ -51,13 +51,13 @@ type podLife struct {
 	end  string
 }
 
-// TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, or a thousand with FAULTS=all. On average, one of twenty calls fails at a random
+// TestLives (F-31, F-34, F-36, S-30) runs thirty pods, or a thousand with FAULTS=all. On average, one of twenty calls fails at a random
 // change, and one of twenty calls is killed at a random change. A pod gets a usual DEL, a repeated DEL, a late DEL, a DEL without a
 // namespace, a DEL after the end of the namespace, or no DEL. Each pod starts with a VF that has the administrator's settings. At the end,
 // the VFs are on the node and have the administrator's settings again.
 func TestLives(t *testing.T) {
 	l := newLives(t)
-	total := harness.Some(60, 1000)
+	total := harness.Some(30, 1000)
 	for l.number < total && l.dirty < 10 && !t.Failed() {
 		l.beginLife()
 		if live := l.live(); len(live) == vfsOfCard || len(live) > 0 && l.random.IntN(3) > 0 {

@@ -86,7 +86,7 @@ func testParallel(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.attachCrowd(t, 2)
 	before := harness.Watch(t, s.stays)
-	s.attachCrowd(t, harness.Some(24, 200))
+	s.attachCrowd(t, harness.Some(16, 200))
 	before.Clean(t, "parallel ADDs and DELs")
 	s.Report(t)
 }
@@ -99,7 +99,7 @@ func testFirstRace(t *testing.T, backend string, pods int) {
 	}
 	s := newSweep(t, backend)
 	s.Must(t, "DEL", harness.Attachment(s.stays, "stays", nil))
-	for range harness.Some(2, 100) {
+	for range harness.Some(1, 100) {
 		harness.Shell(t, "ip link del chain0; nft flush ruleset; rm -rf /run/podlace /var/lib/cni/networks")
 		s.attachCrowd(t, pods)
 		if left := leaseFiles("chain"); len(left) > 0 {
@@ -115,7 +115,7 @@ func testFirstRace(t *testing.T, backend string, pods int) {
 func testTightLoop(t *testing.T) {
 	s := newSweep(t, "nftables")
 	before := harness.Watch(t, s.stays)
-	for i := range harness.Some(20, 1000) {
+	for i := range harness.Some(10, 1000) {
 		s.Points++
 		pod, err := sandbox.NewPod(victimID)
 		if err != nil {
@@ -212,7 +212,7 @@ func testChurn(t *testing.T) {
 	}
 	pod := harness.NewPod(t, victimID)
 	rt := harness.Attachment(pod, victimID, harness.Capabilities())
-	for range harness.Some(8, 1000) {
+	for range harness.Some(4, 1000) {
 		s.Points++
 		for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 			if _, err := s.Do(verb, rt, nil); err != nil {

@@ -22,7 +22,7 @@ import (
 )
 
 // sweepBudget is the maximum duration of TestSweepAdd or TestSweepDel without FAULTS=all.
-const sweepBudget = 6 * time.Second
+const sweepBudget = 3 * time.Second
 
 // victimID is the container ID of the pod whose ADD or DEL is killed.
 const victimID = "sweep-victim"

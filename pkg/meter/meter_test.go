@@ -288,9 +288,9 @@ func TestStrayDatagramsDoNotCount(t *testing.T) {
 
 func TestCancel(t *testing.T) {
 	for _, protocol := range []Protocol{TCP, UDP} {
+		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		start := time.Now()
 		_, err := Run(ctx, Flow{Protocol: protocol, Listen: loopback(true), Duration: time.Minute, Rate: 1e6})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: got %v, want %v", protocol, err, context.DeadlineExceeded)
