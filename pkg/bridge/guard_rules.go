@@ -12,8 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// guardSchema is the version number of the guard table.
-const guardSchema = 3
+func guardSchema() nft.Schema {
+	return nft.Schema{Table: nft.GuardTable, Version: 3, Build: buildGuards}
+}
 
 // guardPriority lets the chain run before all bridge code. The bridge therefore does not learn the source MAC of a dropped frame.
 const guardPriority = -300
@@ -36,10 +37,7 @@ const (
 	target6               = 8
 )
 
-type guardRules struct {
-	nft.Ruleset
-	sets map[string]*nftables.Set
-}
+type guardRules struct{ nft.Ruleset }
 
 // guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The field `key` contains the
 // nftables type of this address, or is nil if the elements contain only the port's name.
@@ -53,13 +51,13 @@ func guardSets() []guardSet {
 		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}}}
 }
 
-// buildGuards writes the rules of the guard table, which are the same for any number of pods. buildGuards returns the nftables sets by
-// name. The sets contain elements for each guarded port.
-func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
-	g := guardRules{r, map[string]*nftables.Set{}}
+// buildGuards writes the rules of the guard table, which are the same for any number of pods. The sets contain elements for each guarded
+// port.
+func buildGuards(r nft.Ruleset) error {
+	g := guardRules{r}
 	for _, s := range guardSets() {
-		if g.sets[s.name], err = g.Set(s.name, nil, append([]nftables.SetDatatype{nftables.TypeIFName}, s.key...)...); err != nil {
-			return nil, err
+		if _, err := g.Set(s.name, nil, append([]nftables.SetDatatype{nftables.TypeIFName}, s.key...)...); err != nil {
+			return err
 		}
 	}
 	mac, arp, ip, igmp := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, ""), g.Chain("igmp", nil, 0, "")
@@ -85,7 +83,7 @@ func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
 	}{{"mac_ports", mac}, {"ports", all}} {
 		g.Rule(base, inputLink(), g.lookup(to.set, false), &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
 	}
-	return g.sets, g.Mark(guardSchema)
+	return nil
 }
 
 func inputLink() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
@@ -110,7 +108,7 @@ func etherType() expr.Any {
 }
 
 func (g guardRules) lookup(set string, invert bool) expr.Any {
-	return &expr.Lookup{SourceRegister: regLink, SetName: set, SetID: g.sets[set].ID, Invert: invert}
+	return &expr.Lookup{SourceRegister: regLink, SetName: set, SetID: g.Named(set).ID, Invert: invert}
 }
 
 // ownedByPort matches if the set contains the combination of the port's name and the value.

@@ -5,7 +5,6 @@ package bridge
 import (
 	"bytes"
 	"errors"
-	"maps"
 	"net"
 	"net/netip"
 
@@ -51,14 +50,14 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 // compareGuards returns nil if the kernel has all rules of the current version and all entries of the given guards. If a rule or an entry
 // is missing, compareGuards returns an error that describes it, with plugin.CodeStateDiffers.
 func compareGuards(host *kernel.Node, guards ...Guard) error {
+	if ok, err := guardSchema().Intact(&host.NFT); err != nil {
+		return needBridgeFamily(err)
+	} else if !ok {
+		return differs("the rules of nftables table bridge %s are missing", nft.GuardTable)
+	}
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
 		return err
-	}
-	if ok, err := t.Marked(guardSchema); err != nil {
-		return needBridgeFamily(err)
-	} else if !ok {
-		return differs("nftables rules of table bridge %s are missing", nft.GuardTable)
 	}
 	for _, g := range guards {
 		elements, err := g.elements()
@@ -86,25 +85,15 @@ func SetGuards(guards []Guard) error {
 		}
 		all = append(all, elements...)
 	}
-	return needBridgeFamily(nft.Install("nft set table bridge "+nft.GuardTable, nft.GuardTable, func(r nft.Ruleset) error {
-		sets, err := buildGuards(r)
-		if err != nil {
-			return err
-		}
-		return addElements(r.C, maps.Values(sets), all)
-	}))
+	return needBridgeFamily(guardSchema().Install(nil, all))
 }
 
 // guardDrift compares the rules byte by byte, whereas compareGuards only counts them. guardDrift returns an error with
 // plugin.CodeStateDiffers if another program changed the rules.
 func guardDrift(host *kernel.Node) error {
-	t, err := host.NFT.Open(nft.GuardTable)
-	if err != nil {
-		return err
-	}
-	drift, err := t.DriftOf(guardSchema, func(r nft.Ruleset) error { _, err := buildGuards(r); return err })
+	drift, err := guardSchema().Drift(&host.NFT)
 	if err == nil && drift != "" {
-		err = differs("nftables rules of table bridge %s %s", nft.GuardTable, drift)
+		err = differs("%s", drift)
 	}
 	return needBridgeFamily(err)
 }

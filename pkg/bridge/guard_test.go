@@ -5,6 +5,7 @@ package bridge
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -207,9 +209,9 @@ func TestCheckGuard(t *testing.T) {
 	}
 	for _, chain := range []string{"prerouting", "mac", "guard", "arp", "ip", "ip6"} {
 		flush(func(c *nftables.Conn) { c.FlushChain(&nftables.Chain{Table: table, Name: chain}) })
-		l.Fails(a.check(), plugin.CodeStateDiffers, "nftables rules of table bridge podlace_guard are missing")
+		l.Fails(a.check(), plugin.CodeStateDiffers, "the rules of nftables table bridge podlace_guard are missing")
 		flush(func(c *nftables.Conn) { c.FlushRuleset() })
-		l.Fails(a.check(), plugin.CodeStateDiffers, "nftables rules of table bridge podlace_guard are missing")
+		l.Fails(a.check(), plugin.CodeStateDiffers, "the rules of nftables table bridge podlace_guard are missing")
 		b := l.other()
 		b.OK(b.Call("ADD", "b"))
 		l.OK(a.check())
@@ -348,4 +350,16 @@ func testGCLeavesRunningADD(t *testing.T, backend string) {
 	if log := l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid)).Log; strings.Contains(log, "restored") {
 		t.Errorf("nothing was flushed: %s", log)
 	}
+}
+
+// TestManyGuards writes the guards of many pods in one transaction, as a restore after a flush does. The transaction is larger than the
+// usual buffer of a socket, and smaller than what an ordinary user may have (twice net.core.wmem_max).
+func TestManyGuards(t *testing.T) {
+	h := emptyNode(t)
+	var all []Guard
+	for i := range 1200 {
+		all = append(all, Guard{Link: fmt.Sprintf("veth%d", i), MAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}.String(),
+			Owner: "0123456789abcdef namespace/pod", Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})}})
+	}
+	kerneltest.Must(t, SetGuards(all), compareGuards(h, all...))
 }

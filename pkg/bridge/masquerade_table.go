@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -255,23 +254,7 @@ func (m MasqueradeSets) build(r nft.Ruleset) error {
 		r.Commented(chain, fmt.Sprintf("network %.100s", m.Network), masqueradeRule(is4, sets[2*i], sets[2*i+1]))
 	}
 	m.Sources, m.Local = distinct(m.Sources), distinct(append(multicast(), m.Local...))
-	return addElements(r.C, slices.Values(sets), m.elements())
-}
-
-// addElements adds elements to the sets of a table under construction. The elements are split so that each netlink message is small enough.
-func addElements(c *nftables.Conn, sets iter.Seq[*nftables.Set], elements []nft.Element) error {
-	bySet := map[string][]nftables.SetElement{}
-	for _, e := range elements {
-		bySet[e.Set] = append(bySet[e.Set], nftables.SetElement{Key: e.Key, IntervalEnd: e.KeyEnd, Comment: e.Comment})
-	}
-	for set := range sets {
-		for chunk := range slices.Chunk(bySet[set.Name], nft.MaxElements) {
-			if err := c.SetAddElements(set, chunk); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return r.AddElements(m.elements())
 }
 
 // distinct() removes each prefix that is part of another prefix, since the intervals of a set must not overlap.

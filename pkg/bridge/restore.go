@@ -121,7 +121,7 @@ func Intact(host *kernel.Node) bool {
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return true
 	}
-	ok, err := hasVLANTable(host)
+	ok, err := vlanSchema().Intact(&host.NFT)
 	return ok || err != nil
 }
 

@@ -107,9 +107,7 @@ func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.O
 		rules, lost, err := pod.State.lostGateway(host)
 		if lost {
 			log.Info("the rules of a VLAN's gateway were missing or changed and are restored from the records", "gateway", name)
-			if err = installVLANs(); err == nil {
-				err = EnsureVLANGateway(host, rules)
-			}
+			err = vlanSchema().Install(nil, rules.elements())
 		}
 		errs = append(errs, err)
 	}

@@ -16,12 +16,10 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// The constant vlanSchema is the version number of the nftables table for VLAN gateways. The constant vlanChain is the name of a base chain
-// in this table.
-const (
-	vlanSchema = 2
-	vlanChain  = "postrouting"
-)
+func vlanSchema() nft.Schema { return nft.Schema{Table: nft.VLANTable, Version: 2, Build: buildVLANs} }
+
+// vlanChain is the name of a base chain in the table of VLAN gateways.
+const vlanChain = "postrouting"
 
 // VLANGateway describes the link that has the gateway addresses of a VLAN.
 type VLANGateway struct {
@@ -60,7 +58,7 @@ func buildVLANs(r nft.Ruleset) error {
 	back := r.Chain(vlanChain, nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	r.Rule(back, slices.Concat(nft.Translated(), []expr.Any{inputLink(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
 		&expr.Lookup{SourceRegister: regLink, SetName: hairpin.Name, SetID: hairpin.ID}, &expr.Masq{}})...)
-	return r.Mark(vlanSchema)
+	return nil
 }
 
 // EnsureVLANGateway writes the rules that make NAT work for traffic through a VLAN's gateway. EnsureVLANGateway is a no-op on a kernel
@@ -74,33 +72,23 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
-	rules, err := t.Marked(vlanSchema)
+	rules, err := vlanSchema().Intact(&host.NFT)
 	if err != nil {
 		return err
 	}
-	if !rules {
-		err = installVLANs()
-	}
-	if _, noted := attachment.NodeNoted(vlanTable); !noted && err == nil {
-		err = attachment.NoteNode(vlanTable, "")
-	}
-	if err == nil {
+	if rules {
 		err = t.Add(missing)
+	} else {
+		err = vlanSchema().Install(nil, missing)
+	}
+	if _, noted := attachment.NodeNoted(vlanTable); !noted && fault.Ignore(err, unix.EEXIST) == nil {
+		err = attachment.NoteNode(vlanTable, "")
 	}
 	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
 }
 
 // vlanTable is the name of a note file which says that the node has the table of VLAN gateways.
 const vlanTable = "vlan-gateways"
-
-// hasVLANTable reports whether the kernel has the table of VLAN gateways in the current version.
-func hasVLANTable(host *kernel.Node) (bool, error) {
-	t, err := host.NFT.Open(nft.VLANTable)
-	if err != nil {
-		return false, err
-	}
-	return t.Marked(vlanSchema)
-}
 
 // forgetFlushedVLANs removes the note file of the table if the table is missing and no gateway needs the table. An ADD may create the table
 // while forgetFlushedVLANs runs. ADD creates the table first and writes the note file afterwards. Therefore forgetFlushedVLANs looks for
@@ -109,20 +97,16 @@ func forgetFlushedVLANs(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return nil
 	}
-	if ok, err := hasVLANTable(host); ok || err != nil {
+	if ok, err := vlanSchema().Intact(&host.NFT); ok || err != nil {
 		return err
 	}
 	if err := attachment.UnnoteNode(vlanTable); err != nil {
 		return err
 	}
-	if ok, err := hasVLANTable(host); !ok || err != nil {
+	if ok, err := vlanSchema().Intact(&host.NFT); !ok || err != nil {
 		return err
 	}
 	return attachment.NoteNode(vlanTable, "")
-}
-
-func installVLANs() error {
-	return nft.Install("nft add table inet "+nft.VLANTable, nft.VLANTable, buildVLANs)
 }
 
 // compareVLANGateway returns nil if the kernel has the rules of the VLAN gateway, or does not support them. If a rule is missing,
@@ -135,7 +119,7 @@ func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	missing, err := t.Missing(g.elements())
 	drift := ""
 	if err == nil {
-		drift, err = t.DriftOf(vlanSchema, buildVLANs)
+		drift, err = vlanSchema().Drift(&host.NFT)
 	}
 	switch {
 	case err != nil:
@@ -143,7 +127,7 @@ func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	case len(missing) > 0:
 		return differs("the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
 	case drift != "":
-		return differs("nftables rules of table inet %s %s", nft.VLANTable, drift)
+		return differs("%s", drift)
 	}
 	return nil
 }

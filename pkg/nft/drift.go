@@ -78,19 +78,6 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf does the same as Drift for a table that has a schema version. DriftOf also detects a wrong schema version, and chains that
-// another program added.
-func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
-	drift, err := t.Drift(build)
-	if err != nil || drift != "" {
-		return drift, err
-	}
-	if ok, err := t.Marked(version); err != nil || ok {
-		return "", err
-	}
-	return "are those of another version, or another program added a chain", nil
-}
-
 // isDormant reports whether the table exists and has the flag dormant. The flag dormant disables the chains of the table.
 func (t *Handle) isDormant() (is bool, err error) {
 	ask, err := t.tableMessage(unix.NFT_MSG_GETTABLE, 0, t.Table)

@@ -376,9 +376,15 @@ func Build(op string, build func(*nftables.Conn) error) error {
 	})
 }
 
-// New returns an nftables.Conn with a timeout. Without a timeout, a request could wait forever, because the kernel may drop a reply when
-// memory is short.
+// maxTransaction is the buffer for a transaction in bytes, which is one datagram. The guard of a dual-stack pod takes about 300 bytes.
+const maxTransaction = 32 << 20
+
+// New returns an nftables.Conn for transactions of any size and with a timeout. Without a timeout, a request could wait forever, because
+// the kernel may drop a reply when memory is short.
 func New(options ...nftables.ConnOption) (*nftables.Conn, error) {
-	bound := nftables.WithSockOptions(func(c *mdl.Conn) error { return c.SetDeadline(time.Now().Add(replyTimeout)) })
+	bound := nftables.WithSockOptions(func(c *mdl.Conn) error {
+		_ = c.SetWriteBuffer(maxTransaction) // only a limit; an ordinary user gets less
+		return c.SetDeadline(time.Now().Add(replyTimeout))
+	})
 	return nftables.New(append(options, bound)...)
 }

@@ -4,7 +4,6 @@ package nft
 
 import (
 	"encoding/binary"
-	"fmt"
 	"sync/atomic"
 
 	"github.com/google/nftables"
@@ -18,57 +17,12 @@ type Ruleset struct {
 	C     *nftables.Conn
 	Table *nftables.Table
 	made  map[string]*layout // chains by name
+	sets  map[string]*nftables.Set
 }
 
 // NewRuleset adds a table to the next transaction of the connection c, and returns an empty Ruleset for the table.
 func NewRuleset(c *nftables.Conn, table *nftables.Table) Ruleset {
-	return Ruleset{c, c.AddTable(table), map[string]*layout{}}
-}
-
-// schemaSet is the name of a set with one element. The key of this element is the schema version of the table. A newer plugin detects an
-// older version and writes the rules again. Every change of the rules in the code needs a new version number. The comment of the element
-// contains the number of rules, so that a plugin detects when another program has deleted rules.
-const schemaSet = "schema"
-
-// Mark adds the schema version and the number of rules to schemaSet. The caller must add all rules before it calls Mark.
-func (r Ruleset) Mark(version uint16) error {
-	mark, err := r.Unmark()
-	if err != nil {
-		return err
-	}
-	rules := 0
-	for _, chain := range r.made {
-		rules += len(chain.rules)
-	}
-	return r.C.SetAddElements(mark, []nftables.SetElement{{Key: BigEndian(version), Comment: markText(rules)}})
-}
-
-// Unmark removes the schema version from schemaSet.
-func (r Ruleset) Unmark() (*nftables.Set, error) {
-	mark := &nftables.Set{Table: r.Table, Name: schemaSet, KeyType: nftables.TypeInetService}
-	if err := r.AddSet(mark); err != nil {
-		return nil, err
-	}
-	r.C.FlushSet(mark)
-	return mark, nil
-}
-
-func markText(rules int) string { return fmt.Sprintf("version of the %d rules", rules) }
-
-// Mark adds the schema version and the given number of rules to schemaSet of an existing table.
-func (t *Handle) Mark(version uint16, rules int) error {
-	return t.Add([]Element{{Set: schemaSet, Key: BigEndian(version), Comment: markText(rules)}})
-}
-
-// Marked reports whether schemaSet contains the given schema version, and whether the table has as many rules as the comment in schemaSet
-// says.
-func (t *Handle) Marked(version uint16) (bool, error) {
-	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(version)})
-	if err != nil || !ok {
-		return false, err
-	}
-	n, err := t.CountRules()
-	return mark.Comment == markText(n), err
+	return Ruleset{c, c.AddTable(table), map[string]*layout{}, map[string]*nftables.Set{}}
 }
 
 // Chain adds an empty chain. If hook is not nil, Chain adds a base chain.
@@ -121,9 +75,13 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 // setID is the number of the newest set. Package nftables would number the sets too, with a counter without a lock.
 var setID atomic.Uint32
 
-// AddSet adds an empty set to the table.
+// Named returns a set of the ruleset.
+func (r Ruleset) Named(set string) *nftables.Set { return r.sets[set] }
+
+// AddSet adds a set to the table, which stays as it is if the kernel has it.
 func (r Ruleset) AddSet(s *nftables.Set) error {
 	s.ID = setID.Add(1)
+	r.sets[s.Name] = s
 	return r.C.AddSet(s, nil)
 }
 

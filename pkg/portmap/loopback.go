@@ -20,8 +20,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// loopbackSchema is the version of the nftables table that protects the node's loopback addresses from the pods.
-const loopbackSchema = 1
+// loopbackSchema describes the table that protects the node's loopback addresses from the pods.
+func loopbackSchema() nft.Schema {
+	return nft.Schema{Table: nft.LoopbackTable, Version: 1, Build: buildLoopback}
+}
 
 // protectPriority is the priority of the raw table: its chains run before connection tracking.
 const protectPriority = -300
@@ -45,25 +47,12 @@ func buildLoopback(r nft.Ruleset) error {
 		// All packets of the node pass through this rule. The first match of the rule is therefore the match that fails for most packets.
 		r.Rule(chain, slices.Concat(ipv4.Only(), matchLoopback(offset), notLo, nft.Drop())...)
 	}
-	return r.Mark(loopbackSchema)
+	return nil
 }
 
 // matchLoopback matches an IPv4 address in 127.0.0.0/8.
 func matchLoopback(offset uint32) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, 1), nft.Equal([]byte{127})}
-}
-
-func marked(host *kernel.Node, table string, version uint16) (bool, error) {
-	t, err := host.NFT.Open(table)
-	if err != nil {
-		return false, err
-	}
-	return t.Marked(version)
-}
-
-// loopbackProtected reports whether the rules that protect the node's loopback exist.
-func loopbackProtected(host *kernel.Node) (bool, error) {
-	return marked(host, nft.LoopbackTable, loopbackSchema)
 }
 
 // loopbackUsed reports whether loopbackUsers contains any attachment. loopbackUsed reads one folder.
@@ -74,23 +63,19 @@ func loopbackUsed() bool {
 
 // ProtectLoopback installs rules that drop packets that arrive from the network with a source or destination in 127.0.0.0/8.
 func ProtectLoopback(host *kernel.Node) error {
-	if ok, err := marked(host, nft.LoopbackTable, loopbackSchema); ok || err != nil {
+	if ok, err := loopbackSchema().Intact(&host.NFT); ok || err != nil {
 		return err
 	}
-	return installLoopback()
-}
-
-func installLoopback() error {
-	return nft.Install("nft add table "+nft.LoopbackTable, nft.LoopbackTable, buildLoopback)
+	return loopbackSchema().Install(nil, nil)
 }
 
 // restoreProtection writes the rules that protect 127.0.0.0/8 again if they are missing or changed. The first result of restoreProtection
 // is true if it wrote the rules again.
 func restoreProtection(host *kernel.Node) (restored bool, err error) {
-	if drift, err := tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback); err != nil || drift == "" {
+	if drift, err := loopbackSchema().Drift(&host.NFT); err != nil || drift == "" {
 		return false, err
 	}
-	return true, installLoopback()
+	return true, loopbackSchema().Install(nil, nil)
 }
 
 // openedByUs is the value of route_localnet that Podlace writes. For the kernel, every value of route_localnet except 0 means "on". Other

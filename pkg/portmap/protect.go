@@ -32,7 +32,7 @@ func protectFlushed(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if ok, err := loopbackProtected(host); err != nil || ok {
+	if ok, err := loopbackSchema().Intact(&host.NFT); err != nil || ok {
 		return err
 	}
 	unlock, err := attachment.Trying.Node(portsLock)

@@ -172,7 +172,7 @@ func TestProtectedAfterLossAndFlush(t *testing.T) {
 				t.Fatal("127.0.0.1 is not open: this test shows nothing")
 			}
 			call(l)
-			if ok, err := loopbackProtected(openHost(t)); err != nil || !ok && loopbackOpenedOn("pt0") {
+			if ok, err := loopbackSchema().Intact(&openHost(t).NFT); err != nil || !ok && loopbackOpenedOn("pt0") {
 				t.Errorf("open without protection, %v", err)
 			}
 			l.OK(l.Call("DEL", "b", none...))

@@ -13,8 +13,11 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// tableSchema is the version of the hostPort table in nftables.
-const tableSchema = 2
+// HostportSchema describes the hostPort table. All pods share its chains and rules, and their ports are elements of maps, so the cost of a
+// packet does not depend on the number of pods.
+func HostportSchema() nft.Schema {
+	return nft.Schema{Table: nft.HostportTable, Version: 2, Build: buildHostports}
+}
 
 // hostportPriority is higher than the priority -100, at which kube-proxy translates addresses. The kernel therefore runs the chains of
 // kube-proxy first, and Services take precedence over hostPorts (CVE-2019-9946).
@@ -22,13 +25,6 @@ const hostportPriority = -99
 
 // The type hostports builds the hostPort table.
 type hostports struct{ nft.Ruleset }
-
-// BuildTable writes the hostPort table without its version mark. The caller adds the version mark later, together with the ports of all
-// pods. All pods share the chains and rules of the hostPort table. The ports of pods are elements of nftables maps. The cost of a packet
-// therefore does not depend on the number of pods.
-func BuildTable() error {
-	return nft.Install("nft add table "+nft.HostportTable, nft.HostportTable, buildHostports)
-}
 
 func buildHostports(r nft.Ruleset) error {
 	h := hostports{r}
@@ -63,8 +59,7 @@ func buildHostports(r nft.Ruleset) error {
 			return err
 		}
 	}
-	_, err = h.Unmark()
-	return err
+	return nil
 }
 
 func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *nftables.Set) error {

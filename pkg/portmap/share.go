@@ -101,7 +101,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 // ports that belong to a third attachment, or ports that no attachment requests. If the rules are missing, passHostPorts does nothing. The
 // caller holds portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
-	if ok, err := marked(host, nft.HostportTable, tableSchema); err != nil || !ok {
+	if ok, err := HostportSchema().Intact(&host.NFT); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)
 	}
 	t, err := host.NFT.Open(nft.HostportTable)

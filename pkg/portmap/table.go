@@ -72,7 +72,7 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 // first result of restoreTable is true if any rule or port was missing. If another attachment has taken a port in the meantime, this
 // attachment keeps the port. On a kernel without nftables, the first result of restoreTable is false. The caller holds portsLock.
 func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
-	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
+	drift, err := HostportSchema().Drift(&host.NFT)
 	if err != nil {
 		return false, nft.IgnoreUnsupported(err)
 	}
@@ -90,17 +90,7 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 	if err != nil || drift == "" {
 		return len(missing)+len(wrong) > 0, errors.Join(err, t.Replace(wrong, missing))
 	}
-	if err := BuildTable(); err != nil {
-		return true, err
-	}
-	rules, err := t.CountRules()
-	if err == nil {
-		err = t.Replace(wrong, missing)
-	}
-	if err == nil {
-		err = t.Mark(tableSchema, rules)
-	}
-	return true, err
+	return true, HostportSchema().Install(wrong, missing)
 }
 
 // ensureHairpin masquerades connections that enter and leave through the same link. Only the node can translate the addresses in the
@@ -218,40 +208,26 @@ func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// tableDrift describes how the rules of an nftables table in the kernel differ from the rules that build() writes. If the rules are equal,
-// tableDrift returns "".
-func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.Ruleset) error) (string, error) {
-	t, err := host.NFT.Open(table)
-	if err != nil {
-		return "", err
-	}
-	drift, err := t.DriftOf(version, build)
-	if err != nil || drift == "" {
-		return "", err
-	}
-	return fmt.Sprintf("the rules of nftables table %s %s", nft.TableOf(table), drift), nil
-}
-
-// rulesDrift calls tableDrift for the hostPort rules. If an attachment needs the rules that protect the node's 127.0.0.0/8, rulesDrift also
-// calls tableDrift for the table with these rules.
+// rulesDrift describes how the rules of hostPorts differ from those in the kernel, with those that protect the node's 127.0.0.0/8 if an
+// attachment needs them.
 func rulesDrift(host *kernel.Node) (string, error) {
-	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
+	drift, err := HostportSchema().Drift(&host.NFT)
 	if err != nil || drift != "" || !loopbackUsed() {
 		return drift, err
 	}
-	return tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback)
+	return loopbackSchema().Drift(&host.NFT)
 }
 
 // rulesIntact reports whether the hostPort rules exist. If an attachment needs the rules that protect the node's 127.0.0.0/8, rulesIntact
 // also requires these rules. ADD uses rulesIntact because it is quick: it only compares the number of rules.
 func rulesIntact(host *kernel.Node) (bool, error) {
-	if ok, err := marked(host, nft.HostportTable, tableSchema); !ok || err != nil {
+	if ok, err := HostportSchema().Intact(&host.NFT); !ok || err != nil {
 		return false, err
 	}
 	if !loopbackUsed() {
 		return true, nil
 	}
-	return loopbackProtected(host)
+	return loopbackSchema().Intact(&host.NFT)
 }
 
 // checkHostPorts returns nil if each port is forwarded to the pod, and belongs to the attachment or to another attachment that shares the

@@ -213,7 +213,7 @@ func TestAfterFlush(t *testing.T) {
 func TestTableTwice(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	for range 3 {
-		kerneltest.Must(t, BuildTable())
+		kerneltest.Must(t, HostportSchema().Install(nil, nil))
 	}
 	if lines := recordLines(t, "nft rule inet "+nft.HostportTable+" prerouting"); len(lines) != 1 {
 		t.Errorf("got %d rules: %q", len(lines), lines)
@@ -230,11 +230,11 @@ func TestSchema(t *testing.T) {
 	n, err := nft.Open(nft.HostportTable)
 	kerneltest.Must(t, err)
 	defer n.Close()
-	mark := []nft.Element{{Set: "schema", Key: nft.BigEndian(tableSchema)}}
+	mark := []nft.Element{{Set: "schema", Key: nft.BigEndian(HostportSchema().Version)}}
 	c, err := nftables.New()
 	kerneltest.Must(t, err)
 	c.FlushChain(&nftables.Chain{Table: &nftables.Table{Name: nft.HostportTable, Family: nftables.TableFamilyINet}, Name: "prerouting"})
-	kerneltest.Must(t, c.Flush(), n.Delete(mark), n.Add([]nft.Element{{Set: "schema", Key: nft.BigEndian(tableSchema + 1)}}))
+	kerneltest.Must(t, c.Flush(), n.Delete(mark), n.Add([]nft.Element{{Set: "schema", Key: nft.BigEndian(HostportSchema().Version + 1)}}))
 	kerneltest.Must(t, addPorts(h, ownerB, "kt0", portList("tcp 8081 10.1.0.6:80")), checkPorts(h, ownerA, a))
 	if diff := cmp.Diff(rules, recordLines(t, "nft rule inet "+nft.HostportTable)); diff != "" {
 		t.Error(diff)
