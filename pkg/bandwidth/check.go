@@ -3,7 +3,6 @@
 package bandwidth
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -38,35 +37,60 @@ func check(r *plugin.Request) error {
 	if !byAdmin && (st.Asked != cfg.Asked || st.Latency != cfg.Latency) { // the MTU may have changed since
 		want = cfg.plan(attachment.KeyOf(r), link, st.hasFairQueues())
 	}
-	if want.Ingress != nil {
-		if err := checkBucket(host, link, *want.Ingress, recorded); err != nil {
-			return err
-		}
-		if err := checkSending(host, link, "ingress"); err != nil {
+	return want.check(r, host, link, recorded)
+}
+
+// check() compares the limits of a state with the kernel's. The argument `recorded` says whether the state comes from a record.
+func (st state) check(r *plugin.Request, host *kernel.Node, link kernel.Link, recorded bool) error {
+	of, err := st.observe(host, link, host.Shaped)
+	if err != nil {
+		return err
+	}
+	if st.Ingress != nil {
+		if err := of.Ingress.check(host, "ingress", *st.Ingress, recorded); err != nil {
 			return err
 		}
 	}
-	if want.Egress == nil {
+	if st.Egress == nil {
 		return nil
 	}
-	if err := checkEgress(host, link, want, recorded); err != nil || recorded {
+	if err := of.Egress.check(host, "egress", *st.Egress, recorded); err != nil {
 		return err
+	}
+	ifb := of.Egress.link
+	captor, ok, err := host.Captor(link, kernel.Receiving)
+	if err == nil && ok && (captor.Drops || captor.To != ifb.Index) {
+		err = captureError(link, kernel.Receiving, "egress", captor)
 	}
 	// Podlace adds its ifb device to the device group of the link, and the reference plugin does not. If the ifb device is in this group,
 	// Podlace set the limits, and the record is lost.
-	if ifb, ok, err := device(host, want.IFB); err != nil || !ok || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
+	if err != nil || recorded || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
 		return err
 	}
 	return attachment.LostRecord(r)
 }
 
-// checkSending returns an error if a tc filter drops or redirects all frames of a link before the frames reach the link's token bucket.
-func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
-	captor, ok, err := host.Captor(link, kernel.Sending)
+// check() compares a limit with the wanted one, and looks for filters ahead of it. Without a record it accepts what the reference plugin
+// makes: another burst, another queue length, and a redirect without short frames.
+func (e enforced) check(host *kernel.Node, limit string, want kernel.Bucket, ours bool) error {
+	if e.lost != "" && (ours || !e.short) {
+		err := plugin.Errorf(plugin.CodeStateDiffers, "%s: %s", limit, e.lost)
+		if e.short {
+			err = plugin.WithHint(err, "an earlier version made the redirect; podlace reload replaces it")
+		}
+		return err
+	}
+	// The kernel stores rates in whole bytes per second, and bursts in ticks.
+	has := e.bucket
+	same := has.Limit == want.Limit && nearBurst(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
+	if has.Rate/8 != want.Rate/8 || ours && !same {
+		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %s, want %s", e.link.Name, has, want)
+	}
+	captor, ok, err := host.Captor(e.link, kernel.Sending)
 	if err != nil || !ok || !captor.Drops && captor.To == 0 {
 		return err
 	}
-	return captureError(link, kernel.Sending, limit, captor)
+	return captureError(e.link, kernel.Sending, limit, captor)
 }
 
 // captureError returns an error that describes another program's tc filter. No CNI operation of Podlace removes this filter, because the
@@ -79,79 +103,6 @@ func captureError(link kernel.Link, side kernel.Side, limit string, captor kerne
 	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "%s: a filter of another program on %s (%s) %s: %s",
 		limit, link.Name, side, does, captor.Filter),
 		"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'; 'podlace reload' leaves it", link.Name, side)
-}
-
-// checkEgress checks the redirect to the ifb device of an egress limit, and the token bucket of the ifb device. If the attachment has no
-// record, checkEgress accepts the reference plugin's redirect, although this redirect does not match short frames. The command 'podlace
-// reload' replaces such a redirect.
-func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) error {
-	ifb, have, err := redirectedTo(host, link, want.IFB)
-	if err != nil {
-		return err
-	}
-	if lost := notRedirected(link, ifb, want.IFB, have); lost != "" && (ours || !ifb.Up || have != kernel.RedirectsLong) {
-		err := plugin.Errorf(plugin.CodeStateDiffers, "egress: %s", lost)
-		if ifb.Up && have == kernel.RedirectsLong {
-			err = plugin.WithHint(err, "an earlier version made the redirect; podlace reload replaces it")
-		}
-		return err
-	}
-	captor, ok, err := host.Captor(link, kernel.Receiving)
-	if err != nil {
-		return err
-	}
-	if ok && (captor.Drops || captor.To != ifb.Index) {
-		return captureError(link, kernel.Receiving, "egress", captor)
-	}
-	if err := checkBucket(host, ifb, *want.Egress, ours); err != nil {
-		return err
-	}
-	return checkSending(host, ifb, "egress")
-}
-
-// redirectedTo returns the ifb device of an egress limit. The second result says which frames of the link are redirected to the ifb device.
-func redirectedTo(host *kernel.Node, link kernel.Link, name string) (ifb kernel.Link, have kernel.Redirection, err error) {
-	ifb, ok, err := device(host, name)
-	if err == nil && ok {
-		have, err = host.Redirected(link, ifb)
-	}
-	return ifb, have, err
-}
-
-// notRedirected returns the reason why some frames of the link bypass the ifb device of an egress limit. notRedirected returns "" if all
-// frames are redirected.
-func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) string {
-	switch {
-	case !ifb.Up:
-		return fmt.Sprintf("device %s is missing or down", name)
-	case have == kernel.RedirectsNone:
-		return fmt.Sprintf("the redirect from %s to %s is missing", link.Name, name)
-	case have == kernel.RedirectsLong:
-		return fmt.Sprintf("the redirect from %s to %s lets frames shorter than 18 bytes pass the limit", link.Name, name)
-	}
-	return ""
-}
-
-// checkBucket compares the token bucket of a link with the wanted bucket. If the attachment has no record, checkBucket compares only the
-// rate, because the reference plugin uses another burst and another queue length.
-func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours bool) error {
-	has, ok, err := host.Shaped(link)
-	if err != nil {
-		return err
-	}
-	if !ok {
-		return plugin.Errorf(plugin.CodeStateDiffers, "%s", noBucket(link))
-	}
-	// The kernel stores rates in whole bytes per second, and bursts in ticks.
-	same := has.Limit == want.Limit && nearBurst(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
-	if has.Rate/8 != want.Rate/8 || ours && !same {
-		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %s, want %s", link.Name, has, want)
-	}
-	return nil
-}
-
-func noBucket(link kernel.Link) string {
-	return fmt.Sprintf("the token bucket of %s is missing", link.Name)
 }
 
 // nearBurst reports whether two bursts are equal, except for the kernel's rounding to ticks of 64 ns.

@@ -172,37 +172,27 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Record) (Limits,
 	if err != nil {
 		return l, err
 	}
-	lost := ""
-	if !ok {
-		lost = fmt.Sprintf("link %s is missing", st.Link)
+	lost := enforced{lost: fmt.Sprintf("link %s is missing", st.Link)}
+	of := Both[enforced]{lost, lost}
+	if ok {
+		of, err = st.observe(host, link, among(s.after))
 	}
 	if st.Ingress != nil {
-		l.Ingress.fill(s, link, lost)
+		l.Ingress.fill(s, of.Ingress)
 	}
 	if st.Egress != nil {
-		ifb := kernel.Link{}
-		if ok {
-			var have kernel.Redirection
-			ifb, have, err = redirectedTo(host, link, st.IFB)
-			lost = notRedirected(link, ifb, st.IFB, have)
-		}
-		l.Egress.fill(s, ifb, lost)
+		l.Egress.fill(s, of.Egress)
 	}
 	return l, err
 }
 
-// fill() stores in d the token bucket of a link, and the traffic and drops of this token bucket during the interval. If packets bypass the
-// token bucket, the argument `lost` is the reason.
-func (d *Direction) fill(s bucketSamples, link kernel.Link, lost string) {
-	now, ok := s.after[link.Index]
-	if lost == "" && !ok {
-		lost = noBucket(link)
-	}
-	if lost != "" {
-		d.Missing = lost
+// fill() stores in d the observed token bucket, and its traffic and drops during the interval.
+func (d *Direction) fill(s bucketSamples, of enforced) {
+	if d.Missing = of.lost; d.Missing != "" {
 		return
 	}
-	was := s.before[link.Index]
+	now := of.bucket
+	was := s.before[of.link.Index]
 	if now.Sent < was.Sent || now.Dropped < was.Dropped { // the bucket was recreated
 		was = kernel.Bucket{}
 	}

@@ -86,14 +86,18 @@ func TestLook(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// quietLab returns a lab in which the kernel sends no frames of its own on the pod's link.
+// quietLab returns a lab in which the kernel sends no frames of its own on the pod's link and through new ifb devices.
 func quietLab(t *testing.T) lab {
 	t.Helper()
 	l := connected(t)
-	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/bwt0/disable_ipv6", []byte("1"), 0), l.Pod.Do(func() error {
+	quiet := func(link string) error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/"+link+"/disable_ipv6", []byte("1"), 0)
+	}
+	l.must(quiet("bwt0"), quiet("default"), l.Pod.Do(func() error {
 		link, err := netlink.LinkByName("eth0")
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", []byte("1"), 0), err, netlink.LinkSetUp(link))
+		return errors.Join(quiet("eth0"), err, netlink.LinkSetUp(link))
 	}))
+	t.Cleanup(func() { l.must(os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("0"), 0)) })
 	l.must(l.host.AwaitCarrier(l.hostSide, time.Now().Add(5*time.Second)))
 	return l
 }
@@ -153,12 +157,11 @@ func TestMeasured(t *testing.T) {
 
 // TestMeasuredAnew checks the numbers for a token bucket that was recreated during the interval. The new bucket's counters begin at zero.
 func TestMeasuredAnew(t *testing.T) {
-	link := kernel.Link{Index: 7}
 	var d Direction
 	before := kernel.Bucket{Counters: kernel.Counters{Sent: 9000, Dropped: 9}}
 	after := kernel.Bucket{Counters: kernel.Counters{Sent: 500, Dropped: 2}}
 	s := bucketSamples{map[int]kernel.Bucket{7: before}, map[int]kernel.Bucket{7: after}, time.Now(), time.Second}
-	if d.fill(s, link, ""); measured(&d) != (counters{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
+	if d.fill(s, enforced{link: kernel.Link{Index: 7}, bucket: after}); measured(&d) != (counters{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
 		t.Errorf("%+v", d)
 	}
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore restores the limits of all live pods after another program removed a token bucket, an ifb device or a redirect. Restore replaces
-// redirects that do not match short frames. Restore does not change existing token buckets. After an error in one attachment, Restore
-// continues with the next attachment.
+// Restore restores the limits of all live pods after another program removed a token bucket, an ifb device or a redirect. It also replaces
+// redirects that do not match short frames. A limit of which nothing is lost stays as it is. An error in one attachment does not end
+// Restore.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(restoreLimits(host, log, attachment.Waiting), replaceRedirects(host, log))
 }
@@ -64,52 +64,26 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 		return fmt.Errorf("link %s is missing or was recreated: the next ADD sets the limits of the new link", st.Link)
 	}
 	log = log.With("pod", rec.Pod, "container", rec.ContainerID, "ifname", rec.IfName)
-	var lost []string
-	if _, there := buckets[link.Index]; st.Ingress != nil && !there {
-		lost = append(lost, "ingress")
-		if err := host.Shape(link, *st.Ingress); err != nil {
-			return err
-		}
+	of, err := st.observe(host, link, among(buckets))
+	if err != nil {
+		return err
 	}
-	if st.Egress != nil {
-		missed, err := restoreEgress(host, link, st, buckets, log)
-		if err != nil {
-			return err
-		}
-		if missed {
-			lost = append(lost, "egress")
-		}
+	var lost []string
+	if of.Ingress.lost != "" {
+		lost = append(lost, "ingress")
+	} else {
+		st.Ingress = nil
+	}
+	if of.Egress.lost != "" {
+		lost = append(lost, "egress")
+	} else {
+		st.Egress = nil
+	}
+	if _, err := apply(host, link, st); err != nil {
+		return err
 	}
 	if len(lost) > 0 {
 		log.Info("limits were lost and are restored from the record", "limits", lost)
 	}
 	return nil
-}
-
-// restoreEgress restores a missing ifb device, token bucket or redirect of an egress limit. The first result is true if an ifb device,
-// token bucket or redirect was missing.
-func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket, log *slog.Logger) (lost bool, err error) {
-	ifb, have, err := redirectedTo(host, link, st.IFB)
-	if err != nil {
-		return false, err
-	}
-	_, shaped := buckets[ifb.Index]
-	lost = !ifb.Up || !shaped || have == kernel.RedirectsNone
-	if !ifb.Up {
-		if ifb, err = host.EnsureIFB(st.IFB, link); err != nil {
-			return lost, err
-		}
-	}
-	if !shaped {
-		if err := host.Shape(ifb, *st.Egress); err != nil {
-			return lost, err
-		}
-	}
-	switch have {
-	case kernel.RedirectsAll:
-		return lost, nil
-	case kernel.RedirectsLong:
-		log.Info("an egress limit of an earlier version now counts frames of all lengths")
-	}
-	return lost, host.Redirect(link, ifb)
 }
