@@ -60,10 +60,6 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := att.Save(st); err != nil {
 		return nil, err
 	}
-	warnForward(r.Log, host, pod)
-	if cfg.Backend == "iptables" {
-		warnServices(r.Log, host, pod[0].Addr().Is4())
-	}
 	former, err := programNode(r, cfg, att, host, &st)
 	if err != nil {
 		return nil, err

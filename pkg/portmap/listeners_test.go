@@ -13,7 +13,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/ports"
 	"github.com/podlace/podlace/pkg/store"
@@ -153,6 +155,8 @@ func TestHostIPOfNode(t *testing.T) {
 		if l.isMapped("a") {
 			l.Error("something is left")
 		}
+		// The kernel adds the local route of an IPv6 address from a work queue.
+		kerneltest.Must(l.T, openHost(l.T).AwaitAddress(netip.MustParseAddr("fd00:71::1"), time.Now().Add(5*time.Second)))
 		for addr, warns := range map[string]bool{"10.71.0.1": false, "127.0.0.1": false, "fd00:71::1": false, "192.0.2.77": true,
 			"2001:db8::77": true} {
 			log.Reset()

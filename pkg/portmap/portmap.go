@@ -97,8 +97,6 @@ func check(r *plugin.Request) error {
 	if len(ports) == 0 {
 		return nil
 	}
-	warnForward(r.Log, host, pod)
-	warnHairpin(r.Log, host, r.Prev)
 	reference, err := madeByReference(r, ports)
 	if err != nil || reference == "nftables" {
 		return err

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -30,6 +31,22 @@ func (f changeLog) Write(line []byte) (int, error) {
 		f(string(line))
 	}
 	return len(line), nil
+}
+
+// runAdmin runs the commands that an administrator would run. If the program of a command is not installed, runAdmin skips the test.
+func runAdmin(t *testing.T, commands ...string) {
+	t.Helper()
+	for _, c := range commands {
+		cmd := exec.Command("/bin/sh", "-c", c)
+		cmd.Env = []string{"PATH=/usr/sbin:/sbin:/usr/bin:/bin"}
+		out, err := cmd.CombinedOutput()
+		if strings.Contains(string(out), "not found") {
+			t.Skipf("SKIPPED: %s", out)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v: %s", c, err, out)
+		}
+	}
 }
 
 // TestProtectedThroughout (S-07) checks that ADD and Restore first protect 127.0.0.0/8 from the pods and then enable route_localnet. DEL
