@@ -1,11 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # as-user.sh COMMAND...: runs a shell command as the user nobody, in a copy of this tree without the files that git ignores. The user has a
-# separate home and separate Go caches, which begin empty, or with SHARED=1 as copies of root's (overlays, in a mount namespace).
+# separate home and separate Go caches, which begin empty, or with SHARED=1 as copies of root's (overlays, in a mount
+# namespace), which must have all modules.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -n "${SHARED:-}" ] && [ -z "${UNSHARED:-}" ]; then
-  UNSHARED=1 exec unshare --mount "$0" "$@"
+  UNSHARED=1 exec unshare --mount scripts/as-user.sh "$@"
 fi
 work=$(mktemp -d /var/tmp/podlace-user.XXXXXX)
 trap 'umount -q "$work"/home/{build,mod} || :; rm -rf "$work"' EXIT

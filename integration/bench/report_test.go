@@ -157,7 +157,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, more := range [][]string{{"-rounds", "0"}, {"-o", "yaml"}, {"-seconds", "0"}, {"-scale", "0"}, {"-scale", "2"}, {"-group", "none"},
-		{"more"}, {"-plugins", t.TempDir()}} {
+		{"more"}, {"-plugins", t.TempDir()}, {"-picture", "p.svg", "-group", groupScale}} {
 		if _, err := parse(append(slices.Clone(good), more...)); err == nil {
 			t.Errorf("%v is accepted", more)
 		}

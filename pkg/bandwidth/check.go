@@ -72,10 +72,10 @@ func (st state) check(r *plugin.Request, host *kernel.Node, link kernel.Link, re
 
 // check() compares a limit with the wanted one, and looks for filters ahead of it. Without a record it accepts what the reference plugin
 // makes: another burst, another queue length, and a redirect without short frames.
-func (e enforced) check(host *kernel.Node, limit string, want kernel.Bucket, ours bool) error {
-	if e.lost != "" && (ours || !e.short) {
+func (e observedLimit) check(host *kernel.Node, limit string, want kernel.Bucket, ours bool) error {
+	if e.lost != "" && (ours || !e.passesShort) {
 		err := plugin.Errorf(plugin.CodeStateDiffers, "%s: %s", limit, e.lost)
-		if e.short {
+		if e.passesShort {
 			err = plugin.WithHint(err, "an earlier version made the redirect; podlace reload replaces it")
 		}
 		return err

@@ -172,10 +172,10 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Record) (Limits,
 	if err != nil {
 		return l, err
 	}
-	lost := enforced{lost: fmt.Sprintf("link %s is missing", st.Link)}
-	of := Both[enforced]{lost, lost}
+	lost := observedLimit{lost: fmt.Sprintf("link %s is missing", st.Link)}
+	of := Both[observedLimit]{lost, lost}
 	if ok {
-		of, err = st.observe(host, link, among(s.after))
+		of, err = st.observe(host, link, bucketsFrom(s.after))
 	}
 	if st.Ingress != nil {
 		l.Ingress.fill(s, of.Ingress)
@@ -186,8 +186,8 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Record) (Limits,
 	return l, err
 }
 
-// fill() stores in d the observed token bucket, and its traffic and drops during the interval.
-func (d *Direction) fill(s bucketSamples, of enforced) {
+// fill() stores in d what is missing, or the observed token bucket with its traffic and drops during the interval.
+func (d *Direction) fill(s bucketSamples, of observedLimit) {
 	if d.Missing = of.lost; d.Missing != "" {
 		return
 	}

@@ -90,6 +90,8 @@ func TestLook(t *testing.T) {
 func quietLab(t *testing.T) lab {
 	t.Helper()
 	l := connected(t)
+	before, err := os.ReadFile("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+	l.must(err)
 	quiet := func(link string) error {
 		return os.WriteFile("/proc/sys/net/ipv6/conf/"+link+"/disable_ipv6", []byte("1"), 0)
 	}
@@ -97,7 +99,7 @@ func quietLab(t *testing.T) lab {
 		link, err := netlink.LinkByName("eth0")
 		return errors.Join(quiet("eth0"), err, netlink.LinkSetUp(link))
 	}))
-	t.Cleanup(func() { l.must(os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("0"), 0)) })
+	t.Cleanup(func() { l.must(os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", before, 0)) })
 	l.must(l.host.AwaitCarrier(l.hostSide, time.Now().Add(5*time.Second)))
 	return l
 }
@@ -161,7 +163,8 @@ func TestMeasuredAnew(t *testing.T) {
 	before := kernel.Bucket{Counters: kernel.Counters{Sent: 9000, Dropped: 9}}
 	after := kernel.Bucket{Counters: kernel.Counters{Sent: 500, Dropped: 2}}
 	s := bucketSamples{map[int]kernel.Bucket{7: before}, map[int]kernel.Bucket{7: after}, time.Now(), time.Second}
-	if d.fill(s, enforced{link: kernel.Link{Index: 7}, bucket: after}); measured(&d) != (counters{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
+	of := observedLimit{link: kernel.Link{Index: 7}, bucket: after}
+	if d.fill(s, of); measured(&d) != (counters{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
 		t.Errorf("%+v", d)
 	}
 }

@@ -8,22 +8,22 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type enforced is what the kernel has of one limit.
-type enforced struct {
-	link   kernel.Link // carries the token bucket: the host side, or the ifb device
-	bucket kernel.Bucket
-	lost   string // why frames pass the limit, or ""
-	short  bool   // only frames shorter than 18 bytes pass, because the reference plugin or an earlier version made the redirect
+// The type observedLimit contains the kernel's objects of one limit.
+type observedLimit struct {
+	link        kernel.Link // carries the token bucket: the host side, or the ifb device
+	bucket      kernel.Bucket
+	lost        string // why frames pass the limit, or ""
+	passesShort bool   // only frames shorter than 18 bytes pass, because the reference plugin or an earlier version made the redirect
 }
 
-// A bucketReader returns the token bucket of a link: kernel.NS.Shaped, or a reader of all.
+// A bucketReader returns the token bucket of a link: kernel.NS.Shaped asks the kernel, and bucketsFrom looks in a list.
 type bucketReader func(kernel.Link) (b kernel.Bucket, ok bool, err error)
 
 // observe() finds the kernel objects of the limits in a state. CHECK, restore and `podlace limits` decide by its result.
-func (st state) observe(host *kernel.Node, link kernel.Link, read bucketReader) (of Both[enforced], err error) {
-	bucket := func(on kernel.Link) (enforced, error) {
+func (st state) observe(host *kernel.Node, link kernel.Link, read bucketReader) (of Both[observedLimit], err error) {
+	bucket := func(on kernel.Link) (observedLimit, error) {
 		b, ok, err := read(on)
-		e := enforced{link: on, bucket: b}
+		e := observedLimit{link: on, bucket: b}
 		if err == nil && !ok {
 			e.lost = fmt.Sprintf("the token bucket of %s is missing", on.Name)
 		}
@@ -39,7 +39,7 @@ func (st state) observe(host *kernel.Node, link kernel.Link, read bucketReader) 
 	}
 	ifb, _, err := device(host, st.IFB)
 	if err != nil || !ifb.Up {
-		of.Egress = enforced{link: ifb, lost: fmt.Sprintf("device %s is missing or down", st.IFB)}
+		of.Egress = observedLimit{link: ifb, lost: fmt.Sprintf("device %s is missing or down", st.IFB)}
 		return of, err
 	}
 	have, err := host.Redirected(link, ifb)
@@ -48,15 +48,15 @@ func (st state) observe(host *kernel.Node, link kernel.Link, read bucketReader) 
 	}
 	switch {
 	case have == kernel.RedirectsNone:
-		of.Egress = enforced{link: ifb, lost: fmt.Sprintf("the redirect from %s to %s is missing", link.Name, ifb.Name)}
+		of.Egress = observedLimit{link: ifb, lost: fmt.Sprintf("the redirect from %s to %s is missing", link.Name, ifb.Name)}
 	case have == kernel.RedirectsLong && of.Egress.lost == "":
-		of.Egress.short = true
+		of.Egress.passesShort = true
 		of.Egress.lost = fmt.Sprintf("the redirect from %s to %s lets frames shorter than 18 bytes pass the limit", link.Name, ifb.Name)
 	}
 	return of, err
 }
 
-func among(all map[int]kernel.Bucket) bucketReader {
+func bucketsFrom(all map[int]kernel.Bucket) bucketReader {
 	return func(link kernel.Link) (kernel.Bucket, bool, error) {
 		b, ok := all[link.Index]
 		return b, ok, nil

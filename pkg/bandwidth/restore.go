@@ -15,8 +15,8 @@ import (
 )
 
 // Restore restores the limits of all live pods after another program removed a token bucket, an ifb device or a redirect. It also replaces
-// redirects that do not match short frames. A limit of which nothing is lost stays as it is. An error in one attachment does not end
-// Restore.
+// redirects that do not match short frames. A limit that has all its parts stays as it is. After an error in one attachment, Restore goes
+// on with the next.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(restoreLimits(host, log, attachment.Waiting), replaceRedirects(host, log))
 }
@@ -64,18 +64,18 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 		return fmt.Errorf("link %s is missing or was recreated: the next ADD sets the limits of the new link", st.Link)
 	}
 	log = log.With("pod", rec.Pod, "container", rec.ContainerID, "ifname", rec.IfName)
-	of, err := st.observe(host, link, among(buckets))
+	of, err := st.observe(host, link, bucketsFrom(buckets))
 	if err != nil {
 		return err
 	}
 	var lost []string
 	if of.Ingress.lost != "" {
-		lost = append(lost, "ingress")
+		lost = append(lost, "ingress: "+of.Ingress.lost)
 	} else {
 		st.Ingress = nil
 	}
 	if of.Egress.lost != "" {
-		lost = append(lost, "egress")
+		lost = append(lost, "egress: "+of.Egress.lost)
 	} else {
 		st.Egress = nil
 	}
@@ -83,7 +83,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 		return err
 	}
 	if len(lost) > 0 {
-		log.Info("limits were lost and are restored from the record", "limits", lost)
+		log.Info("limits are restored from the record", "found", lost)
 	}
 	return nil
 }

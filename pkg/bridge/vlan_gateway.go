@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -107,7 +108,7 @@ func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.O
 		rules, lost, err := pod.State.lostGateway(host)
 		if lost {
 			log.Info("the rules of a VLAN's gateway were missing or changed and are restored from the records", "gateway", name)
-			err = vlanSchema().Install(nil, rules.elements())
+			err = cmp.Or(vlanSchema().Install(nil, rules.elements()), noteVLANs())
 		}
 		errs = append(errs, err)
 	}

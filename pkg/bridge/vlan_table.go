@@ -81,10 +81,17 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	} else {
 		err = vlanSchema().Install(nil, missing)
 	}
-	if _, noted := attachment.NodeNoted(vlanTable); !noted && fault.Ignore(err, unix.EEXIST) == nil {
-		err = attachment.NoteNode(vlanTable, "")
+	if fault.Ignore(err, unix.EEXIST) == nil {
+		err = noteVLANs()
 	}
 	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
+}
+
+func noteVLANs() error {
+	if _, noted := attachment.NodeNoted(vlanTable); noted {
+		return nil
+	}
+	return attachment.NoteNode(vlanTable, "")
 }
 
 // vlanTable is the name of a note file which says that the node has the table of VLAN gateways.

@@ -163,10 +163,11 @@ func (n *node) runsInProcess(ipam, main string) bool {
 // other plugins.
 func (n *node) binaries() (found []Finding) {
 	types := n.pluginTypes()
+	found = n.cachedPlugins(types)
 	if len(types) == 0 {
-		return skipped(noNetwork)
+		return append(found, skipped(noNetwork)...)
 	}
-	found = n.loopback()
+	found = append(found, n.loopback()...)
 	versions := map[string][]string{}
 	for _, name := range types {
 		path := filepath.Join(n.BinDir, name)
@@ -188,7 +189,6 @@ func (n *node) binaries() (found []Finding) {
 			versions[version] = append(versions[version], name)
 		}
 	}
-	found = append(found, n.cachedPlugins(types)...)
 	if len(versions) > 1 {
 		found = append(found, Finding{Level: Warning, Code: pluginVersions,
 			What: "the plugins have different versions", Evidence: versionsText(versions),
@@ -197,17 +197,22 @@ func (n *node) binaries() (found []Finding) {
 	return found
 }
 
-// cachedPlugins reports missing plugins that no network names, but libcni's cache of a pod does: CRI-O and podman end the pod with them.
+// cachedPlugins reports missing plugins that no network names, but libcni's cache of a pod does. CRI-O and podman delete a pod with the
+// configuration in the cache, and containerd with the current one.
 func (n *node) cachedPlugins(known []string) (found []Finding) {
+	if len(n.runtimes) > 0 && !slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Name != "containerd" }) {
+		return nil
+	}
 	var types []string
 	for _, kind := range plugin.Kinds() {
 		types = append(types, plugin.TypesOf(kind)...)
 	}
-	types = slices.DeleteFunc(types, func(name string) bool { return slices.Contains(known, name) })
 	for _, user := range reconcile.Users(nil, types...) {
-		path := filepath.Join(n.BinDir, user.Plugin)
-		alike := func(f Finding) bool { return f.What == "the plugin "+user.Plugin+" is missing" }
-		if _, err := os.Stat(path); err != nil && !slices.ContainsFunc(found, alike) {
+		if slices.Contains(known, user.Plugin) {
+			continue
+		}
+		known = append(known, user.Plugin)
+		if _, err := os.Stat(filepath.Join(n.BinDir, user.Plugin)); err != nil {
 			found = append(found, Finding{Level: Warning, Code: pluginMissing, What: "the plugin " + user.Plugin + " is missing",
 				Evidence:    user.File + " names it, and " + err.Error(),
 				Consequence: "CRI-O and podman cannot delete this pod",

@@ -196,8 +196,8 @@ func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	return nil
 }
 
-// CountRules counts the rules of the table.
-func (t *Handle) CountRules() (n int, err error) {
+// countRules counts the rules of the table.
+func (t *Handle) countRules() (n int, err error) {
 	ask, err := t.tableMessage(unix.NFT_MSG_GETRULE, mdl.Dump, t.Table)
 	if err != nil {
 		return 0, err
@@ -376,14 +376,20 @@ func Build(op string, build func(*nftables.Conn) error) error {
 	})
 }
 
-// maxTransaction is the buffer for a transaction in bytes, which is one datagram. The guard of a dual-stack pod takes about 300 bytes.
-const maxTransaction = 32 << 20
+// The constants are limits of a socket in bytes. A transaction is one datagram, in which the guard of a pod takes about 250 bytes, and the
+// kernel answers each of its messages.
+const (
+	maxTransaction = 32 << 20
+	maxReplies     = 4 << 20
+)
 
-// New returns an nftables.Conn for transactions of any size and with a timeout. Without a timeout, a request could wait forever, because
-// the kernel may drop a reply when memory is short.
+// New returns an nftables.Conn for large transactions and with a timeout. Without a timeout, a request could wait forever, because the
+// kernel may drop a reply when memory is short.
 func New(options ...nftables.ConnOption) (*nftables.Conn, error) {
 	bound := nftables.WithSockOptions(func(c *mdl.Conn) error {
-		_ = c.SetWriteBuffer(maxTransaction) // only a limit; an ordinary user gets less
+		_ = c.SetWriteBuffer(maxTransaction) // an ordinary user gets less
+		_ = c.SetReadBuffer(maxReplies)
+		_ = c.SetOption(mdl.CapAcknowledge, true) // otherwise errors repeat the message
 		return c.SetDeadline(time.Now().Add(replyTimeout))
 	})
 	return nftables.New(append(options, bound)...)

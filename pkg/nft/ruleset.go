@@ -78,7 +78,7 @@ var setID atomic.Uint32
 // Named returns a set of the ruleset.
 func (r Ruleset) Named(set string) *nftables.Set { return r.sets[set] }
 
-// AddSet adds a set to the table, which stays as it is if the kernel has it.
+// AddSet adds a set to the table. If the kernel has the set, its elements stay.
 func (r Ruleset) AddSet(s *nftables.Set) error {
 	s.ID = setID.Add(1)
 	r.sets[s.Name] = s

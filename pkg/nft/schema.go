@@ -31,7 +31,7 @@ func (s Schema) Intact(c *Conn) (bool, error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	n, err := t.CountRules()
+	n, err := t.countRules()
 	return mark.Comment == markText(n), err
 }
 
@@ -85,7 +85,11 @@ func (r Ruleset) edit(change func(*nftables.Set, []nftables.SetElement) error, e
 		for _, e := range group {
 			list = append(list, nftables.SetElement{Key: e.Key, KeyEnd: e.Last, IntervalEnd: e.KeyEnd, Val: e.Value, Comment: e.Comment})
 		}
-		if err := change(r.sets[group[0].Set], list); err != nil {
+		set := r.sets[group[0].Set]
+		if set == nil {
+			return fmt.Errorf("nftables table %s has no set %s", r.Table.Name, group[0].Set)
+		}
+		if err := change(set, list); err != nil {
 			return err
 		}
 	}

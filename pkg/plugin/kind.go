@@ -24,7 +24,7 @@ func TypesOf(kind string) []string {
 // Kind returns the name of a plugin without ClusterPrefix: "bridge" for the type "podlace-bridge".
 func Kind(name string) string {
 	kind := strings.TrimPrefix(name, ClusterPrefix)
-	if name == PodType || kind == PodType {
+	if name == PodType || kind == PodType { // PodType takes no second prefix
 		return name
 	}
 	return kind

@@ -25,10 +25,20 @@ type chain []plugin.Plugin
 // Plugin returns the plugin podlace-pod.
 func Plugin() plugin.Plugin {
 	c := chain{bridge.Plugin(hostlocal.Plugin()), portmap.Plugin(), bandwidth.Plugin()}
-	return plugin.Plugin{Name: plugin.PodType, MinVersion: c[len(c)-1].MinVersion, Add: c.add, Del: c.del,
-		Check:  func(r *plugin.Request) error { return c.each(r, func(p plugin.Plugin) verb { return p.Check }) },
-		GC:     func(r *plugin.Request) error { return c.each(r, func(p plugin.Plugin) verb { return p.GC }) },
-		Status: func(r *plugin.Request) error { return c.each(r, func(p plugin.Plugin) verb { return p.Status }) }}
+	return plugin.Plugin{Name: plugin.PodType, MinVersion: c[len(c)-1].MinVersion, Add: c.add, Del: c.del, Check: c.check, GC: c.gc,
+		Status: c.status}
+}
+
+func (c chain) check(r *plugin.Request) error {
+	return c.each(r, func(p plugin.Plugin) verb { return p.Check })
+}
+
+func (c chain) gc(r *plugin.Request) error {
+	return c.each(r, func(p plugin.Plugin) verb { return p.GC })
+}
+
+func (c chain) status(r *plugin.Request) error {
+	return c.each(r, func(p plugin.Plugin) verb { return p.Status })
 }
 
 type verb = func(*plugin.Request) error

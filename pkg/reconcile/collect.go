@@ -67,11 +67,11 @@ func (p *Plan) add(pl Plugin) error {
 
 // addHolder adds a plugin that no network's configuration contains, under the name that is installed, or podlace-pod in its place.
 func (p *Plan) addHolder(kind string) error {
-	names := plugin.TypesOf(kind)
-	if plugin.Runs(plugin.PodType, kind) {
+	names := []string{plugin.ClusterPrefix + kind, kind}
+	if kind == hostLocal || plugin.Runs(plugin.PodType, kind) {
 		names = append(names, plugin.PodType)
 	}
-	var errs []error
+	var missing error
 	for _, name := range names {
 		pl := Plugin{Type: name, raw: json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)}
 		if plugin.Runs(name, "bridge") {
@@ -81,9 +81,11 @@ func (p *Plan) addHolder(kind string) error {
 		if err == nil {
 			return nil
 		}
-		errs = append(errs, err)
+		if name == kind {
+			missing = err
+		}
 	}
-	return errs[0]
+	return missing
 }
 
 func (p *Plan) note(name string, err error) {

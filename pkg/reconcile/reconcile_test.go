@@ -341,8 +341,11 @@ func TestPlanByRecords(t *testing.T) {
 		{Network: "m", Dead: "yes", Holders: []string{"tuning"}}, {Network: "o", Dead: "yes", Holders: []string{"../../bin/sh"}}}
 	podOnly := t.TempDir()
 	script(t, filepath.Join(podOnly, plugin.PodType), `echo "CNI plugin of Podlace x" >&2`)
-	if plan := NewPlan(Network{Name: "n"}, list, podOnly); len(plan.Run) != 1 || plan.Run[0].Type != plugin.PodType || plan.Notes != nil {
-		t.Errorf("only podlace-pod is installed: %+v", plan)
+	leases := []*Attachment{{Network: "n", Dead: "yes", Holders: []string{"host-local"}}} // as after a reboot
+	for _, of := range [][]*Attachment{list, leases} {
+		if plan := NewPlan(Network{Name: "n"}, of, podOnly); len(plan.Run) != 1 || plan.Run[0].Type != plugin.PodType || plan.Notes != nil {
+			t.Errorf("only podlace-pod is installed: %+v", plan)
+		}
 	}
 	for name, c := range map[string]struct {
 		network Network

@@ -68,7 +68,7 @@ func TestNetworkFiles(t *testing.T) {
 {"type":"podlace-portmap","capabilities":{"portMappings":true}}]}`,
 			[]string{"f:2:1: plugins[1]: error: another entry of this network runs portmap already, and both would write the same record [plugin-twice]"}},
 		"old version": {`{"cniVersion":"0.2.0","name":"a","plugins":[{"type":"tuning"},{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`,
-			[]string{`f:1:63: plugins[1]: error: cniVersion "0.2.0" is not supported; supported are 0.3.0`}},
+			[]string{`f:1:2: cniVersion: error: bandwidth: cniVersion "0.2.0" is not supported; supported are 0.3.0`}},
 		"misspelt podlace-pod": {strings.Replace(bridgeNet, `"type": "bridge"`, `"type": "podlace-prod"`, 1),
 			[]string{`f:5:6: plugins[0].type: warning: "podlace-prod" is no plugin of Podlace: did you mean podlace-pod?`}},
 		"no plugin": {`{"cniVersion": "1.0.0", "name": "a", "plugins": []}`, []string{"f:1:38: plugins: error: there is no plugin"}},

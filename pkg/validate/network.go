@@ -122,11 +122,11 @@ func (c *checker) entry(n *network, path, version string, config []byte) {
 	}
 }
 
-func (c *checker) plugin(n *network, path, version string, p plugin.Part) {
+func (c *checker) plugin(n *network, path, conf string, p plugin.Part) {
 	if p.Kind == "sriov" && n.multus {
 		p.Config = withDeviceID(p.Config)
 	}
-	r := &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: version,
+	r := &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: conf,
 		Config: p.Config, Log: slog.New(slog.DiscardHandler)}
 	err := parse(r, p.Kind)
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
@@ -137,6 +137,11 @@ func (c *checker) plugin(n *network, path, version string, p plugin.Part) {
 		}
 	}
 	c.refused(n, path, p, err)
+	if p.Kind == "bandwidth" && slices.Contains(version.All.SupportedVersions(), r.CNIVersion) {
+		if err := bandwidth.Plugin().CheckVersion(r.Verb, r.CNIVersion); err != nil {
+			c.add(n.part, n.placeOf("cniVersion"), "cniVersion", cniVersion, true, "bandwidth: %v", err)
+		}
+	}
 }
 
 // refused() reports an error of a plugin at the key to which its message refers.
@@ -180,9 +185,7 @@ func parse(r *plugin.Request, kind string) (err error) {
 	case "portmap":
 		_, err = portmap.Parse(r)
 	case "bandwidth":
-		if _, err = bandwidth.Parse(r); err == nil {
-			err = bandwidth.Plugin().CheckVersion(r.Verb, cmp.Or(r.CNIVersion, "0.1.0"))
-		}
+		_, err = bandwidth.Parse(r)
 	case "sriov":
 		err = sriov.Check(r)
 	case "loopback":

@@ -76,7 +76,7 @@ func findings(entry []byte, node Node) (found []plugin.Finding) {
 }
 
 // inSection returns the finding about an unknown key of podlace-pod with a better hint if the key is the misspelt name of a section, or
-// belongs into another section.
+// belongs to another section.
 func inSection(f plugin.Finding, parts []plugin.Part) plugin.Finding {
 	keys := map[string]any{"bridge": bridge.Keys(), "portmap": portmap.Keys(), "bandwidth": bandwidth.Keys()}
 	object, _ := json.Marshal(map[string]any{f.Key: nil})
