@@ -85,7 +85,7 @@ func SetGuards(guards []Guard) error {
 		}
 		all = append(all, elements...)
 	}
-	return needBridgeFamily(guardSchema().Install(nil, all))
+	return needBridgeFamily(guardSchema().Install(all))
 }
 
 // guardDrift compares the rules byte by byte, whereas compareGuards only counts them. guardDrift returns an error with

@@ -108,7 +108,7 @@ func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.O
 		rules, lost, err := pod.State.lostGateway(host)
 		if lost {
 			log.Info("the rules of a VLAN's gateway were missing or changed and are restored from the records", "gateway", name)
-			err = cmp.Or(vlanSchema().Install(nil, rules.elements()), noteVLANs())
+			err = cmp.Or(vlanSchema().Install(rules.elements()), noteVLANs())
 		}
 		errs = append(errs, err)
 	}

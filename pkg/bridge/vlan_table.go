@@ -79,7 +79,7 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	if rules {
 		err = t.Add(missing)
 	} else {
-		err = vlanSchema().Install(nil, missing)
+		err = vlanSchema().Install(missing)
 	}
 	if fault.Ignore(err, unix.EEXIST) == nil {
 		err = noteVLANs()

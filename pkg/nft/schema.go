@@ -54,8 +54,8 @@ func (s Schema) Drift(c *Conn) (string, error) {
 	return fmt.Sprintf("the rules of nftables table %s %s", TableOf(s.Table), drift), nil
 }
 
-// Install writes chains and rules, deletes and adds elements, and sets the mark, in one transaction. All other elements stay.
-func (s Schema) Install(deleted, added []Element) error {
+// Install writes chains and rules, adds elements, and sets the mark, in one transaction. All other elements stay.
+func (s Schema) Install(elements []Element) error {
 	return Install("nft add table "+s.Table, s.Table, func(r Ruleset) error {
 		if err := s.Build(r); err != nil {
 			return err
@@ -69,17 +69,12 @@ func (s Schema) Install(deleted, added []Element) error {
 		for _, chain := range r.made {
 			rules += len(chain.rules)
 		}
-		if err := r.edit(r.C.SetDeleteElements, deleted); err != nil {
-			return err
-		}
-		return r.AddElements(append(added, Element{Set: schemaSet, Key: BigEndian(s.Version), Comment: markText(rules)}))
+		return r.AddElements(append(elements, Element{Set: schemaSet, Key: BigEndian(s.Version), Comment: markText(rules)}))
 	})
 }
 
 // AddElements adds elements to sets of the ruleset.
-func (r Ruleset) AddElements(elements []Element) error { return r.edit(r.C.SetAddElements, elements) }
-
-func (r Ruleset) edit(change func(*nftables.Set, []nftables.SetElement) error, elements []Element) error {
+func (r Ruleset) AddElements(elements []Element) error {
 	for _, group := range bySet(elements) {
 		var list []nftables.SetElement
 		for _, e := range group {
@@ -89,7 +84,7 @@ func (r Ruleset) edit(change func(*nftables.Set, []nftables.SetElement) error, e
 		if set == nil {
 			return fmt.Errorf("nftables table %s has no set %s", r.Table.Name, group[0].Set)
 		}
-		if err := change(set, list); err != nil {
+		if err := r.C.SetAddElements(set, list); err != nil {
 			return err
 		}
 	}

@@ -35,7 +35,7 @@ func TestFlushed(t *testing.T) {
 
 // installUnmarked writes the rules and deletes their mark, as another program may.
 func installUnmarked() error {
-	if err := HostportSchema().Install(nil, nil); err != nil {
+	if err := HostportSchema().Install(nil); err != nil {
 		return err
 	}
 	t, err := nft.Open(nft.HostportTable)

@@ -66,7 +66,7 @@ func ProtectLoopback(host *kernel.Node) error {
 	if ok, err := loopbackSchema().Intact(&host.NFT); ok || err != nil {
 		return err
 	}
-	return loopbackSchema().Install(nil, nil)
+	return loopbackSchema().Install(nil)
 }
 
 // restoreProtection writes the rules that protect 127.0.0.0/8 again if they are missing or changed. The first result of restoreProtection
@@ -75,7 +75,7 @@ func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	if drift, err := loopbackSchema().Drift(&host.NFT); err != nil || drift == "" {
 		return false, err
 	}
-	return true, loopbackSchema().Install(nil, nil)
+	return true, loopbackSchema().Install(nil)
 }
 
 // openedByUs is the value of route_localnet that Podlace writes. For the kernel, every value of route_localnet except 0 means "on". Other

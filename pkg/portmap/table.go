@@ -90,7 +90,10 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 	if err != nil || drift == "" {
 		return len(missing)+len(wrong) > 0, errors.Join(err, t.Replace(wrong, missing))
 	}
-	return true, HostportSchema().Install(wrong, missing)
+	if err := t.Delete(wrong); err != nil {
+		return true, err
+	}
+	return true, HostportSchema().Install(missing)
 }
 
 // ensureHairpin masquerades connections that enter and leave through the same link. Only the node can translate the addresses in the

@@ -213,7 +213,7 @@ func TestAfterFlush(t *testing.T) {
 func TestTableTwice(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	for range 3 {
-		kerneltest.Must(t, HostportSchema().Install(nil, nil))
+		kerneltest.Must(t, HostportSchema().Install(nil))
 	}
 	if lines := recordLines(t, "nft rule inet "+nft.HostportTable+" prerouting"); len(lines) != 1 {
 		t.Errorf("got %d rules: %q", len(lines), lines)

@@ -180,7 +180,7 @@ func TestTables(t *testing.T) {
 	}
 	defer host.Close()
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	if err := errors.Join(portmap.ProtectLoopback(host), portmap.HostportSchema().Install(nil, nil),
+	if err := errors.Join(portmap.ProtectLoopback(host), portmap.HostportSchema().Install(nil),
 		bridge.SetMasquerade(bridge.MasqueradeSets{Network: "n"}),
 		bridge.EnsureVLANGateway(host, bridge.VLANGateway{Bridge: "br0", Link: "br0.5", MAC: mac}),
 		bridge.SetGuards([]bridge.Guard{{Link: "veth0", MAC: mac.String()}})); err != nil {
