@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -92,6 +93,9 @@ func TestBridgeRenamed(t *testing.T) {
 // TestForeignGateways checks a bridge address that another program added. ADD fails if the address conflicts with the gateway address. With
 // forceAddress, ADD removes the conflicting address. IPv6 addresses of separate subnets do not conflict.
 func TestForeignGateways(t *testing.T) {
+	host := lab{kerneltest.Lab{T: t}}.host() // the node forwards as one that had a gateway before
+	kerneltest.Must(t, host.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"},
+		kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"}))
 	l := newLab(t, "bridge", "bt4", "name", "foreigngw", "isGateway", false, "ipMasq", false)
 	l.setGateway(netlink.AddrAdd, "10.62.0.1/24")
 	l.setGateway(netlink.AddrAdd, "fd00:62::1/64")
