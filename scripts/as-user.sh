@@ -5,7 +5,7 @@
 # namespace), which must have all modules.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ -n "${SHARED:-}" ] && [ -z "${UNSHARED:-}" ]; then
+if [ -n "${SHARED:-}" ] && [ -z "${UNSHARED:-}" ] && unshare --mount true; then
   UNSHARED=1 exec unshare --mount scripts/as-user.sh "$@"
 fi
 work=$(mktemp -d /var/tmp/podlace-user.XXXXXX)
@@ -16,12 +16,11 @@ chown -R nobody "$work"
 # copy FOLDER NAME: shows the files of a folder in the user's home. The user may add files to each folder at the top.
 copy() {
   mkdir "$work/$2-upper" "$work/$2-work"
-  mount -t overlay overlay -o "lowerdir=$1,upperdir=$work/$2-upper,workdir=$work/$2-work" "$work/home/$2"
+  mount -t overlay overlay -o "lowerdir=$1,upperdir=$work/$2-upper,workdir=$work/$2-work" "$work/home/$2" || return
   find "$work/home/$2" -maxdepth 1 -exec chown nobody {} +
 }
-if [ -n "${SHARED:-}" ]; then
-  copy "$(go env GOCACHE)" build
-  copy "$(go env GOMODCACHE)" mod
+if [ -n "${UNSHARED:-}" ]; then
+  copy "$(go env GOCACHE)" build && copy "$(go env GOMODCACHE)" mod || echo "as-user.sh: overlays do not work here, so caches begin empty" >&2
 fi
 cd "$work/source"
 runuser -u nobody -- env -i PATH="$PATH" HOME="$work/home" TMPDIR=/tmp LANG=C.UTF-8 GOPROXY="$(go env GOPROXY)" \
