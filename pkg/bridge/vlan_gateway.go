@@ -3,7 +3,6 @@
 package bridge
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -108,7 +107,9 @@ func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.O
 		rules, lost, err := pod.State.lostGateway(host)
 		if lost {
 			log.Info("the rules of a VLAN's gateway were missing or changed and are restored from the records", "gateway", name)
-			err = cmp.Or(vlanSchema().Install(rules.elements()), noteVLANs())
+			if err = vlanSchema().Install(rules.elements()); err == nil {
+				err = noteVLANs()
+			}
 		}
 		errs = append(errs, err)
 	}

@@ -9,12 +9,9 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/bandwidth"
-	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/portmap"
-	"github.com/podlace/podlace/pkg/sriov"
+	"github.com/podlace/podlace/pkg/validate"
 )
 
 const schemaHelp = `Print the JSON Schema of a network configuration with Podlace's plugins, for editors:
@@ -43,8 +40,7 @@ func conflistSchema() plugin.Schema {
 	described := descriptions()
 	var rules []plugin.Schema
 	definitions := plugin.Schema{}
-	for kind, keys := range map[string]any{"bridge": bridge.Keys(), "portmap": portmap.Keys(), "bandwidth": bandwidth.Keys(),
-		"sriov": sriov.Keys()} {
+	for kind, keys := range validate.Keys() {
 		s := plugin.SchemaOf(keys, described(kind))
 		if kind == "bridge" || kind == "sriov" {
 			s["properties"].(plugin.Schema)["ipam"] = plugin.Schema{"$ref": "#/$defs/ipam"}

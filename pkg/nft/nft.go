@@ -319,15 +319,15 @@ func (t *Handle) sendBatch(batch []mdl.Message) error {
 	return first
 }
 
-// MaxElements is the maximum number of elements in one message. The elements with their comments must fit into an attribute of 64 KiB.
-const MaxElements = 200
+// maxElements is the maximum number of elements in one message. The elements with their comments must fit into an attribute of 64 KiB.
+const maxElements = 200
 
 func bySet(elements []Element) [][]Element {
 	var groups [][]Element
 	at := map[string]int{}
 	for _, e := range elements {
 		i, ok := at[e.Set]
-		if !ok || len(groups[i]) == MaxElements {
+		if !ok || len(groups[i]) == maxElements {
 			i = len(groups)
 			at[e.Set] = i
 			groups = append(groups, nil)

@@ -122,11 +122,11 @@ func (c *checker) entry(n *network, path, version string, config []byte) {
 	}
 }
 
-func (c *checker) plugin(n *network, path, conf string, p plugin.Part) {
+func (c *checker) plugin(n *network, path, declared string, p plugin.Part) {
 	if p.Kind == "sriov" && n.multus {
 		p.Config = withDeviceID(p.Config)
 	}
-	r := &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: conf,
+	r := &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: declared,
 		Config: p.Config, Log: slog.New(slog.DiscardHandler)}
 	err := parse(r, p.Kind)
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
@@ -137,8 +137,8 @@ func (c *checker) plugin(n *network, path, conf string, p plugin.Part) {
 		}
 	}
 	c.refused(n, path, p, err)
-	if p.Kind == "bandwidth" && slices.Contains(version.All.SupportedVersions(), r.CNIVersion) {
-		if err := bandwidth.Plugin().CheckVersion(r.Verb, r.CNIVersion); err != nil {
+	if p.Kind == "bandwidth" && slices.Contains(version.All.SupportedVersions(), declared) {
+		if err := bandwidth.Plugin().CheckVersion(r.Verb, declared); err != nil {
 			c.add(n.part, n.placeOf("cniVersion"), "cniVersion", cniVersion, true, "bandwidth: %v", err)
 		}
 	}

@@ -75,10 +75,15 @@ func findings(entry []byte, node Node) (found []plugin.Finding) {
 	return found
 }
 
+// Keys returns the configuration of each plugin of a chain as a struct with its keys, by the plugin's kind.
+func Keys() map[string]any {
+	return map[string]any{"bridge": bridge.Keys(), "portmap": portmap.Keys(), "bandwidth": bandwidth.Keys(), "sriov": sriov.Keys()}
+}
+
 // inSection returns the finding about an unknown key of podlace-pod with a better hint if the key is the misspelt name of a section, or
 // belongs to another section.
 func inSection(f plugin.Finding, parts []plugin.Part) plugin.Finding {
-	keys := map[string]any{"bridge": bridge.Keys(), "portmap": portmap.Keys(), "bandwidth": bandwidth.Keys()}
+	keys := Keys()
 	object, _ := json.Marshal(map[string]any{f.Key: nil})
 	var sections []string
 	for _, p := range parts {
