@@ -62,7 +62,7 @@ func (r *report) measureGC(o options, n nodes) {
 		r.fail("GC", err)
 		return
 	}
-	r.addAbsolute(fmt.Sprintf("GC of %s stale attachments among %s valid ones", thousands(stale), thousands(valid)), gcBar,
+	r.addLoad(fmt.Sprintf("GC of %s stale attachments among %s valid ones", thousands(stale), thousands(valid)), 0,
 		map[string]figure{sideOurs: {Value: p50(samples)}, sideReference: {Note: "has no GC"}})
 }
 

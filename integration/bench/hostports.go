@@ -20,9 +20,6 @@ const (
 	portsOfPod  = 50 // the reference fails with several hundred ports in one call
 
 	portsBar = 1.2
-	oneBar   = 2.0  // milliseconds more than a plugin that does nothing
-	delBar   = 13.0 // the same, plus a grace period of RCU
-	manyBar  = 20.0
 )
 
 // portmapAlone returns the configuration of portmap without a main plugin. The prevResult in this configuration describes a pod, like the
@@ -87,9 +84,9 @@ func (r *report) measurePorts(o options, n nodes) {
 		}
 	}
 	runRounds(all, min(o.rounds, portsRounds))
-	r.addAbsolute("portmap ADD of one port, over no port", oneBar, additionalTime(entries, besideNone, verbAdd))
-	r.addAbsolute("portmap DEL of one port, over no port", delBar, additionalTime(entries, besideNone, verbDel))
-	r.addAbsolute(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), manyBar, additionalTime(entries, "200 ports", verbAdd))
+	r.addLoad("portmap ADD of one port, over no port", 0, additionalTime(entries, besideNone, verbAdd))
+	r.addLoad("portmap DEL of one port, over no port", 0, additionalTime(entries, besideNone, verbDel))
+	r.addLoad(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), 0, additionalTime(entries, "200 ports", verbAdd))
 	for _, verb := range []string{verbAdd, verbDel} {
 		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of other pods", verb, thousands(count)), portsBar, r.compareMedians(entries, verb))
 	}

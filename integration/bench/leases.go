@@ -148,6 +148,6 @@ func (r *report) measureRebuild(c *chain, warm float64) {
 		}
 		samples = append(samples, e.samples[verbAdd].chain...)
 	}
-	r.addAbsolute("host-local, once after a foreign change: ADD above the others", rebuildBar,
+	r.addLoad("host-local, once after a foreign change: ADD above the others", 0,
 		map[string]figure{sideOurs: {Value: max(0, p50(samples)-warm)}})
 }

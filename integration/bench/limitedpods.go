@@ -35,7 +35,7 @@ func (r *report) measureLimitedPods(o options, n nodes) {
 	}
 	runRounds(all, o.rounds)
 	for _, verb := range []string{verbAdd, verbDel} {
-		r.addGrowth(fmt.Sprintf("bridge and bandwidth %s, %s other pods with limits", verb, thousands(count)), limitedBar,
+		r.addGrowth(fmt.Sprintf("bridge and bandwidth %s, %s other pods with limits", verb, thousands(count)), 0,
 			r.compareMedians(entries, verb))
 	}
 	r.addLimit(fmt.Sprintf("%s, beside %s pods", sampled.what(), thousands(count)), shareOfSteady(),
@@ -71,7 +71,7 @@ func (r *report) addAlone(entries map[string]*contenderEntry) {
 	for _, verb := range []string{verbAdd, verbDel} {
 		r.addGrowth(fmt.Sprintf("of it, bandwidth %s", verb), 0, growth[verb])
 	}
-	r.addLoad("bandwidth alone, ADD and DEL", bandwidthBar, both)
+	r.addLoad("bandwidth alone, ADD and DEL", 0, both)
 }
 
 // pluginMedian returns the median time of one plugin in milliseconds.

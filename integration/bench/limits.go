@@ -133,7 +133,7 @@ func (r *report) addCosts(l *limitedFlow) {
 	costs := l.medians(func(p *passedShares) []float64 { return p.cost })
 	for _, direction := range directions() {
 		if l.costs {
-			r.addLoad(fmt.Sprintf("CPU for a gigabit %s, limit %v", direction, l), costBar, costs.ofDirection(direction))
+			r.addLoad(fmt.Sprintf("CPU for a gigabit %s, limit %v", direction, l), 0, costs.ofDirection(direction))
 		}
 	}
 }

@@ -66,7 +66,7 @@ func (r *report) measurePods(o options, n nodes) {
 		}
 	}
 	runRounds(all, o.rounds)
-	r.addGrowth(fmt.Sprintf("bridge ADD, %s other pods", thousands(count)), podsBar, r.compareMedians(entries, verbAdd))
+	r.addGrowth(fmt.Sprintf("bridge ADD, %s other pods", thousands(count)), 0, r.compareMedians(entries, verbAdd))
 	for _, verb := range []string{verbCheck, verbDel} {
 		r.addGrowth(fmt.Sprintf("bridge %s, %s other pods", verb, thousands(count)), 0, r.compareMedians(entries, verb))
 	}
@@ -169,7 +169,7 @@ func (r *report) measureStatus(like *chain, what string) {
 			return
 		}
 	}
-	r.addAbsolute(what, statusBar, map[string]figure{sideOurs: {Value: milliseconds(percentile(samples, 99))}})
+	r.addLoad(what, 0, map[string]figure{sideOurs: {Value: milliseconds(percentile(samples, 99))}})
 }
 
 // withKey returns a copy of the plugin configuration with an additional key.

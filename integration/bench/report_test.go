@@ -54,11 +54,11 @@ func TestBars(t *testing.T) {
 }
 
 func sampleReport() *report {
-	row := chainRow{Chain: podLimits, Verb: verbAdd, Sides: map[string]verbTimes{
+	row := chainRow{Chain: podLimits, Verb: verbDel, Sides: map[string]verbTimes{
 		sideOurs: {12, 14, 11}, sidePod: {6, 7, 5.5}, sideReference: {100, 120, 90},
 	}}
-	row.setVerdict(chainBar(podLimits, verbAdd))
-	row.One = compareAtMost(6, 100, podBar(podLimits, verbAdd))
+	row.setVerdict(chainBar(podLimits, verbDel))
+	row.One = compareAtMost(6, 100, podBar(podLimits, verbDel))
 	return &report{
 		Kernel: "6.1", CPUs: 2, Load: "0.1", Rounds: 30, Chains: []chainRow{row},
 		Processes: []processRow{{Chain: scenarioNftables, Verb: verbAdd, target: target{Bar: "0", Verdict: met},
@@ -71,7 +71,7 @@ func sampleReport() *report {
 		Growth: []figureRow{{What: "CHECK", Sides: map[string]figure{sideOurs: {Base: 10, Value: 5}, sideReference: {Base: 10, Value: 12}},
 			target: target{0.5, "<= 0.60", met}}},
 		Loads: []figureRow{{What: "GC", Sides: map[string]figure{sideOurs: {Value: 700}, sideReference: {Note: "has no GC"}},
-			target: target{Bar: "<= 2000 ms", Verdict: met}}},
+			target: target{Bar: "<= 0.50", Verdict: met}}},
 		Limits: []limitRow{{What: "10 Mbit/s, TCP", target: target{Bar: "95-101", Verdict: met},
 			Percent: map[string]map[string]float64{intoPod: {sideOurs: 99.94, sideReference: 100}, outOfPod: {sideOurs: 98.6}}}},
 		Skipped: []string{"no strace"}, Failed: []string{},
@@ -81,11 +81,11 @@ func sampleReport() *report {
 func TestMarkdown(t *testing.T) {
 	got := sampleReport().markdown()
 	for _, line := range []string{
-		"| hostPort, limits | ADD | 6.0 / 7.0, 5.5 | 12.0 / 14.0, 11.0 | 100.0 / 120.0, 90.0 | 0.06 | <= 0.07 | met | 0.12 | <= 0.13 | met |",
+		"| hostPort, limits | DEL | 6.0 / 7.0, 5.5 | 12.0 / 14.0, 11.0 | 100.0 / 120.0, 90.0 | 0.06 | <= 0.13 | met | 0.12 | <= 0.22 | met |",
 		"| full nftables | ADD | - | 0 | 3: host-local 1, nft 2 (4 forks) | 0 | met |",
 		"| pod to pod | 20.0, 50 | - | 25.0, 40 | - | - | - |",
 		"| CHECK | 10.0, 5.0 | 0.50 | 10.0, 12.0 | 1.20 | <= 0.60 | met |",
-		"| GC | 700.0 | has no GC | - | <= 2000 ms | met |",
+		"| GC | 700.0 | has no GC | - | <= 0.50 | met |",
 		"| 10 Mbit/s, TCP | 99.9 | 100.0 | 98.6 | - | 95-101 | met |",
 		"Skipped: 1\n- no strace\n",
 		"Failed: 0\n",
@@ -133,7 +133,7 @@ func TestPicture(t *testing.T) {
 	if diff := cmp.Diff(map[string]float64{sidePod: 24, sideOurs: 48, sideReference: barRoom}, widths); diff != "" {
 		t.Errorf("bars (-want +got):\n%s", diff)
 	}
-	want := []string{"hostPort, limits: ADD", "6 ms, podlace-pod", "12 ms, chain", "100 ms, reference plugins"}
+	want := []string{"hostPort, limits: DEL", "6 ms, podlace-pod", "12 ms, chain", "100 ms, reference plugins"}
 	if diff := cmp.Diff(want, image.Texts); diff != "" {
 		t.Errorf("texts (-want +got):\n%s", diff)
 	}

@@ -203,6 +203,6 @@ func (r *report) measureShippedGrowth(o options, n nodes) {
 	}
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
 		what := fmt.Sprintf("%s %s, %s pods with a hostPort and limits", sidePod, verb, thousands(count))
-		r.addGrowth(what, podsBar, r.compareMedians(entries, verb))
+		r.addGrowth(what, 0, r.compareMedians(entries, verb))
 	}
 }
