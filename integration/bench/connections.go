@@ -25,7 +25,6 @@ const (
 	connectionsOfOne = 500 // connections in one sample
 	connectionsTold  = 100 // the table shows the time of this many
 	connectionPort   = 8080
-	connectionGrowth = 1 / 0.95
 )
 
 // measureConnections measures connections from another machine to a hostPort. There are three cases: the node has no other pods, a few
@@ -61,7 +60,7 @@ func (r *report) measureConnections(o options, n nodes) {
 		sides map[string]figure
 	}{{fmt.Sprintf("of pods with %d each", portsOfPod), packed}, {"of as many pods", spread}} {
 		what := fmt.Sprintf("%s hostPorts %s", thousands(count), c.whose)
-		r.addGrowth(fmt.Sprintf("%d connections to a hostPort, %s", connectionsTold, what), connectionGrowth, c.sides)
+		r.addGrowth(fmt.Sprintf("%d connections to a hostPort, %s", connectionsTold, what), growthBar, c.sides)
 		r.addLoad(fmt.Sprintf("%d connections to a hostPort beside %s; the reference by iptables", connectionsTold, what), 0, c.sides)
 	}
 }

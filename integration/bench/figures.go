@@ -37,8 +37,7 @@ type figureRow struct {
 // The following constants are the permitted maximum ratios in the report. A row has such a bar if only Podlace decides its result. Other
 // rows depend on how long the machine takes to start a process, or on what the kernel does with many links.
 const (
-	leasesBar = 1.2
-	dualBar   = 1.2
+	growthBar = 1.2
 	driftBar  = 1.1
 )
 

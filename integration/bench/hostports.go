@@ -18,8 +18,6 @@ const (
 	manyPorts   = 200
 	otherPorts  = 5000
 	portsOfPod  = 50 // the reference fails with several hundred ports in one call
-
-	portsBar = 1.2
 )
 
 // portmapAlone returns the configuration of portmap without a main plugin. The prevResult in this configuration describes a pod, like the
@@ -88,7 +86,7 @@ func (r *report) measurePorts(o options, n nodes) {
 	r.addLoad("portmap DEL of one port, over no port", 0, additionalTime(entries, besideNone, verbDel))
 	r.addLoad(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), 0, additionalTime(entries, "200 ports", verbAdd))
 	for _, verb := range []string{verbAdd, verbDel} {
-		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of other pods", verb, thousands(count)), portsBar, r.compareMedians(entries, verb))
+		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of other pods", verb, thousands(count)), growthBar, r.compareMedians(entries, verb))
 	}
 }
 

@@ -54,7 +54,7 @@ func (r *report) measureLeases(o options, n nodes) {
 	}
 	runRounds(all, min(o.rounds, leaseRounds))
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
-		r.addGrowth(fmt.Sprintf("host-local %s, %s leases", verb, thousands(count)), leasesBar, r.compareMedians(entries, verb))
+		r.addGrowth(fmt.Sprintf("host-local %s, %s leases", verb, thousands(count)), growthBar, r.compareMedians(entries, verb))
 	}
 	if e := entries[entryName(sideOurs, besideMany)]; e.err == nil {
 		r.measureRebuild(chains[e.side], p50(e.samples[verbAdd].chain))

@@ -53,7 +53,7 @@ func (r *report) measureStacks(o options, n nodes) {
 		dual[side] = figure{Base: plain, Value: p50(both.samples[verbAdd].chain)}
 		check[side] = figure{Base: plain, Value: p50(single.samples[verbCheck].chain)}
 	}
-	r.addGrowth("dual-stack ADD, against single stack", dualBar, dual)
+	r.addGrowth("dual-stack ADD, against single stack", growthBar, dual)
 	r.addGrowth("CHECK, against ADD (plain)", 0, check)
 }
 

@@ -193,7 +193,7 @@ func TestUninstallKeepsPodlacePod(t *testing.T) {
 		file := filepath.Join(c.into, path)
 		kerneltest.Must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)))
 		out, err := c.make("uninstall")
-		if err == nil || !strings.Contains(out, "podlace-pod is named in "+file+", so nothing was removed") {
+		if err == nil || !strings.Contains(out, "podlace-pod is named in "+file+", so nothing is removed") {
 			t.Errorf("%s: %v\n%s", path, err, out)
 		}
 		kerneltest.Must(t, os.Remove(file))

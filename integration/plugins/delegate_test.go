@@ -34,7 +34,7 @@ const stubResult = `{"cniVersion":"1.1.0","ips":[{"address":"10.70.0.200/24","ga
 
 func newStub(t *testing.T) *stubIPAM {
 	t.Helper()
-	s := &stubIPAM{dir: t.TempDir(), f: harness.NewFixture(t, "bridge")}
+	s := &stubIPAM{dir: t.TempDir(), f: harness.NewFixture(t, harness.ChainPlugins()[0])}
 	if err := os.WriteFile(s.path(), []byte(stubScript), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func (s *stubIPAM) conf() object {
 }
 
 func (s *stubIPAM) call(verb string) harness.Call {
-	return s.f.Good(verb, "bridge").With("CNI_PATH", s.dir+":"+harness.BinDir()).Config(s.conf())
+	return s.f.Good(verb, harness.ChainPlugins()[0]).With("CNI_PATH", s.dir+":"+harness.BinDir()).Config(s.conf())
 }
 
 // TestDelegate runs the bridge plugin with a third-party IPAM plugin. The IPAM plugin gets the environment and the configuration of the

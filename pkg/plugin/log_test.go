@@ -43,6 +43,12 @@ func TestLogToFile(t *testing.T) {
 	if !strings.Contains(read(), `level=ERROR msg="it broke"`) {
 		t.Errorf("file %q", read())
 	}
+	inPart := failing(errors.New("part broke"))
+	inPart.Del = func(r *Request) error { r.Plugin += " (part)"; return errors.New("part broke") }
+	run(inPart, newEnv("DEL"), config(`"logFile": "`+path+`"`))
+	if log := read(); !strings.Contains(log, `msg="part broke" plugin="`+inPart.Name+` (part)"`) {
+		t.Errorf("file %q", log)
+	}
 	before := read()
 	if run(warningPlugin(), newEnv("DEL"), config(`"logFile": "`+path+`", "logLevel": "error"`)); read() != before {
 		t.Errorf("a warning at level error: %q", strings.TrimPrefix(read(), before))

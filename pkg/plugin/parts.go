@@ -69,6 +69,8 @@ func Split(config []byte) ([]Part, error) {
 		maps.Copy(own, shared)
 		if value, ok := capabilities[s.capability]; ok {
 			own["capabilities"] = encoded(map[string]json.RawMessage{s.capability: value})
+		} else if keys[s.name] == nil { // a chain would have no such plugin
+			own["capabilities"] = encoded(map[string]bool{s.capability: false})
 		}
 		parts = append(parts, Part{s.name, ofType(s.name, own), s.name})
 		delete(keys, s.name)

@@ -88,7 +88,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	if err != nil {
 		output = r.errorJSON(err)
 		if r.isRedirected() {
-			r.Log.Error(err.Error())
+			r.logger().Error(err.Error()) // r.Plugin may name a part since r.Log was made
 		}
 	}
 	fault.Step("end of", p.Name)

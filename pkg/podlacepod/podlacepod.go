@@ -24,8 +24,9 @@ type chain []plugin.Plugin
 
 // Plugin returns the plugin podlace-pod.
 func Plugin() plugin.Plugin {
-	c := chain{bridge.Plugin(hostlocal.Plugin()), portmap.Plugin(), bandwidth.Plugin()}
-	return plugin.Plugin{Name: plugin.PodType, MinVersion: c[len(c)-1].MinVersion, Add: c.add, Del: c.del, Check: c.check, GC: c.gc,
+	limits := bandwidth.Plugin()
+	c := chain{bridge.Plugin(hostlocal.Plugin()), portmap.Plugin(), limits}
+	return plugin.Plugin{Name: plugin.PodType, MinVersion: limits.MinVersion, Add: c.add, Del: c.del, Check: c.check, GC: c.gc,
 		Status: c.status}
 }
 
@@ -63,7 +64,7 @@ func parsers() map[string]func(*plugin.Request) error {
 	}
 }
 
-// add calls ADD of each part with the result of the part before. If a part fails, add calls DEL of those before it.
+// add calls ADD of each part with the result of the part before. If a part after the first fails, add calls DEL, as a runtime does.
 func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 	parts, err := requests(r)
 	if err != nil {
@@ -88,7 +89,9 @@ func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 		if err != nil {
 			return nil, failed(r, p, err)
 		}
-		undo.Push(func() error { return p.Del(parts[i]) })
+		if i == 0 {
+			undo.Push(func() error { return c.end(r, parts) })
+		}
 		if changed != nil {
 			result = changed
 		}
@@ -96,20 +99,25 @@ func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 	return result, nil
 }
 
-// del calls DEL of each part in reverse order. It stops at the first error, as a runtime does: bridge comes last and releases the
-// addresses, and a rule that is left would lead to their next owner.
 func (c chain) del(r *plugin.Request) error {
 	parts, _ := requests(r)
-	for i, p := range slices.Backward(c) {
-		if err := p.Del(parts[i]); err != nil {
-			return failed(r, p, err)
-		}
-	}
-	return nil
+	return c.end(r, parts)
 }
 
-// each calls a verb of each part and returns all errors. GC has the order of DEL: bridge keeps the addresses of an attachment whose rules
-// another part could not remove.
+// end calls DEL of each part in reverse order. The first part comes last and only if the others succeed, because it releases the addresses:
+// a rule that is left would lead to their next owner.
+func (c chain) end(r *plugin.Request, parts []*plugin.Request) error {
+	var all error
+	for i, p := range slices.Backward(c) {
+		if i > 0 || all == nil {
+			all = join(all, r, p, p.Del(parts[i]))
+		}
+	}
+	return all
+}
+
+// each calls a verb of each part and returns all errors. GC has the order of DEL, so bridge keeps an attachment of whose record another
+// part could not remove everything.
 func (c chain) each(r *plugin.Request, of func(plugin.Plugin) verb) error {
 	parts, err := requests(r)
 	if err != nil {
@@ -121,15 +129,20 @@ func (c chain) each(r *plugin.Request, of func(plugin.Plugin) verb) error {
 	}
 	var all error
 	for i, p := range order {
-		switch err := of(p)(parts[i]); {
-		case err == nil:
-		case all == nil:
-			all = failed(r, p, err)
-		default:
-			all = fmt.Errorf("%w; %w", all, failed(r, p, err))
-		}
+		all = join(all, r, p, of(p)(parts[i]))
 	}
 	return all
+}
+
+// join adds the error of a part to those of the parts before it.
+func join(all error, r *plugin.Request, p plugin.Plugin, err error) error {
+	switch {
+	case err == nil:
+		return all
+	case all == nil:
+		return failed(r, p, err)
+	}
+	return fmt.Errorf("%w; %w", all, failed(r, p, err))
 }
 
 // failed adds the name of a part to its error, and to that of the plugin in the error document.

@@ -4,6 +4,7 @@ package podlacepod
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/bandwidth"
@@ -195,6 +197,47 @@ func TestOrder(t *testing.T) {
 		err := call(&plugin.Request{Verb: name, Config: []byte(`{"name": "net"}`), Log: slog.New(slog.DiscardHandler)})
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v, %q, want %q", name, err, got, want)
+		}
+	}
+}
+
+// TestEnd checks which parts a failing part leaves: the first part releases the addresses, so it stays while a rule of another may be left.
+func TestEnd(t *testing.T) {
+	for _, c := range []struct{ verb, fails, want, msg string }{
+		{"DEL", "", "DEL limits, DEL ports, DEL main", ""},
+		{"DEL", "DEL limits", "DEL limits, DEL ports", "DEL limits"},
+		{"DEL", "DEL limits, DEL ports", "DEL limits, DEL ports", "DEL limits; ports: DEL ports"},
+		{"DEL", "DEL main", "DEL limits, DEL ports, DEL main", "DEL main"},
+		{"ADD", "ADD main", "ADD main", "ADD main"},
+		{"ADD", "ADD ports", "ADD main, ADD ports, DEL limits, DEL ports, DEL main", "ADD ports"},
+		{"ADD", "ADD ports, DEL ports", "ADD main, ADD ports, DEL limits, DEL ports", "ADD ports\nundo: ports: DEL ports"},
+		{"ADD", "ADD limits", "ADD main, ADD ports, ADD limits, DEL limits, DEL ports, DEL main", "ADD limits"},
+	} {
+		var did []string
+		do := func(what string) error {
+			did = append(did, what)
+			if slices.Contains(strings.Split(c.fails, ", "), what) {
+				return errors.New(what)
+			}
+			return nil
+		}
+		var parts chain
+		for _, name := range []string{"main", "ports", "limits"} {
+			parts = append(parts, plugin.Plugin{Name: name, Del: func(*plugin.Request) error { return do("DEL " + name) },
+				Add: func(*plugin.Request) (*types100.Result, error) { return nil, do("ADD " + name) }})
+		}
+		r := &plugin.Request{Plugin: plugin.PodType, Verb: c.verb, Config: []byte(`{"name": "net"}`), Log: slog.New(slog.DiscardHandler)}
+		var err error
+		if c.verb == "ADD" {
+			_, err = parts.add(r)
+		} else {
+			err = parts.del(r)
+		}
+		if got := strings.Join(did, ", "); got != c.want {
+			t.Errorf("%s with %q failing: %s, want %s", c.verb, c.fails, got, c.want)
+		}
+		if err == nil != (c.msg == "") || err != nil && err.Error() != c.msg {
+			t.Errorf("%s with %q failing: error %v, want %q", c.verb, c.fails, err, c.msg)
 		}
 	}
 }

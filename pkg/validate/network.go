@@ -109,8 +109,12 @@ func (c *checker) entry(n *network, path, version string, config []byte) {
 	}
 	c.misspelt(n, path+".type", ipam.Type(config))
 	c.misspelt(n, path+".ipam.type", ipam.Type(ipam.Object(config)))
-	if kind == plugin.PodType {
-		_, err := plugin.Split(config)
+	if slices.Contains(plugin.Kinds(), kind) {
+		err := plugin.CheckLogging(config)
+		if kind == plugin.PodType {
+			_, e := plugin.Split(config)
+			err = errors.Join(err, e)
+		}
 		c.refused(n, path, plugin.Part{Config: config}, err)
 	}
 	for _, p := range plugin.Parts(config) {
@@ -191,9 +195,6 @@ func parse(r *plugin.Request, kind string) (err error) {
 	case "loopback":
 	default:
 		return nil
-	}
-	if err == nil {
-		err = plugin.CheckLogging(r.Config)
 	}
 	return err
 }
