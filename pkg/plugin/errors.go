@@ -5,7 +5,6 @@ package plugin
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -80,23 +79,18 @@ func Code(err error) uint {
 	return CodeIO
 }
 
-// Hint returns the hints that WithHint added to an error and to those that it wraps, or "".
+// Hint returns the hint that WithHint added to an error, or "".
 func Hint(err error) string {
 	var hints []string
-	if err == nil {
-		return ""
-	}
-	if e, ok := err.(*Error); ok && e.Hint != "" { //nolint:errorlint // the wrapped errors follow one by one
-		hints = append(hints, e.Hint)
-	}
-	wrapped := []error{errors.Unwrap(err)}
-	if list, ok := err.(interface{ Unwrap() []error }); ok {
-		wrapped = list.Unwrap()
-	}
-	for _, w := range wrapped {
-		if hint := Hint(w); hint != "" && !slices.Contains(hints, hint) {
-			hints = append(hints, hint)
+	for err != nil {
+		var e *Error
+		if !errors.As(err, &e) {
+			break
 		}
+		if e.Hint != "" {
+			hints = append(hints, e.Hint)
+		}
+		err = e.Err
 	}
 	return strings.Join(hints, "; ")
 }

@@ -72,9 +72,6 @@ func TestHint(t *testing.T) {
 	if err.Error() != "outer: bad" || !errors.Is(err, inner) {
 		t.Errorf("the hint changed the error: %v", err)
 	}
-	if got := Hint(errors.Join(errors.New("x"), inner, WithHint(unix.EBUSY, "wait"), inner)); got != "inner; wait" {
-		t.Errorf("joined: %q", got)
-	}
 	if got := Hint(errors.New("x")); got != "" {
 		t.Errorf("got %q", got)
 	}

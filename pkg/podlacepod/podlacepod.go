@@ -134,7 +134,7 @@ func (c chain) each(r *plugin.Request, of func(plugin.Plugin) verb) error {
 	return all
 }
 
-// join adds the error of a part to those of the parts before it.
+// join adds the error of a part, with its hint, to those of the parts before it. The code is that of the first.
 func join(all error, r *plugin.Request, p plugin.Plugin, err error) error {
 	switch {
 	case err == nil:
@@ -142,7 +142,12 @@ func join(all error, r *plugin.Request, p plugin.Plugin, err error) error {
 	case all == nil:
 		return failed(r, p, err)
 	}
-	return fmt.Errorf("%w; %w", all, failed(r, p, err))
+	hint := plugin.Hint(err)
+	err = fmt.Errorf("%w; %w", all, failed(r, p, err))
+	if hint != "" {
+		return plugin.WithHint(err, "%s", hint)
+	}
+	return err
 }
 
 // failed adds the name of a part to its error, and to that of the plugin in the error document.

@@ -217,7 +217,7 @@ func TestEnd(t *testing.T) {
 		do := func(what string) error {
 			did = append(did, what)
 			if slices.Contains(strings.Split(c.fails, ", "), what) {
-				return errors.New(what)
+				return plugin.WithHint(errors.New(what), "mend %s", what)
 			}
 			return nil
 		}
@@ -238,6 +238,9 @@ func TestEnd(t *testing.T) {
 		}
 		if err == nil != (c.msg == "") || err != nil && err.Error() != c.msg {
 			t.Errorf("%s with %q failing: error %v, want %q", c.verb, c.fails, err, c.msg)
+		}
+		if two := "mend DEL ports; mend DEL limits"; c.verb == "DEL" && strings.Contains(c.msg, ";") && plugin.Hint(err) != two {
+			t.Errorf("hints %q, want %q", plugin.Hint(err), two)
 		}
 	}
 }
