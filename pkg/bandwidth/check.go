@@ -58,10 +58,7 @@ func (st state) check(r *plugin.Request, host *kernel.Node, link kernel.Link, re
 		return err
 	}
 	ifb := of.Egress.link
-	captor, ok, err := host.Captor(link, kernel.Receiving)
-	if err == nil && ok && (captor.Drops || captor.To != ifb.Index) {
-		err = captureError(link, kernel.Receiving, "egress", captor)
-	}
+	err = checkFilters(host, link, kernel.Receiving, "egress", ifb.Index)
 	// Podlace adds its ifb device to the device group of the link, and the reference plugin does not. If the ifb device is in this group,
 	// Podlace set the limits, and the record is lost.
 	if err != nil || recorded || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
@@ -86,16 +83,17 @@ func (e observedLimit) check(host *kernel.Node, limit string, want kernel.Bucket
 	if has.Rate/8 != want.Rate/8 || ours && !same {
 		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %s, want %s", e.link.Name, has, want)
 	}
-	captor, ok, err := host.Captor(e.link, kernel.Sending)
-	if err != nil || !ok || !captor.Drops && captor.To == 0 {
-		return err
-	}
-	return captureError(e.link, kernel.Sending, limit, captor)
+	return checkFilters(host, e.link, kernel.Sending, limit, 0)
 }
 
-// captureError returns an error that describes another program's tc filter. No CNI operation of Podlace removes this filter, because the
-// other program may need it.
-func captureError(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
+// checkFilters returns an error if another program's tc filter takes or drops all frames before they reach the limit. The argument `own` is
+// the ifindex to which the limit's own filter redirects, or 0. No CNI operation of Podlace removes the other filter, because the other
+// program may need it.
+func checkFilters(host *kernel.Node, link kernel.Link, side kernel.Side, limit string, own int) error {
+	captor, ok, err := host.Captor(link, side)
+	if err != nil || !ok || !captor.Drops && captor.To == own {
+		return err
+	}
 	does := "takes all frames before the limit sees them"
 	if captor.Drops {
 		does = "drops all frames"
