@@ -276,13 +276,7 @@ func del(r *plugin.Request) error {
 	}
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-		// Next, the runtime calls the main plugin's DEL. The main plugin's DEL deletes the link together with the limits, and then deletes
-		// the record.
-		if !att.WithLink { // a record of an earlier version
-			att.WithLink = true
-			att.Resave(st)
-		}
-		return nil
+		return nil // next, the runtime calls the main plugin's DEL, which deletes the link with the limits, and then the record (WithLink)
 	}
 	return remove(host, att, st)
 }
