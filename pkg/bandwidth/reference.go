@@ -3,7 +3,6 @@
 package bandwidth
 
 import (
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"slices"
@@ -64,11 +63,7 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	if taken, err := isRecorded(func(st state) bool { return st.Index == link.Index }); taken || err != nil {
 		return err
 	}
-	_, shaped, err := host.Shaped(link)
-	if err == nil && shaped {
-		err = host.Unshape(link)
-	}
-	return err
+	return host.Unshape(link)
 }
 
 // delDevice deletes the redirect to the ifb device with the given name, and then the ifb device. Two attachments can have the same device
@@ -89,11 +84,8 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 		if serves, err := mayServe(r, host, from, name); !serves || err != nil {
 			return err
 		}
-		if err := host.DelRedirect(from, ifb, true); err != nil {
-			return err
-		}
 	}
-	return host.DelLink(name)
+	return deleteLimits(host, state{Link: from.Name, Index: from.Index, IFB: name, Clsact: true})
 }
 
 // replaceRedirects replaces redirects that the reference plugin created for attachments without a record. A redirect of the reference
@@ -125,11 +117,8 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 
 // isRecorded reports whether any attachment has a record for which the function matches() returns true.
 func isRecorded(matches func(state) bool) (bool, error) {
-	records, err := attachment.AllOf(pluginName)
-	return slices.ContainsFunc(records, func(rec attachment.Record) bool {
-		var st state
-		return json.Unmarshal(rec.State, &st) == nil && matches(st)
-	}), err
+	records, err := attachment.States[state](attachment.AllOf(pluginName))
+	return slices.ContainsFunc(records, func(rec attachment.Of[state]) bool { return matches(rec.State) }), err
 }
 
 // isRecordedDevice reports whether the record of any attachment contains an ifb device with the given name.
