@@ -103,20 +103,16 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 // error with plugin.CodeStateDiffers. If a newer version of Podlace wrote the record, Checked logs a warning and returns no error. After a
 // downgrade, such an error could make the runtime restart the node's pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
-	records, err := RecordsOf(KeyOf(r), r.Plugin)
-	rec, found := records[r.Plugin]
+	rec, found, err := RecordOf[T](KeyOf(r), r.Plugin)
 	if isNewer(err) {
 		r.Log.Warn("a newer version of Podlace wrote the record; CHECK ignores it", "error", err)
 		return st, false, nil
 	}
-	if err == nil && found {
-		err = json.Unmarshal(rec.State, &st)
-	}
 	if err != nil {
 		err = plugin.Errorf(plugin.CodeStateDiffers, "the record of %s cannot be read: %w", r.Plugin, err)
-		return *new(T), false, plugin.WithHint(err, renew)
+		return st, false, plugin.WithHint(err, renew)
 	}
-	return st, found, nil
+	return rec.State, found, nil
 }
 
 // LostRecord returns the error with which CHECK fails if an attachment of Podlace has lost its record. LostRecord returns nil if a record
@@ -146,7 +142,7 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 			continue
 		}
 		if err == nil && (rec.Key != k || rec.Plugin != name) {
-			err = errors.New("it belongs to another attachment")
+			err = errOther
 		}
 		if err != nil {
 			return nil, fmt.Errorf("record %s: %w", filepath.Join(dir.Path(), file), err)
@@ -154,6 +150,15 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 		found[name] = rec
 	}
 	return found, nil
+}
+
+// RecordOf returns the record that a plugin stored for an attachment, with its decoded state. The second result is false if there is none.
+func RecordOf[T any](k Key, plugin string) (rec Of[T], ok bool, err error) {
+	records, err := RecordsOf(k, plugin)
+	if rec.Record, ok = records[plugin]; ok {
+		err = json.Unmarshal(rec.Record.State, &rec.State)
+	}
+	return rec, ok, err
 }
 
 // ByHash searches all networks for a plugin's record of the attachment whose key has the given hash. The second result is false if no
@@ -192,17 +197,16 @@ func Sorted[T any](of map[Key]T) []Key {
 	})
 }
 
-// Reopen locks an attachment, and returns the plugin's current record of it. The third result is false if the record is gone.
-func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {
+// Reopen locks an attachment, and returns the plugin's current record of it, which may have changed since it was listed. The third result
+// is false if the record is gone.
+func Reopen[T any](l Locker, k Key, plugin string) (a *Attachment, rec Of[T], ok bool, err error) {
 	a, err = l.Key(k)
 	if err != nil {
-		return nil, Record{}, false, ignoreMissing(err)
+		return nil, rec, false, ignoreMissing(err)
 	}
-	records, err := RecordsOf(k, plugin)
-	rec, ok = records[plugin]
-	if err != nil || !ok {
+	if rec, ok, err = RecordOf[T](k, plugin); err != nil || !ok {
 		a.Close()
-		return nil, Record{}, false, err
+		return nil, rec, false, err
 	}
 	a.plugin, a.pod, a.netns, a.saved, a.WithLink = plugin, rec.Pod, rec.Netns, true, rec.WithLink
 	return a, rec, true, nil

@@ -11,7 +11,7 @@ import (
 // TestReopen checks that Reopen reads the record under the lock, and that a later Save keeps the pod and the namespace in the record.
 func TestReopen(t *testing.T) {
 	key := Key{t.Name(), "id", "eth0"}
-	if _, _, ok, err := Waiting.Reopen(key, "test"); ok || err != nil {
+	if _, _, ok, err := Reopen[testState](Waiting, key, "test"); ok || err != nil {
 		t.Errorf("without a folder: %t, %v", ok, err)
 	}
 	a, r := attach(t, "id")
@@ -20,8 +20,8 @@ func TestReopen(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() {
-		b, rec, ok, err := Waiting.Reopen(key, "test")
-		if err == nil && (!ok || string(rec.State) != `{"value":"y"}` || rec.Key != key) {
+		b, rec, ok, err := Reopen[testState](Waiting, key, "test")
+		if err == nil && (!ok || rec.State != (testState{"y"}) || rec.Key != key) {
 			err = fmt.Errorf("%t, %+v", ok, rec)
 		}
 		if err == nil {
@@ -47,7 +47,7 @@ func TestReopen(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for i := range 2 { // first with another plugin's record, then without any record
-		if _, _, ok, err := Waiting.Reopen(key, []string{"other", "test"}[i]); ok || err != nil {
+		if _, _, ok, err := Reopen[testState](Waiting, key, []string{"other", "test"}[i]); ok || err != nil {
 			t.Errorf("%t, %v", ok, err)
 		}
 		if err := a.Remove(); err != nil {

@@ -107,7 +107,7 @@ func TestForgetWithLink(t *testing.T) {
 	}
 	with.Resave(testState{"y"})
 	with.Close()
-	again, rec, _, err := Waiting.Reopen(KeyOf(requests["bandwidth"]), "bandwidth")
+	again, rec, _, err := Reopen[testState](Waiting, KeyOf(requests["bandwidth"]), "bandwidth")
 	if err != nil || !rec.WithLink || !again.WithLink {
 		t.Fatalf("saved again, the record lost that: %+v, %v", rec, err)
 	}

@@ -115,10 +115,8 @@ func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err er
 		return nil, err
 	}
 	s := bucketSamples{before: buckets, after: buckets, took: time.Second}
-	for _, rec := range records {
-		if json.Unmarshal(rec.State, &state{}) != nil {
-			continue
-		}
+	readable, _ := attachment.States[state](records, nil)
+	for _, rec := range readable {
 		l, err := s.limits(host, rec)
 		if err != nil {
 			return nil, fmt.Errorf("container %s, %s in network %s: %w", rec.ContainerID, rec.IfName, rec.Network, err)
@@ -132,15 +130,14 @@ func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err er
 // kernel object of a limit is missing, look() reads all kernel objects again under the lock, because a running ADD or DEL may be changing
 // them.
 func (s bucketSamples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool, err error) {
-	records, err := attachment.RecordsOf(key, pluginName)
-	rec, ok := records[pluginName]
+	rec, ok, err := attachment.RecordOf[state](key, pluginName)
 	if err != nil || !ok {
 		return Limits{}, false, err
 	}
 	if l, err = s.limits(host, rec); err != nil || !l.Missing() {
 		return l, err == nil, err
 	}
-	att, rec, ok, err := attachment.Waiting.Reopen(key, pluginName)
+	att, again, ok, err := attachment.Reopen[state](attachment.Waiting, key, pluginName)
 	if err != nil || !ok {
 		return Limits{}, false, err
 	}
@@ -149,16 +146,12 @@ func (s bucketSamples) look(host *kernel.Node, key attachment.Key) (l Limits, ok
 		return Limits{}, false, err
 	}
 	s.took = time.Since(s.began)
-	l, err = s.limits(host, rec)
+	l, err = s.limits(host, again)
 	return l, err == nil, err
 }
 
-func (s bucketSamples) limits(host *kernel.Node, rec attachment.Record) (Limits, error) {
-	l := Limits{Key: rec.Key, Pod: rec.Pod, Gone: plugin.NetnsGone(rec.Netns)}
-	var st state
-	if err := json.Unmarshal(rec.State, &st); err != nil {
-		return l, err
-	}
+func (s bucketSamples) limits(host *kernel.Node, rec attachment.Of[state]) (Limits, error) {
+	l, st := Limits{Key: rec.Key, Pod: rec.Pod, Gone: plugin.NetnsGone(rec.Netns)}, rec.State
 	if st.Ingress != nil || st.Asked.Ingress.ByAdmin {
 		l.Ingress = &Direction{Asked: st.Asked.Ingress}
 	}
@@ -208,7 +201,7 @@ func Records(of []attachment.Record) []attachment.Record {
 // Set changes the limits of a live pod in place. The arguments `ingress` and `egress` are rates in bits per second. The rate 0 removes the
 // limit, and nil does not change the limit. Set also changes the record, so that CHECK and Restore use the new limits until another ADD.
 func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
-	att, rec, ok, err := attachment.Waiting.Reopen(key, pluginName)
+	att, rec, ok, err := attachment.Reopen[state](attachment.Waiting, key, pluginName)
 	if err == nil && !ok {
 		err = errors.New("the record is gone: the pod was deleted meanwhile")
 	}
@@ -216,10 +209,7 @@ func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
 		return err
 	}
 	defer att.Close()
-	var old state
-	if err := json.Unmarshal(rec.State, &old); err != nil {
-		return err
-	}
+	old := rec.State
 	if !plugin.NetnsExists(rec.Netns) {
 		return fmt.Errorf("namespace %s is gone", rec.Netns)
 	}

@@ -3,7 +3,6 @@
 package bandwidth
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
 	"slices"
@@ -319,12 +318,11 @@ func TestSetFails(t *testing.T) {
 func TestReplaceRecords(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
-	att, rec, ok, err := attachment.Waiting.Reopen(l.key("a"), pluginName)
+	att, rec, ok, err := attachment.Reopen[state](attachment.Waiting, l.key("a"), pluginName)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	var next, got state
-	l.must(json.Unmarshal(rec.State, &next))
+	next, got := rec.State, state{}
 	old := next
 	old.IFB, old.Egress = "no link can have this name", next.Ingress
 	if _, err := replace(l.host, att, l.hostSide, old, next); err == nil {

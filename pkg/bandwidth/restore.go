@@ -3,7 +3,6 @@
 package bandwidth
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -47,15 +46,12 @@ func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker)
 // restore() restores the limits of one attachment. Under the lock, restore() reads the record again, since the pod may have got new limits
 // or may be gone.
 func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger, locks attachment.Locker) error {
-	att, rec, ok, err := locks.Reopen(key, pluginName)
+	att, rec, ok, err := attachment.Reopen[state](locks, key, pluginName)
 	if err != nil || !ok {
 		return locks.Tolerate(err)
 	}
 	defer att.Close()
-	var st state
-	if err := json.Unmarshal(rec.State, &st); err != nil {
-		return err
-	}
+	st := rec.State
 	link, ok, err := st.hostSide(host)
 	if err != nil {
 		return err

@@ -158,14 +158,14 @@ func (st state) staleExceptions(read func() []netip.Prefix) bool {
 // renewPod updates the masquerade exceptions of one pod. renewPod takes the attachment's lock before the network's lock, in the same order
 // as ADD and DEL.
 func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) error {
-	att, rec, ok, err := attachment.Waiting.Reopen(key, "bridge")
+	att, rec, ok, err := attachment.Reopen[state](attachment.Waiting, key, "bridge")
 	if err != nil || !ok {
 		return err
 	}
 	defer att.Close()
-	var st state
-	if err := json.Unmarshal(rec.State, &st); err != nil || !st.staleExceptions(read) {
-		return err
+	st := rec.State
+	if !st.staleExceptions(read) {
+		return nil
 	}
 	unlock, err := att.LockNetwork() // excludes processes that restore rules from the records
 	if err != nil {
