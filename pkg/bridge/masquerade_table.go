@@ -134,28 +134,24 @@ func missingMasquerade(host *kernel.Node, m MasqueradeSets) (MasqueradeSets, err
 	return missing, err
 }
 
+// missing() returns those prefixes that no single interval of the sets contains. When asked for an address, the kernel returns the interval
+// that contains the address. missing() asks for the first and for the last address of all prefixes in one request.
 func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Prefix) (missing []netip.Prefix, err error) {
+	var ends []nft.Element
 	for _, p := range prefixes {
-		ok, err := covers(t, m.setName(kind, p.Addr().Is4()), p)
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
+		set := m.setName(kind, p.Addr().Is4())
+		ends = append(ends, nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()}, nft.Element{Set: set, Key: lastAddress(p).AsSlice()})
+	}
+	found, err := t.Find(ends)
+	if err != nil {
+		return nil, err
+	}
+	for i, p := range prefixes {
+		if first, last := found[2*i], found[2*i+1]; first == nil || last == nil || !bytes.Equal(first.Key, last.Key) {
 			missing = append(missing, p)
 		}
 	}
 	return missing, nil
-}
-
-// covers() reports whether one interval of a set contains the whole prefix. When asked for an address, the kernel returns the interval that
-// contains the address.
-func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
-	begin, ok, err := t.Get(nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()})
-	if err != nil || !ok {
-		return false, err
-	}
-	end, ok, err := t.Get(nft.Element{Set: set, Key: lastAddress(p).AsSlice()})
-	return ok && bytes.Equal(begin.Key, end.Key), err
 }
 
 // delMasquerade removes the sources in m from the network's set. delMasquerade ignores a source that is not in the set.
