@@ -44,6 +44,10 @@ func (m MasqueradeSets) setName(kind string, is4 bool) string {
 
 func (m MasqueradeSets) chainName() string { return "network-" + m.name() }
 
+func (m MasqueradeSets) chain() nft.Place {
+	return nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: m.chainName()}
+}
+
 // empty() reports whether both lists of prefixes are empty.
 func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 
@@ -110,15 +114,14 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 }
 
 // hasMasqueradeRules reports whether the network's chain has the expected number of rules: one rule for each address family. ADD uses
-// hasMasqueradeRules because counting the rules is quick.
+// hasMasqueradeRules because the kernel has counted the rules.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
 		return false, err
 	}
-	chain := MasqueradeSets{Network: network}.chainName()
-	rules, err := t.Rules(nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: chain})
-	return len(rules) == 2, err
+	chain, _, err := t.Chain(MasqueradeSets{Network: network}.chain())
+	return chain.Uses == 2, err
 }
 
 // missingMasquerade returns those prefixes of m that the kernel does not masquerade.

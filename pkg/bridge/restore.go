@@ -63,8 +63,7 @@ func baseChains() (all []nft.Place) {
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
 		if text, _ := attachment.NotedIn(network, masqueraded); text != "" {
-			chain := MasqueradeSets{Network: network}.chainName()
-			all = append(all, nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: chain})
+			all = append(all, MasqueradeSets{Network: network}.chain())
 		}
 	}
 	if _, ok := attachment.NodeNoted(vlanTable); ok {
