@@ -3,7 +3,6 @@
 package bridge
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -61,12 +60,10 @@ func (m Masquerade) withClusterCIDRs(cidrs []netip.Prefix) Masquerade {
 // clusterCIDRs returns the CIDRs that replaced useClusterCidr when the exceptions of an attachment were last written. With these CIDRs,
 // CHECK and rollback do not need node.json.
 func (st state) clusterCIDRs(network string) []netip.Prefix {
-	m := Masquerade{Except: st.Except, Cluster: st.Cluster}
-	if st.Masquerade != "iptables" {
-		text, _ := attachment.NotedIn(network, masqueraded)
-		m = Masquerade{}
-		_ = json.Unmarshal([]byte(text), &m)
+	if st.Masquerade == "iptables" {
+		return Masquerade{Except: st.Except, Cluster: st.Cluster}.clusterCIDRs()
 	}
+	m, _ := notedMasquerade(network)
 	return m.clusterCIDRs()
 }
 
@@ -134,8 +131,7 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 // useClusterCidr in this file differ from node.json. If the second result is true, the first result is the masquerade configuration
 // with the CIDRs from node.json. A configuration without useClusterCidr is never stale.
 func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale bool) {
-	text, _ := attachment.NotedIn(network, masqueraded)
-	if json.Unmarshal([]byte(text), &m) != nil || m.Cluster == 0 {
+	if m, _ = notedMasquerade(network); m.Cluster == 0 {
 		return m, false
 	}
 	cidrs := read()

@@ -5,7 +5,6 @@ package bridge
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -100,7 +99,8 @@ func (j *job) checkForeign(l layer3) error {
 	if err != nil {
 		return err
 	}
-	for _, cfg := range []Masquerade{j.cfg.Masquerade, notedMasquerade(j.att)} { // an edited configuration is not yet in force
+	noted, _ := notedMasquerade(j.att.Network)
+	for _, cfg := range []Masquerade{j.cfg.Masquerade, noted} { // an edited configuration is not yet in force
 		all := wantedMasquerade(j.att.Network, cfg, pods)
 		m.Sources, m.Local = append(m.Sources, all.Sources...), append(m.Local, all.Local...)
 	}
@@ -110,13 +110,6 @@ func (j *job) checkForeign(l layer3) error {
 	}
 	return differs("nftables set %s has %s, which no pod needs: it changes what network %s masquerades", what[0].elements[0].Set, what[0].text,
 		j.att.Network)
-}
-
-// notedMasquerade returns the masquerade configuration that Podlace last wrote to the network's nftables sets.
-func notedMasquerade(att *attachment.Attachment) (m Masquerade) {
-	text, _ := att.Noted(masqueraded)
-	_ = json.Unmarshal([]byte(text), &m)
-	return m
 }
 
 // allShared reports whether the network's nftables sets contain only whole subnets, and no addresses of single pods.

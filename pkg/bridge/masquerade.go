@@ -77,6 +77,14 @@ func (m Masquerade) noteText() string {
 	return string(data)
 }
 
+// notedMasquerade returns the masquerade configuration that Podlace last wrote to the network's nftables sets. The second result is false
+// if the note file is missing or empty.
+func notedMasquerade(network string) (m Masquerade, ok bool) {
+	text, _ := attachment.NotedIn(network, masqueraded)
+	err := json.Unmarshal([]byte(text), &m)
+	return m, err == nil
+}
+
 // masqueradeByNFT adds the nftables chain, rules and set elements that are missing for the pod. If nothing is missing, masqueradeByNFT
 // changes nothing. masqueradeByNFT rewrites everything from the records of all attachments in three cases: the configuration changed,
 // subnets overlap, or the rules were flushed.
@@ -133,8 +141,8 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 // repairMasquerade rewrites the chain and the sets of a network that has pods, if any rule or set element is missing. Rules that a running
 // ADD is about to write do not count as missing. If no pod needs masquerade and the chain was flushed, the note file is removed.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
-	var m Masquerade
-	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
+	m, noted := notedMasquerade(att.Network)
+	if !noted {
 		return nil
 	}
 	all, written := wantedMasquerade(att.Network, m, pods), wantedMasquerade(att.Network, m, finished(pods))

@@ -62,7 +62,7 @@ func baseChains() (all []nft.Place) {
 	}
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
-		if text, _ := attachment.NotedIn(network, masqueraded); text != "" {
+		if _, noted := notedMasquerade(network); noted {
 			all = append(all, MasqueradeSets{Network: network}.chain())
 		}
 	}
@@ -100,10 +100,9 @@ func Intact(host *kernel.Node) bool {
 	_, needGuards := attachment.NodeNoted(guarded)
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
-		if text, _ := attachment.NotedIn(network, masqueraded); text != "" {
-			if isDifferent(compareMasquerade(host, MasqueradeSets{Network: network, Local: multicast()})) {
-				return false
-			}
+		if _, noted := notedMasquerade(network); noted &&
+			isDifferent(compareMasquerade(host, MasqueradeSets{Network: network, Local: multicast()})) {
+			return false
 		}
 		key, st, ok := oldestPod(network)
 		if !ok {
