@@ -5,6 +5,7 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -107,19 +108,17 @@ func (u *Undo) Push(step func() error) { u.steps = append(u.steps, step) }
 // OnError calls the undo functions in reverse order if *err is not nil. If an undo function fails, OnError joins the error to *err and
 // continues with the next function. After a panic, OnError calls the undo functions and panics again.
 func (u *Undo) OnError(err *error) {
-	if v := recover(); v != nil {
-		for i := len(u.steps) - 1; i >= 0; i-- {
-			_ = u.steps[i]()
-		}
-		panic(v)
-	}
-	if *err == nil {
+	v := recover()
+	if v == nil && *err == nil {
 		return
 	}
 	code := Code(*err)
-	for i := len(u.steps) - 1; i >= 0; i-- {
-		if e := u.steps[i](); e != nil {
+	for _, step := range slices.Backward(u.steps) {
+		if e := step(); e != nil {
 			*err = &Error{Code: code, Err: errors.Join(*err, fmt.Errorf("undo: %w", e))}
 		}
+	}
+	if v != nil {
+		panic(v)
 	}
 }
