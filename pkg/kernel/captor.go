@@ -76,7 +76,7 @@ func firstCaptor(list []netlink.Filter, chain uint32, depth int) (Captor, bool) 
 		case verdict == netlink.TC_ACT_SHOT, verdict == netlink.TC_ACT_QUEUED, verdict == actTrap:
 			c.Drops = true
 		case verdict == netlink.TC_ACT_STOLEN:
-			c.To = max(0, redirectTarget(f))
+			c.To = max(0, redirectTarget(f, netlink.TCA_EGRESS_REDIR, netlink.TCA_INGRESS_REDIR))
 			c.Drops = c.To == 0
 		}
 		return c, true
@@ -129,12 +129,11 @@ func verdictOf(f netlink.Filter) (verdict netlink.TcAct, next uint32) {
 	return verdict, next
 }
 
-// redirectTarget returns the ifindex of the link to which a filter redirects frames. redirectTarget returns 0 if the target link was
-// deleted. redirectTarget returns -1 if the filter does not redirect.
-func redirectTarget(f netlink.Filter) int {
+// redirectTarget returns the ifindex of the link to which a filter redirects frames with one of the given actions. redirectTarget returns 0
+// if the target link was deleted. redirectTarget returns -1 if the filter does not redirect.
+func redirectTarget(f netlink.Filter, actions ...netlink.MirredAct) int {
 	for _, a := range actionsOf(f) {
-		if m, ok := a.(*netlink.MirredAction); ok &&
-			(m.MirredAction == netlink.TCA_EGRESS_REDIR || m.MirredAction == netlink.TCA_INGRESS_REDIR) {
+		if m, ok := a.(*netlink.MirredAction); ok && slices.Contains(actions, m.MirredAction) {
 			return m.Ifindex
 		}
 	}

@@ -156,16 +156,10 @@ func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err e
 // redirectsTo returns the ifindex of the link to which a filter redirects packets. redirectsTo returns 0 if the target link was deleted,
 // and -1 if the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
-	u32, ok := f.(*netlink.U32)
-	if !ok {
+	if _, ok := f.(*netlink.U32); !ok {
 		return -1
 	}
-	for _, a := range u32.Actions {
-		if m, ok := a.(*netlink.MirredAction); ok && m.MirredAction == netlink.TCA_EGRESS_REDIR {
-			return m.Ifindex
-		}
-	}
-	return -1
+	return redirectTarget(f, netlink.TCA_EGRESS_REDIR)
 }
 
 // RedirectedFrom returns a link that redirects its received frames to the given link. The result ok is false if no link redirects to the
