@@ -61,10 +61,11 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkGuard(w.host, j.cfg.guardOf(w.host, w.pod, l, "")); err != nil {
 		return err
 	}
-	if err := j.checkMasquerade(l); err != nil {
+	byUs, err := j.checkMasquerade(l)
+	if err != nil {
 		return err
 	}
-	if err := j.checkRecord(w, l); err != nil {
+	if err := j.checkRecord(w, l, byUs); err != nil {
 		return err
 	}
 	return j.checkTolerated(w, l)
@@ -292,36 +293,37 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 }
 
 // checkMasquerade returns an error if the rules that masquerade the pod's packets are missing. If the attachment has no record,
-// checkMasquerade only logs the loss, because Podlace cannot restore these rules without a record.
-func (j *job) checkMasquerade(l layer3) error {
-	err := withHint(j.compareMasquerade(l))
-	if !j.hasRecord {
-		return j.tolerate(err)
+// checkMasquerade only logs the loss, because Podlace cannot restore these rules without a record. The first result is true if the packets
+// are masqueraded by Podlace's nftables rules.
+func (j *job) checkMasquerade(l layer3) (byUs bool, err error) {
+	byUs, err = j.compareMasquerade(l)
+	if err = withHint(err); !j.hasRecord {
+		err = j.tolerate(err)
 	}
-	return err
+	return byUs, err
 }
 
-func (j *job) compareMasquerade(l layer3) error {
+func (j *job) compareMasquerade(l layer3) (byUs bool, err error) {
 	m := j.cfg.Masquerade
 	if m.Backend != "" {
 		if ok, err := j.masqueradedByReference(m.ofMasqueradedFamilies(l.Addresses)); ok || err != nil {
-			return err
+			return false, err
 		}
 	}
 	switch m.Backend {
 	case "nftables":
 		if err := compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared)); err != nil {
-			return err
+			return false, err
 		}
-		return j.checkForeign(l)
+		return true, j.checkForeign(l)
 	case "iptables":
 		for _, is4 := range []bool{true, false} {
 			if err := j.checkIPTables(is4, m.ofMasqueradedFamilies(l.Addresses)); err != nil {
-				return err
+				return false, err
 			}
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // checkRecord returns an error if Podlace attached the pod but the record is lost. A pod without a record may also be a pod that the
@@ -329,22 +331,12 @@ func (j *job) compareMasquerade(l layer3) error {
 // that Podlace uses. In addition, one of two conditions must hold. The first condition: the bridge port has the flags that Podlace sets
 // with antiSpoof or macspoofchk. The second condition: Podlace's rules masquerade the pod's packets, and the reference plugin's rules do
 // not. A flush of the rules does not change port flags.
-func (j *job) checkRecord(w wiring, l layer3) error {
+func (j *job) checkRecord(w wiring, l layer3, masqueradedByUs bool) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil
 	}
-	if j.cfg.guardOf(w.host, w.pod, l, "") != nil && w.host.Reserved {
+	if masqueradedByUs || w.host.Reserved && j.cfg.guardOf(w.host, w.pod, l, "") != nil {
 		return attachment.LostRecord(j.r)
 	}
-	m := j.cfg.Masquerade
-	if m.Backend != "nftables" {
-		return nil
-	}
-	if ok, err := j.masqueradedByReference(m.ofMasqueradedFamilies(l.Addresses)); ok || err != nil {
-		return err
-	}
-	if compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared)) != nil {
-		return nil
-	}
-	return attachment.LostRecord(j.r)
+	return nil
 }
