@@ -17,13 +17,13 @@ const (
 	Waiting Locker = iota
 
 	// Trying means that the process fails at once if another process holds the lock. Only STATUS uses the value Trying. STATUS also restores
-	// lost rules and limits. If a lock is held, STATUS skips this repair, and the next STATUS tries the repair again.
+	// lost rules and limits. If a lock is held, STATUS restores nothing, and the next STATUS tries again.
 	Trying
 )
 
-// ReportRepair logs the error of a repair that GC (Waiting) or STATUS (Trying) attempted. A failed repair does not make GC or STATUS fail.
+// ReportRestore logs the error of a restore in GC (Waiting) or STATUS (Trying). A failed restore does not make GC or STATUS fail.
 // STATUS runs every few seconds, so it logs an error only when the error changes.
-func ReportRepair(r *plugin.Request, locks Locker, err error) {
+func ReportRestore(r *plugin.Request, locks Locker, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()

@@ -294,7 +294,7 @@ func gc(r *plugin.Request) error {
 	for hash := range gc.Unreadable() {
 		gc.ReportUnreadable(hash, nil) // the limits are deleted with the link
 	}
-	attachment.ReportRepair(r, attachment.Waiting, Restore(host, r.Log))
+	attachment.ReportRestore(r, attachment.Waiting, Restore(host, r.Log))
 	return gc.Err()
 }
 
@@ -359,6 +359,6 @@ func status(r *plugin.Request) error {
 	if err == nil {
 		err = restoreLimits(host, r.Log, attachment.Trying)
 	}
-	attachment.ReportRepair(r, attachment.Trying, err)
+	attachment.ReportRestore(r, attachment.Trying, err)
 	return nil
 }

@@ -294,11 +294,11 @@ func (b bridge) status(r *plugin.Request) error {
 	if err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
-	var repaired error
+	var restored error
 	if !Intact(host) {
-		repaired = Restore(host, r.Log, attachment.Trying)
+		restored = Restore(host, r.Log, attachment.Trying)
 	}
-	attachment.ReportRepair(r, attachment.Trying, repaired)
+	attachment.ReportRestore(r, attachment.Trying, restored)
 	if err := errors.Join(cfg.whyUnusable(host), cfg.resolve(r), attachment.Writable(r.Network)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}

@@ -31,7 +31,7 @@ func (b bridge) gc(r *plugin.Request) error {
 	if t := ipam.Type(ipam.Object(r.Config)); t != "" {
 		err = errors.Join(err, b.ipam.GC(r, t))
 	}
-	attachment.ReportRepair(r, attachment.Waiting, errors.Join(RenewClusterCIDRs(r.Log), Restore(host, r.Log, attachment.Waiting)))
+	attachment.ReportRestore(r, attachment.Waiting, errors.Join(RenewClusterCIDRs(r.Log), Restore(host, r.Log, attachment.Waiting)))
 	return err
 }
 

@@ -46,7 +46,7 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	}
 	err := compareGuards(j.host)
 	if isDifferent(err) {
-		return repairGuards(j.host, j.r.Log, attachment.Waiting, *g)
+		return restoreGuards(j.host, j.r.Log, attachment.Waiting, *g)
 	}
 	if err != nil {
 		return err
@@ -59,9 +59,9 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	return ensureGuard(j.host, *g)
 }
 
-// repairGuards checks the rules in the guard table, the guards of all recorded attachments, and the guards in the last argument. If any of
-// these is missing in the kernel, repairGuards writes all rules and guards.
-func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
+// restoreGuards checks the rules in the guard table, the guards of all recorded attachments, and the guards in the last argument. If any of
+// these is missing in the kernel, restoreGuards writes all rules and guards.
+func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(guards)
 	if err != nil {
 		return locks.Tolerate(err)

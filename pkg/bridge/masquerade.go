@@ -138,9 +138,9 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 	return att.Note(masqueraded, m.noteText())
 }
 
-// repairMasquerade rewrites the chain and the sets of a network that has pods, if any rule or set element is missing. Rules that a running
+// restoreMasquerade rewrites the chain and the sets of a network that has pods, if any rule or set element is missing. Rules that a running
 // ADD is about to write do not count as missing. If no pod needs masquerade and the chain was flushed, the note file is removed.
-func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
+func restoreMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	m, noted := notedMasquerade(att.Network)
 	if !noted {
 		return nil

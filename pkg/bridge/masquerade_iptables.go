@@ -108,9 +108,9 @@ func (st state) byIPTables() []netip.Prefix {
 	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.ofMasqueradedFamilies(st.Addresses)
 }
 
-// repairIPTables writes the missing iptables rules of masqueraded pods. If the argument `wait` is false and another process holds the
-// iptables lock, repairIPTables does not wait and returns a busy error.
-func repairIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
+// restoreIPTables writes the missing iptables rules of masqueraded pods. If the argument `wait` is false and another process holds the
+// iptables lock, restoreIPTables does not wait and returns a busy error.
+func restoreIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, pod := range finished(pods) {
 		if lines := masqueradeLines(pod.Key, is4, pod.State.byIPTables(), pod.State.Except); len(lines) > 0 {

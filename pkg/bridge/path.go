@@ -107,8 +107,8 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	return overlap, differs("the node sends packets for %s through %s, not through %s", p.pod, cmp.Or(other.Name, "another link"), link.Name)
 }
 
-// A repair describes a missing part of a path, such as a route, and contains the function that restores this part.
-type repair struct {
+// A missingPart is a lost part of a path, such as a route, with the function that restores it.
+type missingPart struct {
 	what string
 	do   func() error
 }
@@ -117,7 +117,7 @@ type repair struct {
 // gateway address is ignored if the network did not add it, or if another link now has it. A missing subnet route is ignored if an admin
 // added another route for the pod or the subnet. While the link is down, missingParts reports no part as missing. For a link in a VRF, only
 // forwarding is checked, because the main routing table has no route for such a link.
-func (p path) missingParts(host *kernel.Node, network string) (all []repair, err error) {
+func (p path) missingParts(host *kernel.Node, network string) (all []missingPart, err error) {
 	link, ok, err := host.Link(p.link)
 	if err != nil || !ok || !link.Up {
 		return nil, err
@@ -127,7 +127,7 @@ func (p path) missingParts(host *kernel.Node, network string) (all []repair, err
 	}
 	is4 := p.gateway.Addr().Is4()
 	if byAdmin, err := compareForwarding(host, link, is4); isDifferent(err) && !byAdmin {
-		all = append(all, repair{"forwarding", func() error { return forward(host, link, is4, false) }})
+		all = append(all, missingPart{"forwarding", func() error { return forward(host, link, is4, false) }})
 	} else if err != nil && !byAdmin {
 		return nil, err
 	}
@@ -139,13 +139,13 @@ func (p path) missingParts(host *kernel.Node, network string) (all []repair, err
 	case err != nil && !kernel.NoRoute(err):
 		return nil, err
 	case err != nil || !own.Local:
-		return append(all, repair{"gateway address", func() error { return p.addGateway(host, link) }}), nil
+		return append(all, missingPart{"gateway address", func() error { return p.addGateway(host, link) }}), nil
 	case !own.Through(link) || !p.connects(link):
 		return all, nil
 	}
 	m, err := host.MatchRoute(p.pod)
 	if errors.Is(err, unix.ENETUNREACH) || err == nil && !m.Through(link) && m.Dst.Bits() < p.gateway.Bits() {
-		all = append(all, repair{"route", func() error { return host.AddConnected(link, p.gateway) }})
+		all = append(all, missingPart{"route", func() error { return host.AddConnected(link, p.gateway) }})
 	}
 	return all, nil
 }
@@ -168,8 +168,8 @@ func (p path) addGateway(host *kernel.Node, link kernel.Link) error {
 	return nil
 }
 
-// repairPaths restores forwarding, the gateway addresses and their subnet routes. repairPaths handles each subnet of a network only once.
-func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
+// restorePaths restores forwarding, the gateway addresses and their subnet routes. restorePaths handles each subnet of a network only once.
+func restorePaths(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
 	var errs []error
 	seen := map[path]bool{}
 	for _, pod := range pods {
@@ -191,10 +191,10 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts looks for host sides that are attached to no bridge, and attaches each of them to the bridge in its record. repairPorts also
-// restores the port flags that ADD set, and group_fwd_mask of guarded ports. repairPorts does not change the port state, since an admin may
-// disable a port on purpose. repairPorts does not change host sides that are ports of another bridge.
-func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
+// restorePorts attaches each host side that is attached to no bridge to the bridge in its record. It also restores the port flags that ADD
+// set, and group_fwd_mask of guarded ports. It leaves the port state, since an admin may disable a port on purpose, and host sides that are
+// ports of another bridge.
+func restorePorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {
 		port, ok, err := recordedPort(host, pod)

@@ -25,11 +25,11 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
 	}
-	errs := []error{repairGuards(host, log, locks)}
+	errs := []error{restoreGuards(host, log, locks)}
 	networks, err := attachment.Networks()
 	errs = append(errs, err)
 	for _, network := range networks {
-		if err := repairNetwork(host, log, locks, network); err != nil {
+		if err := restoreNetwork(host, log, locks, network); err != nil {
 			errs = append(errs, fmt.Errorf("network %s: %w", network, err))
 		}
 	}
@@ -72,7 +72,7 @@ func baseChains() (all []nft.Place) {
 	return all
 }
 
-func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
+func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
 	// an attachment.Key that contains only a network selects the lock of the network
 	att, err := locks.Key(attachment.Key{Network: network})
 	if err != nil {
@@ -81,10 +81,10 @@ func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	defer att.Close()
 	log = log.With("network", network)
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
-	errs := []error{err, repairMasquerade(host, log, att, pods), repairVLANGateways(host, log, pods),
-		repairPaths(host, log, network, finished(pods)), repairPorts(host, log, finished(pods))}
+	errs := []error{err, restoreMasquerade(host, log, att, pods), restoreVLANGateways(host, log, pods),
+		restorePaths(host, log, network, finished(pods)), restorePorts(host, log, finished(pods))}
 	for _, is4 := range []bool{true, false} {
-		errs = append(errs, locks.Tolerate(repairIPTables(log, pods, is4, locks == attachment.Waiting)))
+		errs = append(errs, locks.Tolerate(restoreIPTables(log, pods, is4, locks == attachment.Waiting)))
 	}
 	return errors.Join(errs...)
 }

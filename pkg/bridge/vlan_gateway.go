@@ -94,8 +94,8 @@ func (st state) lostGateway(host *kernel.Node) (rules VLANGateway, lost bool, er
 	return rules, false, err
 }
 
-// repairVLANGateways writes the missing rules of the pods' VLAN gateways.
-func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
+// restoreVLANGateways writes the missing rules of the pods' VLAN gateways.
+func restoreVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	seen := map[string]bool{"": true}
 	for _, pod := range pods {

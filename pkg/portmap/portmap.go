@@ -165,6 +165,6 @@ func status(r *plugin.Request) error {
 			err = repairPorts(host, r.Log, attachment.Trying)
 		}
 	}
-	attachment.ReportRepair(r, attachment.Trying, err)
+	attachment.ReportRestore(r, attachment.Trying, err)
 	return nil
 }
