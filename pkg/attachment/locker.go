@@ -16,8 +16,8 @@ const (
 	// Waiting means that the process waits until the other process releases the lock. All verbs except STATUS use the value Waiting.
 	Waiting Locker = iota
 
-	// Trying means that the process fails at once if another process holds the lock. Only STATUS uses the value Trying. STATUS also restores
-	// lost rules and limits. If a lock is held, STATUS restores nothing, and the next STATUS tries again.
+	// Trying means that the process fails at once if another process holds the lock. Only STATUS uses it: it restores lost rules and limits,
+	// skips what a held lock protects, and tries again the next time.
 	Trying
 )
 

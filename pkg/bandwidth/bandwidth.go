@@ -276,7 +276,8 @@ func del(r *plugin.Request) error {
 	}
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-		return nil // next, the runtime calls the main plugin's DEL, which deletes the link with the limits, and then the record (WithLink)
+		// Next, the runtime calls the main plugin's DEL, which deletes the link with the limits, and then the record (WithLink).
+		return nil
 	}
 	return remove(host, att, st)
 }

@@ -297,7 +297,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 // are masqueraded by Podlace's nftables rules.
 func (j *job) checkMasquerade(l layer3) (byUs bool, err error) {
 	byUs, err = j.compareMasquerade(l)
-	if err = withHint(err); !j.hasRecord {
+	err = withHint(err)
+	if !j.hasRecord {
 		err = j.tolerate(err)
 	}
 	return byUs, err

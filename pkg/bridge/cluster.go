@@ -131,7 +131,8 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 // useClusterCidr in this file differ from node.json. If the second result is true, the first result is the masquerade configuration
 // with the CIDRs from node.json. A configuration without useClusterCidr is never stale.
 func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale bool) {
-	if m, _ = notedMasquerade(network); m.Cluster == 0 {
+	m, ok := notedMasquerade(network)
+	if !ok || m.Cluster == 0 {
 		return m, false
 	}
 	cidrs := read()

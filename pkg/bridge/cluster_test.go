@@ -19,6 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // writeNode writes node.json, and deletes the file when the test ends.
@@ -150,6 +151,15 @@ func TestClusterCIDRRenewsOnce(t *testing.T) {
 	writeNode(t, `{"podCIDRs":["10.60.0.0/24"],"clusterCIDRs":["10.71.0.0/16"]}`)
 	if err := RenewClusterCIDRs(discard()); err != nil || handles() == before {
 		t.Errorf("the table was not written: %v", err)
+	}
+	damaged := filepath.Join(store.Root, "renewed", ".masqueraded")
+	if err := os.WriteFile(damaged, []byte(`{"v4":"x","cluster":1}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before = handles()
+	writeNode(t, `{"podCIDRs":["10.60.0.0/24"],"clusterCIDRs":["10.72.0.0/16"]}`)
+	if err := RenewClusterCIDRs(discard()); err != nil || handles() != before {
+		t.Errorf("a damaged note removed masquerade: %v", err)
 	}
 }
 

@@ -78,7 +78,7 @@ func (m Masquerade) noteText() string {
 }
 
 // notedMasquerade returns the masquerade configuration that Podlace last wrote to the network's nftables sets. The second result is false
-// if the note file is missing or empty.
+// if the note file is missing, empty or damaged.
 func notedMasquerade(network string) (m Masquerade, ok bool) {
 	text, _ := attachment.NotedIn(network, masqueraded)
 	err := json.Unmarshal([]byte(text), &m)

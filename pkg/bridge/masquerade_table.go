@@ -114,7 +114,7 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 }
 
 // hasMasqueradeRules reports whether the network's chain has the expected number of rules: one rule for each address family. ADD uses
-// hasMasqueradeRules because the kernel has counted the rules.
+// hasMasqueradeRules because the kernel keeps the count.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -138,7 +138,7 @@ func missingMasquerade(host *kernel.Node, m MasqueradeSets) (MasqueradeSets, err
 }
 
 // missing() returns those prefixes that no single interval of the sets contains. When asked for an address, the kernel returns the interval
-// that contains the address. missing() asks for the first and for the last address of all prefixes in one request.
+// that contains the address. missing() asks for the first and for the last address of all prefixes in one batch.
 func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Prefix) (missing []netip.Prefix, err error) {
 	var ends []nft.Element
 	for _, p := range prefixes {
