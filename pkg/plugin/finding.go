@@ -175,8 +175,8 @@ var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
-// Capabilities returns a finding for each capability that looks misspelt. It also returns one if the configuration does not mention the
-// capability `needed`; a value of false is a decision. The argument `loss` describes the effect of a missing capability.
+// Capabilities returns a finding for each capability that looks misspelt. It also returns one if `needed` is not "" and the configuration
+// does not request this capability. The argument `loss` describes the effect of a missing capability.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`
@@ -190,7 +190,7 @@ func Capabilities(config []byte, needed, loss string) (found []Finding) {
 			found = append(found, Finding{"capabilities." + name, text, UnknownCapability})
 		}
 	}
-	if _, decided := c.Capabilities[needed]; needed != "" && !decided {
+	if needed != "" && string(c.Capabilities[needed]) != "true" {
 		text := fmt.Sprintf(`without {"%s": true} the runtime passes no %s, so %s`, needed, needed, loss)
 		found = append(found, Finding{"capabilities", text, MissingCapability})
 	}

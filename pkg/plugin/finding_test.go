@@ -46,7 +46,7 @@ func TestCapabilitiesThatNothingComesOf(t *testing.T) {
 		`{}`:                                   {"capabilities"},
 		`{"capabilities":{}}`:                  {"capabilities"},
 		`{"capabilities":null}`:                {"capabilities"},
-		`{"capabilities":{"bandwidth":false}}`: nil, // a decision
+		`{"capabilities":{"bandwidth":false}}`: {"capabilities"},
 		`{"capabilities":{"bandwith":true}}`:   {"capabilities.bandwith", "capabilities"},
 		`{"capabilities":{"Bandwidth":true}}`:  {"capabilities.Bandwidth", "capabilities"},
 		`{"capabilities":{"bandwidth":true,"portMapings":true}}`: {"capabilities.portMapings"},

@@ -17,6 +17,7 @@ const PodType = "podlace-pod"
 type Part struct {
 	Kind   string // see [Kind]
 	Config []byte // the configuration that the plugin would have as a separate entry of the conflist
+	Unused bool   // the entry of podlace-pod has neither the part's section nor its capability
 
 	section string
 }
@@ -67,12 +68,11 @@ func Split(config []byte) ([]Part, error) {
 		own, e := s.keys(keys[s.name])
 		err = errors.Join(err, e)
 		maps.Copy(own, shared)
-		if value, ok := capabilities[s.capability]; ok {
+		value, requested := capabilities[s.capability]
+		if requested {
 			own["capabilities"] = encoded(map[string]json.RawMessage{s.capability: value})
-		} else if keys[s.name] == nil { // a chain would have no such plugin
-			own["capabilities"] = encoded(map[string]bool{s.capability: false})
 		}
-		parts = append(parts, Part{s.name, ofType(s.name, own), s.name})
+		parts = append(parts, Part{s.name, ofType(s.name, own), keys[s.name] == nil && !requested, s.name})
 		delete(keys, s.name)
 		delete(capabilities, s.capability)
 	}
@@ -82,7 +82,7 @@ func Split(config []byte) ([]Part, error) {
 	if capabilities != nil {
 		keys["capabilities"] = encoded(capabilities)
 	}
-	parts[0] = Part{"bridge", ofType("bridge", keys), ""}
+	parts[0] = Part{Kind: "bridge", Config: ofType("bridge", keys)}
 	return parts, err
 }
 

@@ -19,78 +19,88 @@ import (
 	"github.com/podlace/podlace/pkg/portmap"
 )
 
-// The type chain is a list of plugins, in the order of ADD. plugin.Split returns their configurations in the same order.
-type chain []plugin.Plugin
+// The type chain is a list of parts, in the order of ADD. plugin.Split returns their configurations in the same order.
+type chain []part
+
+type part struct {
+	plugin.Plugin
+	parse func(*plugin.Request) error // refuses a wrong configuration before the first part changes anything; nil for the first part
+}
+
+// A call is a part with the request that it receives.
+type call struct {
+	part
+	r *plugin.Request
+}
 
 // Plugin returns the plugin podlace-pod.
 func Plugin() plugin.Plugin {
 	limits := bandwidth.Plugin()
-	c := chain{bridge.Plugin(hostlocal.Plugin()), portmap.Plugin(), limits}
+	c := chain{
+		{Plugin: bridge.Plugin(hostlocal.Plugin())},
+		{portmap.Plugin(), func(r *plugin.Request) error { _, err := portmap.Parse(r); return err }},
+		{limits, func(r *plugin.Request) error { _, err := bandwidth.Parse(r); return err }},
+	}
 	return plugin.Plugin{Name: plugin.PodType, MinVersion: limits.MinVersion, Add: c.add, Del: c.del, Check: c.check, GC: c.gc,
 		Status: c.status}
 }
 
 func (c chain) check(r *plugin.Request) error {
-	return c.each(r, func(p plugin.Plugin) verb { return p.Check })
-}
-
-func (c chain) gc(r *plugin.Request) error {
-	return c.each(r, func(p plugin.Plugin) verb { return p.GC })
+	return c.each(r, func(p call) error { return p.Check(p.r) })
 }
 
 func (c chain) status(r *plugin.Request) error {
-	return c.each(r, func(p plugin.Plugin) verb { return p.Status })
+	return c.each(r, func(p call) error { return p.Status(p.r) })
 }
 
-type verb = func(*plugin.Request) error
+// each calls a verb of each part that the configuration uses and returns all errors.
+func (c chain) each(r *plugin.Request, verb func(call) error) error {
+	calls, err := c.used(r)
+	if err != nil {
+		return err
+	}
+	var all error
+	for _, p := range calls {
+		all = join(all, r, p.Plugin, verb(p))
+	}
+	return all
+}
 
-// requests returns the request of each part.
-func requests(r *plugin.Request) (list []*plugin.Request, err error) {
+// used returns the parts that a chain with the same configuration would have.
+func (c chain) used(r *plugin.Request) (calls []call, err error) {
 	parts, err := plugin.Split(r.Config)
-	for _, p := range parts {
-		list = append(list, r.OfPart(p))
+	for i, p := range parts {
+		if !p.Unused {
+			calls = append(calls, call{c[i], r.OfPart(p)})
+		}
 	}
-	if r.Verb == "DEL" || r.Verb == "GC" {
-		err = nil
-	}
-	return list, err
-}
-
-// parsers read the configurations of the later parts, so that a wrong one is refused before the first part changes anything.
-func parsers() map[string]func(*plugin.Request) error {
-	return map[string]func(*plugin.Request) error{
-		"portmap":   func(r *plugin.Request) error { _, err := portmap.Parse(r); return err },
-		"bandwidth": func(r *plugin.Request) error { _, err := bandwidth.Parse(r); return err },
-	}
+	return calls, err
 }
 
 // add calls ADD of each part with the result of the part before. If a part after the first fails, add calls DEL, as a runtime does.
 func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
-	parts, err := requests(r)
+	calls, err := c.used(r)
 	if err != nil {
 		return nil, err
 	}
-	parse := parsers()
-	for i, p := range c {
-		if parse := parse[p.Name]; parse != nil {
-			silent := *parts[i]
-			silent.Log = slog.New(slog.DiscardHandler) // p.Add parses again and logs the warnings
-			if err := parse(&silent); err != nil {
-				return nil, failed(r, p, err)
-			}
+	for _, p := range calls[1:] {
+		silent := *p.r
+		silent.Log = slog.New(slog.DiscardHandler) // ADD parses again and logs the warnings
+		if err := p.parse(&silent); err != nil {
+			return nil, failed(r, p.Plugin, err)
 		}
 	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	result = r.Prev
-	for i, p := range c {
-		parts[i].Prev = result
-		changed, err := p.Add(parts[i])
+	for i, p := range calls {
+		p.r.Prev = result
+		changed, err := p.Add(p.r)
 		if err != nil {
-			return nil, failed(r, p, err)
+			return nil, failed(r, p.Plugin, err)
 		}
 		if i == 0 {
-			undo.Push(func() error { return c.end(r, parts) })
+			undo.Push(func() error { return c.del(r) })
 		}
 		if changed != nil {
 			result = changed
@@ -99,37 +109,33 @@ func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 	return result, nil
 }
 
-func (c chain) del(r *plugin.Request) error {
-	parts, _ := requests(r)
-	return c.end(r, parts)
+// all returns all parts in the order of DEL. An earlier configuration may have used a part that the present one does not. A wrong
+// configuration is no reason to keep anything.
+func (c chain) all(r *plugin.Request) (calls []call) {
+	parts, _ := plugin.Split(r.Config)
+	for i, p := range slices.Backward(parts) {
+		calls = append(calls, call{c[i], r.OfPart(p)})
+	}
+	return calls
 }
 
-// end calls DEL of each part in reverse order. The first part comes last and only if the others succeed, because it releases the addresses:
-// a rule that is left would lead to their next owner.
-func (c chain) end(r *plugin.Request, parts []*plugin.Request) error {
+// del calls DEL of the first part last and only if the others succeed, because it releases the addresses: a rule that is left would lead to
+// their next owner.
+func (c chain) del(r *plugin.Request) error {
 	var all error
-	for i, p := range slices.Backward(c) {
-		if i > 0 || all == nil {
-			all = join(all, r, p, p.Del(parts[i]))
+	for i, p := range c.all(r) {
+		if i < len(c)-1 || all == nil {
+			all = join(all, r, p.Plugin, p.Del(p.r))
 		}
 	}
 	return all
 }
 
-// each calls a verb of each part and returns all errors. GC has the order of DEL, so bridge keeps an attachment of whose record another
-// part could not remove everything.
-func (c chain) each(r *plugin.Request, of func(plugin.Plugin) verb) error {
-	parts, err := requests(r)
-	if err != nil {
-		return err
-	}
-	order := slices.All(c)
-	if r.Verb == "GC" {
-		order = slices.Backward(c)
-	}
+// gc has the order of DEL, so bridge keeps an attachment of whose record another part could not remove everything.
+func (c chain) gc(r *plugin.Request) error {
 	var all error
-	for i, p := range order {
-		all = join(all, r, p, of(p)(parts[i]))
+	for _, p := range c.all(r) {
+		all = join(all, r, p.Plugin, p.GC(p.r))
 	}
 	return all
 }

@@ -178,26 +178,64 @@ func TestFailedPart(t *testing.T) {
 	kerneltest.NoLeak(t, base, opt)
 }
 
-// TestOrder checks the order of the parts: bridge gives a pod its address first and releases it last, with the rules gone.
+// TestOrder checks the order of the parts: bridge gives a pod its address first and releases it last, with the rules gone. DEL and GC also
+// call a part that the configuration does not use any more.
 func TestOrder(t *testing.T) {
 	var got []string
 	var c chain
 	for _, name := range []string{"bridge", "portmap", "bandwidth"} {
-		as := func(what string) verb {
+		as := func(what string) func(*plugin.Request) error {
 			return func(*plugin.Request) error { got = append(got, what+" "+name); return nil }
 		}
-		c = append(c, plugin.Plugin{Name: name, Del: as("DEL"), Check: as("CHECK"), GC: as("GC"), Status: as("STATUS")})
+		c = append(c, part{Plugin: plugin.Plugin{Name: name, Del: as("DEL"), Check: as("CHECK"), GC: as("GC"), Status: as("STATUS")}})
 	}
-	for name, call := range map[string]verb{"CHECK": c.check, "STATUS": c.status, "GC": c.gc, "DEL": c.del} {
-		want := []string{name + " bridge", name + " portmap", name + " bandwidth"}
-		if name == "GC" || name == "DEL" {
-			slices.Reverse(want)
+	for config, used := range map[string][]string{
+		`{"name": "net"}`: {"bridge"},
+		`{"name": "net", "portmap": {}, "bandwidth": {}}`:            {"bridge", "portmap", "bandwidth"},
+		`{"name": "net", "capabilities": {"bandwidth": true}}`:       {"bridge", "bandwidth"},
+		`{"name": "net", "capabilities": {"portMappings": false}}`:   {"bridge", "portmap"},
+		`{"name": "net", "capabilities": {"ips": true}, "snat": {}}`: {"bridge"},
+	} {
+		for verb, call := range map[string]func(*plugin.Request) error{"CHECK": c.check, "STATUS": c.status, "GC": c.gc, "DEL": c.del} {
+			parts := used
+			if verb == "GC" || verb == "DEL" {
+				parts = []string{"bandwidth", "portmap", "bridge"}
+			}
+			var want []string
+			for _, name := range parts {
+				want = append(want, verb+" "+name)
+			}
+			got = nil
+			err := call(&plugin.Request{Verb: verb, Config: []byte(config), Log: slog.New(slog.DiscardHandler)})
+			if err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s with %s: %v, %q, want %q", verb, config, err, got, want)
+			}
 		}
-		got = nil
-		err := call(&plugin.Request{Verb: name, Config: []byte(`{"name": "net"}`), Log: slog.New(slog.DiscardHandler)})
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: %v, %q, want %q", name, err, got, want)
+	}
+}
+
+// TestUnusedParts checks that a configuration without limits and hostPorts gets no warning about them, as a chain without these plugins,
+// while a capability that is switched off beside its section does.
+func TestUnusedParts(t *testing.T) {
+	l, _ := newLab(t)
+	conf := bothForms("nftables")[1].confs[0].With("runtimeConfig", object{}, "capabilities", object{})
+	delete(conf, "portmap")
+	delete(conf, "bandwidth")
+	one := kerneltest.Lab{T: t, Plugin: Plugin().Run, Conf: conf, Pod: l.pod}
+	for _, c := range []struct {
+		keys []any
+		want string
+	}{
+		{nil, ""},
+		{[]any{"portmap", object{}, "capabilities", object{"portMappings": false}}, "no hostPort is forwarded"},
+		{[]any{"bandwidth", object{}, "capabilities", object{"bandwidth": nil}}, "no pod is limited"},
+	} {
+		o := one.OK(one.Call("ADD", "a", c.keys...))
+		if c.want == "" && strings.Contains(o.Log, "finding=") || !strings.Contains(o.Log, c.want) {
+			t.Errorf("with %v: log %q, want %q", c.keys, o.Log, c.want)
 		}
+		one.OK(one.Call("CHECK", "a", append(c.keys, "prevResult", json.RawMessage(o.Stdout))...))
+		one.OK(one.Call("DEL", "a", c.keys...))
 	}
 }
 
@@ -223,10 +261,10 @@ func TestEnd(t *testing.T) {
 		}
 		var parts chain
 		for _, name := range []string{"main", "ports", "limits"} {
-			parts = append(parts, plugin.Plugin{Name: name, Del: func(*plugin.Request) error { return do("DEL " + name) },
-				Add: func(*plugin.Request) (*types100.Result, error) { return nil, do("ADD " + name) }})
+			parts = append(parts, part{plugin.Plugin{Name: name, Del: func(*plugin.Request) error { return do("DEL " + name) },
+				Add: func(*plugin.Request) (*types100.Result, error) { return nil, do("ADD " + name) }}, func(*plugin.Request) error { return nil }})
 		}
-		r := &plugin.Request{Plugin: plugin.PodType, Verb: c.verb, Config: []byte(`{"name": "net"}`), Log: slog.New(slog.DiscardHandler)}
+		r := &plugin.Request{Plugin: plugin.PodType, Verb: c.verb, Config: []byte(`{"name": "net", "portmap": {}, "bandwidth": {}}`), Log: slog.New(slog.DiscardHandler)}
 		var err error
 		if c.verb == "ADD" {
 			_, err = parts.add(r)

@@ -31,7 +31,7 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	}{
 		"none":                     {nil, `key="\"capabilities\"" finding="without {\"portMappings\": true} the runtime passes no portMappings, so no hostPort is forwarded"`},
 		"misspelt":                 {[]any{"capabilities", object{"portMapping": true}}, `key="\"capabilities.portMapping\""`},
-		"off":                      {[]any{"capabilities", object{"portMappings": false}}, ""},
+		"off":                      {[]any{"capabilities", object{"portMappings": false}}, "no hostPort is forwarded"},
 		"a pod that wants nothing": {[]any{"capabilities", object{"portMappings": true}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

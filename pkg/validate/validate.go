@@ -64,6 +64,9 @@ func Config(data []byte, node Node) []plugin.Finding {
 func findings(entry []byte, node Node) (found []plugin.Finding) {
 	parts := plugin.Parts(entry)
 	for _, p := range parts {
+		if p.Unused {
+			continue
+		}
 		for _, f := range ofPlugin(p, node) {
 			if f.Code == plugin.UnknownKey && len(parts) > 1 {
 				f = inSection(f, parts)
