@@ -28,7 +28,7 @@ func ReportRestore(r *plugin.Request, locks Locker, err error) {
 	if err != nil {
 		text = err.Error()
 	}
-	changed := Changed("unrepaired-"+r.Plugin+"-"+r.Network, text)
+	changed := Changed("unrestored-"+r.Plugin+"-"+r.Network, text)
 	if err != nil && (changed || locks == Waiting) {
 		r.Log.Warn("rules or limits of pods could not be restored", "error", err)
 	}

@@ -264,7 +264,8 @@ func TestEnd(t *testing.T) {
 			parts = append(parts, part{plugin.Plugin{Name: name, Del: func(*plugin.Request) error { return do("DEL " + name) },
 				Add: func(*plugin.Request) (*types100.Result, error) { return nil, do("ADD " + name) }}, func(*plugin.Request) error { return nil }})
 		}
-		r := &plugin.Request{Plugin: plugin.PodType, Verb: c.verb, Config: []byte(`{"name": "net", "portmap": {}, "bandwidth": {}}`), Log: slog.New(slog.DiscardHandler)}
+		r := &plugin.Request{Plugin: plugin.PodType, Verb: c.verb, Config: []byte(`{"name": "net", "portmap": {}, "bandwidth": {}}`),
+			Log: slog.New(slog.DiscardHandler)}
 		var err error
 		if c.verb == "ADD" {
 			_, err = parts.add(r)

@@ -43,7 +43,7 @@ func gc(r *plugin.Request) error {
 		gc.ReportUnreadable(hash, err)
 	}
 	err = errors.Join(gc.Err(), collectUnrecorded(host))
-	attachment.ReportRestore(r, attachment.Waiting, repairPorts(host, r.Log, attachment.Waiting))
+	attachment.ReportRestore(r, attachment.Waiting, restoreAll(host, r.Log, attachment.Waiting))
 	return err
 }
 

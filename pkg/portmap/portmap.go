@@ -162,7 +162,7 @@ func status(r *plugin.Request) error {
 	host, err := attachment.Host(r)
 	if err == nil {
 		if !Intact(host) || cfg.Backend == "iptables" && !iptablesIntact() {
-			err = repairPorts(host, r.Log, attachment.Trying)
+			err = restoreAll(host, r.Log, attachment.Trying)
 		}
 	}
 	attachment.ReportRestore(r, attachment.Trying, err)

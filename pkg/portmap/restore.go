@@ -35,11 +35,11 @@ func (rec recordedPorts) wantedPorts() ownedPorts {
 // restores the rules that protect the node's 127.0.0.0/8, or removes them if no attachment needs them. Restore changes only missing or
 // wrong state.
 func Restore(host *kernel.Node, log *slog.Logger) error {
-	return repairPorts(host, log, attachment.Waiting)
+	return restoreAll(host, log, attachment.Waiting)
 }
 
-// repairPorts implements Restore for 'podlace reload', GC and STATUS.
-func repairPorts(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+// restoreAll implements Restore for 'podlace reload', GC and STATUS.
+func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if used, err := inUse(host); err != nil || !used {
 		return err
 	}
@@ -69,7 +69,7 @@ func inUse(host *kernel.Node) (bool, error) {
 	return LoopbackOpen(host)
 }
 
-// restorePorts is the part of repairPorts for a caller that already holds the lock, such as an ADD that found the rules missing. If
+// restorePorts is the part of restoreAll for a caller that already holds the lock, such as an ADD that found the rules missing. If
 // restorePorts cannot restore one attachment, it continues with the other attachments.
 func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
