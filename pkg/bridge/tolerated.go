@@ -11,7 +11,7 @@ import (
 )
 
 // tolerate() logs a difference from the wanted state. With strictCheck, tolerate() returns the difference as an error instead. CHECK
-// tolerates differences that a tenant may have caused in its own pod, that an admin may want, or that no CNI operation can restore. A failed
+// tolerates differences that a tenant may have caused in its own pod, that an admin may want, or that no CNI operation restores. A failed
 // CHECK may make the runtime recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !isDifferent(err) {
