@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"runtime"
 	"runtime/debug"
 	"time"
 
@@ -51,6 +52,9 @@ var Version = ""
 func (p Plugin) Main() int {
 	// The process of a plugin is short-lived, so garbage collection would only slow it down.
 	debug.SetGCPercent(-1)
+	// A plugin waits for the kernel, and system calls of its goroutines still run at once. With more than one processor, the Go runtime
+	// would start a thread whenever a goroutine becomes ready, which costs more than the work that this thread finds.
+	runtime.GOMAXPROCS(1)
 	growStack()
 	p.listen = listenSignals
 	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
