@@ -163,7 +163,7 @@ func (r *report) addPath(path string, tracks []*flowTrack) {
 	ours, reference := sides[sideOurs], sides[sideReference]
 	if ours != nil && reference != nil {
 		row.Ratio = ours.ratioOver(reference)
-		row.Bar, row.Verdict = fmt.Sprintf(">= %.2f", datapathBar), datapathVerdict(row.Ratio)
+		row.Bar, row.Verdict = fmt.Sprintf(">= %.2f", datapathBar), verdict(row.Ratio >= datapathBar)
 	}
 	r.Datapath = append(r.Datapath, row)
 }

@@ -102,31 +102,30 @@ func (r *report) fail(what string, err error) {
 }
 
 // chainBar returns the permitted maximum of a ratio: the time of a verb with Podlace, divided by the time with the reference plugins. The
-// result 0 means that no maximum applies.
+// result 0 means that no maximum applies. The maxima hold on machines where an empty Go program takes 1 to 8 ms, and with one to three RCU
+// grace periods in DEL.
 func chainBar(chain, verb string) float64 {
 	return map[string]float64{
-		podLimits + verbDel:        0.22,
+		podLimits + verbAdd: 0.2, podLimits + verbDel: 0.3,
 		scenarioIptables + verbAdd: 0.7, scenarioIptables + verbDel: 0.7,
 	}[chain+verb]
 }
 
-// podBar is chainBar for podlace-pod. ADD has none: on a machine where a process starts slowly, the start is half of it.
+// podBar is chainBar for podlace-pod.
 func podBar(chain, verb string) float64 {
 	return map[string]float64{
-		podPlain + verbDel:  0.15,
-		podMapped + verbDel: 0.13,
-		podLimits + verbDel: 0.13,
+		podPlain + verbAdd: 0.15, podPlain + verbDel: 0.2,
+		podMapped + verbAdd: 0.1, podMapped + verbDel: 0.15,
+		podLimits + verbAdd: 0.1, podLimits + verbDel: 0.2,
 	}[chain+verb]
 }
 
 const (
-	datapathBar    = 1.0
-	datapathMargin = 0.05 // difference of two equal sides on a quiet machine
+	datapathBar    = 0.9  // both sides have the same path through the kernel, and two measurements of one side differ by up to 7 %
 	firstSecondBar = 24.0 // Mbit
 
-	met         = "met"
-	missed      = "missed"
-	withinNoise = "within noise"
+	met    = "met"
+	missed = "missed"
 )
 
 func verdict(ok bool) string {
@@ -134,15 +133,6 @@ func verdict(ok bool) string {
 		return met
 	}
 	return missed
-}
-
-// datapathVerdict compares the throughput ratio of Podlace and the reference plugins with the required minimum. A ratio slightly below the
-// minimum counts as "within noise", because two measurements of the same plugins can also differ by this amount.
-func datapathVerdict(ratio float64) string {
-	if ratio < datapathBar && ratio >= datapathBar-datapathMargin {
-		return withinNoise
-	}
-	return verdict(ratio >= datapathBar)
 }
 
 // compareAtMost compares the ratio value/base with the permitted maximum `bar`. If `bar` is 0, no maximum applies.
