@@ -57,7 +57,7 @@ chart: ## write the Helm chart into build/; IMAGE=registry/name@sha256:digest is
 
 .PHONY: demo
 demo: build ## run the main job: two pods, hostPorts, limits; no root, no Kubernetes
-	@$(BIN)/podlace demo $(ARGS)
+	@go build -o build/demo ./integration/demo && build/demo -plugins $(BIN) $(ARGS)
 
 .PHONY: test
 test: build ## run the tests, each in namespaces of its own; nothing is installed

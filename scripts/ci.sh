@@ -57,7 +57,7 @@ fi
 if root; then
   # The quick tests include all plugins; the other packages depend most on the user. `make user` runs everything.
   step "quick tests and demo as an ordinary user" env SHARED=1 scripts/as-user.sh \
-    "make quick && make demo && PACKAGES='./pkg/demo ./pkg/kernel/... ./pkg/sandbox' scripts/test.sh -short"
+    "make quick && make demo && PACKAGES='./integration/demo ./pkg/kernel ./pkg/cli/sandbox ./integration/snapshot' scripts/test.sh -short"
   step "real containerd" env PODLACE_BIN="$PWD/bin" go -C integration/e2e/containerd test -trimpath -count=1 -timeout 15m ./...
   step "real kubelet" make node
   step "real API server" make apiserver

@@ -14,8 +14,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/podlace/podlace/pkg/meter"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/meter"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 const (

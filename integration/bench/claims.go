@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/podlace/podlace/integration/claimtest"
 	"github.com/podlace/podlace/integration/harness/card"
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/claim/claimtest"
 )
 
 const (

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podlace/podlace/pkg/meter"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/meter"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 func TestFigures(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 const (

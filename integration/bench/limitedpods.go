@@ -5,7 +5,7 @@ package main
 import (
 	"fmt"
 
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 const limitedPods = 500

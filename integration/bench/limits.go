@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 const (

@@ -23,7 +23,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 type options struct {

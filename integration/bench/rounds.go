@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 const (

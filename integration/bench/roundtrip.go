@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 const (

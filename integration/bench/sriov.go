@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness/card"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )
 

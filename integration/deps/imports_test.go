@@ -22,22 +22,23 @@ const module = "github.com/podlace/podlace/"
 // Packages of the same layer may not import each other.
 func packageLayers() [][]string {
 	return [][]string{
-		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/claim/claimtest", "pkg/ports", "pkg/probes",
-			"pkg/probes/probestest", "pkg/watch"},
-		{"pkg/child"},
-		{"pkg/plugin", "pkg/sandbox"},
+		{"pkg/fault", "pkg/ports"},
+		{"pkg/plugin"},
 		{"pkg/vfconfig"},
-		{"pkg/allocation"},
-		{"pkg/store", "pkg/podresources", "pkg/nft", "pkg/kernel/kerneltest"},
-		{"pkg/kernel", "pkg/iptables", "pkg/nodefile", "pkg/claim"},
-		{"pkg/attachment"},
-		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
-		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
-		{"pkg/reconcile", "pkg/pool", "pkg/podlacepod"},
-		{"pkg/validate"},
-		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor", "pkg/podmetrics"}, // rollback reads configurations like the collector
-		{"pkg/dra"},
-		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
+		{"pkg/child"},
+		{"pkg/store", "pkg/nft", "pkg/allocation"},
+		{"pkg/kernel", "pkg/iptables", "pkg/podresources", "pkg/nodefile"},
+		{"pkg/attachment", "pkg/claim"},
+		{"pkg/ipam", "pkg/pci"},
+		{"pkg/reference"},
+		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov"},
+		{"pkg/podlacepod"},
+		{".", "conf", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
+		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
+		{"pkg/cli/validate"},
+		{"pkg/cli/rollback", "pkg/daemon/devicefiles"}, // rollback reads configurations like the collector
+		{"pkg/cli/doctor", "pkg/agent/podmetrics", "pkg/daemon/dra"},
+		{"pkg/cli", "pkg/agent/nodeagent", "pkg/daemon/deviceplugin"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
 			"plugins/podlace-pod", "plugins/sriov-device-plugin", "plugins/podlace-node"},
 	}
@@ -47,69 +48,55 @@ func packageLayers() [][]string {
 // of the module. Tests may import every package. A name that ends in "/" stands for all packages of a folder.
 func allowedImporters() map[string][]string {
 	return map[string][]string{
-		// The following packages may access the kernel directly. pkg/sandbox is one of them: it must not use pkg/kernel, because the tests of
-		// pkg/kernel use pkg/sandbox.
-		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
-		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
+		// The four places. No shipped program links integration/.
+		module + "integration": {"integration/"},
+		module + "pkg/daemon":  {"pkg/daemon/", "pkg/agent/", "pkg/cli", "pkg/cli/", "plugins/sriov-device-plugin", "integration/"},
+		module + "pkg/agent":   {"pkg/agent/", "plugins/podlace-node"},
+		module + "pkg/cli":     {"pkg/cli", "pkg/cli/", "pkg/agent/", "plugins/podlace", "integration/"},
+
+		// The following packages may access the kernel directly. pkg/cli/sandbox is one of them: it must not use pkg/kernel, because the tests
+		// of pkg/kernel use it.
+		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/cli/sandbox", "integration/"},
+		"github.com/google/nftables":     {"pkg/nft", "pkg/reference", "pkg/bridge", "pkg/portmap", "integration/"},
 		"github.com/mdlayher/netlink":    {"pkg/nft"},
 		// The following packages need system calls of golang.org/x/sys/unix: pkg/plugin opens namespaces and compares error numbers, pkg/store
 		// locks files and creates unnamed files, and pkg/hostlocal checks access rights. pkg/bridge, pkg/portmap and pkg/reference use it to
 		// write nf_tables rules.
-		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store",
-			"pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge",
-			"pkg/portmap", "integration/"},
-		"os/exec": {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/kernel/kerneltest", "pkg/sandbox", "pkg/demo", "pkg/reconcile",
-			"pkg/cli", "integration/"},
+		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/plugin", "pkg/store", "pkg/cli/sandbox",
+			"pkg/hostlocal", "pkg/bridge", "pkg/portmap", "integration/"},
+		"os/exec": {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/cli/sandbox", "pkg/cli/reconcile", "pkg/cli", "integration/"},
 
 		// pkg/kernel and other low-level packages must not import pkg/plugin. pkg/plugin contains error codes and hints for runtimes and
 		// operators; low-level packages return typed errors.
-		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/demo", "pkg/hostlocal", "pkg/ipam",
-			"pkg/loopback", "pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podlacepod", "pkg/podmetrics",
-			"pkg/pool", "pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig",
-			"integration/harness"},
+		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/hostlocal", "pkg/ipam", "pkg/loopback", "pkg/nodefile",
+			"pkg/podlacepod", "pkg/portmap", "pkg/sriov", "pkg/store", "pkg/vfconfig", "pkg/daemon/", "pkg/agent/", "pkg/cli", "pkg/cli/",
+			"integration/"},
 		// pkg/ipam must not import pkg/hostlocal, because the main plugins pass their host-local implementation to pkg/ipam.
-		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/reconcile", "pkg/rollback",
-			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
+		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/agent/", "pkg/cli",
+			"pkg/cli/"},
 		// Only packages that change the system, start a program or write the plugin's result may import pkg/fault.
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
-			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent", "pkg/attachment", "pkg/ipam"},
-		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
-		module + "pkg/kernel/kerneltest": {"integration/harness"},
-		module + "pkg/probes/probestest": nil,
-		module + "pkg/pci/pcitest":       {"integration/harness/card"},
-		module + "pkg/claim/claimtest":   {"integration/bench"},
-		module + "pkg/demo":              {"pkg/cli"},
-		module + "pkg/kubelet":           {"pkg/cli", "integration/"},
-		module + "pkg/reconcile":         {"pkg/rollback", "pkg/doctor", "pkg/cli", "pkg/nodeagent", "pkg/podmetrics", "integration/"},
-		module + "pkg/rollback":          {"pkg/cli", "pkg/nodeagent"},
-		module + "pkg/cli":               {"plugins/podlace"},
-		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/"},
-		"github.com/safchain/ethtool":    {"pkg/pci"},
-		"github.com/coreos/go-iptables":  {"pkg/iptables"},
-		"github.com/spf13/cobra":         {"pkg/cli", "pkg/nodeagent"},
+			"pkg/child", "pkg/plugin", "pkg/daemon/dra", "pkg/agent/nodeagent", "pkg/attachment", "pkg/ipam"},
+		"testing":                       {"integration/"},
+		"github.com/safchain/ethtool":   {"pkg/pci"},
+		"github.com/coreos/go-iptables": {"pkg/iptables"},
+		"github.com/spf13/cobra":        {"pkg/cli", "pkg/agent/nodeagent"},
 
 		// A plugin that imports CNI's package invoke would also contain net/http and OpenTelemetry. The package skel would check the network
 		// namespace only after the first change of the system.
-		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
-		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
+		"github.com/containernetworking/cni/libcni":     {"pkg/cli/chain", "integration/"},
+		"github.com/containernetworking/cni/pkg/invoke": {"pkg/cli/chain", "integration/"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// Most of the following modules and packages are only for the daemons and for the command podlace, not for CNI plugins.
-		"k8s.io":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		"sigs.k8s.io":            {"pkg/cli"},      // manifests in YAML
-		"go.yaml.in/yaml":        {"pkg/validate"}, // YAML with line numbers
-		"google.golang.org/grpc": {"pkg/deviceplugin"},
-		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/podmetrics", "pkg/probes",
-			"pkg/probes/probestest"},
-		"net/http":                     {"pkg/probes"},
-		"github.com/fsnotify/fsnotify": {"pkg/watch"},
-		module + "pkg/probes":          {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		module + "pkg/watch":           {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		module + "pkg/dra":             {"pkg/deviceplugin"},
-		module + "pkg/deviceplugin":    {"plugins/sriov-device-plugin"},
-		module + "pkg/nodeagent":       {"plugins/podlace-node"},
-		module + "pkg/doctor":          {"pkg/cli"},
-		module + "pkg/podmetrics":      {"pkg/nodeagent"},
-		"github.com/pelletier/go-toml": {"pkg/doctor"},       // configurations of runtimes
+		"k8s.io":                 {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/agent/nodeagent"},
+		"sigs.k8s.io":            {"pkg/cli"},          // manifests in YAML
+		"go.yaml.in/yaml":        {"pkg/cli/validate"}, // YAML with line numbers
+		"google.golang.org/grpc": {"pkg/daemon/deviceplugin"},
+		"github.com/prometheus/client_golang": {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/probes", "pkg/agent/nodeagent",
+			"pkg/agent/podmetrics", "integration/"},
+		"net/http":                     {"pkg/daemon/probes"},
+		"github.com/fsnotify/fsnotify": {"pkg/daemon/watch"},
+		"github.com/pelletier/go-toml": {"pkg/cli/doctor"},   // configurations of runtimes
 		"golang.org/x/net":             {"pkg/podresources"}, // only hpack, which imports no other package
 		"C":                            nil,
 	}

@@ -37,8 +37,8 @@ const daemonBudget = 60_000_000
 func forbiddenPackages() []string {
 	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls",
 		"github.com/spf13",
-		"github.com/containernetworking/cni/pkg/invoke", "github.com/containernetworking/cni/libcni", module + "pkg/sandbox", module + "pkg/demo",
-		module + "pkg/reconcile"}
+		"github.com/containernetworking/cni/pkg/invoke", "github.com/containernetworking/cni/libcni", module + "pkg/daemon", module + "pkg/agent",
+		module + "pkg/cli", module + "integration"}
 }
 
 // binaryFolder returns the folder of the CNI binaries. Without PODLACE_BIN, binaryFolder builds the binaries with the release's flags into

@@ -21,10 +21,10 @@ import (
 
 	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/harness/card"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 // callLimit is the timeout of a verb. Every verb takes much less time than this timeout.

@@ -14,7 +14,7 @@ import (
 // may have no test.
 func TestEvents(t *testing.T) {
 	var tests strings.Builder
-	for _, dir := range []string{"pkg/nodeagent", "pkg/noderoutes", "pkg/kernel", "pkg/bridge", "integration/faults"} {
+	for _, dir := range []string{"pkg/agent/nodeagent", "pkg/agent/noderoutes", "pkg/kernel", "pkg/bridge", "integration/faults"} {
 		paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*_test.go"))
 		if err != nil || len(paths) == 0 {
 			t.Fatal(dir, err)

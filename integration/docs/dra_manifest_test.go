@@ -26,8 +26,8 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/cli"
-	"github.com/podlace/podlace/pkg/deviceplugin"
-	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/daemon/deviceplugin"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
 const draManifest = "conf/cluster/components/dra/sriov-device-plugin-dra.yaml"

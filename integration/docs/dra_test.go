@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/cli"
-	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -23,7 +23,8 @@ const draDocument = "docs/DRA.md"
 // TestDRAEvents checks that the tests in each row of the table "What happens when" in docs/DRA.md exist.
 func TestDRAEvents(t *testing.T) {
 	var tests strings.Builder
-	for _, dir := range []string{"pkg/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/pool", "pkg/deviceplugin", "pkg/cli",
+	for _, dir := range []string{"pkg/daemon/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/daemon/pool", "pkg/daemon/deviceplugin",
+		"pkg/cli",
 		"integration/dra-sim", "integration/e2e/dra"} {
 		paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*_test.go"))
 		if err != nil || len(paths) == 0 {

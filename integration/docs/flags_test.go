@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/podlace/podlace/pkg/agent/nodeagent"
 	"github.com/podlace/podlace/pkg/cli"
-	"github.com/podlace/podlace/pkg/nodeagent"
 )
 
 // documentedFlag is a flag in a table of a README.
@@ -21,7 +21,7 @@ type documentedFlag struct {
 }
 
 // TestFlags checks that the tables of flags in the READMEs of podlace and podlace-node contain exactly the flags of each command, with
-// their default values. TestDocumentedFlags of pkg/deviceplugin checks sriov-device-plugin.
+// their default values. TestDocumentedFlags of pkg/daemon/deviceplugin checks sriov-device-plugin.
 func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "$NODE_NAME") // a default value of podlace-node
 	for _, root := range []*cobra.Command{cli.Command(), nodeagent.Command()} {

@@ -19,8 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/snapshot"
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 const migrating = "docs/MIGRATING.md"
@@ -103,7 +103,7 @@ func TestWhatStays(t *testing.T) {
 		checkTargets(t, b.text, makeTargets(t))
 		runCommands(t, b.text, t.TempDir())
 	}
-	now, err := sandbox.Take(sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}})
+	now, err := snapshot.Take(snapshot.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,20 +115,20 @@ func TestWhatStays(t *testing.T) {
 // leftoverKinds calls the function f, and returns the remaining state in the words of docs/MIGRATING.md, such as "ifb device".
 func leftoverKinds(t *testing.T, f func()) []string {
 	t.Helper()
-	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
+	options := snapshot.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
 		Ignore: regexp.MustCompile(`/last_reserved_ip|/\.podlace|/\.?lock`)}
-	before, err := sandbox.Take(options)
+	before, err := snapshot.Take(options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f()
 	time.Sleep(200 * time.Millisecond) // the kernel deletes links with a delay
-	after, err := sandbox.Take(options)
+	after, err := snapshot.Take(options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := map[string]bool{}
-	for _, line := range sandbox.Diff(before, after) {
+	for _, line := range snapshot.Diff(before, after) {
 		found[documentWord(line)] = true
 	}
 	return slices.Sorted(maps.Keys(found))

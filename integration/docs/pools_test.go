@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/deviceplugin"
-	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/daemon/deviceplugin"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
 const (

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // TestSwapUnderLoad (F-43): scripts/install.sh repeatedly replaces the reference plugins by Podlace's plugins and back. No ADD or DEL may

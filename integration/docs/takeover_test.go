@@ -17,9 +17,10 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/snapshot"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 // trafficLimit is the timeout of a reply. Every reply needs much less time than this timeout.
@@ -217,14 +218,14 @@ func (s *podTraffic) stop() {
 }
 
 // oracleOptions returns the options for snapshots of the node's state.
-func oracleOptions() sandbox.Options {
-	return sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
+func oracleOptions() snapshot.Options {
+	return snapshot.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
 		Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace|/\.?lock|\.masqueraded|\.no-fq_codel|\.iptables`)}
 }
 
-func takeSnapshot(t *testing.T) *sandbox.Snapshot {
+func takeSnapshot(t *testing.T) *snapshot.Snapshot {
 	t.Helper()
-	s, err := sandbox.Take(oracleOptions())
+	s, err := snapshot.Take(oracleOptions())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/dra"
+	"github.com/podlace/podlace/pkg/daemon/dra"
 )
 
 // The type selectorCase contains the same device selector twice: as a CEL expression and as a Go function.

@@ -19,8 +19,8 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/cli"
-	"github.com/podlace/podlace/pkg/dra"
-	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/daemon/dra"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 

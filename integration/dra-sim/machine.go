@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/dra"
+	"github.com/podlace/podlace/pkg/daemon/dra"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/pool"
 )
 
 // The type machine describes a node with SR-IOV network cards. Each NUMA node has nearly the same number of PFs.

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/dra"
+	"github.com/podlace/podlace/pkg/daemon/dra"
 )
 
 // machineCount is the number of random machines in a test.

@@ -19,10 +19,10 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/agent/noderoutes"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/noderoutes"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 // nodeAPI starts a Kubernetes API server that streams two Node objects to every watch. The address of the second node is the gateway of the

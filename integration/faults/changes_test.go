@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // toleratesFailure reports whether a failure of the given change only causes a log line, so that the plugin call still succeeds. A plugin

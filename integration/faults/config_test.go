@@ -19,8 +19,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // TestFaultConfig runs DEL with another configuration than ADD. TestFaultConfig also attaches pods to an exhausted pool and to a pool with

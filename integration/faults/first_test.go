@@ -12,10 +12,11 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/snapshot"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 // wipeNode resets the node to its state before the first pod.
@@ -59,7 +60,7 @@ func TestFirst(t *testing.T) {
 				t.Skip("SKIPPED: iptables is not installed")
 			}
 			w := faultWorld{T: t, chain: fullChain(backend)[:2], pod: kerneltest.NewPod(t)}
-			w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(), Ignore: sharedState()}
+			w.opt = snapshot.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(), Ignore: sharedState()}
 			defer w.wipeNode()
 			for i := range w.chain {
 				w.wipeNode()

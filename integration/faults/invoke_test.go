@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 type object = harness.Object

@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // tryCase runs one test case. The function act() makes changes to a pod and cleans up as a runtime does. After act() returns, no state of

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // limitsBudget is the maximum duration of the test of one bandwidth verb without FAULTS=all.

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/snapshot"
 )
 
 // runLimits runs `podlace limits` for the pod and lets the change with the number failAt fail. If failAt is 0, no change fails.
@@ -49,7 +49,7 @@ func TestLimits(t *testing.T) {
 					!strings.Contains(out, fmt.Sprintf("injected fault at change %d ", i+1)) {
 					t.Errorf("%v, %s", err, out)
 				}
-				for _, line := range sandbox.Diff(before, w.take()) {
+				for _, line := range snapshot.Diff(before, w.take()) {
 					if !otherMAC.MatchString(line) {
 						t.Error(line)
 					}

@@ -12,13 +12,13 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// routesTest is the name of the test binary of pkg/noderoutes with injected faults.
+// routesTest is the name of the test binary of pkg/agent/noderoutes with injected faults.
 const routesTest = "noderoutes.test"
 
 // buildRoutesTest builds routesTest into harness.FaultDir.
 func buildRoutesTest(dir string) error {
 	cmd := exec.Command("go", "test", "-c", "-buildvcs=false", "-tags=podlace_fault", "-o", filepath.Join(dir, "fault", routesTest),
-		"../../pkg/noderoutes")
+		"../../pkg/agent/noderoutes")
 	cmd.Stderr = os.Stderr
 	return cmd.Run()
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // TestFaultSignal sends signals to plugins. After a signal, each plugin either completes its changes or undoes its changes.
@@ -24,7 +24,8 @@ func TestFaultSignal(t *testing.T) {
 	t.Run("F-46 SIGPIPE: the result is not read", testBrokenPipe)
 }
 
-// signalEverywhere runs a verb once for each pair of signal and point, and sends the signal when the verb reaches the point. ADD either
+// signalEverywhere runs a verb once for each pair of signal and point, and sends the signal when the verb reaches the point. The verb waits
+// there for a moment, so that the plugin notices the signal before it ends, also on a busy machine. ADD either
 // succeeds or leaves no state, so a failed ADD needs no DEL. DEL completes its changes, unless the signal arrives while a plugin is still
 // starting.
 func signalEverywhere(t *testing.T, verb string) {
@@ -39,7 +40,7 @@ func signalEverywhere(t *testing.T, verb string) {
 						return err
 					}
 				}
-				e := &faultExec{at: at, run: killCommand("root", signal), dir: s.dir}
+				e := &faultExec{at: at, run: killCommand("root", signal) + "; sleep 0.05", dir: s.dir}
 				n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
 				if err != nil {
 					return err

@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // auditNode restores lost state with the documented commands, and then checks the whole node.

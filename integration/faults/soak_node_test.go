@@ -20,7 +20,7 @@ import (
 
 	"github.com/podlace/podlace/integration/harness"
 	attachments "github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // The type soakNetwork is one pod network of the node in TestSoak.

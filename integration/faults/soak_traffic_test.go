@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/meter"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/meter"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // probeAttempts is the maximum number of connection attempts in a traffic check. One attempt is not enough, because a machine under load

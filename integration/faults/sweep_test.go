@@ -16,9 +16,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/kerneltest"
 	attachments "github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // sweepBudget is the maximum duration of TestSweepAdd or TestSweepDel without FAULTS=all.

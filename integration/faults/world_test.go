@@ -14,10 +14,11 @@ import (
 
 	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/harness/card"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/snapshot"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 // The type pluginChain is a list of plugins. Each plugin gets the result of the previous plugin.
@@ -64,8 +65,8 @@ type faultWorld struct {
 	chain pluginChain
 	pod   *sandbox.Pod
 	prev  []byte // result of a foreign main plugin
-	opt   sandbox.Options
-	base  *sandbox.Snapshot // snapshot before the pod's first ADD
+	opt   snapshot.Options
+	base  *snapshot.Snapshot // snapshot before the pod's first ADD
 }
 
 // newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain has no main plugin,
@@ -89,7 +90,7 @@ func newWorld(t *testing.T, c pluginChain) faultWorld {
 	}
 	first.addChain(len(c))
 	first.delChain(len(c))
-	w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
+	w.opt = snapshot.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
 		// The comparison ignores files that stay: hints, and the empty lock file that the first GC creates. It also ignores the address of lo,
 		// because the kernel adds this address when a program first sets lo up.
 		Ignore: regexp.MustCompile(`^host: file (.*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|/run/podlace/\.guards\.lock)$` +
@@ -142,9 +143,9 @@ func connectPod(t *testing.T, pod *sandbox.Pod, n int) []byte {
 		name, pod.Path, n)
 }
 
-func (w faultWorld) take() *sandbox.Snapshot {
+func (w faultWorld) take() *snapshot.Snapshot {
 	w.Helper()
-	s, err := sandbox.Take(w.opt)
+	s, err := snapshot.Take(w.opt)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -158,7 +159,7 @@ func (w faultWorld) inSubtest(t *testing.T) faultWorld {
 }
 
 // checkSame fails the test unless the state of the node equals the given snapshot.
-func (w faultWorld) checkSame(before *sandbox.Snapshot) {
+func (w faultWorld) checkSame(before *snapshot.Snapshot) {
 	w.Helper()
 	kerneltest.NoLeak(w.T, before, w.opt)
 }

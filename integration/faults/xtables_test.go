@@ -16,7 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // TestXTables: the node has iptables-legacy and iptables-nft, and other programs use iptables at the same time. After the first access, the

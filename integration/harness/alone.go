@@ -10,7 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // Alone is a pod with a veth pair but without a main plugin. Tests use Alone to call the bandwidth plugin without a chain. DEL of the

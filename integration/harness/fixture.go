@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // Fixture is a host with two pods. Tests must not change the pod in the field Attached. The pod in the field Fresh has no network yet. The

@@ -19,7 +19,7 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // CallLimit is the timeout of one plugin call. Every verb ends long before this timeout. If a plugin hangs, only its own test fails.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // The node has the addresses NodeV4 and NodeV6. A second machine in the node's network has the addresses LANV4 and LANV6. The second

@@ -22,7 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // BinEnv is the environment variable with the folder of the tested programs. If PODLACE_BIN is not set, Main builds the programs that the

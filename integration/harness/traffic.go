@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // ServeClientAddress starts a TCP server in a pod. The server sends the client's address to each client.

@@ -11,7 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/snapshot"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // Plain returns the name of a test. Dashes replace all characters that are neither letters nor digits, so that the name is a valid
@@ -34,8 +35,8 @@ func NewPod(t testing.TB, name string) *sandbox.Pod {
 // Oracle contains a snapshot of the host, of pods and of the state folders. Tests compare later states with this snapshot to find leaked
 // state.
 type Oracle struct {
-	Options sandbox.Options
-	before  *sandbox.Snapshot
+	Options snapshot.Options
+	before  *snapshot.Snapshot
 }
 
 // StateDirs returns the folders of records and leases.
@@ -57,9 +58,9 @@ func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 
 // NewOracle returns an Oracle with a snapshot of the current state. Callers without a *testing.T use NewOracle instead of Watch.
 func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
-	o := Oracle{Options: sandbox.Options{Pods: pods, Dirs: StateDirs(), Ignore: regexp.MustCompile(Harmless)}}
+	o := Oracle{Options: snapshot.Options{Pods: pods, Dirs: StateDirs(), Ignore: regexp.MustCompile(Harmless)}}
 	var err error
-	o.before, err = sandbox.Take(o.Options)
+	o.before, err = snapshot.Take(o.Options)
 	return &o, err
 }
 
@@ -76,11 +77,11 @@ func (o *Oracle) Leaks() ([]string, error) {
 
 // Diff immediately returns the differences between the current state and the snapshot.
 func (o *Oracle) Diff() ([]string, error) {
-	now, err := sandbox.Take(o.Options)
+	now, err := snapshot.Take(o.Options)
 	if err != nil {
 		return nil, err
 	}
-	return sandbox.Diff(o.before, now), nil
+	return snapshot.Diff(o.before, now), nil
 }
 
 // Clean fails the test if the state differs from the snapshot. After a difference, Clean takes a new snapshot, so that each leak is
@@ -101,7 +102,7 @@ func (o *Oracle) Clean(t testing.TB, after string) {
 func (o *Oracle) Rebase(t testing.TB) {
 	t.Helper()
 	var err error
-	if o.before, err = sandbox.Take(o.Options); err != nil {
+	if o.before, err = snapshot.Take(o.Options); err != nil {
 		t.Fatalf("snapshot: %v", err)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // The node.json of a node in a cluster, which 10-podlace-kubernetes.conflist needs.

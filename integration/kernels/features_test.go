@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/demo"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -41,9 +40,9 @@ func TestFeatures(t *testing.T) {
 		t.Fatal(err)
 	}
 	heading, rows := featureTable(t, string(text))
-	column := columnOf(heading)
+	column := columnOf(t, heading)
 	if column < 0 {
-		t.Fatalf("the table of docs/UPGRADE.md has no column for Linux %s: %q", demo.Kernel(), heading)
+		t.Fatalf("the table of docs/UPGRADE.md has no column for Linux %s: %q", kernelRelease(t), heading)
 	}
 	all := probes()
 	for _, row := range rows {
@@ -89,8 +88,9 @@ func featureTable(t *testing.T, text string) (heading []string, rows [][]string)
 }
 
 // columnOf returns the column of the running kernel. A kernel that is newer than all columns is in the last of them.
-func columnOf(heading []string) int {
-	release := demo.Kernel()
+func columnOf(t testing.TB, heading []string) int {
+	t.Helper()
+	release := kernelRelease(t)
 	column := slices.IndexFunc(heading, func(name string) bool { return strings.HasPrefix(release, name+".") })
 	if column < 0 && os.Getenv(kernelEnv) == "newest" {
 		column = len(heading) - 2 // the last column says what Podlace does
@@ -187,4 +187,13 @@ func limitsLearnedMACs(t testing.TB) bool {
 		t.Fatal(err)
 	}
 	return limited
+}
+
+func kernelRelease(t testing.TB) string {
+	t.Helper()
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(release))
 }

@@ -7,7 +7,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // kernelEnv is the environment variable with the name of the kernel in scripts/vm/kernels.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 // nodeAddresses() returns the node's addresses in the families of the conflist.

@@ -29,7 +29,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // module is the path of the main module with a slash.

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 // TestBadEnvMissing first omits each single required variable, and then each pair of required variables.

@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // The type behindLab is a network in which Podlace's chained plugins run after third-party plugins.

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // TestOldChain: a hostPort works with configurations of the CNI versions 0.1.0 and 0.2.0, which old versions of flannel use. A hostPort

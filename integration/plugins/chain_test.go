@@ -14,8 +14,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 func TestChain(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/cli/validate"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/validate"
 )
 
 // renamedPlugins returns a folder with the plugins under the names podlace-bridge, podlace-portmap and so on.

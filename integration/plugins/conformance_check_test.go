@@ -16,7 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/snapshot"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 const codeStateDiffers = 100
@@ -271,7 +272,7 @@ func TestCheckLooks(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-68 CHECK changes nothing, "+backend, func(t *testing.T) {
 			h := newNode(t, "looks-"+backend[:3], 144+i, backend).attach("looks")
-			o := &harness.Oracle{Options: sandbox.Options{Pods: []*sandbox.Pod{h.pod}, Dirs: harness.StateDirs()}}
+			o := &harness.Oracle{Options: snapshot.Options{Pods: []*sandbox.Pod{h.pod}, Dirs: harness.StateDirs()}}
 			o.Rebase(t)
 			h.checkChain()
 			o.Clean(t, "CHECK")

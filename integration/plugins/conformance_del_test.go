@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/snapshot"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // harshDels returns unusual DEL calls that a runtime may send after a successful ADD.
@@ -164,7 +165,7 @@ func TestDelOwn(t *testing.T) {
 func TestDelUnknown(t *testing.T) {
 	n := newNode(t, "unknown", 120, "nftables")
 	h := n.attach("10.120.0.9") // the ID of this pod looks like an address that the pod does not have
-	o := &harness.Oracle{Options: sandbox.Options{Pods: []*sandbox.Pod{h.pod}, Dirs: harness.StateDirs()}}
+	o := &harness.Oracle{Options: snapshot.Options{Pods: []*sandbox.Pod{h.pod}, Dirs: harness.StateDirs()}}
 	o.Rebase(t)
 	ids := []string{"10.120.0.2", "10.120.0.3", "10.120.0.1", "last_reserved_ip.0", "last_reserved_ip.1", "lock", "mark", "released", "x",
 		"unknown", "unknown-first"}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/snapshot"
 )
 
 // The type blockedDEL is a DEL that waits for a lock or for a program.
@@ -130,7 +130,7 @@ func TestStatusLooks(t *testing.T) {
 	// STATUS does not restore the rules of networks without pods, such as the networks of earlier tests.
 	harness.Shell(t, "nft flush ruleset")
 	_, _ = statusTimes(t, "bridge", confOf("bridge"))
-	nothing := &harness.Oracle{Options: sandbox.Options{Dirs: harness.StateDirs()}}
+	nothing := &harness.Oracle{Options: snapshot.Options{Dirs: harness.StateDirs()}}
 	var release []func()
 	for _, path := range []string{
 		"/var/lib/cni/networks/looks/lock", "/run/podlace/looks/.lock", "/run/podlace/.iptables", "/run/podlace/.hostports.lock",

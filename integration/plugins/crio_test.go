@@ -14,8 +14,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/meter"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/meter"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // The type crioNode is a node with an emulated runtime. This runtime calls the plugins in the same order and with the same configurations

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // The type stubIPAM is a test IPAM plugin: a shell script that saves its input and then runs the script that the test configures.

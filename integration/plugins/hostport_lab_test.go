@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // labAddresses contains the addresses of the lab's machines in one address family.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // TestLoopbackFromOutside (S-07): only the node itself reaches hostPorts and services at 127.0.0.1. Another machine and a pod send packets

@@ -13,7 +13,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // TestFaultHostPort moves a hostPort from one pod to another while clients send datagrams.

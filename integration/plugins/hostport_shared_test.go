@@ -16,7 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // TestSharedHostPort (F-39): one container has a hostPort in two networks. When one attachment ends, the port moves to the other attachment

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // dnsPorts returns port mappings for port 53, at all addresses of the node or only at hostIPs.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 // TestMeasuredLimits: rates are in bits per second, and bursts are in bits. Ingress is the traffic to the pod, and egress is the traffic

@@ -16,8 +16,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
 // The type gcLab is a node with one network and an emulated runtime. The runtime lists its pods for GC. Tests can remove the namespace of a

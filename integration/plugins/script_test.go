@@ -18,9 +18,10 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/snapshot"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden output of the scripts")
@@ -238,9 +239,9 @@ func cmdUnchanged(ts *testscript.TestScript, neg bool, args []string) {
 // The command "state POD|host" prints the state, one object per line. A later command "stdout" can check this output.
 func cmdState(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, !neg && len(args) == 1, "state POD|host")
-	var shot *sandbox.Snapshot
+	var shot *snapshot.Snapshot
 	ts.Check(harness.Enter(scriptOf(ts).findPod(ts, args[0]), func() (err error) {
-		shot, err = sandbox.Take(sandbox.Options{})
+		shot, err = snapshot.Take(snapshot.Options{})
 		return err
 	}))
 	_, err := io.WriteString(ts.Stdout(), shot.String())

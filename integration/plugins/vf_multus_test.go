@@ -12,7 +12,7 @@ import (
 
 	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/harness/card"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // The type multusDelegate contains the conflist that Multus creates from a NetworkAttachmentDefinition. Multus writes the device ID into

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/harness/card"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // shippedConflist returns the conflist for VFs that Podlace ships. If the argument `early` is true, sriov runs directly after bridge.

@@ -9,7 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/podlace/podlace/pkg/kubelet"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
 const (

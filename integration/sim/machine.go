@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/podlace/podlace/pkg/kubelet"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/pool"
 )
 
 // The type topology contains the numbers of NUMA nodes, PFs and VFs of a machine. Each NUMA node has the same number of network cards.
@@ -34,8 +34,8 @@ func parseTopology(s string, ports int) (topology, error) {
 
 func (t topology) String() string { return fmt.Sprintf("%dx%dx%d", t.nodes, t.pfs, t.vfs) }
 
-// The type machine describes a topology with the data types of pkg/pool and pkg/kubelet. VFs are numbered in the order of their PCI
-// addresses.
+// The type machine describes a topology with the data types of pkg/daemon/pool and pkg/cli/kubelet. VFs are numbered in the order of their
+// PCI addresses.
 type machine struct {
 	topology
 	pool   *pool.Topology
@@ -107,7 +107,7 @@ const (
 	lexical choiceMethod = "lexical" // the first by address
 )
 
-// isOurs reports whether the method is a policy of pkg/pool. The methods random and lexical exist only for comparison.
+// isOurs reports whether the method is a policy of pkg/daemon/pool. The methods random and lexical exist only for comparison.
 func (a choiceMethod) isOurs() bool { return a != random && a != lexical }
 
 func allocatorNames() []string {

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/integration/markdown"
-	"github.com/podlace/podlace/pkg/kubelet"
-	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
 func (r *report) markdown() string {

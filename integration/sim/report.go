@@ -3,7 +3,7 @@
 package main
 
 import (
-	"github.com/podlace/podlace/pkg/kubelet"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
 // Each constant from oneNUMA to jain is the index of a measure in runFigures, the results of a run.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kubelet"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
 // TestState checks the measures of free VFs on a machine that has four PFs with four VFs each. All VFs of the first PF and half of

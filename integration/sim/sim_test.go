@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kubelet"
-	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
 const bestFit = choiceMethod(pool.NUMABestFit)

@@ -3,7 +3,7 @@
 package main
 
 import (
-	"github.com/podlace/podlace/pkg/kubelet"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
 // The type freeState contains the numbers of free VFs and CPUs at one time of the simulation.

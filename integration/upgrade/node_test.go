@@ -16,8 +16,8 @@ import (
 
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // A node runs the programs of one folder. They are replaced while its pods run.

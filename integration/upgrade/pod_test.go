@@ -19,9 +19,10 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/snapshot"
 	attachments "github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -191,7 +192,7 @@ func (n *node) checkForgotten(pods []*pod) {
 	}
 	traces := regexp.MustCompile(`\b(` + strings.Join(words, "|") + `)\b`)
 	left := func() (lines []string) {
-		state, err := sandbox.Take(sandbox.Options{Dirs: harness.StateDirs(), Ignore: regexp.MustCompile(harness.Harmless)})
+		state, err := snapshot.Take(snapshot.Options{Dirs: harness.StateDirs(), Ignore: regexp.MustCompile(harness.Harmless)})
 		kerneltest.Must(n, err)
 		for line := range strings.Lines(state.String()) {
 			if traces.MatchString(line) {

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/meter"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/meter"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // A second machine answers at lanPort with the address of its client, the node at nodePort.

@@ -10,9 +10,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // TestMissingAndRestore removes each kernel object of the limits, as another program could do. Look reports the object as missing, and

@@ -8,9 +8,9 @@ import (
 	"os"
 	"testing"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }

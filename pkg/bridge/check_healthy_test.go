@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // The type healthyPod describes a pod in a correct state: its configuration, and changes that CHECK must accept. In the commands, BR stands

@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // floodSize is larger than the kernel's limit for neighbour entries (gc_thresh3 in ip-sysctl.rst, 1,024 by default).

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // ip4() returns an Ethernet frame with an IPv4 packet. The 16-bit argument "flags" consists of the fragment flags and the fragment offset

@@ -7,8 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 

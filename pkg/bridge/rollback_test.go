@@ -14,11 +14,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 
+	"github.com/podlace/podlace/integration/snapshot"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 // toReference runs the steps of ToReference for an attachment with the current configuration. The result contains the description of each
@@ -73,7 +73,7 @@ func (l lab) toReference(id, ifname string) (texts []string) {
 // nftRules returns the nftables rules in the given table, one text for each rule.
 func nftRules(t *testing.T, in string) (lines []string) {
 	t.Helper()
-	s, err := sandbox.Take(sandbox.Options{})
+	s, err := snapshot.Take(snapshot.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // stateVersion is the format version of the kubelet's file since Kubernetes 1.33. The file format is not a public API. The format is
-// defined in pkg/kubelet/cm/dra/state of Kubernetes.
+// defined in pkg/cli/kubelet/cm/dra/state of Kubernetes.
 const stateVersion = "checkpoint.dra.kubelet.k8s.io/v1"
 
 // KubeletClaim is a claim in the file of the kubelet.

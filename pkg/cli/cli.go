@@ -15,8 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 // The following constants are the exit statuses of the podlace command.
@@ -113,7 +113,7 @@ func newRoot() *cobra.Command {
 		DisableSuggestions:         true, // suggest does it
 		SuggestionsMinimumDistance: 1,
 	}
-	root.AddCommand(newCanary(), newDemo(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(),
+	root.AddCommand(newCanary(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(),
 		newSchema(), newSRIOV(), newSupportBundle(), newTop(), newTopology(), newTrace(), newValidate(), newVersion())
 	addCompletions(root)
 	return root

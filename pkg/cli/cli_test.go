@@ -14,19 +14,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/conf"
-	"github.com/podlace/podlace/pkg/demo"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// The test binary also replaces two programs that podlace starts. If the test binary is called "sudo", it acts as sudo. If the first
-// argument is "demo", it acts as podlace.
+// If the test binary is called "sudo", it acts as sudo.
 func TestMain(m *testing.M) {
 	switch {
 	case filepath.Base(os.Args[0]) == "sudo":
 		os.Exit(playSudo(os.Args[1:]))
-	case len(os.Args) > 1 && os.Args[1] == "demo":
-		os.Exit(playDemo(os.Args))
 	case os.Getenv(inSandbox) != "":
 		kerneltest.Main(m)
 	}
@@ -50,23 +45,6 @@ func playSudo(args []string) int {
 	return playedStatus
 }
 
-// playDemo replaces podlace demo. playDemo prints a report with one row, which contains the arguments. The result in this row is Miss if
-// the plugin folder contains a file named "miss".
-func playDemo(args []string) int {
-	dir := args[3]
-	row, status := demo.Row{Step: "step", Measured: strings.Join(args[4:], " "), Result: demo.OK}, 0
-	r := demo.Report{Plugins: dir, OK: 1}
-	if _, err := os.Stat(filepath.Join(dir, "miss")); err == nil {
-		row.Result, r.OK, r.Missed, status = demo.Miss, 0, 1, 1
-	}
-	if _, err := os.Stat(filepath.Join(dir, "broken")); err == nil {
-		return 2
-	}
-	r.Rows = []demo.Row{row}
-	_ = json.NewEncoder(os.Stdout).Encode([]demo.Report{r})
-	return status
-}
-
 func run(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	status = Run(args, &out, &errs)
@@ -75,7 +53,7 @@ func run(args ...string) (status int, stdout, stderr string) {
 
 func TestVersion(t *testing.T) {
 	status, stdout, _ := run("version")
-	if status != 0 || !strings.Contains(stdout, runtime.Version()) || !strings.Contains(stdout, "kernel  "+demo.Kernel()) {
+	if status != 0 || !strings.Contains(stdout, runtime.Version()) || !strings.Contains(stdout, "kernel  "+kernelRelease()) {
 		t.Errorf("status %d:\n%s", status, stdout)
 	}
 	status, stdout, _ = run("version", "-o", "json")
@@ -111,14 +89,12 @@ func TestRefusedCommands(t *testing.T) {
 		"two near commands": {[]string{"l"}, "did you mean 'limits' or 'ls'?\n"},
 		"below sriov":       {[]string{"sriov", "rest"}, "podlace: unknown command \"rest\" for \"podlace sriov\": did you mean 'reset'?\n"},
 		"unknown output":    {[]string{"version", "-o", "xml"}, `--output "xml"`},
-		"demo's output":     {[]string{"demo", "-o", "xml"}, `--output "xml"`},
-		"no plugins":        {[]string{"demo", "--plugins", dir}, "no executable bandwidth, bridge, host-local, portmap, loopback"},
-		"no reference":      {[]string{"demo", "--plugins", pluginsDir(t), "--reference", dir}, "plugin folder " + dir},
-		"no such conflist":  {[]string{"demo", "--conflist", filepath.Join(dir, "none")}, "no such file"},
+		"no plugins":        {[]string{"trace", "--plugins", dir}, "no executable bandwidth, bridge, host-local, portmap"},
+		"no such conflist":  {[]string{"trace", filepath.Join(dir, "none.conflist")}, "no such file"},
 		"output of gc":      {[]string{"gc", "-o", "xml"}, `--output "xml"`},
 		"output of ls":      {[]string{"ls", "-o", "xml"}, `--output "xml"`},
 		"arguments of gc":   {[]string{"gc", "all"}, `"all"`},
-		"surplus arguments": {[]string{"demo", "now"}, `"now"`},
+		"surplus arguments": {[]string{"canary", "now"}, `"now"`},
 	} {
 		status, stdout, stderr := run(test.args...)
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, test.want) {
@@ -152,9 +128,9 @@ func pluginsDir(t *testing.T, files ...string) string {
 	return dir
 }
 
-// TestDemoFindsInstalledPlugins checks that the demo without --plugins uses the first folder that contains all plugins. If no folder
+// TestFindsInstalledPlugins checks that podlace trace without --plugins uses the first folder that contains all plugins. If no folder
 // contains all plugins, the error message must contain each folder and the name of a missing plugin.
-func TestDemoFindsInstalledPlugins(t *testing.T) {
+func TestFindsInstalledPlugins(t *testing.T) {
 	full, tools := pluginsDir(t), t.TempDir()
 	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {
 		if got, err := pluginFolder(dirs, []string{"bridge", "loopback"}); got != full || err != nil {
@@ -164,48 +140,6 @@ func TestDemoFindsInstalledPlugins(t *testing.T) {
 	_, err := pluginFolder([]string{tools, full}, []string{"dance"})
 	if err == nil || err.Error() != "plugin folder "+tools+": no executable dance\nplugin folder "+full+": no executable dance" {
 		t.Errorf("nowhere: %v", err)
-	}
-	// The folder of the test binary contains no plugins, so the demo uses the installed plugins.
-	opts := demo.Options{Source: conf.Default}
-	if err := (demoFlags{}).complete(&opts, ""); err == nil && opts.Plugins != cniBinDir ||
-		err != nil && !strings.Contains(err.Error(), "plugin folder "+cniBinDir+": no executable") {
-		t.Errorf("by default: %+v, %v", opts.Plugins, err)
-	}
-}
-
-func TestReference(t *testing.T) {
-	good, bad, broken := pluginsDir(t), pluginsDir(t, "miss"), pluginsDir(t, "broken")
-	conflist := filepath.Join("..", "..", "conf", "10-podlace.conflist")
-	for name, test := range map[string]struct {
-		ours, theirs string
-		status       int
-	}{
-		"only the reference misses": {good, bad, exitOK},
-		"we miss":                   {bad, good, exitDiffers},
-		"we cannot run":             {broken, good, exitFailed},
-		"the reference cannot run":  {good, broken, exitFailed},
-	} {
-		status, stdout, stderr := run("demo", "--plugins", test.ours, "--reference", test.theirs, "--conflist", conflist, "-o", "json")
-		if status != test.status {
-			t.Errorf("%s: status %d, want %d: %s", name, status, test.status, stderr)
-		}
-		if test.status == exitFailed {
-			continue
-		}
-		var got []demo.Report
-		if err := json.Unmarshal([]byte(stdout), &got); err != nil || len(got) != 2 {
-			t.Fatalf("%s: %v: %s", name, err, stdout)
-		}
-		if got[0].Plugins != test.ours || got[1].Plugins != test.theirs {
-			t.Errorf("%s: ran on %s and %s", name, got[0].Plugins, got[1].Plugins)
-		}
-		if want := "--output json --conflist " + conflist; got[0].Rows[0].Measured != want {
-			t.Errorf("%s: arguments %q, want %q", name, got[0].Rows[0].Measured, want)
-		}
-	}
-	_, stdout, _ := run("demo", "--plugins", good, "--reference", bad)
-	if !strings.Contains(stdout, "MISS") || !strings.Contains(stdout, "podlace: "+good) {
-		t.Errorf("table:\n%s", stdout)
 	}
 }
 

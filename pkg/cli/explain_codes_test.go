@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -13,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/doctor"
+	"github.com/podlace/podlace/pkg/cli/doctor"
 )
 
 // declaredCodes returns the constants of type FindingCode in the source. If the code of a finding is a string literal and not a constant,
@@ -22,7 +23,9 @@ func declaredCodes(t *testing.T) map[string]bool {
 	t.Helper()
 	codes := map[string]bool{}
 	files, err := filepath.Glob("../*/*.go")
-	if err != nil || len(files) < 100 {
+	nested, nestedErr := filepath.Glob("../*/*/*.go")
+	files = append(files, nested...)
+	if err := errors.Join(err, nestedErr); err != nil || len(files) < 100 {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {

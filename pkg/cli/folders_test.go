@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/doctor"
+	"github.com/podlace/podlace/pkg/cli/doctor"
 )
 
 // TestFolders checks that commands use the folders of the container runtime, as doctor does, unless flags select other folders.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/doctor"
-	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/pkg/cli/doctor"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
 const gcHelp = `Find dead attachments and, with --yes, remove their addresses, interfaces, rules

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // TestInterruptedRead checks that Ctrl-C ends a command that waits for standard input, for example for the answer to a question.

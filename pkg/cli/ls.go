@@ -17,10 +17,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/doctor"
+	"github.com/podlace/podlace/pkg/cli/doctor"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
+	"github.com/podlace/podlace/pkg/cli/validate"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/reconcile"
-	"github.com/podlace/podlace/pkg/validate"
 )
 
 const lsExample = `  podlace ls

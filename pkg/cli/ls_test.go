@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
 const hostile = "shop/\x1b[2Jweb\n0\té"

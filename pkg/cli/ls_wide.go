@@ -14,8 +14,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/ports"
-	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 // outputWide is the output format of a table with additional columns.

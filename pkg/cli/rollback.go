@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/doctor"
-	"github.com/podlace/podlace/pkg/rollback"
+	"github.com/podlace/podlace/pkg/cli/doctor"
+	"github.com/podlace/podlace/pkg/cli/rollback"
 )
 
 func newRollback() *cobra.Command {

@@ -9,9 +9,9 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/cli/validate"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/validate"
 )
 
 const schemaHelp = `Print the JSON Schema of a network configuration with Podlace's plugins, for editors:

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/validate"
+	"github.com/podlace/podlace/pkg/cli/validate"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 

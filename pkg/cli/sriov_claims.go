@@ -14,8 +14,8 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/pool"
 )
 
 func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what string) error {

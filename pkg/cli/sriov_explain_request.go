@@ -13,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/kubelet"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/podresources"
-	"github.com/podlace/podlace/pkg/pool"
 )
 
 // cpuResource is the name of the CPU resource in a container's specification.

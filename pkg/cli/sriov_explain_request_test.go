@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/podlace/podlace/pkg/kubelet"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
 // fakeDemand builds a demand from two lists: the number of all devices and the number of free devices near each NUMA node.

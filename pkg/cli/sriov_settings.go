@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 

@@ -15,8 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
 // labFlags returns the flags with which a command reads a fake machine. The machine has two NUMA nodes, each with a PF and two VFs, and

@@ -63,3 +63,10 @@ func isTerminal(f *os.File) bool {
 	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	return err == nil && (strings.HasPrefix(target, "/dev/pts/") || strings.HasPrefix(target, "/dev/tty"))
 }
+
+func exitStatus(code int) error {
+	if code == exitOK {
+		return nil
+	}
+	return exitError(code)
+}

@@ -20,8 +20,8 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 const topHelp = `Show the traffic of the pods on this node, from the pods' view, against their limits.

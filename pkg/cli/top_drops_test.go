@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/hostlocal"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // inSandbox is the name of an environment variable. If the variable is set, the tests run in namespaces of their own.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
 // TestTraffic checks that traffic sent by the host side is shown as received by the pod. If a counter decreases, the traffic is shown as

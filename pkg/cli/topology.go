@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 const topologyHelp = `Show a picture of this node's pod network: bridges, the interface of each pod on

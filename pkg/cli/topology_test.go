@@ -17,9 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/ports"
-	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 // exampleTopology returns a node with two bridges, two PFs, and pods with different properties. The bridges are invented: the test machine

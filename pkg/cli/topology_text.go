@@ -8,8 +8,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 // A branch is a part of the topology tree, such as a bridge, a NUMA node or a PF. Each branch has a heading, with rows or further branches

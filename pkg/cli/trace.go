@@ -8,24 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/pkg/bandwidth"
-	"github.com/podlace/podlace/pkg/demo"
-	"github.com/podlace/podlace/pkg/doctor"
+	"github.com/podlace/podlace/pkg/cli/chain"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/reconcile"
-	"github.com/podlace/podlace/pkg/sandbox"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 const traceHelp = `Run ADD, CHECK and DEL of a network configuration for one new pod. For each plugin
@@ -54,20 +47,10 @@ const traceExample = `  podlace trace
   podlace trace shop/web-0
   podlace trace 5d1f8a2b7c90 -o json`
 
-const canaryHelp = `Run ADD, CHECK and DEL of the installed configuration for one pod on this node, as
-the runtime does. Use it after an upgrade or a change of the configuration. The pod's
-addresses must answer requests from the node. The pod is removed at the end, also
-after a failure. It has no hostPort and no limit, and uses one address for some
-milliseconds.
-
-Exit status: 0 if all works, 1 if a step failed, 2 if the command could not run.`
-
-const canaryExample = `  podlace canary
-  podlace canary || echo 'put the old version back'
-  podlace canary --conflist /etc/cni/net.d/10-podlace.conflist --plugins /opt/cni/bin`
-
 type traceFlags struct {
-	demoFlags
+	plugins  string
+	conflist string
+	output   string
 	hostPort int
 	limit    string
 	cache    string
@@ -110,8 +93,12 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	options := demo.Options{Source: cmp.Or(f.conflist, conf.Default)}
-	if err := f.complete(&options, f.plugins); err != nil {
+	conflist, err := readConflist(cmp.Or(f.conflist, conf.Default))
+	if err != nil {
+		return err
+	}
+	plugins, err := findPlugins(f.plugins, conflist)
+	if err != nil {
 		return err
 	}
 	_, node, nodeErr := nodefile.Read() // before the sandbox hides it
@@ -128,29 +115,40 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	return runTrace(ctx, demo.TraceOptions{Options: options, HostPort: f.hostPort, Limit: limit}, f.output, stdout)
+	if err := logChanges(); err != nil {
+		return err
+	}
+	return f.runVerbs(ctx, plugins, conflist, limit, stdout)
 }
 
-// runTrace prints a line for each plugin call, and returns the error of the plugin chain.
-func runTrace(ctx context.Context, options demo.TraceOptions, output string, stdout io.Writer) error {
-	var all []demo.Traced
-	err := demo.Trace(ctx, options, func(t demo.Traced) {
-		all = append(all, t)
-		if output != outputJSON {
-			printTraced(stdout, t)
+// runVerbs runs ADD, CHECK and DEL, and prints what each plugin did.
+func (f traceFlags) runVerbs(ctx context.Context, plugins string, conflist []byte, limit uint64, stdout io.Writer) error {
+	var calls []chain.Call
+	p, err := openTestPod(plugins, conflist, func(c chain.Call) {
+		calls = append(calls, c)
+		if f.output != outputJSON {
+			printCall(stdout, c)
 		}
 	})
-	if output == outputJSON {
-		if err := printJSON(stdout, all); err != nil {
-			return err
-		}
-	} else {
-		printTotals(stdout, all)
+	if err != nil {
+		return err
 	}
+	p.Limit = limit
+	if f.hostPort > 0 {
+		p.Ports = []chain.PortMapping{{HostPort: f.hostPort, ContainerPort: f.hostPort, Protocol: "tcp"}}
+	}
+	if _, err = p.chain.Add(ctx, p.Attachment); err == nil {
+		err = p.chain.Check(ctx, p.Attachment)
+	}
+	err = errors.Join(err, p.remove(ctx))
+	if f.output == outputJSON {
+		return errors.Join(err, printJSON(stdout, calls))
+	}
+	printTotals(stdout, calls)
 	return err
 }
 
-func printTraced(w io.Writer, t demo.Traced) {
+func printCall(w io.Writer, t chain.Call) {
 	fmt.Fprintf(w, "%-6s %-12s %7.1f ms  changes: %d\n", t.Verb, t.Plugin, milliseconds(t.Took), len(t.Changes))
 	printPhases(w, t)
 	for _, change := range t.Changes {
@@ -162,7 +160,7 @@ func printTraced(w io.Writer, t demo.Traced) {
 }
 
 // printPhases prints the time that a plugin spent in each phase.
-func printPhases(w io.Writer, t demo.Traced) {
+func printPhases(w io.Writer, t chain.Call) {
 	var list []string
 	for _, p := range t.Phases {
 		list = append(list, fmt.Sprintf("%s %.2f", p.Name, milliseconds(p.Took)))
@@ -172,7 +170,7 @@ func printPhases(w io.Writer, t demo.Traced) {
 	}
 }
 
-func printTotals(w io.Writer, all []demo.Traced) {
+func printTotals(w io.Writer, all []chain.Call) {
 	total := map[string]time.Duration{}
 	for _, t := range all {
 		total[t.Verb] += t.Took
@@ -186,68 +184,3 @@ func printTotals(w io.Writer, all []demo.Traced) {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-func newCanary() *cobra.Command {
-	var f demoFlags
-	cmd := &cobra.Command{
-		Use:     "canary",
-		Short:   "Test the installed plugins and configuration with one pod on this node",
-		Long:    canaryHelp,
-		Example: canaryExample,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.canary(cmd.Context(), cmd.OutOrStdout())
-		},
-	}
-	cmd.Flags().StringVar(&f.plugins, "plugins", "", "folder with the plugins (default: that of the runtime)")
-	cmd.Flags().StringVar(&f.conflist, "conflist", "", "configuration (default: the first in the runtime's folder)")
-	addOutput(cmd, &f.output)
-	return cmd
-}
-
-// firstConflist returns the first network configuration in a folder.
-func firstConflist(dir string) (string, error) {
-	networks, notes, err := reconcile.Networks(dir)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("%w: podlace doctor prints the command that installs a configuration; --conflist names another file", err)
-	case err != nil:
-		return "", err
-	case len(networks) > 0:
-		return networks[0].File, nil
-	case len(notes) > 0:
-		return "", fmt.Errorf("no network configuration in %s can be used: %s", dir, strings.Join(notes, "; "))
-	}
-	return "", fmt.Errorf("%s has no network configuration: name one with --conflist", dir)
-}
-
-func (f demoFlags) canary(ctx context.Context, stdout io.Writer) error {
-	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
-		return err
-	}
-	folders := doctor.Folders()
-	if f.plugins == "" {
-		f.plugins = folders.BinDir
-	}
-	if f.conflist == "" {
-		first, err := firstConflist(folders.ConfDir)
-		if err != nil {
-			return err
-		}
-		f.conflist = first
-	}
-	conflist, err := store.ReadFile(f.conflist)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll("/run/netns", 0o755); err != nil { // as ip-netns(8) does
-		return err
-	}
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // if the reader of stdout ends, writes fail, and the pod is still removed
-	options := demo.TraceOptions{Options: demo.Options{Plugins: f.plugins, Conflist: conflist}, Ping: true}
-	if err := runTrace(ctx, options, f.output, stdout); err != nil {
-		printLine(stdout, fmt.Sprintf("the canary failed with %s and the plugins of %s: %v", f.conflist, f.plugins, err))
-		return exitError(exitDiffers)
-	}
-	return nil
-}

@@ -15,10 +15,10 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/demo"
-	"github.com/podlace/podlace/pkg/doctor"
+	"github.com/podlace/podlace/pkg/cli/chain"
+	"github.com/podlace/podlace/pkg/cli/doctor"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 // tracedPod is an attachment of a running pod, with all plugins in its configuration.
@@ -37,7 +37,7 @@ type tracedPod struct {
 // tracedPlugin describes one plugin of the attachment. A tracedPlugin contains the result of the plugin's CHECK, and the objects that the
 // plugin created.
 type tracedPlugin struct {
-	demo.Traced
+	chain.Call
 	Objects []string `json:"objects,omitempty"`
 }
 
@@ -72,6 +72,9 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 		return err
 	}
 	list := partsOf(records)
+	if err := logChanges(); err != nil {
+		return err
+	}
 	for _, p := range list {
 		if err := p.check(ctx, cmp.Or(f.plugins, folders.BinDir), f.cache, networks); err != nil {
 			return err
@@ -112,8 +115,9 @@ func partsOf(records []attachment.Record) (list []*tracedPod) {
 // check() runs CHECK of each plugin, and adds the objects in each record to the plugin's entry in p.Plugins. If libcni's cache lacks the
 // attachment, check() runs no CHECK, but still lists the objects.
 func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks []reconcile.Network) error {
-	err := demo.TraceChecks(ctx, demo.CheckOptions{Plugins: plugins, Cache: cache, Network: p.Network, ContainerID: p.ContainerID,
-		IfName: p.IfName, Netns: p.Netns}, func(t demo.Traced) { p.Plugins = append(p.Plugins, tracedPlugin{Traced: t}) })
+	recorded := chain.Recorded{Plugins: plugins, Cache: cache,
+		Network: p.Network, ContainerID: p.ContainerID, IfName: p.IfName, Netns: p.Netns}
+	err := recorded.Check(ctx, func(c chain.Call) { p.Plugins = append(p.Plugins, tracedPlugin{Call: c}) })
 	if err != nil {
 		p.Unchecked = err.Error()
 	}
@@ -141,7 +145,7 @@ func (p *tracedPod) indexOf(kind string) int {
 	i := slices.IndexFunc(p.Plugins, func(t tracedPlugin) bool { return plugin.Runs(t.Plugin, kind) })
 	if i < 0 {
 		i = len(p.Plugins)
-		p.Plugins = append(p.Plugins, tracedPlugin{Traced: demo.Traced{Plugin: kind}})
+		p.Plugins = append(p.Plugins, tracedPlugin{Call: chain.Call{Plugin: kind}})
 	}
 	return i
 }
@@ -176,7 +180,7 @@ func (t tracedPlugin) print(w io.Writer) {
 	default:
 		fmt.Fprintf(w, "%-6s %-12s %7.1f ms  ok\n", t.Verb, plain(t.Plugin), milliseconds(t.Took))
 	}
-	printPhases(w, t.Traced)
+	printPhases(w, t.Call)
 	for _, line := range t.Objects {
 		fmt.Fprintf(w, "         %s\n", plugin.Plain(line, maxEvidence))
 	}

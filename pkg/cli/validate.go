@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/cli/validate"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
-	"github.com/podlace/podlace/pkg/validate"
 )
 
 const validateHelp = `Check files before a node uses them. FILE is a network configuration (.conflist,

@@ -6,12 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/demo"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -31,7 +32,7 @@ func thisBuild() build {
 		Version: plugin.BuildVersion(),
 		Commit:  commit,
 		Go:      runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH,
-		Kernel:  demo.Kernel(),
+		Kernel:  kernelRelease(),
 	}
 	if info, ok := debug.ReadBuildInfo(); ok && b.Commit == "" {
 		b.Commit = revision(info)
@@ -105,4 +106,13 @@ func printJSON(w io.Writer, v any) error {
 		_, err = w.Write(append(plugin.PlainJSON(document), '\n'))
 	}
 	return err
+}
+
+// kernelRelease returns the release of the kernel that is running.
+func kernelRelease() string {
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(release))
 }

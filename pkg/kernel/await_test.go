@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // TestAwaitAddress fills the kernel's work queue for new IPv6 addresses, and then adds an address and calls AwaitAddress. After

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // TestDelFlowsAnswered (F-38): during the deletion of an entry, a reply in flight creates a reversed entry. DelUDP must delete the reversed

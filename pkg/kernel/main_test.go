@@ -8,7 +8,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }

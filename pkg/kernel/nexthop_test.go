@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // TestNexthops checks that Nexthops returns an added object with its protocol. A second AddNexthop of the same object must fail.

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // A card contains the network card for a test and the namespace of the host.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // TestOpenLeaves checks that Close releases a pod's namespace completely, so that the kernel deletes the namespace and the veth pair.

@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // TestPeerOf checks that PeerOf finds the peer of a link. PeerOf must not return a link of another pair that has the same ifindexes.

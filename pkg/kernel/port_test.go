@@ -5,7 +5,7 @@ package kernel
 import (
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // TestBridgePort checks that SetPort changes only the flags that differ, and that Link returns the changed flags.

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // testedRates returns rates from 1 kbit/s to 100 Gbit/s, including the values just below and above 2^32 bit/s and 2^32 byte/s.

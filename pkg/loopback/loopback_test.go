@@ -14,9 +14,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }

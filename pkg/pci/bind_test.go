@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }

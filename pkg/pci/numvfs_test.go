@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 const firstPF = "0000:11:00.0" // of a pcitest.Machine

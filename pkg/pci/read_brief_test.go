@@ -5,8 +5,8 @@ package pci_test
 import (
 	"testing"
 
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
 // TestReadBrief checks that Read returns a VF and its PF. TestReadBrief also checks that Read skips files that take long to read, and files

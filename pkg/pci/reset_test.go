@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 // TestResetFunction (V-08) checks that ResetFunction resets a PCI function only if no driver is bound.

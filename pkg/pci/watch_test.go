@@ -16,8 +16,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
 // The type fakeMachine provides scans and events in the fake time of testing/synctest.

@@ -17,13 +17,14 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/snapshot"
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/hostlocal"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
-	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -86,7 +87,7 @@ func (l lab) call(f form, verb string, prev []byte, keys ...any) []byte {
 	return prev
 }
 
-func newLab(t *testing.T) (l lab, opt sandbox.Options) {
+func newLab(t *testing.T) (l lab, opt snapshot.Options) {
 	t.Helper()
 	l = lab{t, kerneltest.NewPod(t)}
 	t.Cleanup(func() {
@@ -95,7 +96,7 @@ func newLab(t *testing.T) (l lab, opt sandbox.Options) {
 		}
 		kerneltest.Must(t, kerneltest.FlushNFT(), os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"))
 	})
-	return l, sandbox.Options{Pods: []*sandbox.Pod{l.pod}, Dirs: kerneltest.StateDirs(),
+	return l, snapshot.Options{Pods: []*sandbox.Pod{l.pod}, Dirs: kerneltest.StateDirs(),
 		Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace/|address 127\.0\.0\.1/8 dev lo`)}
 }
 
@@ -110,13 +111,13 @@ func TestSame(t *testing.T) {
 			l, opt := newLab(t)
 			forms := bothForms(backend)
 			l.call(forms[0], "DEL", l.call(forms[0], "ADD", nil)) // the first pod makes the state that all pods share
-			base, err := sandbox.Take(opt)
+			base, err := snapshot.Take(opt)
 			kerneltest.Must(t, err)
 			// Each ADD gets another index of the host side, which is in the records and is the group of the links.
 			same := opt
 			same.Ignore = regexp.MustCompile(opt.Ignore.String() + `|/run/podlace/net/(bridge|bandwidth)-\w+$|host: link (bwp|veth)\w+$`)
 			result := string(l.call(forms[0], "ADD", earlier))
-			made, err := sandbox.Take(same)
+			made, err := snapshot.Take(same)
 			kerneltest.Must(t, err)
 			l.call(forms[0], "DEL", []byte(result))
 			for i, by := range forms {
@@ -150,7 +151,7 @@ func TestFailedPart(t *testing.T) {
 	l, opt := newLab(t)
 	f := bothForms("nftables")[1]
 	l.call(f, "DEL", l.call(f, "ADD", nil))
-	base, err := sandbox.Take(opt)
+	base, err := snapshot.Take(opt)
 	kerneltest.Must(t, err)
 	one := kerneltest.Lab{T: t, Plugin: f.programs[0], Conf: f.confs[0], Pod: l.pod}
 	one.Fails(one.Call("ADD", "a", "portmap", object{"backend": "magic"}), plugin.CodeConfig, `podlace-pod (portmap) add: backend "magic"`)
@@ -161,7 +162,7 @@ func TestFailedPart(t *testing.T) {
 	neighbour := kerneltest.Lab{T: t, Plugin: f.programs[0], Pod: kerneltest.NewPod(t),
 		Conf: f.confs[0].With("runtimeConfig", object{"portMappings": mappings})}
 	first := neighbour.OK(neighbour.Call("ADD", "b"))
-	beside, err := sandbox.Take(opt)
+	beside, err := snapshot.Take(opt)
 	kerneltest.Must(t, err)
 	one.Fails(one.Call("ADD", "a"), plugin.CodePortConflict, "podlace-pod (portmap) add: hostPort tcp 8080 is in use by") // after bridge
 	kerneltest.NoLeak(t, beside, opt)

@@ -24,7 +24,7 @@ const maxCheckpoint = 64 << 20
 
 // checkpointEntry is the checkpoint's entry for one container and one resource. The kubelet (1.20 and later) writes this entry before it
 // creates the pod's sandbox. The format of this entry is not a public API. The format of this entry is defined in
-// pkg/kubelet/cm/devicemanager/checkpoint of Kubernetes.
+// pkg/cli/kubelet/cm/devicemanager/checkpoint of Kubernetes.
 type checkpointEntry struct {
 	PodUID, ContainerName, ResourceName string
 	DeviceIDs                           map[string][]string // by NUMA node

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/ports"
 	"github.com/podlace/podlace/pkg/store"

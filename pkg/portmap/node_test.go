@@ -5,8 +5,8 @@ package portmap
 import (
 	"testing"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 func addBridge(t testing.TB, name string, addresses ...string) {

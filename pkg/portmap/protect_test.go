@@ -16,10 +16,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/snapshot"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -56,7 +56,7 @@ func TestProtectedThroughout(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		opened, after := []string{}, "" // links that were open at some time, and the flush before
 		l.Stderr = changeLog(func(line string) {
-			s, err := sandbox.Take(sandbox.Options{})
+			s, err := snapshot.Take(snapshot.Options{})
 			if err != nil {
 				l.Error(err)
 				return

@@ -14,10 +14,10 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/snapshot"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -102,7 +102,7 @@ func (l testLab) Call(verb, id string, keys ...any) outcome {
 // podElements returns the nftables elements of all pods.
 func podElements(t testing.TB) (lines []string) {
 	t.Helper()
-	s, err := sandbox.Take(sandbox.Options{})
+	s, err := snapshot.Take(snapshot.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/link"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // TestMasqueradeOfTheReference compares the rules that a rollback writes with the rules that a function of the reference plugin writes. In

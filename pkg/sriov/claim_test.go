@@ -12,13 +12,13 @@ import (
 
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/podlace/podlace/integration/claimtest"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/claim/claimtest"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -52,7 +52,7 @@ func (l igb) checkRemovedVFs(away, back func(), again bool) {
 	a := l.add("a", "vlan", 100, "trust", "on", "mtu", 1400)
 	l.changeAll("net2")
 	away()
-	l.Fails(a.check("vlan", 100, "trust", "on", "mtu", 1400), plugin.CodeStateDiffers, "VF "+first+" of interface net1 is gone")
+	l.Fails(a.check("vlan", 100, "trust", "on", "mtu", 1400), plugin.CodeStateDiffers, "VF "+first+" of interface net1 does not exist")
 	if again {
 		back()
 		l.recreateVFs()
@@ -62,7 +62,7 @@ func (l igb) checkRemovedVFs(away, back func(), again bool) {
 		l.Errorf("journals are left: %+v, %v", all, err)
 	}
 	if !again {
-		l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF "+first+" is gone")
+		l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF "+first+" does not exist")
 		back()
 		l.recreateVFs()
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // TestIGBReset (V-08): an orphaned VF has its default settings after a reset of its function. The VF has no driver during the reset.
@@ -22,7 +22,8 @@ func TestIGBReset(t *testing.T) {
 		return string(out), err
 	}
 	l.add("a", "mtu", 1300, "trust", "on", "vlan", 100)
-	*l.devices = nil // in the kubelet's view
+	*l.devices = nil // in the view of the kubelet and of the device plugin
+	l.publish()
 	if out, err := run("--yes"); err == nil || !strings.Contains(out, "pod shop/web-0 has it since") {
 		t.Errorf("%v: %s", err, out)
 	}

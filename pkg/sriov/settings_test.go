@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )

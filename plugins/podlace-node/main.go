@@ -6,7 +6,7 @@ package main
 import (
 	"os"
 
-	"github.com/podlace/podlace/pkg/nodeagent"
+	"github.com/podlace/podlace/pkg/agent/nodeagent"
 )
 
 func main() { os.Exit(nodeagent.Main(os.Args[1:], os.Stdout, os.Stderr)) }

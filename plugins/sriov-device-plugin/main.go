@@ -6,7 +6,7 @@ package main
 import (
 	"os"
 
-	"github.com/podlace/podlace/pkg/deviceplugin"
+	"github.com/podlace/podlace/pkg/daemon/deviceplugin"
 )
 
 func main() { os.Exit(deviceplugin.Main(os.Args[1:], os.Stderr)) }

@@ -10,6 +10,7 @@ mapfile -t kernels < <(grep -v '^#' scripts/vm/kernels | cut -d ' ' -f 1 | uniq)
 scripts/vm/setup.sh "$VM" "${kernels[@]}"
 mkdir -p build/kernels
 CGO_ENABLED=0 go test -buildvcs=false -c -o build/kernels/test ./integration/kernels
+CGO_ENABLED=0 go build -buildvcs=false -o build/kernels/demo ./integration/demo
 
 # On a node, plugins run as root outside of user namespaces, and the kernel loads modules for them. Emulated, a module takes seconds, and a
 # transaction that needs several exceeds the plugins' timeout, so these are loaded in advance. Kubernetes' documentation asks for br_netfilter.

@@ -18,5 +18,5 @@ fi
 status=0
 PACKAGES='./pkg/kernel ./pkg/bridge ./pkg/bandwidth' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -timeout 90m "$@" || status=1
 PACKAGES='./integration/plugins' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -timeout 90m -run 'TestScripts/(bridge|portmap|gc)' "$@" || status=1
-PACKAGES='./pkg/kernel ./pkg/pci ./pkg/sriov ./pkg/deviceplugin' scripts/test.sh -exec "$PWD/scripts/vm/card.sh" -count=1 -timeout 90m -run 'TestNIC|TestLife|TestIGB' "$@" || status=1
+PACKAGES='./pkg/kernel ./pkg/pci ./pkg/sriov ./pkg/daemon/deviceplugin' scripts/test.sh -exec "$PWD/scripts/vm/card.sh" -count=1 -timeout 90m -run 'TestNIC|TestLife|TestIGB' "$@" || status=1
 exit "$status"

@@ -16,7 +16,7 @@ import (
 
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 // clusterLimit is the time limit of a connection in a cluster. Successful connections need much less than this limit.

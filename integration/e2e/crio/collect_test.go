@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/kerneltest"
 )
 
 // TestDeathWhileAway: while CRI-O is stopped, the processes of a pod end and the namespaces of the pod disappear. When CRI-O starts, it

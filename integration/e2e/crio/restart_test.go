@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 // TestAdminAccess: the claim of an administrator's pod lists the addresses of all VFs, both allocated and free. No VF moves into the

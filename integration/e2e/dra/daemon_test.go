@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness/node"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 // The type daemon is a process of the program sriov-device-plugin. The sockets of the daemon are outside of t.TempDir, because the paths in

@@ -18,7 +18,7 @@ import (
 	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 // TestKubeletRestart (failure 22): when a kubelet starts, it deletes the slices of its node. The daemon writes the slices again, and

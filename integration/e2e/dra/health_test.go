@@ -12,7 +12,7 @@ import (
 	core "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 // TestLinkDown: a PF loses its carrier, and its VFs get a taint. New pods get VFs of the other PF, and running pods keep their VFs.

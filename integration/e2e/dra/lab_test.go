@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 const (

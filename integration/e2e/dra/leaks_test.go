@@ -14,9 +14,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
 // TestForceDelete (failure 11): a pod is deleted by force. Another pod gets the VF of the deleted pod only after the deleted pod has

@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
 // The configuration "whole" offers the VFs of both PFs, and also offers one PF as a single device.

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness/node"
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 	"github.com/podlace/podlace/pkg/podresources"
 )
 

@@ -18,7 +18,7 @@ import (
 
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/integration/harness/node"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 const (

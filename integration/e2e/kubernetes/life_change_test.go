@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/noderoutes"
+	"github.com/podlace/podlace/pkg/agent/noderoutes"
 )
 
 // endTraffic ends the flows. endTraffic returns the longest time without a reply in the flows from or to the given node. endTraffic fails

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/noderoutes"
+	"github.com/podlace/podlace/pkg/agent/noderoutes"
 )
 
 // eventMonitor records the netlink events of a node for the agent's routes and nexthops, and for new links.

@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/noderoutes"
+	"github.com/podlace/podlace/pkg/agent/noderoutes"
 )
 
 var (

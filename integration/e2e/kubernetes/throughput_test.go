@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 // TestThroughput measures TCP between pods of different nodes. The measurements alternate between the agent's routes and manually added

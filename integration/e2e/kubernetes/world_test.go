@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
 const namespace = "matrix"

@@ -19,10 +19,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
 // Resource is the resource name of all VFs.

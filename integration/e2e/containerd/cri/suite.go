@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 const mbit = 1_000_000

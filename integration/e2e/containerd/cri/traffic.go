@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/integration/meter"
 )
 
 // OutsideNetns is the network namespace at the other end of the node's eth0.

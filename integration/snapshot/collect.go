@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshot
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The type collector collects the records of one network namespace.
+type collector struct {
+	scope   string
+	records []record
+	links   map[uint32]link // by index
+}
+
+func (c *collector) collect(conntrack bool) error {
+	route, err := dial(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer route.close()
+	filter, err := dial(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return err
+	}
+	defer filter.close()
+
+	for _, part := range []func(*socket) error{
+		c.collectLinks, c.collectAddresses, c.collectRoutes, c.collectRules, c.collectNexthops,
+		c.collectNeighbours, c.collectBridges, c.collectTC,
+	} {
+		if err := part(route); err != nil {
+			return err
+		}
+	}
+	if err := c.collectNft(filter); err != nil {
+		return err
+	}
+	if conntrack {
+		if err := c.collectConntrack(filter); err != nil {
+			return err
+		}
+	}
+	if err := c.collectSysctls(); err != nil {
+		return err
+	}
+	return c.collectIptables()
+}
+
+func (c *collector) add(name string, fields ...field) {
+	c.records = append(c.records, record{scope: c.scope, name: name, fields: fields})
+}
+
+// addList adds a list of lines whose order is significant. Each line of the list becomes a separate record. If one line is added to the
+// list, the result of Diff therefore contains only this line. If only the order of the lines changes, Diff reports the change of the order.
+func (c *collector) addList(prefix string, lines []string) {
+	for _, line := range lines {
+		c.add(prefix + " " + line)
+	}
+	if len(lines) > 1 {
+		sum := sha256.Sum256([]byte(strings.Join(lines, "\n")))
+		c.records = append(c.records, record{
+			scope:  c.scope,
+			name:   "order of " + prefix,
+			fields: []field{{"hash", hex.EncodeToString(sum[:6])}},
+			owner:  prefix + " ",
+		})
+	}
+}
+
+// linkName returns the name of the interface with an index.
+func (c *collector) linkName(index uint32) string {
+	if l, ok := c.links[index]; ok {
+		return l.name
+	}
+	return "unknown link" // in another namespace, or just deleted
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package snapshot compares the state of the network before and after a change. [Take] records all state that a CNI plugin may change, in
+// the network namespace of the caller and in pods, and [Diff] lists the differences.
+package snapshot
+
+import (
+	"fmt"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/cli/sandbox"
+)
+
+// Options selects the objects that a snapshot contains. A snapshot always contains the network namespace of the caller, which is called the
+// host here.
+type Options struct {
+	// Pods lists the pods that the snapshot contains. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
+	Pods []*sandbox.Pod
+	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in these folders.
+	Dirs []string
+	// Conntrack includes the entries of connection tracking. The entries of connection tracking change with traffic. Only tests about
+	// connection tracking should set Conntrack.
+	Conntrack bool
+	// Ignore excludes all records whose line matches this expression. Such a line is, for example, "host: link cni0".
+	Ignore *regexp.Regexp
+}
+
+// Snapshot is the state of the host, the pods and the folders that a CNI plugin may change. Snapshot contains links, addresses, routes,
+// rules, nexthops, neighbours, forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files.
+// Snapshots are normalised, so that two snapshots of the same state are equal. Snapshots contain no indexes, handles, counters or timers,
+// and no other value that the kernel changes by itself.
+type Snapshot struct {
+	scopes  map[string]bool
+	records map[string]record
+}
+
+// A record describes one object. The name of a record is unique within its scope.
+type record struct {
+	scope  string  // "host" or "pod NAME"
+	name   string  // "link eth0"
+	fields []field // properties of the object that may change
+	// The field owner contains the name of another record or is empty. An owned record appears and vanishes together with its owner, and
+	// Diff then reports only the owner.
+	owner string
+}
+
+type field struct{ name, value string }
+
+func (r record) key() string { return r.scope + ": " + r.name }
+
+// Take returns a snapshot of the calling thread's network namespace, the pods and the folders.
+func Take(opt Options) (*Snapshot, error) {
+	s := &Snapshot{scopes: map[string]bool{"host": true}, records: map[string]record{}}
+	runtime.LockOSThread() // one thread and one namespace for all of the host's parts
+	err := s.collect("host", opt)
+	runtime.UnlockOSThread()
+	if err != nil {
+		return nil, fmt.Errorf("snapshot of the host: %w", err)
+	}
+	for _, pod := range opt.Pods {
+		if pod.IsGone() {
+			continue
+		}
+		scope := "pod " + pod.Name
+		s.scopes[scope] = true
+		if err := pod.Do(func() error { return s.collect(scope, opt) }); err != nil {
+			return nil, fmt.Errorf("snapshot of pod %s: %w", pod.Name, err)
+		}
+	}
+	for _, dir := range opt.Dirs {
+		if err := s.collectFiles(dir, opt.Ignore); err != nil {
+			return nil, fmt.Errorf("snapshot of %s: %w", dir, err)
+		}
+	}
+	return s, nil
+}
+
+// collect() adds the records of the calling thread's network namespace.
+func (s *Snapshot) collect(scope string, opt Options) error {
+	c := &collector{scope: scope}
+	if err := c.collect(opt.Conntrack); err != nil {
+		return err
+	}
+	s.add(c.records, opt.Ignore)
+	return nil
+}
+
+// add() appends a number to the names of records that have the same name and the same scope. The caller must pass all of these records in
+// the same call of add().
+func (s *Snapshot) add(records []record, ignore *regexp.Regexp) {
+	same := map[string]int{}
+	for _, r := range records {
+		if ignore != nil && ignore.MatchString(r.key()) {
+			continue
+		}
+		same[r.name]++
+		if n := same[r.name]; n > 1 {
+			r.name = fmt.Sprintf("%s (%d)", r.name, n)
+		}
+		slices.SortStableFunc(r.fields, func(a, b field) int { return strings.Compare(a.name, b.name) })
+		s.records[r.key()] = r
+	}
+}
+
+// String returns all records in order, with one record in each line.
+func (s *Snapshot) String() string {
+	var b strings.Builder
+	for _, key := range sortedKeys(s.records) {
+		b.WriteString(key)
+		for _, f := range s.records[key].fields {
+			fmt.Fprintf(&b, " %s=%s", f.name, f.value)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}

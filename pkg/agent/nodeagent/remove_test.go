@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/snapshot"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// runCmd runs a podlace-node command in this process.
+func (l *lab) runCmd(args ...string) (exit int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	exit = Main(args, &out, &err)
+	return exit, out.String(), err.String()
+}
+
+// startProcess starts the agent as a child process with the plugins, the configuration and the API server of the lab, and with additional
+// flags.
+func (l *lab) startProcess(flags ...string) *exec.Cmd {
+	l.Helper()
+	cmd := l.agentCommand(flags...)
+	kerneltest.Must(l, cmd.Start())
+	return cmd
+}
+
+// agentCommand returns the command that startProcess starts.
+func (l *lab) agentCommand(flags ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
+		"--plugins", l.Plugins, "--http", "unix:" + l.dir + "/http"}, flags...)...)
+	cmd.Env, cmd.Stderr = append(os.Environ(), agentEnv+"=1"), l.log
+	return cmd
+}
+
+// TestRemove checks that "podlace-node remove" removes everything: the node must be in the same state as before the first start of the
+// agent. The command must return an error while the agent is running.
+func TestRemove(t *testing.T) {
+	l := newLab(t, `"takeOver": true`)
+	l.put("net.d/05-other.conflist", otherConflist)
+	l.put("net.d/99-later.conf", "{}")
+	l.put("bin/other", "")
+	opt := snapshot.Options{Dirs: []string{store.Root, l.dir}, Ignore: regexp.MustCompile(`/run/podlace(/\.node\.lock)?$|/bin/loopback|/run/podlace/\.node\.lock`)}
+	before, err := snapshot.Take(opt)
+	kerneltest.Must(t, err)
+	l.ready()
+	if l.read("net.d/05-other.conflist"+backup) != otherConflist || l.read("net.d/05-other.conflist") != "" ||
+		l.read("net.d/99-later.conf") != "{}" {
+		t.Error("the other conflist was not taken over, or an unrelated one was")
+	}
+	l.stop()
+	exit, out, stderr := l.runCmd("remove", "--config", l.Config)
+	if exit != 0 || !strings.Contains(out, "put back "+l.dir+"/net.d/05-other.conflist\nremoved "+l.dir+"/net.d/"+conflistName+", as ") ||
+		strings.Index(out, conflistName) > strings.Index(out, "removed routes") ||
+		strings.Index(out, "node.json") > strings.Index(out, "podlace-bridge") {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+	after, err := snapshot.Take(opt)
+	kerneltest.Must(t, err)
+	if diff := snapshot.Diff(before, after); len(diff) > 0 {
+		t.Errorf("left: %q", diff)
+	}
+	if exit, out, stderr = l.runCmd("remove", "--config", l.Config); exit != 0 || out != "" {
+		t.Errorf("again: exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "other"}]}`
+
+// writeRecord writes a record of the bridge plugin for a pod. The record contains the given path of the pod's network namespace.
+func (l *lab) writeRecord(id, pod, netns string) {
+	l.Helper()
+	kerneltest.Must(l, os.MkdirAll(store.Root+"/podlace", 0o700), os.WriteFile(store.Root+"/podlace/bridge-"+attachment.Key{Network: "podlace",
+		ContainerID: id, IfName: "eth0"}.Hash(), fmt.Appendf(nil, `{"format": 1, "plugin": "bridge", "network": "podlace", "containerID": %q, "ifname": "eth0",
+		"pod": %q, "netns": %q}`, id, pod, netns), 0o600))
+}
+
+// TestRemoveWithPods checks "podlace-node remove" on a node that has running pods and no other network. The command must remove node.json,
+// so that no new pod starts. The command must keep the state that the running pods need for their packets and their DEL, and must print the
+// names of these pods.
+func TestRemoveWithPods(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	l.writeRecord("a", "shop/web-1", l.lan.Path)
+	l.writeRecord("b", "shop/web-2", l.lan.Path)
+	exit, out, stderr := l.runCmd("remove", "--config", l.Config)
+	if exit == 0 || !strings.Contains(stderr, "pods that still need Podlace") || !strings.Contains(stderr, "shop/web-1, shop/web-2") ||
+		len(l.routes()) == 0 || l.read("net.d/"+conflistName) == "" || l.read("bin/podlace-bridge") == "" || l.node().PodCIDRs != nil {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+	l.put("net.d/20-other.conflist", otherConflist)
+	exit, out, stderr = l.runCmd("remove", "--config", l.Config)
+	if exit == 0 || l.read("net.d/"+conflistName) != "" || len(l.routes()) == 0 ||
+		!strings.Contains(out, "removed "+l.dir+"/net.d/"+conflistName+", as "+l.dir+"/net.d/20-other.conflist is there") {
+		t.Errorf("another network came: exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+// TestRemoveNamed checks that the removal removes nothing that pods need while another conflist, or a pod in the cache of libcni, names a
+// plugin.
+func TestRemoveNamed(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	const mine = "net.d/20-mine.conflist"
+	const config = `{"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "podlace-portmap"}]}`
+	l.put(mine, config)
+	const cache = "/var/lib/cni/results"
+	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(cache)) })
+	cached, err := json.Marshal(map[string]any{"kind": "cniCacheV1", "containerId": "a", "ifName": "eth0", "networkName": "mine",
+		"config": []byte(config)})
+	kerneltest.Must(t, err, os.MkdirAll(cache, 0o755), os.WriteFile(cache+"/mine-a-eth0", cached, 0o600))
+	for _, file := range []string{l.dir + "/" + mine, cache + "/mine-a-eth0"} {
+		exit, out, stderr := l.runCmd("remove", "--config", l.Config)
+		if exit == 0 || !strings.Contains(stderr, file+" names podlace-portmap: ") || l.read("bin/podlace-portmap") == "" ||
+			len(l.routes()) == 0 {
+			t.Errorf("exit %d: %s%s", exit, out, stderr)
+		}
+		kerneltest.Must(t, os.Remove(file))
+	}
+	if exit, out, stderr := l.runCmd("remove", "--config", l.Config); exit != 0 || l.read("bin/podlace-pod") != "" {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+// TestRemoveDead checks that "podlace-node remove" deletes attachments whose namespace is gone. The DEL of another network would not delete
+// these attachments. If the folder of the namespace files is not visible, no namespace counts as gone.
+func TestRemoveDead(t *testing.T) {
+	l := newLab(t)
+	self, err := os.ReadFile("/proc/self/exe")
+	kerneltest.Must(t, err, os.WriteFile(l.dir+"/plugins/bridge", self, 0o755))
+	l.ready()
+	l.stop()
+	l.put("net.d/05-other.conflist", otherConflist)
+	gone := l.dir + "/net.d/cni-gone"
+	l.writeRecord("a", "shop/web-1", gone)
+	l.writeRecord("b", "shop/web-2", "/nowhere/netns/cni-2")
+	exit, out, stderr := l.runCmd("remove", "--config", l.Config)
+	if exit == 0 || !strings.Contains(stderr, "(1); delete them") || strings.Contains(stderr, "web-1") ||
+		!strings.Contains(stderr, "shop/web-2") {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+	l.writeRecord("b", "shop/web-2", gone)
+	if exit, out, stderr = l.runCmd("remove", "--config", l.Config); exit != 0 || l.read("bin/podlace-bridge") != "" || len(l.routes()) > 0 {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+// TestRemoveFails checks that a failed removal ends with an error even with --wait. The kubelet then restarts the container, which retries
+// the removal.
+func TestRemoveFails(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	kerneltest.Must(t, os.Remove(l.dir+"/bin/podlace-sriov"), os.MkdirAll(l.dir+"/bin/podlace-sriov/in", 0o755))
+	r := removal{binDir: l.dir + "/bin", confDir: l.dir + "/net.d", config: l.Config, http: "unix:" + l.dir + "/http", wait: true,
+		out: &lines{}, poll: time.Second, log: slog.New(slog.DiscardHandler)}
+	if err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), "podlace-sriov") {
+		t.Error(err)
+	}
+}
+
+// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if its flags contain other folders than the flags of the agent. The
+// folders differ, for example, if the installation had the component k3s, but the manifest of the removal does not have this component.
+func TestRemoveElsewhere(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	exit, out, stderr := l.runCmd("remove", "--config", l.Config, "--bin-dir", t.TempDir())
+	if exit == 0 || !strings.Contains(stderr, "same COMPONENTS") || l.node().PodCIDRs == nil || len(l.routes()) == 0 {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods only once. The readiness probe of the command must
+// succeed after the removal.
+func TestRemoveWaits(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	l.writeRecord("a", "shop/web-1", l.lan.Path)
+	ctx, cancel := context.WithCancel(t.Context())
+	var out lines
+	r := removal{binDir: l.dir + "/bin", confDir: l.dir + "/net.d", config: l.Config, http: "unix:" + l.dir + "/http", wait: true, out: &out,
+		poll: 10 * time.Millisecond, log: slog.New(slog.DiscardHandler)}
+	done := make(chan error)
+	go func() { done <- r.run(ctx) }()
+	l.await("the pod is named", func() bool { return out.count("shop/web-1") == 1 })
+	l.await("the probe names it", func() bool {
+		exit, _, stderr := l.runCmd("run", "--ready", "--http", r.http)
+		return exit == 1 && strings.Contains(stderr, "shop/web-1")
+	})
+	kerneltest.Must(t, os.RemoveAll(store.Root+"/podlace")) // as its DEL would
+	l.await("ready", func() bool { exit, _, _ := l.runCmd("run", "--ready", "--http", r.http); return exit == 0 })
+	if out.count("shop/web-1") != 1 || len(l.routes()) > 0 || l.read("net.d/"+conflistName) != "" {
+		t.Errorf("%s", &out)
+	}
+	cancel()
+	kerneltest.Must(t, <-done)
+}
+
+// TestShadowed: the folder of the runtime contains a configuration of another network whose file name sorts before the agent's conflist.
+// The node must not be ready. The agent must report the other configuration, but must not change it.
+func TestShadowed(t *testing.T) {
+	l := newLab(t)
+	for _, name := range []string{"05-other.conflist", ".hidden.conf", "05-old.conflist.bak", "10-podlace.conflist.d.txt"} {
+		l.put("net.d/"+name, "{}")
+	}
+	l.start()
+	l.await("the shadow is told", func() bool { return l.says("conflist", "shadowed by .hidden.conf 05-other.conflist", "takeOver") })
+	if l.status().Ready || l.read("net.d/05-other.conflist") != "{}" {
+		t.Errorf("%+v", l.status())
+	}
+	kerneltest.Must(t, os.Remove(l.dir+"/net.d/05-other.conflist"), os.Remove(l.dir+"/net.d/.hidden.conf"))
+	l.await("ready", func() bool { return l.status().Ready })
+}
+
+// TestPutBack checks that undoTakeOver does not restore a configuration if a file with the original name exists. undoTakeOver also must not
+// restore a configuration whose plugins are missing.
+func TestPutBack(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b",
+		"c.conflist" + backup: otherConflist} {
+		kerneltest.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	done, err := undoTakeOver(dir, t.TempDir())
+	a, _ := os.ReadFile(dir + "/a.conf")
+	b, _ := os.ReadFile(dir + "/b.conf")
+	if err != nil || string(a) != "new" || string(b) != "b" || len(done) != 1 {
+		t.Errorf("%v %q: %s, %s", err, done, a, b)
+	}
+}
+
+// TestInstall checks that "podlace-node install" writes the programs and no other files. A second call must write nothing. The command must
+// return an error if the source folder contains no program.
+func TestInstall(t *testing.T) {
+	l := newLab(t)
+	install := func(from string) (int, string, string) {
+		return l.runCmd("install", "--plugins", from, "--bin-dir", l.dir+"/bin")
+	}
+	if exit, out, stderr := install(l.dir + "/plugins"); exit != 0 || strings.Count(out, "installed") != len(programs()) {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+	if exit, out, stderr := install(l.dir + "/plugins"); exit != 0 || out != "" {
+		t.Errorf("again: exit %d: %s%s", exit, out, stderr)
+	}
+	l.put("bin/loopback", "of another network")
+	l.put("plugins/bridge", strings.Repeat("bridgf", 100_000)) // same size
+	if exit, out, stderr := install(l.dir + "/plugins"); exit != 0 ||
+		strings.TrimSpace(out) != "installed "+l.dir+"/bin/podlace-bridge" || l.read("bin/loopback") != "of another network" {
+		t.Errorf("another: exit %d: %s%s", exit, out, stderr)
+	}
+	if exit, _, stderr := install(t.TempDir()); exit == 0 || !strings.Contains(stderr, "none is in") {
+		t.Errorf("empty: exit %d: %s", exit, stderr)
+	}
+}
+
+// TestProcess checks that a second agent waits until the first agent ends. SIGTERM must end an agent immediately and without changes. The
+// command "podlace-node run --ready" must report whether the agent is ready.
+func TestProcess(t *testing.T) {
+	l := newLab(t)
+	first := l.startProcess()
+	l.await("ready", func() bool { return l.status().Ready })
+	if exit, _, stderr := l.runCmd("run", "--ready", "--http", "unix:"+l.dir+"/http"); exit != 0 {
+		t.Errorf("--ready: exit %d: %s", exit, stderr)
+	}
+	second := l.startProcess()
+	l.await("the second waits", func() bool { return l.log.count("another podlace-node runs") == 1 })
+	if exit, out, _ := l.runCmd("status"); exit != exitProblems || strings.Contains(out, "does not run") {
+		t.Errorf("status: exit %d\n%s", exit, out)
+	}
+	kerneltest.Must(t, first.Process.Signal(syscall.SIGTERM), first.Wait())
+	if !slices.Equal(l.routes(), full(2, 3)) || l.read("net.d/"+conflistName) == "" || l.node().PodCIDRs == nil {
+		t.Error("the end of the agent changed the node")
+	}
+	l.api.put(l.peer(4))
+	l.has(full(2, 3, 4)) // from the second agent
+	began := time.Now()
+	kerneltest.Must(t, second.Process.Signal(syscall.SIGTERM), second.Wait())
+	t.Logf("ended within %v", time.Since(began))
+	if exit, out, _ := l.runCmd("status"); exit != exitProblems || !strings.Contains(out, "podlace-node is not running") {
+		t.Errorf("status: exit %d\n%s", exit, out)
+	}
+	if exit, _, stderr := l.runCmd("run", "--ready", "--http", "unix:"+l.dir+"/http"); exit != 1 || !strings.Contains(stderr, "not ready") {
+		t.Errorf("--ready: exit %d: %s", exit, stderr)
+	}
+}
+
+// TestWrongStart checks that podlace-node returns an error for invalid flags and changes nothing. The error must contain the invalid flag
+// or value.
+func TestWrongStart(t *testing.T) {
+	l := newLab(t)
+	for says, args := range map[string][]string{
+		"NODE_NAME":            {"run", "--node-name", ""},
+		"/nowhere/config.json": {"run", "--node-name", "n1", "--config", "/nowhere/config.json"},
+		"/nowhere/kubeconfig":  {"run", "--node-name", "n1", "--config", l.Config, "--kubeconfig", "/nowhere/kubeconfig"},
+		"unknown command":      {"rum"},
+		"unknown flag":         {"run", "--node", "n1"},
+		"table or json":        {"status", "-o", "yaml"},
+		"has not run here":     {"status"},
+	} {
+		if exit, _, stderr := l.runCmd(args...); exit != 2 || !strings.Contains(stderr, says) {
+			t.Errorf("%q: exit %d: %s", args, exit, stderr)
+		}
+	}
+	if _, err := os.Stat(store.Root + "/" + statusName); !errors.Is(err, os.ErrNotExist) || len(l.routes()) > 0 {
+		t.Error("something was done")
+	}
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/podlace/podlace/pkg/agent/noderoutes"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nodefile"
+)
+
+// route() compares the routes in the kernel with the wanted routes to the nodes of the cluster. route() changes nothing until the agent has
+// received a complete list of nodes that contains this node.
+func (a *agent) route(why cause) {
+	list, since, complete := a.nodes.list()
+	if !complete {
+		return
+	}
+	a.advice, a.routesFailed, a.nextSync = nil, false, time.Now().Add(compareEvery)
+	own := slices.IndexFunc(list, func(n noderoutes.Node) bool { return n.Name == a.Node })
+	if own >= 0 {
+		a.self = list[own]
+	} else if a.self.Name != "" {
+		list = append(list, a.self)
+		a.advise("own node", errors.New("its Node object is gone: routes and node.json stay as they are"), "register the node again", false)
+	}
+	began := time.Now()
+	err := a.apply(why, list, own < 0)
+	if err != nil {
+		a.routesFailed = true
+		return
+	}
+	a.metrics.noteSync(began, since)
+	a.syncDuration = time.Since(began)
+}
+
+// advise() reports a problem in the status until the next comparison.
+func (a *agent) advise(what string, err error, do string, blocking bool) {
+	a.advice = append(a.advice, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
+}
+
+// apply() writes the routes to all nodes of a list into the kernel.
+func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
+	host, err := kernel.Host()
+	if err != nil {
+		a.advise("routes", err, retries, true)
+		return err
+	}
+	defer host.Close()
+	cfg, err := a.planConfig(&host.NS)
+	if err != nil {
+		a.advise("routes", err, retries, true)
+		return err
+	}
+	self, peers, err := noderoutes.Peers(list, cfg)
+	if err != nil {
+		a.adviseSelf(err)
+		return nil // a further event follows
+	}
+	want, peers, node := noderoutes.Plan(self, peers, noderoutes.Ways(&host.NS, gateways(self, peers)), cfg)
+	hold := false
+	for _, advice := range want.Advice {
+		a.advise(advice.What, errors.New(advice.Why), advice.Do, advice.BlocksPods)
+		hold = hold || advice.BlocksPods
+	}
+	if !a.config.Routes {
+		a.peers = nil
+		a.setNode(node, hold)
+		return nil
+	}
+	if a.syncStart.IsZero() {
+		a.syncStart = time.Now()
+	}
+	result, err := a.change(&host.NS, want, why, selfGone)
+	if err != nil {
+		a.advise("routes", err, retries, true)
+		return err
+	}
+	a.logChanges("route", why, result.Changes, "changed routes", "changes", result.Changes, "peers", len(peers))
+	if why == onKernel {
+		a.metrics.removals.Add(float64(result.Changes))
+	}
+	if result.Other != nil {
+		a.routesFailed = true
+		a.advise("routes", result.Other, retries, false)
+	}
+	a.setPeers(peers, result)
+	a.metrics.setRoutes(result.Has)
+	if a.deletionsHeld {
+		node.ClusterCIDRs = a.withKeptCIDRs(node.ClusterCIDRs)
+	}
+	a.adviseInside(peers)
+	a.setNode(node, hold)
+	return nil
+}
+
+// change() writes the wanted routes into the kernel. If the list of nodes can be trusted, change() deletes all other routes of the agent.
+// In the first comparison and in periodic comparisons, change() also reads the routes of other programs. While routes of other programs
+// conflict with the wanted routes, change() reads them in each comparison.
+func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
+	inside := a.moreSpecific == nil || why == onStart || why == onPeriod || len(a.moreSpecific) > 0
+	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
+	if err != nil {
+		return result, err
+	}
+	if inside {
+		a.moreSpecific = result.Inside
+	}
+	if result.Kept > 0 && a.deletionsTrusted(result, selfGone) {
+		changes := result.Changes
+		result, err = noderoutes.Apply(host, want, noderoutes.Options{Adopt: a.config.Adopt})
+		result.Changes += changes
+	} else if result.Kept == 0 {
+		a.deletionsHeld, a.suspectSince = false, time.Time{}
+	}
+	return result, err
+}
+
+// setNode sets the wanted content of node.json. If "hold" is true, setNode does not create a missing node.json, and keeps the MTU of an
+// existing node.json.
+func (a *agent) setNode(node nodefile.Node, hold bool) {
+	if hold {
+		file, before, err := nodefile.Read()
+		if err != nil || file != nodefile.Path {
+			return
+		}
+		node.MTU = before.MTU
+	}
+	a.node = node
+}
+
+// adviseSelf reports an error of this node's own Node object as a problem.
+func (a *agent) adviseSelf(err error) {
+	do := ""
+	if wrong := (*noderoutes.SelfError)(nil); errors.As(err, &wrong) {
+		do = wrong.Do
+	}
+	a.advise("own node", err, do, a.node.PodCIDRs == nil)
+}
+
+// The text in the constant retries is the advice that the agent reports for errors of the kernel.
+const retries = "nothing, if it ends within minutes: the agent tries again"
+
+// adviseInside reports routes of other programs to a part of a peer's podCIDR.
+func (a *agent) adviseInside(peers []noderoutes.Peer) {
+	for _, p := range peers {
+		if route := a.moreSpecific[p.PodCIDR]; route != "" && p.Reason == "" {
+			a.advise(fmt.Sprintf("node %s %s", p.Name, p.PodCIDR), fmt.Errorf("a part of it has a route of another program: %s", route),
+				"remove that route: it diverts packets to these pods from the node", false)
+			a.nextSync = earlier(a.nextSync, time.Now().Add(a.times.conflictPause))
+		}
+	}
+}
+
+// withKeptCIDRs adds the CIDRs in node.json to the given CIDRs of pods. The agent keeps the routes to the pods in these CIDRs, so
+// connections to these pods must not be masqueraded. If the configuration contains clusterCIDRs, withKeptCIDRs adds nothing.
+func (a *agent) withKeptCIDRs(cidrs []netip.Prefix) []netip.Prefix {
+	file, before, err := nodefile.Read()
+	if err != nil || file != nodefile.Path || len(a.config.ClusterCIDRs) > 0 {
+		return cidrs
+	}
+	return noderoutes.MergeCIDRs(cidrs, before.ClusterCIDRs)
+}
+
+// planConfig converts the agent's configuration for package noderoutes, and adds the subnets of this node's links.
+func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
+	c := a.config
+	if !c.Routes {
+		c.OffLink = noderoutes.OffLinkFabric
+	}
+	connected, err := n.AddressSubnets()
+	return noderoutes.Config{Self: a.Node, OffLink: c.OffLink, AddressCIDRs: c.AddressCIDRs, ClusterCIDRs: c.ClusterCIDRs, MTU: c.MTU,
+		VXLAN: c.VXLAN, Connected: connected}, err
+}
+
+// gateways() returns the addresses of the peers and of this node. The function Plan needs the current routes to these addresses.
+func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
+	list := slices.Clone(self.Addresses)
+	for _, p := range peers {
+		for _, addr := range []netip.Addr{p.Gateway, p.Underlay} {
+			if addr.IsValid() && p.State == "" {
+				list = append(list, addr)
+			}
+		}
+	}
+	return list
+}
+
+// deletionsTrusted reports whether the agent may delete routes. A list of nodes without this node may come from the wrong cluster or from
+// an old backup. It is also possible that this node was deleted and will return. If more than half of the routes lead to nodes that are
+// missing in the list, the agent waits for a minute. If these nodes are still missing after the minute, the agent may delete the routes.
+func (a *agent) deletionsTrusted(r noderoutes.Result, selfGone bool) bool {
+	now := time.Now()
+	until := "the list has persisted for a minute"
+	if !a.deletionsHeld {
+		a.routesWhenHeld = r.Had
+	}
+	had := min(r.Had, a.routesWhenHeld) // not counting routes to new nodes, of which a wrong list may have many
+	switch {
+	case selfGone:
+		a.suspectSince, until = time.Time{}, "the own Node object is there again"
+	case 2*r.Unwanted <= had, !a.suspectSince.IsZero() && now.Sub(a.suspectSince) >= a.times.trustDelay:
+		a.deletionsHeld, a.suspectSince = false, time.Time{}
+		return true
+	default:
+		if a.suspectSince.IsZero() {
+			a.suspectSince = now
+		}
+		a.nextSync = earlier(a.nextSync, a.suspectSince.Add(a.times.trustDelay))
+	}
+	if !a.deletionsHeld {
+		a.log.Warn("the list of nodes is suspicious: no route is deleted until it has persisted for a minute", "routes", had,
+			"unwanted", r.Unwanted, "ownNode", !selfGone)
+	}
+	a.deletionsHeld = true
+	a.advise("nodes", fmt.Errorf("%d of %d routes have no node any more: they stay until %s", r.Unwanted, had, until),
+		"check that the API server is that of this cluster", false)
+	return false
+}
+
+// mostLogged is the maximum number of peers that one call of step() writes to the log.
+const mostLogged = 10
+
+// setPeers stores the state of the routes to the peers, and logs changes.
+func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
+	type key struct {
+		name string
+		cidr netip.Prefix
+	}
+	before := map[key]PeerStatus{}
+	for _, p := range a.peers {
+		before[key{p.Name, p.PodCIDR}] = p
+	}
+	a.peers = make([]PeerStatus, 0, len(peers))
+	news := 0
+	for _, p := range peers {
+		do := remedyFor(p)
+		if err := r.Failed[p.PodCIDR]; err != nil && p.Reason == "" {
+			p.State, p.Reason = noderoutes.Failed, err.Error()
+			a.routesFailed = true
+		}
+		if route, conflict := r.Conflicts[p.PodCIDR]; conflict && p.Reason == "" {
+			p.State, p.Reason = noderoutes.Conflict, "a route of another program: "+route
+			do = "remove the route, or add its protocol to adopt"
+			a.nextSync = earlier(a.nextSync, time.Now().Add(a.times.conflictPause))
+		}
+		s := PeerStatus{Name: p.Name, PodCIDR: p.PodCIDR, Gateway: p.Gateway, State: p.State, Reason: p.Reason, elder: p.Elder, do: do}
+		a.peers = append(a.peers, s)
+		was, known := before[key{p.Name, p.PodCIDR}]
+		if s.Reason == was.Reason && s.State == was.State || s.Reason == "" && !known {
+			continue
+		}
+		if news++; news > mostLogged {
+			continue
+		}
+		if s.Reason == "" {
+			a.log.Info("a node is reached again", "node", s.Name, "podCIDR", s.PodCIDR, "state", s.State)
+		} else {
+			a.log.Warn("a node is not reached", "node", s.Name, "podCIDR", text(s.PodCIDR.IsValid(), s.PodCIDR), "state", s.State,
+				"reason", s.Reason)
+		}
+	}
+	if news > mostLogged {
+		a.log.Warn("more nodes have changed: podlace-node status lists all", "nodes", news-mostLogged)
+	}
+}
+
+// remedyFor returns the remedy for a peer to which Plan refused a route. remedyFor returns "" if the general remedy for the state of the
+// peer is enough.
+func remedyFor(p noderoutes.Peer) string {
+	if p.NoLink {
+		return "set offLink to vxlan, or to fabric if the routers between the nodes have the pod routes"
+	}
+	return ""
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
+	kwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/podlace/podlace/pkg/agent/noderoutes"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// pageSize is the number of nodes in one page of a list. The agent uses pages only if the API server cannot stream lists (WatchList). A
+// Node object has about 14 kB.
+const pageSize = 500
+
+// firstRetry is the shortest delay before a retry of a watch, and lastRetry is the longest delay. Jitter can double each delay. By default,
+// client-go waits up to a minute before a retry. A minute is too long, because new nodes get no routes until the watch works again.
+const (
+	firstRetry = 800 * time.Millisecond
+	lastRetry  = 15 * time.Second
+)
+
+// If the API server sends no message for the duration watchTimeout, the watch counts as lost. The API server normally sends a bookmark
+// each minute.
+const watchTimeout = 10 * time.Minute
+
+// The type nodes is the store of a client-go reflector. The store contains only the fields that affect routes. The store calls changed()
+// only if one of these fields changes. Other fields change often, because each kubelet updates its Node object every few minutes.
+type nodes struct {
+	changed func()
+	log     *slog.Logger
+
+	mu        sync.Mutex
+	byName    map[string]noderoutes.Node
+	complete  bool      // a complete list was received once
+	lastEvent time.Time // time of the last event
+	since     time.Time // time of the first change that list has not returned yet
+	failure   string    // why no events come; empty: the watch works
+	denied    bool      // the API server answers, and denies the agent access
+}
+
+func newNodes(changed func(), log *slog.Logger) *nodes {
+	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, lastEvent: time.Now()}
+}
+
+// list() returns the nodes, sorted by name. The second result of list() is the time of the first change after the previous call of list(),
+// or zero. The third result of list() is false until a complete list was received.
+func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(n.byName)) {
+		list = append(list, n.byName[name])
+	}
+	since, n.since = n.since, time.Time{}
+	return list, since, n.complete
+}
+
+// advice() returns what an administrator can do about the failure of the watch.
+func (n *nodes) advice() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.denied {
+		return "apply the manifest or upgrade the chart again, to restore the ServiceAccount, ClusterRole and ClusterRoleBinding " +
+			"podlace-node; existing routes stay"
+	}
+	return "routes stay; the agent applies changes of the cluster when the API server answers"
+}
+
+// watched() returns the time of the last event from the API server. The second result of watched() is the reason why no more events arrive,
+// or "".
+func (n *nodes) watched() (heard time.Time, failure string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.failure == "" && time.Since(n.lastEvent) > watchTimeout {
+		return n.lastEvent, "the API server is silent"
+	}
+	return n.lastEvent, n.failure
+}
+
+// changeNodes calls the given function to change the nodes. The result of this function is true if a field that affects routes changed.
+// changeNodes also records that the watch works.
+func (n *nodes) changeNodes(change func() bool) {
+	n.mu.Lock()
+	recovered := n.failure != ""
+	n.lastEvent, n.failure = time.Now(), ""
+	other := change()
+	if other && n.since.IsZero() {
+		n.since = time.Now()
+	}
+	n.mu.Unlock()
+	if recovered {
+		n.log.Info("the nodes of the cluster are watched again")
+	}
+	if other || recovered {
+		n.changed()
+	}
+}
+
+// failed() records the reason why the API server sends no events. failed() logs the reason if the watch worked before.
+func (n *nodes) failed(err error) {
+	n.mu.Lock()
+	news := n.failure == ""
+	n.failure, n.denied = err.Error(), apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+	n.mu.Unlock()
+	if news {
+		n.log.Warn("the nodes of the cluster are not watched: routes stay as they are until the API server answers", "error", err)
+		n.changed()
+	}
+}
+
+// Add implements cache.TransformingStore.
+func (n *nodes) Add(object any) error { return n.Update(object) }
+
+// Update implements cache.TransformingStore.
+func (n *nodes) Update(object any) error {
+	node, err := readNode(object)
+	if err == nil {
+		n.changeNodes(func() bool { return n.keep(node) })
+	}
+	return err
+}
+
+func (n *nodes) keep(node noderoutes.Node) (other bool) {
+	before, ok := n.byName[node.Name]
+	n.byName[node.Name] = node
+	return !ok || !sameNode(before, node)
+}
+
+func sameNode(a, b noderoutes.Node) bool {
+	return a.UID == b.UID && a.Created.Equal(b.Created) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Addresses, b.Addresses)
+}
+
+// Delete implements cache.TransformingStore. Delete ignores the deletion if a new object with the same name exists.
+func (n *nodes) Delete(object any) error {
+	node, err := readNode(object)
+	if err == nil {
+		n.changeNodes(func() bool {
+			now, ok := n.byName[node.Name]
+			if !ok || now.UID != node.UID {
+				return false
+			}
+			delete(n.byName, node.Name)
+			return true
+		})
+	}
+	return err
+}
+
+// Replace implements cache.TransformingStore. Replace stores a complete list of the nodes.
+func (n *nodes) Replace(objects []any, _ string) error {
+	list := make([]noderoutes.Node, 0, len(objects))
+	for _, object := range objects {
+		node, err := readNode(object)
+		if err != nil {
+			return err
+		}
+		list = append(list, node)
+	}
+	n.changeNodes(func() (other bool) {
+		before := n.byName
+		n.byName = make(map[string]noderoutes.Node, len(list))
+		for _, node := range list {
+			n.byName[node.Name] = node
+		}
+		other = !n.complete || !maps.EqualFunc(before, n.byName, sameNode)
+		n.complete = true
+		return other
+	})
+	return nil
+}
+
+// Bookmark implements cache.ReflectorBookmarkStore. A bookmark proves that the connection to the API server still works.
+func (n *nodes) Bookmark(string) error {
+	n.changeNodes(func() bool { return false })
+	return nil
+}
+
+// Resync implements cache.TransformingStore. Resync does nothing, because the agent itself periodically compares the kernel with the stored
+// nodes.
+func (n *nodes) Resync() error { return nil }
+
+// Transformer implements cache.TransformingStore. The returned function reduces streamed objects to the fields that the store keeps.
+func (n *nodes) Transformer() cache.TransformFunc {
+	return func(object any) (any, error) { return readNode(object) }
+}
+
+// readNode returns the fields of a Node object that affect routes. If the object is already a noderoutes.Node, readNode returns this
+// object unchanged.
+func readNode(object any) (noderoutes.Node, error) {
+	switch o := object.(type) {
+	case noderoutes.Node:
+		return o, nil
+	case *corev1.Node:
+		n := noderoutes.Node{Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, PodCIDRs: o.Spec.PodCIDRs}
+		if len(n.PodCIDRs) == 0 && o.Spec.PodCIDR != "" {
+			n.PodCIDRs = []string{o.Spec.PodCIDR}
+		}
+		for _, a := range o.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP {
+				n.Addresses = append(n.Addresses, a.Address)
+			}
+		}
+		return n, nil
+	}
+	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
+}
+
+// client() returns a client for the API server. client() uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
+func client(kubeconfig, server string, connections *connections) (*rest.RESTClient, error) {
+	c, err := rest.InClusterConfig()
+	if kubeconfig != "" {
+		c, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	} else if errors.Is(err, rest.ErrNotInCluster) {
+		err = errors.New("this is not a pod of a cluster: name a kubeconfig by --kubeconfig")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configuration of the API client: %w", err)
+	}
+	if server != "" {
+		c.Host = server
+	}
+	c.Dial = connections.dial
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Node{}, &corev1.NodeList{})
+	group := corev1.SchemeGroupVersion
+	c.GroupVersion, c.APIPath, c.NegotiatedSerializer = &group, "/api", serializer.NewCodecFactory(scheme).WithoutConversion()
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	c.UserAgent = "podlace-node/" + plugin.BuildVersion()
+	r, err := rest.RESTClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
+	return r, nil
+}
+
+// watchNodes watches the Node objects and updates n until ctx is done. watchNodes reads the first list as a stream if the API server
+// supports streams (WatchList). If the API server does not support streams, watchNodes reads the list in pages.
+func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
+	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			// With version 0, the API server sends all nodes at once. With a limit and another version, it sends exactly this version, whose
+			// watch it refuses after its restart: a list of the same version would follow, until etcd removes the version.
+			options.ResourceVersion = ""
+			object, err := from.ListWithContext(ctx, options)
+			if err != nil {
+				n.failed(err)
+			} else if all, ok := object.(*corev1.NodeList); ok {
+				for i := range all.Items { // all pages are in memory until the last one arrives
+					all.Items[i] = trim(&all.Items[i])
+				}
+			}
+			return object, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (kwatch.Interface, error) {
+			w, err := from.WatchWithContext(ctx, options)
+			switch {
+			case err == nil && options.SendInitialEvents == nil: // a watch may be without events for a minute
+				n.changeNodes(func() bool { return false })
+			case apierrors.IsGone(err), apierrors.IsResourceExpired(err): // a list follows
+			case options.SendInitialEvents != nil && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
+				n.log.Debug("the API server cannot stream lists: reading pages", "error", err)
+			case err != nil:
+				n.failed(err)
+			}
+			return w, err
+		},
+	}
+	quiet := logr.Discard() // its messages are logged above
+	retry := &wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 1, Cap: lastRetry, Steps: int(lastRetry / firstRetry)}
+	r := cache.NewReflectorWithOptions(lw, &corev1.Node{}, n, cache.ReflectorOptions{Name: "nodes", Logger: &quiet, Backoff: retry})
+	r.WatchListPageSize = pageSize
+	r.RunWithContext(klog.NewContext(ctx, quiet))
+}
+
+// trim() returns a copy of a Node object with only the fields that the agent uses.
+func trim(o *corev1.Node) corev1.Node {
+	t := corev1.Node{Spec: corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs}}
+	t.Name, t.UID, t.CreationTimestamp, t.ResourceVersion = o.Name, o.UID, o.CreationTimestamp, o.ResourceVersion
+	for _, a := range o.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			t.Status.Addresses = append(t.Status.Addresses, a)
+		}
+	}
+	return t
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/meter"
+)
+
+// mustReach pings an address. If want is true, mustReach checks that a reply arrives. If want is false, mustReach checks that no reply
+// arrives.
+func (n labNode) mustReach(to netip.Addr, want bool) {
+	n.Helper()
+	seen, err := meter.Ping(n.Context(), meter.Flow{From: n.pod.Do, Listen: netip.AddrPortFrom(to, 0), Duration: 5 * meter.PingInterval,
+		Patience: time.Second})
+	kerneltest.Must(n, err)
+	if (seen.Lost < seen.Sent) != want {
+		n.Errorf("%s: %d of %d answered", to, seen.Sent-seen.Lost, seen.Sent)
+	}
+}
+
+// The constant pingers is the number of parallel ping processes. The parallel ping processes together send 1,000 requests per second.
+const pingers = int(time.Second/meter.PingInterval) / 10
+
+// repliesReceived returns the number of echo replies that the node's kernel received. The number includes replies that were dropped because
+// a socket buffer was full.
+func (n labNode) repliesReceived() (count int) {
+	n.Helper()
+	n.runInside(func() error {
+		four, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		six, err := os.ReadFile("/proc/thread-self/net/snmp6")
+		if err != nil {
+			return err
+		}
+		var names []string
+		for line := range strings.Lines(string(four)) {
+			if !strings.HasPrefix(line, "Icmp:") {
+				continue
+			}
+			if names == nil {
+				names = strings.Fields(line)
+				continue
+			}
+			count, err = strconv.Atoi(strings.Fields(line)[slices.Index(names, "InEchoReps")])
+		}
+		_, after, _ := strings.Cut(string(six), "Icmp6InEchoReplies")
+		replies, errSix := strconv.Atoi(strings.Fields(after)[0])
+		count += replies
+		return errors.Join(err, errSix)
+	})
+	return count
+}
+
+// In measureLoss, the node sends 1,000 ping requests per second. While the requests are sent, measureLoss repeatedly calls the given
+// function, which changes the node. measureLoss returns the number of requests, the number of missing replies, and the number of calls of
+// the given function.
+func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
+	n.Helper()
+	for _, addr := range to {
+		n.mustReach(addr, true) // resolves the neighbours beforehand
+	}
+	before, unread := n.repliesReceived(), 0
+	ctx, stop := context.WithCancel(n.Context())
+	defer stop()
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	for i := range pingers {
+		running.Go(func() {
+			time.Sleep(time.Duration(i) * meter.PingInterval / time.Duration(pingers))
+			flow := meter.Flow{From: n.pod.Do, Listen: netip.AddrPortFrom(to[i%len(to)], 0), Duration: lasts}
+			seen, err := meter.Ping(ctx, flow)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				n.Error(err)
+			}
+			sent, unread = sent+seen.Sent, unread+seen.Lost
+		})
+	}
+	ended := make(chan struct{})
+	go func() { running.Wait(); close(ended) }()
+	for {
+		select {
+		case <-ended:
+			lost = sent - (n.repliesReceived() - before)
+			n.Logf("%d requests, %d lost, %d rounds; the pings saw %d lost", sent, lost, rounds, unread)
+			return sent, lost, rounds
+		default:
+			change(rounds)
+			rounds++
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+}
+
+// TestNothingLost checks that no packet to a peer is lost while Plan changes the nexthop ID of the peer. Meanwhile, other peers join, leave
+// or change their addresses, and the test also calls Apply without any change.
+func TestNothingLost(t *testing.T) {
+	l := newLAN(t, 2)
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	newNode(t).joinLAN(l, "eth0", 2).withPods(2)
+	newNode(t).joinLAN(l, "eth0", 3, 30).withPods(3) // has two addresses
+	same := a.monitor()
+	// Each function in this list makes one change to the wanted state that the previous function returned.
+	rounds := []func(*Wanted){
+		func(w *Wanted) {},
+		func(w *Wanted) { *w = a.directRoutes(l, 2, 3, 4, 5) },
+		func(w *Wanted) {
+			w.Nexthops[2].Gateway, w.Nexthops[3].Gateway = l.addressOf(30, false), l.addressOf(30, true)
+		},
+		func(w *Wanted) {
+			for i := range 2 {
+				w.Nexthops[i].ID += 0x1000
+				w.Routes[i].Nexthop += 0x1000
+			}
+		},
+		func(w *Wanted) { *w = a.directRoutes(l, 2, 3) },
+	}
+	want := a.directRoutes(l, 2, 3)
+	a.mustApply(want, Options{})
+	to := []netip.Addr{podAddress(2, false), podAddress(2, true), podAddress(3, false), podAddress(3, true)}
+	sent, lost, count := a.measureLoss(to, 3*time.Second, func(round int) {
+		rounds[round%len(rounds)](&want)
+		a.mustApply(want, Options{})
+		same()
+		if r := a.mustApply(want, Options{}); r.Changes != 0 || same() != 0 {
+			t.Errorf("round %d: applied again: %+v", round, r)
+		}
+	})
+	if lost > 0 || sent < 2900 || count < len(rounds) {
+		t.Errorf("%d of %d lost in %d rounds", lost, sent, count)
+	}
+}
+
+// TestAdopt checks that no packet is lost while Apply with Options.Adopt replaces routes of another program. TestAdopt replaces routes with
+// the same metric and routes with different metrics.
+func TestAdopt(t *testing.T) {
+	l := newLAN(t, 2)
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	newNode(t).joinLAN(l, "eth0", 2).withPods(2)
+	const flannel = 3
+	for _, metric := range []int{0, 500, 5000} {
+		theirs := func() error {
+			err := addRoute("eth0", "10.0.2.0/24", "192.0.2.2", flannel, metric)
+			if err == nil {
+				err = addRoute("eth0", "fd10:2::/64", "fd00:2::2", flannel, metric)
+			}
+			return err
+		}
+		a.runInside(theirs)
+		changed := a.monitor()
+		sent, lost, _ := a.measureLoss([]netip.Addr{podAddress(2, false), podAddress(2, true)}, time.Second, func(round int) {
+			if r := a.mustApply(a.directRoutes(l, 2), Options{Adopt: []int{flannel}}); (r.Changes != 0) != (round == 0) {
+				t.Errorf("metric %d, round %d: %+v", metric, round, r)
+			}
+			// The first call of Apply adds two nexthop objects and two routes. Apply deletes the two old routes of the other program only
+			// if their metric differs from the metric of the new routes.
+			if seen := changed(); round == 0 && seen != map[bool]int{true: 4, false: 6}[metric == 0] {
+				t.Errorf("metric %d: the kernel told of %d changes", metric, seen)
+			}
+		})
+		if lost > 0 || sent < 900 {
+			t.Errorf("metric %d: %d of %d lost", metric, lost, sent)
+		}
+		left, err := a.ns.ProtocolRoutes(flannel)
+		if err != nil || len(left) > 0 {
+			t.Errorf("metric %d: %d routes left, %v", metric, len(left), err)
+		}
+		_, err = Remove(a.ns)
+		kerneltest.Must(t, err)
+	}
+}
+
+// TestLossIsSeen checks that measureLoss detects lost packets while the address of the peer is deleted and added again.
+func TestLossIsSeen(t *testing.T) {
+	l := newLAN(t, 2)
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	b := newNode(t).joinLAN(l, "eth0", 2).withPods(2)
+	a.mustApply(a.directRoutes(l, 2), Options{})
+	addr := &netlink.Addr{IPNet: netlink.NewIPNet(podAddress(2, false).AsSlice())}
+	_, lost, _ := a.measureLoss([]netip.Addr{podAddress(2, false)}, time.Second, func(int) {
+		b.runInside(func() error { return netlink.AddrDel(mustLink("lo"), addr) })
+		time.Sleep(5 * time.Millisecond)
+		b.runInside(func() error { return netlink.AddrAdd(mustLink("lo"), addr) })
+	})
+	if lost == 0 {
+		t.Error("none")
+	}
+}
+
+// setUp sets a link of the node up or down.
+func (n labNode) setUp(link string, up bool) {
+	n.Helper()
+	n.runInside(func() error {
+		if up {
+			return netlink.LinkSetUp(mustLink(link))
+		}
+		return netlink.LinkSetDown(mustLink(link))
+	})
+}

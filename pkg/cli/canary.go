@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/cli/chain"
+	"github.com/podlace/podlace/pkg/cli/doctor"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const canaryHelp = `Run ADD, CHECK and DEL of the installed configuration for one pod on this node, as
+the runtime does. Use it after an upgrade or a change of the configuration. The node
+must reach a server in the pod, by the pod's addresses and by a hostPort, and limits of
+20 Mbit/s must hold. What the configuration has no plugin for is not tried, and the
+command says so: CRI-O, for example, can map hostPorts itself. The pod is removed at
+the end, also after a failure. It exists for about a second.
+
+Exit status: 0 if all works, 1 if a step failed, 2 if the command could not run.`
+
+const canaryExample = `  podlace canary
+  podlace canary || echo 'put the old version back'
+  podlace canary --conflist /etc/cni/net.d/10-podlace.conflist --plugins /opt/cni/bin -v`
+
+type canaryFlags struct {
+	plugins  string
+	conflist string
+	output   string
+	verbose  bool
+}
+
+func newCanary() *cobra.Command {
+	var f canaryFlags
+	cmd := &cobra.Command{
+		Use:     "canary",
+		Short:   "Test the installed plugins and configuration with one pod on this node",
+		Long:    canaryHelp,
+		Example: canaryExample,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&f.plugins, "plugins", "", "folder with the plugins (default: that of the runtime)")
+	cmd.Flags().StringVar(&f.conflist, "conflist", "", "configuration (default: the first in the runtime's folder)")
+	cmd.Flags().BoolVarP(&f.verbose, "verbose", "v", false, "also print the time and the changes of each plugin, as podlace trace does")
+	addOutput(cmd, &f.output)
+	return cmd
+}
+
+// firstConflist returns the first network configuration in a folder.
+func firstConflist(dir string) (string, error) {
+	networks, notes, err := reconcile.Networks(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("%w: podlace doctor prints the command that installs a configuration; --conflist names another file", err)
+	case err != nil:
+		return "", err
+	case len(networks) > 0:
+		return networks[0].File, nil
+	case len(notes) > 0:
+		return "", fmt.Errorf("no network configuration in %s can be used: %s", dir, strings.Join(notes, "; "))
+	}
+	return "", fmt.Errorf("%s has no network configuration: name one with --conflist", dir)
+}
+
+func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
+	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
+		return err
+	}
+	folders := doctor.Folders()
+	if f.plugins == "" {
+		f.plugins = folders.BinDir
+	}
+	if f.conflist == "" {
+		first, err := firstConflist(folders.ConfDir)
+		if err != nil {
+			return err
+		}
+		f.conflist = first
+	}
+	conflist, err := store.ReadFile(f.conflist)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll("/run/netns", 0o755); err != nil { // as ip-netns(8) does
+		return err
+	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // if the reader of stdout ends, writes fail, and the pod is still removed
+	return f.test(ctx, conflist, stdout)
+}
+
+// test() runs the canary and prints its result.
+func (f canaryFlags) test(ctx context.Context, conflist []byte, stdout io.Writer) error {
+	isTable := f.output != outputJSON
+	if f.verbose || !isTable {
+		if err := logChanges(); err != nil {
+			return err
+		}
+	}
+	var calls []chain.Call
+	pod, err := openTestPod(f.plugins, conflist, func(c chain.Call) {
+		calls = append(calls, c)
+		if f.verbose && isTable {
+			printCall(stdout, c)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	c := canary{testPod: pod}
+	err = errors.Join(c.test(ctx), c.remove(ctx))
+	if !isTable {
+		if err := printJSON(stdout, calls); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		printLine(stdout, fmt.Sprintf("the canary failed with %s and the plugins of %s: %v", f.conflist, f.plugins, err))
+		return exitError(exitDiffers)
+	}
+	if !isTable {
+		return nil
+	}
+	for _, note := range c.notes {
+		fmt.Fprintln(stdout, note)
+	}
+	_, err = fmt.Fprintln(stdout, "canary: ok")
+	return err
+}
+
+// canaryLimit is the limit of the canary's pod in both directions, in bits per second.
+const canaryLimit = 20_000_000
+
+// canary is the pod of 'podlace canary', with a server in it.
+type canary struct {
+	*testPod
+	server *podServer
+	notes  []string // what was not tried
+}
+
+// test() runs ADD and CHECK, and tries what the pod promises.
+func (c *canary) test(ctx context.Context) (err error) {
+	if c.server, err = serve(c.space); err != nil {
+		return err
+	}
+	defer c.server.close()
+	if c.hasCapability("portMappings", "hostPort") {
+		port, err := freePort()
+		if err != nil {
+			return err
+		}
+		c.Ports = []chain.PortMapping{{HostPort: port, ContainerPort: podPort, Protocol: "tcp"}}
+	}
+	if c.hasCapability("bandwidth", "limit") {
+		c.Limit = canaryLimit
+	}
+	result, err := c.chain.Add(ctx, c.Attachment)
+	if err != nil {
+		return err
+	}
+	if err := c.tryTraffic(ctx, prefixesOf(result)); err != nil {
+		return err
+	}
+	return c.chain.Check(ctx, c.Attachment)
+}
+
+// hasCapability reports whether a plugin of the chain has a capability, and otherwise notes that the feature is not tried.
+func (c *canary) hasCapability(capability, feature string) bool {
+	if c.chain.Provides(capability) {
+		return true
+	}
+	c.notes = append(c.notes, fmt.Sprintf("%s: not tried, because no plugin of the configuration has the capability %s", feature, capability))
+	return false
+}
+
+// prefixesOf returns the addresses in a result, with their subnets.
+func prefixesOf(result *types100.Result) (list []netip.Prefix) {
+	for _, ip := range result.IPs {
+		addr, _ := netip.AddrFromSlice(ip.Address.IP)
+		bits, _ := ip.Address.Mask.Size()
+		list = append(list, netip.PrefixFrom(addr.Unmap(), bits))
+	}
+	return list
+}
+
+func (c *canary) tryTraffic(ctx context.Context, pod []netip.Prefix) error {
+	for _, p := range pod {
+		if err := ask(ctx, netip.AddrPortFrom(p.Addr(), podPort)); err != nil {
+			return fmt.Errorf("the pod's address %s: %w", p.Addr(), err)
+		}
+	}
+	if len(pod) == 0 {
+		c.notes = append(c.notes, "addresses: not tried, because the configuration gives none")
+		return nil
+	}
+	for _, m := range c.Ports {
+		node, err := nodeAddress(pod)
+		if err == nil {
+			err = ask(ctx, netip.AddrPortFrom(node, uint16(m.HostPort)))
+		}
+		if err != nil {
+			return fmt.Errorf("hostPort %d: %w", m.HostPort, err)
+		}
+	}
+	if c.Limit == 0 {
+		return nil
+	}
+	return tryLimit(ctx, netip.AddrPortFrom(pod[0].Addr(), podPort), c.Limit)
+}

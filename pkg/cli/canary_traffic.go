@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/podlace/podlace/pkg/cli/sandbox"
+)
+
+const (
+	podPort  = 8080            // of the server in the canary's pod
+	patience = 5 * time.Second // for an answer; long enough for a slow machine
+
+	sendRequest    = 's' // the server sends the payload
+	receiveRequest = 'r' // the server reads up to the end of the stream, and then answers with one byte
+
+	payloadTime = 500 * time.Millisecond // that the payload takes at the limit
+	mostOfLimit = 1.25                   // permitted rate, as a part of the limit
+)
+
+// podServer is a TCP server in the canary's pod.
+type podServer struct{ listeners []net.Listener }
+
+// serve() starts the server. It opens a socket for each address family, because Go's package net checks only once, in the first namespace,
+// whether one socket can serve both.
+func serve(pod *sandbox.Pod) (*podServer, error) {
+	s := &podServer{}
+	err := pod.Do(func() error {
+		for _, network := range []string{"tcp4", "tcp6"} {
+			l, err := net.Listen(network, fmt.Sprintf(":%d", podPort))
+			if err != nil && network == "tcp4" {
+				return err
+			}
+			if err == nil { // without IPv6 in the kernel there is no such socket
+				s.listeners = append(s.listeners, l)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start a server in the pod: %w", err)
+	}
+	for _, l := range s.listeners {
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go answer(conn)
+			}
+		}()
+	}
+	return s, nil
+}
+
+func (s *podServer) close() {
+	for _, l := range s.listeners {
+		_ = l.Close()
+	}
+}
+
+func payload() []byte { return make([]byte, int(canaryLimit/8*payloadTime.Seconds())) }
+
+func answer(conn net.Conn) {
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(2 * patience))
+	request := make([]byte, 1)
+	if _, err := io.ReadFull(conn, request); err != nil {
+		return
+	}
+	if request[0] == sendRequest {
+		_, _ = conn.Write(payload())
+		return
+	}
+	if _, err := io.Copy(io.Discard, conn); err == nil {
+		_, _ = conn.Write(request)
+	}
+}
+
+// transfer() sends a request with data to the server, and returns the number of bytes in its answer.
+func transfer(ctx context.Context, target netip.AddrPort, request byte, data []byte) (int64, error) {
+	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", target.String())
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(2 * patience)); err != nil {
+		return 0, err
+	}
+	if _, err := conn.Write(append([]byte{request}, data...)); err != nil {
+		return 0, err
+	}
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		return 0, err
+	}
+	return io.Copy(io.Discard, conn)
+}
+
+// ask() returns an error if the server does not answer.
+func ask(ctx context.Context, target netip.AddrPort) error {
+	answered, err := transfer(ctx, target, receiveRequest, nil)
+	if err == nil && answered == 0 {
+		err = errors.New("the server in the pod did not answer")
+	}
+	return err
+}
+
+// tryLimit returns an error if data flows faster than the limit, in bits per second, into or out of the pod.
+func tryLimit(ctx context.Context, target netip.AddrPort, limit uint64) error {
+	for direction, request := range map[string]byte{"into": receiveRequest, "out of": sendRequest} {
+		var data []byte
+		if request == receiveRequest {
+			data = payload()
+		}
+		began := time.Now()
+		answered, err := transfer(ctx, target, request, data)
+		took := time.Since(began)
+		if err != nil {
+			return fmt.Errorf("a transfer %s the pod at the limit: %w", direction, err)
+		}
+		sent := max(answered, int64(len(data)))
+		if rate := float64(8*sent) / took.Seconds(); rate > mostOfLimit*float64(limit) {
+			return fmt.Errorf("the limit of %d Mbit/s does not hold: %d kB went %s the pod in %d ms", limit/1e6, sent/1000, direction,
+				took.Milliseconds())
+		}
+	}
+	return nil
+}
+
+// freePort returns a TCP port that no program of the node uses.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp4", ":0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// nodeAddress returns an address of the node at which hostPorts must answer: of the family of the pod's first address, and not of the pods'
+// network. A node without such an address is tried at 127.0.0.1.
+func nodeAddress(pod []netip.Prefix) (netip.Addr, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, a := range all {
+		prefix, err := netip.ParsePrefix(a.String())
+		addr := prefix.Addr()
+		if err == nil && addr.IsGlobalUnicast() && addr.Is4() == pod[0].Addr().Is4() &&
+			!slices.ContainsFunc(pod, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+			return addr, nil
+		}
+	}
+	if pod[0].Addr().Is4() {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1}), nil
+	}
+	return netip.Addr{}, errors.New("the node has no address outside of the pods' network")
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// Recorded identifies the attachment of a running pod in libcni's cache.
+type Recorded struct {
+	Plugins string // folder with the plugin binaries
+	Cache   string // libcni's folder, in which runtimes keep the configuration and the result of each ADD
+
+	Network, ContainerID, IfName, Netns string
+}
+
+// ErrNotCached means that libcni's cache folder does not contain the attachment.
+var ErrNotCached = errors.New("the runtime's record of the ADD is missing")
+
+// Check runs CHECK of each plugin with the configuration, arguments and result of the ADD, calls show() after each plugin, and goes on if
+// one fails. The error says that no CHECK could run.
+func (r Recorded) Check(ctx context.Context, show func(Call)) error {
+	cni := libcni.NewCNIConfigWithCacheDir([]string{r.Plugins}, r.Cache, nil)
+	text, rt, err := cni.GetNetworkListCachedConfig(&libcni.NetworkConfigList{Name: r.Network},
+		&libcni.RuntimeConf{ContainerID: r.ContainerID, IfName: r.IfName, NetNS: r.Netns})
+	if err != nil {
+		return err
+	}
+	if text == nil {
+		return fmt.Errorf("%w: %s has no %s-%s-%s", ErrNotCached, filepath.Join(r.Cache, "results"), r.Network, r.ContainerID, r.IfName)
+	}
+	list, err := libcni.NetworkConfFromBytes(text)
+	if err != nil {
+		return fmt.Errorf("the configuration of the ADD: %w", err)
+	}
+	for _, p := range list.Plugins {
+		r.checkOne(ctx, list, p, rt, show)
+	}
+	return nil
+}
+
+// checkOne runs CHECK of a single plugin.
+func (r Recorded) checkOne(ctx context.Context, list *libcni.NetworkConfigList, p *libcni.PluginConfig, rt *libcni.RuntimeConf,
+	show func(Call)) {
+	shown := false
+	cni := libcni.NewCNIConfigWithCacheDir([]string{r.Plugins}, r.Cache, &recordingExec{show: func(c Call) {
+		shown = true
+		show(c)
+	}})
+	config, err := libcni.InjectConf(p, map[string]any{"name": list.Name, "cniVersion": list.CNIVersion})
+	if err == nil {
+		err = cni.CheckNetwork(ctx, config, rt)
+	}
+	if err != nil && !shown { // the plugin did not run
+		show(Call{Verb: "CHECK", Plugin: p.Network.Type, Error: err.Error()})
+	}
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/cli/reconcile"
+	"github.com/podlace/podlace/pkg/cli/validate"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const noNetwork = "no configuration names a plugin of Podlace"
+
+// isOurs reports whether a network's main plugin is bridge or sriov. The plugin's type name may have the prefix "podlace-" of cluster
+// installations. The reference plugins have the same type names. Therefore the check "binaries" finds out to which project a plugin's
+// binary belongs.
+func isOurs(net reconcile.Network) bool {
+	main := net.Main()
+	return main == "bridge" || main == "sriov"
+}
+
+// The check "conflist" reports configurations that the runtime does not use.
+func (n *node) conflist() (found []Finding) {
+	switch {
+	case errors.Is(n.confErr, fs.ErrNotExist):
+		return []Finding{{Level: Error, Code: noConfDir, What: "there is no folder " + n.ConfDir, Evidence: n.confErr.Error(),
+			Consequence: "the node stays NotReady, no pod gets a network",
+			Command:     n.conflistCommand("install -D -m 600 ") + "10-podlace.conflist"}}
+	case n.confErr != nil:
+		return unknown("the network configurations", n.confErr)
+	}
+	for _, note := range n.notes {
+		found = append(found, Finding{Level: Warning, Code: unusableFile, What: "a configuration file cannot be used", Evidence: note,
+			Consequence: "runtimes skip it; CRI-O and old versions of containerd stop at it",
+			Command:     "correct the file, or rename it so that it does not end in .conf, .conflist or .json"})
+	}
+	ours := slices.IndexFunc(n.networks, isOurs)
+	switch {
+	case ours < 0:
+		found = append(found, Finding{Level: Error, Code: noNetworkOfOurs, What: noNetwork, Evidence: n.listNetworks(),
+			Consequence: "pods get another network, or none",
+			Command:     n.conflistCommand("install -m 600 ")})
+	case ours > 0 && !n.takesAll():
+		first := n.networks[0]
+		found = append(found, Finding{Level: Error, Code: otherNetwork, What: "the runtime takes another configuration than Podlace's",
+			Evidence:    fmt.Sprintf("%s sorts before %s", first.File, n.networks[ours].File),
+			Consequence: fmt.Sprintf("new pods get the network %q", first.Name),
+			Command:     fmt.Sprintf("mv %s %s.unused", first.File, first.File)})
+	}
+	found = append(found, n.defaultNetwork()...)
+	return append(found, n.permissions()...)
+}
+
+func (n *node) listNetworks() string {
+	list := []string{n.ConfDir + " is empty"}
+	if len(n.notes) > 0 {
+		list[0] = "no file in " + n.ConfDir + " can be used"
+	}
+	for i, net := range n.networks {
+		list = append(list[:i], fmt.Sprintf("%s: network %q with %s", net.File, net.Name, net.Plugins[0].Type))
+	}
+	return strings.Join(list, "; ")
+}
+
+// takesAll reports whether a container runtime on this node loads the configurations of several networks, as CRI-O does with
+// cni_default_network. Other runtimes load only the first configuration file.
+func (n *node) takesAll() bool {
+	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
+}
+
+// defaultNetwork reports a cni_default_network in CRI-O's configuration that is not the name of a Podlace network.
+func (n *node) defaultNetwork() (found []Finding) {
+	for _, r := range n.runtimes {
+		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
+		if r.Network != "" && !slices.ContainsFunc(n.networks, named) {
+			found = append(found, Finding{Level: Error, Code: defaultNetwork, What: r.Name + " takes a network that is not Podlace's",
+				Evidence:    fmt.Sprintf("%s: cni_default_network = %q; %s", r.setter, r.Network, n.listNetworks()),
+				Consequence: "new pods get that network, or fail if no configuration has it",
+				Command:     "remove cni_default_network from " + r.setter + " and restart " + r.Name})
+		}
+	}
+	return found
+}
+
+// permissions() reports configuration files that users other than root can write.
+func (n *node) permissions() (found []Finding) {
+	for _, net := range n.networks {
+		info, err := os.Stat(net.File)
+		if err != nil || info.Mode().Perm()&0o022 == 0 {
+			continue
+		}
+		found = append(found, Finding{Level: Warning, Code: writableFile, What: "other users than root can change a network configuration",
+			Evidence:    fmt.Sprintf("%s has the mode %04o", net.File, info.Mode().Perm()),
+			Consequence: "such a user can make the runtime start any plugin with any configuration as root",
+			Command:     "chmod 600 " + net.File,
+			fix:         func() error { return os.Chmod(net.File, 0o600) }})
+	}
+	return found
+}
+
+// The check "conflist-keys" reports settings whose names suggest another effect, and pod subnets that overlap the node's subnets.
+func (n *node) conflistKeys() (found []Finding) {
+	if len(n.networks) == 0 {
+		return skipped("there is no configuration")
+	}
+	this, err := validate.ThisNode()
+	if err != nil {
+		found = unknown("the subnets of the node", err)
+	}
+	var files []validate.File
+	for _, net := range n.networks {
+		files = append(files, validate.File{Name: net.File, Data: net.Text})
+	}
+	for _, p := range validate.Files(files, this) {
+		f := Finding{Level: Warning, Code: p.Code, What: p.Where(), Evidence: p.Text, File: p.File, Line: p.Line, Column: p.Column,
+			Consequence: "the setting does not have the effect that it suggests", Command: fmt.Sprintf("edit line %d of %s", p.Line, p.File)}
+		if p.Error {
+			f.Level, f.Consequence = Error, "no pod of this network starts"
+		}
+		found = append(found, f)
+	}
+	return found
+}
+
+// ownNetworks returns the networks whose main plugin is bridge or sriov.
+func (n *node) ownNetworks() []reconcile.Network {
+	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
+}
+
+// pluginTypes returns the names of all plugin binaries that the networks with Podlace need, including IPAM plugins. If host-local runs
+// inside Podlace's bridge or sriov, the result does not include host-local, because no file host-local is necessary.
+func (n *node) pluginTypes() (types []string) {
+	for _, net := range n.ownNetworks() {
+		for _, p := range net.Plugins {
+			types = append(types, p.Type)
+			if p.IPAM != "" && !n.runsInProcess(p.IPAM, p.Type) {
+				types = append(types, p.IPAM)
+			}
+		}
+	}
+	slices.Sort(types)
+	return slices.Compact(types)
+}
+
+// runsInProcess reports whether the IPAM plugin runs inside the process of the main plugin.
+func (n *node) runsInProcess(ipam, main string) bool {
+	if plugin.Kind(ipam) != "host-local" {
+		return false
+	}
+	_, err := reconcile.Version(filepath.Join(n.BinDir, main))
+	return !errors.Is(err, reconcile.ErrForeign)
+}
+
+// The check "binaries" reports plugins that are missing, that belong to another project, or whose version differs from the version of the
+// other plugins.
+func (n *node) binaries() (found []Finding) {
+	types := n.pluginTypes()
+	found = n.cachedPlugins(types)
+	if len(types) == 0 {
+		return append(found, skipped(noNetwork)...)
+	}
+	found = append(found, n.loopback()...)
+	versions := map[string][]string{}
+	for _, name := range types {
+		path := filepath.Join(n.BinDir, name)
+		version, err := reconcile.Version(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			found = append(found, Finding{Level: Error, Code: pluginMissing, What: "the plugin " + name + " is missing", Evidence: err.Error(),
+				Consequence: "no pod starts", Command: n.installCommand(name)})
+		case errors.Is(err, reconcile.ErrForeign) && !hasPlugin(name): // such as tuning
+		case errors.Is(err, reconcile.ErrForeign):
+			found = append(found, Finding{Level: Warning, Code: pluginForeign,
+				What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),
+				Consequence: "keys that only Podlace's plugin knows have no effect, and its errors are not Podlace's",
+				Command:     n.makeInstall(n.BinDir)})
+		case err != nil:
+			found = append(found, Finding{Level: Error, Code: pluginBroken, What: "the plugin " + name + " does not start", Evidence: err.Error(),
+				Consequence: "no pod starts", Command: startCommand(path, err)})
+		default:
+			versions[version] = append(versions[version], name)
+		}
+	}
+	if len(versions) > 1 {
+		found = append(found, Finding{Level: Warning, Code: pluginVersions,
+			What: "the plugins have different versions", Evidence: versionsText(versions),
+			Consequence: "an older plugin may refuse a record of a newer one", Command: n.installCommand(types[0])})
+	}
+	return found
+}
+
+// cachedPlugins reports missing plugins that no network names, but libcni's cache of a pod does. CRI-O and podman delete a pod with the
+// configuration in the cache, and containerd with the current one.
+func (n *node) cachedPlugins(known []string) (found []Finding) {
+	if len(n.runtimes) > 0 && !slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Name != "containerd" }) {
+		return nil
+	}
+	var types []string
+	for _, kind := range plugin.Kinds() {
+		types = append(types, plugin.TypesOf(kind)...)
+	}
+	for _, user := range reconcile.Users(nil, types...) {
+		if slices.Contains(known, user.Plugin) {
+			continue
+		}
+		known = append(known, user.Plugin)
+		if _, err := os.Stat(filepath.Join(n.BinDir, user.Plugin)); err != nil {
+			found = append(found, Finding{Level: Warning, Code: pluginMissing, What: "the plugin " + user.Plugin + " is missing",
+				Evidence:    user.File + " names it, and " + err.Error(),
+				Consequence: "CRI-O and podman cannot delete this pod",
+				Command:     n.installCommand(user.Plugin)})
+		}
+	}
+	return found
+}
+
+// The check "status" calls STATUS of each plugin in Podlace's networks, as a container runtime does, and reports the errors.
+func (n *node) status() (found []Finding) {
+	if len(n.pluginTypes()) == 0 {
+		return skipped(noNetwork)
+	}
+	for _, net := range n.ownNetworks() {
+		for _, err := range reconcile.Status(net, n.BinDir) {
+			code := answered(err)
+			found = append(found, Finding{Level: Error, Code: code, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),
+				Consequence: "containerd from 2.0 and CRI-O report the node NotReady",
+				Command:     "podlace explain " + string(cmp.Or(code, "status"))})
+		}
+	}
+	return found
+}

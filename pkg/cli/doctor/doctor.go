@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package doctor examines a node for problems that prevent Podlace from working now or later. Each finding contains the evidence, the
+// consequence, and a command that corrects the problem. The examination does not change the node. Fix() applies a remedy, but only if the
+// remedy cannot harm pods.
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/cli/reconcile"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Level is the severity of a finding.
+type Level string
+
+// The following constants are the severity levels of findings, from the lowest to the highest.
+const (
+	OK      Level = "ok"
+	Skipped Level = "skipped" // does not apply to this node
+	Warning Level = "warning" // pods work, with a risk or a loss
+	Error   Level = "error"   // pods cannot start, or have no network
+)
+
+// Finding is one result of a check, such as a problem of the node.
+type Finding struct {
+	Check       string             `json:"check"`
+	Level       Level              `json:"level"`
+	Code        plugin.FindingCode `json:"code,omitempty"` // name of the check, unless the check can find several problems
+	What        string             `json:"what"`
+	File        string             `json:"file,omitempty"`
+	Line        int                `json:"line,omitempty"`
+	Column      int                `json:"column,omitempty"`
+	Evidence    string             `json:"evidence,omitempty"`
+	Consequence string             `json:"consequence,omitempty"`
+	Command     string             `json:"command,omitempty"` // a shell command, or the text for a file
+	Fixable     bool               `json:"fixable,omitempty"` // Fix can apply the remedy
+
+	fix func() error
+}
+
+// Fix applies the remedy of a finding. Fix returns an error if the finding's field Fixable is false.
+func (f Finding) Fix() error {
+	if f.fix == nil {
+		return fmt.Errorf("%s: there is no remedy that is safe to apply", f.Check)
+	}
+	return f.fix()
+}
+
+// Options contains the folders that doctor examines.
+type Options struct {
+	ConfDir string // folder with the network configurations; "" for the runtime's folder
+	BinDir  string // folder with the plugins; "" for the runtime's folder
+	Root    string // folder that stands for /; only files of other programs are read below it
+}
+
+// The type node contains all data about the node that the checks read.
+type node struct {
+	Options
+	host     *kernel.Node
+	running  map[string]bool // names of the running programs (/proc/PID/comm)
+	runtimes []runtimeConfig
+	noCRI    string              // why a containerd is not among the runtimes, or ""
+	networks []reconcile.Network // networks in the order of their files
+	notes    []string            // unusable configurations
+	confErr  error               // reason why the folder of the configurations cannot be read
+
+	attachments    []*reconcile.Attachment
+	attachmentsErr error
+}
+
+// A check examines one subject, such as the kernel's features. The function `run` returns nil if the check finds no problem.
+type check struct {
+	name string
+	fine string // says that all is well
+	run  func(*node) []Finding
+}
+
+// checks() returns all checks. The checks of features that every pod needs come first, because administrators are most interested in their
+// results.
+func checks() []check {
+	return []check{
+		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
+		{"runtime", "the runtime's configuration names these folders", (*node).runtimeFolders},
+		{"conflist", "the runtime takes a configuration of Podlace", (*node).conflist},
+		{"conflist-keys", "each key of the configurations has an effect", (*node).conflistKeys},
+		{"binaries", "all plugins are in place, of one version", (*node).binaries},
+		{"addresses", "addresses are left", (*node).addresses},
+		{"records", "all records belong to living pods", (*node).records},
+		{"ports", "all pods are connected to their bridge", (*node).ports},
+		{"rules", "no rules are missing", (*node).rules},
+		{"status", "all plugins are ready", (*node).status},       // after the check "rules", because STATUS restores rules
+		{"pods", "CHECK of the live pods succeeds", (*node).pods}, // after the check "status", which restores rules
+		{"node-agent", "podlace-node is ready", (*node).agent},
+		{"forwarding", "the kernel forwards packets", (*node).forwarding},
+		{"forward-policy", "no other firewall drops the packets of pods", (*node).forwardPolicy},
+		{"firewall-reload", "no service flushes the rules unnoticed", (*node).firewallReload},
+		{"iptables-variants", "one variant of iptables is in use", (*node).iptablesVariants},
+		{"networkmanager", "NetworkManager leaves the interfaces alone", (*node).networkManager},
+		{"networkd", "systemd-networkd leaves the interfaces alone", (*node).networkd},
+		{"routes", "the node has a route to and from each pod", (*node).routes},
+		{"rp-filter", "reverse path filters pass the packets of pods", (*node).rpFilter},
+		{"router-advertisements", "the default route of IPv6 stays", (*node).routerAdvertisements},
+		{"mtu", "the MTU of the bridges fits the uplink", (*node).mtu},
+		{"conntrack", "the connection table has room", (*node).conntrack},
+		{"neighbours", "the neighbour table has room", (*node).neighbours},
+		{"disk", "the state folders have room", (*node).disk},
+		{"kubelet", "the kubelet's folders for devices are in place", (*node).kubelet},
+	}
+}
+
+// Names returns the names of all checks.
+func Names() (names []string) {
+	for _, c := range checks() {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// Examine runs all checks, or only the checks with the given names. Examine must run as root.
+func Examine(o Options, only ...string) ([]Finding, error) {
+	for _, name := range only {
+		if !slices.Contains(Names(), name) {
+			return nil, fmt.Errorf("there is no check %q: 'podlace doctor --list' names all", name)
+		}
+	}
+	n, err := look(o)
+	if err != nil {
+		return nil, err
+	}
+	defer n.host.Close()
+	var all []Finding
+	for _, c := range checks() {
+		if len(only) > 0 && !slices.Contains(only, c.name) {
+			continue
+		}
+		found := c.run(n)
+		if len(found) == 0 {
+			found = []Finding{{Level: OK, What: c.fine}}
+		}
+		for _, f := range found {
+			f.Check, f.Fixable = c.name, f.fix != nil
+			if f.Level == Warning || f.Level == Error {
+				f.Code = cmp.Or(f.Code, plugin.FindingCode(c.name))
+			}
+			all = append(all, f)
+		}
+	}
+	return all, nil
+}
+
+// look() reads the data about the node that several checks need.
+func look(o Options) (*node, error) {
+	n := findFolders(o)
+	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
+	n.attachments, n.attachmentsErr = reconcile.List(n.networks)
+	var err error
+	n.host, err = kernel.Host()
+	return n, err
+}
+
+// Folders returns the folders that the container runtime of this node uses.
+func Folders() Options { return findFolders(Options{}).Options }
+
+func findFolders(o Options) *node {
+	n := &node{Options: o}
+	n.running = n.programs()
+	n.runtimes = n.readRuntimes()
+	if n.ConfDir == "" {
+		n.ConfDir = n.first(func(c runtimeConfig) string { return c.ConfDir }, "/etc/cni/net.d")
+	}
+	if n.BinDir == "" {
+		n.BinDir = n.first(func(c runtimeConfig) string { return c.BinDirs[0] }, "/opt/cni/bin")
+	}
+	return n
+}
+
+// first() returns a value from the configuration of the first container runtime. If the node has no container runtime, first() returns the
+// value of the argument "otherwise".
+func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
+	for _, r := range n.runtimes {
+		return of(r)
+	}
+	return otherwise
+}
+
+// path() returns the path of another program's file below the root folder n.Root.
+func (n *node) path(name string) string { return filepath.Join("/", n.Root, name) }
+
+// skipped() returns a finding which says why a check does not apply to this node.
+func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why}} }
+
+// unknown() returns a finding which says that a check could not read its data.
+func unknown(what string, err error) []Finding {
+	return []Finding{{Level: Warning, Code: unreadable,
+		What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",
+		Command: "correct what the evidence names, and run podlace doctor again"}}
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/cli/reconcile"
+)
+
+// TestFirewalldChain checks a node on which firewalld's chain ends with a reject rule. Only firewalld can add a rule to its own chain, so
+// the remedy adds the bridge to a firewalld zone.
+func TestFirewalldChain(t *testing.T) {
+	l := newLab(t)
+	l.run("firewalld")
+	l.nft("table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; ct state established accept; reject; }; }")
+	if found := l.problems("forward-policy"); len(found) != 1 || !strings.Contains(found[0], "| firewall-cmd --permanent --zone=trusted") {
+		t.Errorf("%q", found)
+	}
+}
+
+// TestDottedLink checks that the remedies contain keys that sysctl(8) accepts, also for links with a dot in their name. Names such as lan.5
+// are common for VLAN links.
+func TestDottedLink(t *testing.T) {
+	l := newLab(t)
+	l.uplink("lan.5", "lan.6")
+	for path, value := range map[string]string{"all/rp_filter": "0", "lan.5/rp_filter": "1", "lan.6/rp_filter": "1"} {
+		l.sysctl("ipv4/conf/"+path, value)
+	}
+	l.sysctl("ipv6/conf/all/forwarding", "1")
+	l.sysctl("ipv6/conf/lan.5/accept_ra", "1")
+	l.sysctl("ipv6/conf/lan.6/accept_ra", "2")
+	for check, want := range map[string]int{"rp-filter": 2, "router-advertisements": 1} {
+		found, err := Examine(l.Options, check)
+		if err != nil || len(found) != want {
+			t.Fatalf("%s: %+v, %v", check, found, err)
+		}
+		for _, f := range found {
+			l.command("sh", "-c", f.Command)
+		}
+		if left := l.problems(check); len(left) > 0 {
+			t.Errorf("%s: after the remedy still %q", check, left)
+		}
+	}
+}
+
+// TestForwardingKeepsRoute checks a node with accept_ra = 1. When forwarding is enabled on such a node, the kernel drops the default route
+// of a router advertisement. Fix and the printed command must keep this route.
+func TestForwardingKeepsRoute(t *testing.T) {
+	remedies := map[string]func(*lab, Finding) error{
+		"fix": func(_ *lab, f Finding) error { return f.fix() },
+		"command": func(l *lab, f Finding) error {
+			l.command("sh", "-c", strings.Split(f.Command, "; grep")[0])
+			return nil
+		},
+	}
+	for name, apply := range remedies {
+		l := newLab(t)
+		l.uplink("lan7")
+		l.command("ip", "-6", "route", "add", "default", "dev", "lan7", "proto", "ra")
+		l.sysctl("ipv6/conf/all/forwarding", "0")
+		l.sysctl("ipv6/conf/lan7/accept_ra", "1")
+		n, err := look(l.Options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.host.Close()
+		pod := &reconcile.Attachment{State: reconcile.Alive, Addresses: []netip.Addr{netip.MustParseAddr("fd00::2")}}
+		n.attachments, n.attachmentsErr = []*reconcile.Attachment{pod}, nil
+		found := n.forwarding()
+		if len(found) != 1 || !strings.Contains(found[0].Evidence, "net.ipv6.conf.all.forwarding") {
+			t.Fatalf("%s: %+v", name, found)
+		}
+		if err := apply(&l, found[0]); err != nil {
+			t.Fatal(err)
+		}
+		if value, _ := n.number("ipv6/conf/lan7/accept_ra"); value != 2 {
+			t.Errorf("%s: accept_ra = %d, want 2", name, value)
+		}
+		if value, _ := n.number("ipv6/conf/all/forwarding"); value != 1 {
+			t.Errorf("%s: forwarding = %d, want 1", name, value)
+		}
+		l.command("ip", "link", "del", "lan7")
+	}
+}
+
+// TestRunningContainerd checks that doctor reads the configuration file in the command line of the running containerd. An unused
+// /etc/containerd/config.toml does not matter then.
+func TestRunningContainerd(t *testing.T) {
+	for cmdline, unused := range map[string]bool{
+		"/usr/bin/containerd\x00": false,
+		"":                        false,
+		"/usr/bin/containerd\x00--config\x00/opt/runtime/config.toml\x00": true,
+		"/usr/bin/containerd\x00--config=/opt/runtime/config.toml\x00":    true,
+		"containerd\x00-c\x00/opt/runtime/config.toml\x00-l\x00debug\x00": true,
+	} {
+		l := newLab(t)
+		text, err := os.ReadFile(l.Root + containerdConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.write("opt/runtime/config.toml", string(text))
+		l.write("etc/containerd/config.toml", "[[")
+		l.run("containerd")
+		l.write("proc/7/cmdline", cmdline)
+		if found := l.problems("runtime"); (len(found) == 0) != unused {
+			t.Errorf("%q: %q", cmdline, found)
+		}
+	}
+}
+
+// TestDockersContainerd checks a node with Docker's containerd package, whose configuration disables the CRI. No kubelet can use this
+// containerd, so doctor must ignore its folders.
+func TestDockersContainerd(t *testing.T) {
+	for _, name := range []string{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
+		l := newLab(t)
+		l.write("etc/containerd/config.toml", "disabled_plugins = [\""+name+"\"]\n")
+		l.run("containerd")
+		found := strings.Join(l.problems("runtime"), "\n")
+		if !strings.Contains(found, "no container runtime was found | /etc/containerd/config.toml disables the plugin "+name) {
+			t.Errorf("alone: %q", found)
+		}
+		l.write("etc/crio/crio.conf", crioConf(l, ""))
+		if found := l.problems("runtime"); len(found) > 0 {
+			t.Errorf("with CRI-O: %q", found)
+		}
+	}
+}
+
+// TestReloadUnit checks the remedy on a node where the deb or the rpm has installed the unit that restores Podlace's rules. The remedy must
+// also start the unit, because systemd propagates a reload of the firewall only to active units.
+func TestReloadUnit(t *testing.T) {
+	l := newLab(t)
+	l.run("firewalld")
+	l.write("etc/firewalld/firewalld.conf", "FirewallBackend=iptables\n")
+	const enable = "systemctl enable --now podlace-reload.service"
+	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "/etc/systemd/system/; "+enable) {
+		t.Errorf("make install: %q", found)
+	}
+	l.write("usr/lib/systemd/system/podlace-reload.service", "")
+	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "| "+enable) {
+		t.Errorf("package: %q", found)
+	}
+}
+
+// TestKubeletCommand checks that the remedy contains the right systemd unit. k3s and RKE2 have no unit named kubelet, because their own
+// process contains the kubelet.
+func TestKubeletCommand(t *testing.T) {
+	for unit, file := range map[string]string{"kubelet": "", "k3s": "etc/systemd/system/k3s.service",
+		"k3s-agent":  "etc/systemd/system/k3s-agent.service",
+		"rke2-agent": "usr/local/lib/systemd/system/rke2-agent.service"} {
+		l := newLab(t)
+		l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge"}, {"type": "sriov"}]}`)
+		if file != "" {
+			l.write(file, "")
+		}
+		if found := strings.Join(l.problems("kubelet"), "\n"); !strings.Contains(found, "| systemctl status "+unit+"\n") {
+			t.Errorf("%s: %s", unit, found)
+		}
+	}
+}
+
+// TestUnmanagedAppends checks that the remedy appends to NetworkManager's list of unmanaged devices. If the remedy replaced the list,
+// NetworkManager would again manage the interfaces that other configuration files exclude.
+func TestUnmanagedAppends(t *testing.T) {
+	l := newLab(t)
+	l.run("NetworkManager")
+	l.write("etc/NetworkManager/conf.d/calico.conf", "[keyfile]\nunmanaged-devices=interface-name:cali*\n")
+	found := l.problems("networkmanager")
+	if len(found) != 1 || !strings.Contains(found[0], `\nunmanaged-devices+=interface-name:veth*;interface-name:cnidoc\n`) {
+		t.Fatalf("%q", found)
+	}
+	l.write("etc/NetworkManager/conf.d/podlace.conf", "[keyfile]\nunmanaged-devices+=interface-name:veth*;interface-name:cnidoc\n")
+	if left := l.problems("networkmanager"); len(left) > 0 {
+		t.Errorf("after the remedy: %q", left)
+	}
+}
+
+// TestSharedBridge checks that doctor reports a bridge of two networks only once.
+func TestSharedBridge(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/20-more.conflist", strings.NewReplacer(`"pods"`, `"more"`, "10.91.0", "10.92.0").Replace(ours))
+	l.uplink("lan8")
+	l.bridge("cnidoc", 9000)
+	if found := l.problems("mtu"); len(found) != 1 {
+		t.Errorf("%q", found)
+	}
+}
+
+// TestShippedConflist checks which shipped conflist the remedy installs. The file 10-podlace.conflist has a fixed subnet, so on several
+// nodes of a cluster, pods would get the same addresses.
+func TestShippedConflist(t *testing.T) {
+	for want, spoil := range map[string]func(l *lab){
+		"install -m 600 conf/10-podlace.conflist ":            func(*lab) {},
+		"install -m 600 conf/10-podlace-kubernetes.conflist ": func(l *lab) { l.run("kubelet") },
+		"install -m 600 conf/10-podlace-kubernetes.conflist":  func(l *lab) { l.write("etc/systemd/system/k3s-agent.service", "") },
+		"install -m 600 conf/10-podlace-k3s.conflist ":        func(l *lab) { l.write("etc/systemd/system/k3s.service", "") },
+		"install -m 600 /usr/share/doc/podlace/examples/10-podlace.conflist ": func(l *lab) {
+			l.write("usr/share/doc/podlace/examples/10-podlace.conflist", "")
+		},
+	} {
+		l := newLab(t)
+		spoil(&l)
+		l.write("net.d/10-podlace.conflist", `{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "ptp"}]}`)
+		if found := strings.Join(l.problems("conflist"), "\n"); !strings.Contains(found, "| "+want) {
+			t.Errorf("%q, want %q", found, want)
+		}
+	}
+}
+
+// TestDefaultNetworkFile checks that the finding contains the CRI-O drop-in file that sets the default network.
+func TestDefaultNetworkFile(t *testing.T) {
+	l := newLab(t)
+	l.write("etc/crio/crio.conf", crioConf(l, ""))
+	l.write("etc/crio/crio.conf.d/10-net.conf", "[crio.network]\ncni_default_network = \"other\"\n")
+	l.write("etc/crio/crio.conf.d/99-log.conf", "[crio.runtime]\nlog_level = \"info\"\n")
+	const want = "| remove cni_default_network from /etc/crio/crio.conf.d/10-net.conf and restart CRI-O"
+	if found := strings.Join(l.problems("conflist"), "\n"); !strings.Contains(found, want) {
+		t.Errorf("%s", found)
+	}
+}
+
+// TestPackagedPlugins checks the remedy on a node with the deb or the rpm. Such a node has the plugins in a separate folder, and no source
+// tree for 'make install'.
+func TestPackagedPlugins(t *testing.T) {
+	for _, packaged := range []bool{false, true} {
+		l := newLab(t)
+		os.Remove(l.BinDir + "/bridge")
+		l.plugin("host-local", "plugin v1.9.1")
+		want := "| make install CNI_BIN_DIR=" + l.BinDir
+		if packaged {
+			l.write("usr/libexec/podlace/cni/bridge", "")
+			want = "| put /usr/libexec/podlace/cni first in bin_dirs of containerd 2,"
+		}
+		found := l.problems("binaries")
+		if len(found) == 0 || slices.ContainsFunc(found, func(f string) bool { return !strings.Contains(f, want) }) {
+			t.Errorf("packaged %v: %q", packaged, found)
+		}
+	}
+}
+
+// TestOtherPlugins checks that a plugin "tuning" of another project is no problem, because Podlace has no plugin of this name.
+func TestOtherPlugins(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `/29"}]]}}`, `/29"}]]}}, {"type": "tuning"}`, 1))
+	l.plugin("tuning", "plugin v1.9.1")
+	if found := l.problems("binaries"); len(found) > 0 {
+		t.Errorf("%q", found)
+	}
+}

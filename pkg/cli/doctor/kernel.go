@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
+)
+
+// A feature is a kernel feature that Podlace needs. try() tests the feature in a network namespace of its own.
+type feature struct {
+	name   string
+	option string // of the kernel's configuration
+	module string
+	needed string // what needs it
+	level  Level  // when it is missing
+	try    func(*kernel.Node) error
+}
+
+// features() returns all kernel features that Podlace needs. Each feature is tested by using it. During the test, the kernel loads the
+// feature's module if the module is available.
+func features() []feature {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	return []feature{
+		{"veth pairs", "CONFIG_VETH", "veth", "bridge", Error, func(n *kernel.Node) error {
+			_, err := n.AddVeth(kernel.Veth{Host: "veth0", Pod: "veth1"})
+			return err
+		}},
+		{"bridges", "CONFIG_BRIDGE", "bridge", "bridge", Error, func(n *kernel.Node) error {
+			return n.AddBridge("bridge0", mac, 0, false)
+		}},
+		{"VLANs on bridges", "CONFIG_BRIDGE_VLAN_FILTERING", "bridge", "bridge with vlan or vlanTrunk", Warning, tryVLANs},
+		{"nf_tables", "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET", "nf_tables", "bridge with ipMasq or antiSpoof, portmap", Error, tryTables},
+		{"token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", "bandwidth", Warning, func(n *kernel.Node) error {
+			return onLink(n, "veth0", func(l kernel.Link) error {
+				return n.Shape(l, kernel.Bucket{Rate: 1e6, Burst: 1e5, Limit: 1e5})
+			})
+		}},
+		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_CLS_U32 or _MATCHALL, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth", Warning, tryRedirect},
+		{"VXLAN devices", "CONFIG_VXLAN", "vxlan", "podlace-node with offLink: vxlan", Warning, func(n *kernel.Node) error {
+			_, _, err := n.EnsureVXLAN(kernel.VXLAN{Name: "vxlan0", MAC: mac, VNI: 1, Port: 4789, MTU: 1400,
+				Local: netip.MustParseAddr("127.0.0.1")}, 1)
+			return err
+		}},
+		{"nexthop objects", "Linux 5.3", "", "podlace-node", Warning, func(n *kernel.Node) error {
+			_, err := n.Nexthops()
+			return err
+		}},
+		{"IPv6", "CONFIG_IPV6", "ipv6", "IPv6 addresses", Warning, func(n *kernel.Node) error {
+			_, err := n.Get("ipv6/conf/all/forwarding")
+			return err
+		}},
+	}
+}
+
+func tryVLANs(n *kernel.Node) error {
+	has, err := n.HasVLANFiltering()
+	if err == nil && !has {
+		err = errors.New("the kernel does not know the setting vlan_filtering")
+	}
+	return err
+}
+
+func tryTables(*kernel.Node) error {
+	if !nft.Available() {
+		return errors.New("nfnetlink does not know nf_tables")
+	}
+	return nil
+}
+
+func tryRedirect(n *kernel.Node) error {
+	return onLink(n, "veth1", func(l kernel.Link) error {
+		ifb, err := n.EnsureIFB("ifb-probe", l)
+		if err == nil {
+			err = n.Redirect(l, ifb)
+		}
+		return err
+	})
+}
+
+func onLink(n *kernel.Node, name string, f func(kernel.Link) error) error {
+	link, ok, err := n.Link(name)
+	if err == nil && ok {
+		err = f(link)
+	}
+	return err
+}
+
+func (n *node) kernelFeatures() (found []Finding) {
+	err := kernel.InScratch(func(scratch *kernel.Node) error {
+		for _, f := range features() {
+			if err := f.try(scratch); err != nil {
+				found = append(found, f.missing(err))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return unknown("the features of the kernel", err)
+	}
+	return found
+}
+
+func (f feature) missing(err error) Finding {
+	command := "boot a kernel with " + f.option
+	if f.module != "" {
+		command = fmt.Sprintf("modprobe %s; if there is no such module: %s", f.module, command)
+	}
+	return Finding{Level: f.level, What: "the kernel has no " + f.name, Evidence: err.Error(), Consequence: "needed by: " + f.needed,
+		Command: command}
+}
+
+// bridges() returns the names of the bridges in the configurations of Podlace's networks.
+func (n *node) bridges() (names []string) {
+	for _, net := range n.ownNetworks() {
+		if config := net.Plugin("bridge"); config != nil {
+			names = append(names, bridge.NameIn(config))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// number() reads a setting below /proc/sys/net. The second result is false if the kernel does not have this setting.
+func (n *node) number(path string) (value int, ok bool) {
+	text, err := n.host.Get(path)
+	if err == nil {
+		value, err = strconv.Atoi(text)
+	}
+	return value, err == nil
+}
+
+// The check "forwarding" reports a node that has live pods but does not forward packets. With isGateway, the bridge plugin enables
+// forwarding at each ADD.
+func (n *node) forwarding() (found []Finding) {
+	alive, err := n.livePods()
+	if err != nil {
+		return unknown("the records", err)
+	}
+	if alive == 0 {
+		return skipped("no pod lives here; bridge enables forwarding with the first one")
+	}
+	settings := []struct{ path, key string }{
+		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {forwarding6, "net.ipv6.conf.all.forwarding"}}
+	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // setting ip_forward also sets forwarding of all links
+		for _, name := range n.bridges() { // the kernel forwards an IPv4 packet by the setting of its ingress link
+			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding",
+				"net.ipv4.conf." + keyOf(name) + ".forwarding"})
+		}
+	}
+	for _, f := range settings {
+		if value, ok := n.number(f.path); ok && value == 0 && n.hasFamily(strings.HasPrefix(f.path, "ipv4")) {
+			found = append(found, Finding{Level: Error, What: "forwarding is disabled", Evidence: f.key + " = 0",
+				Consequence: "pods reach nothing beyond their node",
+				Command:     n.keepAdvertised(f.path) + "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",
+				fix:         func() error { return n.set(f.path, "1") }})
+		}
+	}
+	return found
+}
+
+// keyOf returns the name of a link in the form that a key of sysctl(8) needs: with each dot replaced by a slash. sysctl treats a dot as a
+// separator and a slash as a dot.
+func keyOf(link string) string { return strings.ReplaceAll(link, ".", "/") }
+
+// forwarding6 is the sysctl that enables IPv6 forwarding. If forwarding is enabled, the kernel ignores router advertisements on links with
+// accept_ra = 1.
+const forwarding6 = "ipv6/conf/all/forwarding"
+
+// keepAdvertised returns the commands that keep the default route from a router advertisement. These commands must run before the command
+// that enables IPv6 forwarding. For another setting than forwarding6, keepAdvertised returns "".
+func (n *node) keepAdvertised(path string) (commands string) {
+	uplinks, err := n.host.Uplinks()
+	if path != forwarding6 || err != nil {
+		return ""
+	}
+	for _, link := range uplinks {
+		if value, ok := n.number("ipv6/conf/" + link + "/accept_ra"); ok && value == 1 {
+			commands += fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2; ", keyOf(link))
+		}
+	}
+	return commands
+}
+
+// set() changes a setting below /proc/sys/net. set() opens a new connection to the kernel, because doctor closes its connection at the end
+// of the examination.
+func (n *node) set(path, value string) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if path == forwarding6 {
+		if err := host.KeepRouterAdvertisements(); err != nil {
+			return err
+		}
+	}
+	return host.Set(kernel.Sysctl{Path: path, Value: value})
+}
+
+// The check "rp-filter" reports strict reverse path filters on a node with several uplinks. On such a node, replies may use another uplink
+// than the requests, and the filter drops them.
+func (n *node) rpFilter() (found []Finding) {
+	uplinks, err := n.host.Uplinks()
+	if err != nil {
+		return unknown("the uplinks", err)
+	}
+	all, _ := n.number("ipv4/conf/all/rp_filter")
+	for _, link := range append(n.bridges(), uplinks...) {
+		value, ok := n.number("ipv4/conf/" + link + "/rp_filter")
+		if !ok || max(all, value) != 1 || len(uplinks) < 2 {
+			continue
+		}
+		found = append(found, Finding{Level: Warning, What: "the reverse path filter of " + link + " is strict",
+			Evidence:    fmt.Sprintf("net.ipv4.conf.%s.rp_filter = %d, all = %d; uplinks: %s", link, value, all, strings.Join(uplinks, ", ")),
+			Consequence: "packets that arrive on one uplink, while the route back leads through another, are dropped",
+			Command:     fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", keyOf(link))})
+	}
+	return found
+}
+
+// The check "router-advertisements" reports uplinks on which the kernel ignores router advertisements because forwarding is on (accept_ra
+// in Documentation/networking/ip-sysctl.rst).
+func (n *node) routerAdvertisements() (found []Finding) {
+	if value, ok := n.number("ipv6/conf/all/forwarding"); !ok || value == 0 {
+		return skipped("IPv6 forwarding is disabled")
+	}
+	uplinks, err := n.host.Uplinks()
+	if err != nil {
+		return unknown("the uplinks", err)
+	}
+	for _, link := range uplinks {
+		path := "ipv6/conf/" + link + "/accept_ra"
+		if value, ok := n.number(path); ok && value == 1 && !n.running["NetworkManager"] && !n.running["systemd-network"] {
+			found = append(found, Finding{Level: Warning, What: "the kernel ignores router advertisements on " + link,
+				Evidence:    fmt.Sprintf("net.ipv6.conf.%s.accept_ra = 1 with forwarding enabled, and no network manager runs", link),
+				Consequence: "a default route that a router announced expires, and the node loses IPv6",
+				Command:     fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2", keyOf(link)),
+				fix:         func() error { return n.set(path, "2") }})
+		}
+	}
+	return found
+}
+
+// The check "mtu" reports bridges whose MTU is larger than the uplink's MTU.
+func (n *node) mtu() (found []Finding) {
+	uplink, err := n.host.UplinkMTU()
+	if err != nil {
+		return skipped("there is no default route, so no uplink to compare with")
+	}
+	for _, name := range n.bridges() {
+		link, ok, err := n.host.Link(name)
+		if err != nil || !ok || link.MTU <= uplink {
+			continue
+		}
+		found = append(found, Finding{Level: Warning, What: "the MTU of " + name + " exceeds that of the uplink",
+			Evidence:    fmt.Sprintf("%s has %d bytes, the uplink %d", name, link.MTU, uplink),
+			Consequence: "large packets of pods need fragmentation, and fail where ICMP is filtered",
+			Command:     `set "mtu": "auto" in the configuration of bridge; new pods get the uplink's MTU`})
+	}
+	return found
+}
+
+// fullAt is a limit in percent. Several checks warn if the used share of a kernel table or of an address range reaches this limit.
+const fullAt = 90
+
+func (n *node) conntrack() []Finding {
+	count, ok := n.number("netfilter/nf_conntrack_count")
+	most, ok2 := n.number("netfilter/nf_conntrack_max")
+	if !ok || !ok2 {
+		return skipped("connection tracking is not loaded")
+	}
+	return fullConntrack(count, most)
+}
+
+func fullConntrack(count, most int) []Finding {
+	if most == 0 || count*100 < most*fullAt {
+		return nil
+	}
+	return []Finding{{Level: Error, What: "the connection table is almost full",
+		Evidence:    fmt.Sprintf("net.netfilter.nf_conntrack_count = %d of nf_conntrack_max = %d", count, most),
+		Consequence: "packets of new connections are dropped (kernel log: nf_conntrack: table full)",
+		Command:     fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d", 2*most)}}
+}
+
+// The check "neighbours" compares the size limit of the kernel's neighbour table with the number of peer nodes. The kernel shows the size
+// limit only in the node's own network namespace.
+func (n *node) neighbours() (found []Finding) {
+	peers := len(n.agentPeers())
+	for _, family := range []string{"ipv4", "ipv6"} {
+		if most, ok := n.number(family + "/neigh/default/gc_thresh3"); ok {
+			found = append(found, fewNeighbours(family, most, peers)...)
+		}
+	}
+	return found
+}
+
+func fewNeighbours(family string, most, peers int) []Finding {
+	if most >= 2*peers {
+		return nil
+	}
+	return []Finding{{Level: Warning, What: "the neighbour table is small for this cluster",
+		Evidence:    fmt.Sprintf("net.%s.neigh.default.gc_thresh3 = %d, podlace-node knows %d peers", family, most, peers),
+		Consequence: "with routes over one link the node needs an entry for each peer, and drops packets beyond the limit",
+		Command:     fmt.Sprintf("sysctl -w net.%s.neigh.default.gc_thresh3=%d", family, max(4096, 4*peers))}}
+}
+
+// hasFamily reports whether any attachment has an address of the family. If the attachments cannot be read, hasFamily returns true.
+func (n *node) hasFamily(is4 bool) bool {
+	return n.attachmentsErr != nil || slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
+		return slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return addr.Is4() == is4 })
+	})
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/nodefile"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// livePods returns the number of attachments whose network namespace still exists.
+func (n *node) livePods() (alive int, err error) {
+	for _, a := range n.attachments {
+		if a.State == reconcile.Alive {
+			alive++
+		}
+	}
+	return alive, n.attachmentsErr
+}
+
+// The check "addresses" reports range sets in which almost no address is free. The check "addresses" also reports changed subnets if live
+// pods have addresses of the old subnet.
+func (n *node) addresses() (found []Finding) {
+	for _, net := range n.networks {
+		for _, p := range net.Plugins {
+			if plugin.Kind(p.IPAM) == "host-local" {
+				found = append(found, addressesOf(net, p)...)
+			}
+		}
+	}
+	return append(found, n.changedSubnets()...)
+}
+
+func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
+	r := &plugin.Request{Plugin: "host-local", Network: net.Name, CNIVersion: net.CNIVersion, Config: p.Config(),
+		Log: slog.New(slog.DiscardHandler)}
+	usage, err := hostlocal.ReadUsage(r)
+	if err != nil {
+		return []Finding{{Level: Error, Code: addressesUnusable,
+			What: fmt.Sprintf("network %q has no usable addresses", net.Name), Evidence: err.Error(),
+			Consequence: "no pod of this network starts", Command: addressesCommand(net.File, err)}}
+	}
+	for _, u := range usage {
+		if u.Size == 0 || u.Leased*100 < u.Size*fullAt {
+			continue
+		}
+		f := Finding{Level: Warning, Code: addressesFew, What: fmt.Sprintf("network %q has few addresses left", net.Name),
+			Evidence:    fmt.Sprintf("%d of %d addresses are leased of %s", u.Leased, u.Size, u.Set),
+			Consequence: "new pods wait once all are leased",
+			Command:     "podlace gc --yes; then enlarge the range, or move pods to another node"}
+		if u.Leased >= u.Size {
+			f.Level, f.Code, f.What = Error, addressesNone, fmt.Sprintf("network %q has no addresses left", net.Name)
+			f.Consequence = "new pods wait until another pod ends"
+		}
+		found = append(found, f)
+	}
+	return found
+}
+
+// The check "records" reports attachments whose pods are gone, and record files that are damaged.
+func (n *node) records() (found []Finding) {
+	if n.attachmentsErr != nil {
+		return unknown("the records and leases", n.attachmentsErr)
+	}
+	gone := 0
+	var example *reconcile.Attachment
+	for _, a := range n.attachments {
+		if a.State == reconcile.Gone {
+			gone, example = gone+1, a
+		}
+	}
+	if gone > 0 {
+		found = append(found, Finding{Level: Warning, Code: deadAttachments, What: fmt.Sprintf("attachments of pods that are gone: %d", gone),
+			Evidence:    fmt.Sprintf("for example container %s of network %q", example.ContainerID, example.Network),
+			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
+			Command:     "podlace gc lists them; podlace gc --yes removes them"})
+	}
+	damaged, err := attachment.Unreadable()
+	if err != nil {
+		return append(found, unknown("the records", err)...)
+	}
+	for _, d := range damaged {
+		found = append(found, Finding{Level: Error, Code: damagedRecord,
+			What: "a record cannot be read", Evidence: fmt.Sprintf("%s: %v", d.Path(), d.Reason),
+			Consequence: "the rules and limits of its pod are not restored after a flush",
+			Command:     "delete the pod: its DEL removes what the record stands for"})
+	}
+	return found
+}
+
+// The check "rules" reports missing firewall rules and bandwidth limits of live pods.
+func (n *node) rules() (found []Finding) {
+	lost := func(code plugin.FindingCode, what, consequence string) {
+		found = append(found, Finding{Level: Error, Code: code,
+			What: what, Evidence: "the records under " + store.Root + " name them, the kernel lacks them",
+			Consequence: consequence, Command: "podlace reload"})
+	}
+	if !bridge.Intact(n.host) {
+		lost(rulesMissing, "rules, gateway addresses or forwarding of the plugin bridge are missing",
+			"pods have no gateway, no masquerade or no protection from one another")
+	}
+	if !portmap.Intact(n.host) {
+		lost(rulesMissing, "rules of the plugin portmap are missing", "hostPorts do not answer")
+	}
+	missing, err := n.missingLimits()
+	if err != nil {
+		return append(found, unknown("the limits of pods", err)...)
+	}
+	if missing > 0 {
+		lost(limitsMissing, fmt.Sprintf("limits of pods are missing: %d", missing), "these pods send or receive without a limit")
+	}
+	return found
+}
+
+func (n *node) missingLimits() (missing int, err error) {
+	records, err := attachment.AllOf("bandwidth")
+	if err != nil {
+		return 0, err
+	}
+	list, err := bandwidth.Look(context.Background(), n.host, records, 0)
+	for _, l := range list {
+		if l.Missing() && !l.Gone {
+			missing++
+		}
+	}
+	return missing, err
+}
+
+// agentStatus is the part of podlace-node's status file that doctor reads.
+type agentStatus struct {
+	Ready    bool              `json:"ready"`
+	Peers    []json.RawMessage `json:"peers"`
+	Problems []struct {
+		What string `json:"what"`
+		Why  string `json:"why"`
+		Do   string `json:"do"`
+	} `json:"problems"`
+}
+
+// agentStatusFile is the path of the status file that podlace-node writes.
+const agentStatusFile = store.Root + "/" + nodefile.StatusName
+
+func readAgentStatus() (s agentStatus, err error) {
+	text, err := store.ReadFile(agentStatusFile)
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	return s, err
+}
+
+func (n *node) agentPeers() []json.RawMessage {
+	s, _ := readAgentStatus()
+	return s.Peers
+}
+
+// The check "node-agent" reports the problems that podlace-node wrote to its status file.
+func (n *node) agent() (found []Finding) {
+	s, err := readAgentStatus()
+	if errors.Is(err, fs.ErrNotExist) {
+		return skipped("podlace-node has not run here since the node started")
+	}
+	if err != nil {
+		return unknown("the status of podlace-node", err)
+	}
+	if !n.running["podlace-node"] {
+		found = append(found, Finding{Level: Error, Code: agentStopped,
+			What: "podlace-node does not run", Evidence: "there is no process podlace-node",
+			Consequence: "pods keep their network; changes of the cluster are missed",
+			Command:     "kubectl get pods --all-namespaces -l app.kubernetes.io/name=podlace-node -o wide"})
+	}
+	level := Warning
+	if !s.Ready {
+		level = Error
+	}
+	for _, p := range s.Problems {
+		found = append(found, Finding{Level: level, Code: agentProblem,
+			What: p.What, Evidence: p.Why, Consequence: "see podlace-node status", Command: p.Do})
+	}
+	return found
+}
+
+// minFree is the minimum share of free space, in percent: the check "disk" warns if less of a file system is free.
+const minFree = 5
+
+// The check "disk" reports state folders on a file system that is almost full or read-only.
+func (n *node) disk() (found []Finding) {
+	for _, dir := range []string{store.Root, hostlocal.DefaultDir} {
+		var st syscall.Statfs_t
+		for ; syscall.Statfs(dir, &st) != nil && dir != "/"; dir = filepath.Dir(dir) { // the folder that a later ADD makes
+		}
+		f := Finding{Level: Error, What: "there is little room for the state in " + dir,
+			Consequence: "ADD fails when it cannot write its record", Command: "df -h " + dir + "; df -i " + dir}
+		switch {
+		case st.Flags&syscall.MS_RDONLY != 0:
+			f.What, f.Evidence = "the state in "+dir+" cannot be written", "it is read-only"
+			f.Command = "mount -o remount,rw $(findmnt -n -o TARGET -T " + dir + "); if this fails: journalctl -k shows errors of the disk"
+		case st.Blocks > 0 && st.Bavail*100 < st.Blocks*minFree:
+			f.Evidence = fmt.Sprintf("%d of %d blocks are free", st.Bavail, st.Blocks)
+		case st.Files > 0 && st.Ffree*100 < st.Files*minFree:
+			f.Evidence = fmt.Sprintf("%d of %d inodes are free", st.Ffree, st.Files)
+		}
+		if f.Evidence != "" {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// The check "kubelet" reports missing folders and settings of the kubelet that the sriov plugin needs.
+func (n *node) kubelet() (found []Finding) {
+	uses := false
+	for _, net := range n.networks {
+		uses = uses || net.Plugin("sriov") != nil
+	}
+	if !uses && n.exists(claim.Folder) {
+		return []Finding{{Level: Error, Code: sriovMissing, What: "no network attaches the VFs of ResourceClaims",
+			Evidence:    fmt.Sprintf("%s exists, and no configuration in %s names sriov", claim.Folder, n.ConfDir),
+			Consequence: "a pod with a ResourceClaim starts without its VF",
+			Command:     "add the plugin sriov to the conflist of the pods' network: docs/DRA.md"}}
+	}
+	if !uses {
+		return skipped("no configuration names sriov")
+	}
+	for _, f := range []struct{ file, consequence, command string }{
+		{"/var/lib/kubelet/device-plugins/kubelet.sock", "sriov-device-plugin cannot register its resources",
+			"systemctl status " + n.kubeletUnit()},
+		{"/var/lib/kubelet/pod-resources/kubelet.sock", "sriov cannot ask which VFs a pod was allocated", "systemctl status " + n.kubeletUnit()},
+		{allocation.Socket, "sriov has to ask the kubelet, which takes longer", "systemctl status sriov-device-plugin"},
+	} {
+		if !n.exists(f.file) {
+			found = append(found, Finding{Level: Warning, Code: kubeletSocket,
+				What: "the socket " + f.file + " is missing", Evidence: "no such file",
+				Consequence: f.consequence, Command: f.command})
+		}
+	}
+	return append(found, n.kubeletGates()...)
+}
+
+// kubeletUnit returns the systemd unit that runs the kubelet. In k3s and RKE2, the kubelet runs inside the process of k3s or RKE2.
+func (n *node) kubeletUnit() string {
+	for _, unit := range []string{"k3s", "k3s-agent", "rke2-server", "rke2-agent"} {
+		if n.hasUnit(unit + ".service") {
+			return unit
+		}
+	}
+	return "kubelet"
+}
+
+// kubeletConfig is the usual path of the kubelet's configuration file (kubeadm).
+const kubeletConfig = "/var/lib/kubelet/config.yaml"
+
+// kubeletGates reports feature gates that the sriov plugin needs but that are disabled in the kubelet's configuration. By default, the
+// kubelet enables these feature gates.
+func (n *node) kubeletGates() (found []Finding) {
+	text, err := store.ReadFile(n.path(kubeletConfig))
+	if err != nil {
+		return nil
+	}
+	for _, gate := range []string{"KubeletPodResources", "KubeletPodResourcesGetAllocatable", "DevicePlugins", "DynamicResourceAllocation"} {
+		for line := range strings.Lines(string(text)) {
+			if key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key == gate && strings.TrimSpace(value) == "false" {
+				found = append(found, Finding{Level: Warning, Code: kubeletGate, What: "the feature gate " + gate + " of the kubelet is off",
+					Evidence:    kubeletConfig + ": " + strings.TrimSpace(line),
+					Consequence: "the VFs of pods cannot be found or allocated",
+					Command:     "remove the line from " + kubeletConfig + "; systemctl restart " + n.kubeletUnit()})
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rollback
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
+	"github.com/podlace/podlace/pkg/nft"
+)
+
+// TestLeftovers checks that Leftovers removes the bridge, the tables, the lease folder, the index and libcni's results of Podlace's
+// network. Leftovers must keep a bridge that has a port or that another network may use. Leftovers must also keep a lease folder that
+// contains a lease.
+func TestLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	put := func(path, text string) {
+		t.Helper()
+		kerneltest.Must(t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600))
+	}
+	network := func(name, plugins string) reconcile.Network {
+		t.Helper()
+		sub := filepath.Join(dir, name)
+		put(sub+"/a.conflist", `{"cniVersion": "1.0.0", "name": "`+name+`", "plugins": [`+plugins+`]}`)
+		list, notes, err := reconcile.Networks(sub)
+		if err != nil || len(list) != 1 {
+			t.Fatal(list, notes, err)
+		}
+		return list[0]
+	}
+	ours := network("left", `{"type": "podlace-bridge", "bridge": "left0", "ipam": {"type": "host-local"}}`)
+	const leases = "/var/lib/cni/networks/left"
+	t.Cleanup(func() {
+		os.RemoveAll(leases)
+		_ = netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "left0"}})
+	})
+	there := func() (list []string) {
+		if _, err := netlink.LinkByName("left0"); err == nil {
+			list = append(list, "bridge")
+		}
+		for _, path := range []string{leases, "/var/lib/cni/results/left-a-eth0"} {
+			if _, err := os.Stat(path); err == nil {
+				list = append(list, path)
+			}
+		}
+		if has, _ := nft.HasTable(nft.GuardTable); has {
+			list = append(list, "table")
+		}
+		return list
+	}
+	for _, c := range []struct {
+		what, lease, stays string
+		port               bool
+		others             []reconcile.Network
+	}{
+		{what: "all"},
+		{what: "a port", port: true, stays: "bridge"},
+		{what: "a lease", lease: "10.9.0.2", stays: leases},
+		{what: "flannel", others: []reconcile.Network{network("other", `{"type": "flannel"}`)}, stays: "bridge"},
+		{what: "its bridge", others: []reconcile.Network{network("bridge", `{"type": "bridge", "bridge": "left0"}`)}, stays: "bridge"},
+		{what: "another bridge", others: []reconcile.Network{network("own", `{"type": "bridge", "bridge": "own0"}`)}},
+		{what: "the same name", others: []reconcile.Network{network("left", `{"type": "ptp"}`)}, stays: leases + " /var/lib/cni/results/left-a-eth0"},
+	} {
+		_ = netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "left0"}})
+		put(leases+"/last_reserved_ip.0", "10.9.0.1")
+		put(leases+"/lock", "")
+		if c.lease != "" {
+			put(filepath.Join(leases, c.lease), "a\r\neth0")
+		}
+		put("/var/lib/cni/results/left-a-eth0", `{"kind": "cniCacheV1", "containerId": "a", "ifName": "eth0", "networkName": "left"}`)
+		table := nft.TableOf(nft.GuardTable)
+		conn, err := nft.New()
+		kerneltest.Must(t, err)
+		conn.AddTable(table.Netlink())
+		kerneltest.Must(t, conn.Flush())
+		if c.port {
+			bridge, err := netlink.LinkByName("left0")
+			kerneltest.Must(t, err, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port0",
+				MasterIndex: bridge.Attrs().Index}, PeerName: "port1"}))
+		}
+		var said []string
+		kerneltest.Must(t, Leftovers([]reconcile.Network{ours}, c.others, func(text string) { said = append(said, text) }))
+		if got := strings.Join(there(), " "); got != c.stays {
+			t.Errorf("%s: %s stays, want %s; it said %q", c.what, got, c.stays, said)
+		}
+		_ = netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port0"}})
+		kerneltest.Must(t, os.RemoveAll(leases), os.RemoveAll("/var/lib/cni/results"))
+	}
+}
+
+// TestPodType checks that the rollback names each file that still names podlace-pod.
+func TestPodType(t *testing.T) {
+	const cache, config = "/var/lib/cni/results", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "podlace-pod"}]}`
+	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(cache)) })
+	conflist := filepath.Join(t.TempDir(), "n.conflist")
+	cached, err := json.Marshal(map[string]any{"kind": "cniCacheV1", "containerId": "a", "ifName": "eth0", "networkName": "n",
+		"config": []byte(config)})
+	kerneltest.Must(t, err, os.MkdirAll(cache, 0o755), os.WriteFile(cache+"/n-a-eth0", cached, 0o600),
+		os.WriteFile(conflist, []byte(config), 0o600))
+	networks, _, err := reconcile.Networks(filepath.Dir(conflist))
+	kerneltest.Must(t, err)
+	var out strings.Builder
+	kerneltest.Must(t, Run(Options{Networks: networks, Out: &out}))
+	for _, want := range []string{"put bridge, portmap and bandwidth in its place in " + conflist, cache + "/n-a-eth0 names podlace-pod: keep it installed"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}

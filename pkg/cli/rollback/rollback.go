@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rollback converts the network state of running pods on a node from Podlace to the reference plugins. After the conversion,
+// package rollback removes the remaining state of Podlace from the node. DEL of the reference plugins can then remove the whole network
+// state of these pods. The network of the pods works during the whole conversion, because new rules are added before old rules are removed.
+// Existing connections keep their address translation.
+//
+// Each conversion step is idempotent, and the records are removed last. If a run fails or is killed, the next run therefore completes the
+// conversion.
+package rollback
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// Options contains the options of one call of Run.
+type Options struct {
+	ConfDir  string              // the runtime's configuration folder
+	Networks []reconcile.Network // networks in that folder
+	Damaged  []string            // unreadable files in that folder
+	Act      bool                // false for a dry run
+	Out      io.Writer
+}
+
+type job struct {
+	Options
+	host    *kernel.Node
+	seen    map[attachment.Key]bool
+	indexes map[[2]string]bool // keys: network and data folder
+	failed  int
+	state   bool // the state folder exists
+}
+
+// Run prints all conversion steps. If Act is true, Run also executes these steps. If Run returns an error, some of Podlace's state is left
+// on the node.
+func Run(o Options) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	_, missing := os.Stat(store.Root)
+	if o.Act {
+		unlock, err := lockRun()
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
+	j := &job{Options: o, host: host, seen: map[attachment.Key]bool{}, indexes: map[[2]string]bool{}, state: missing == nil}
+	records, err := readAll()
+	if err != nil {
+		return err
+	}
+	if err := j.checkReadable(records); err != nil {
+		return err
+	}
+	for _, u := range reconcile.Users(j.Networks, plugin.PodType) {
+		if u.Cached {
+			j.printLine("NOTE: %s names %s: keep it installed until this pod is gone", u.File, u.Plugin)
+		} else {
+			j.printLine("NOTE: the reference has no %s: put bridge, portmap and bandwidth in its place in %s", u.Plugin, u.File)
+		}
+	}
+	for _, r := range records {
+		j.network(r)
+	}
+	if j.failed > 0 {
+		return fmt.Errorf("%d pods could not be rewritten: the tables and records of Podlace stay, run it again", j.failed)
+	}
+	return j.cleanNode()
+}
+
+// lockRun takes a lock that prevents a second rollback at the same time.
+func lockRun() (unlock func(), err error) {
+	dir, err := store.Make(store.Root, 0o700)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := dir.Lock(".rollback", 0o600)
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return func() { lock.Unlock(); dir.Close() }, nil
+}
+
+// networkRecords contains the attachment records of one network.
+type networkRecords struct {
+	network    string
+	found      map[attachment.Key]map[string]attachment.Record
+	unreadable []attachment.Damaged
+}
+
+func readAll() (all []networkRecords, err error) {
+	networks, err := attachment.Networks()
+	if err != nil {
+		return nil, err
+	}
+	for _, network := range networks {
+		r := networkRecords{network: network}
+		if r.found, r.unreadable, err = attachment.Attachments(network); err != nil {
+			return nil, err
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// checkReadable searches for networks that have attachments but no configuration. If checkReadable finds such a network, and a
+// configuration file cannot be read, checkReadable returns an error.
+func (j *job) checkReadable(all []networkRecords) error {
+	for _, r := range all {
+		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
+			return fmt.Errorf("network %s has no configuration in %s that can be read: %s", r.network, j.ConfDir, strings.Join(j.Damaged, "; "))
+		}
+	}
+	return nil
+}
+
+// configurationOf returns the configuration of a network. If the network has no configuration, configurationOf returns an empty
+// configuration. With an empty configuration, each conversion step that needs the configuration fails.
+func (j *job) configurationOf(network string) reconcile.Network {
+	for _, n := range j.Networks {
+		if n.Name == network {
+			return n
+		}
+	}
+	return reconcile.Network{}
+}
+
+// remedyHint is the hint for an administrator about an unreadable record. DEL works without the record, because DEL computes the names of
+// the attachment's objects.
+const remedyHint = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
+
+func (j *job) network(r networkRecords) {
+	for _, d := range r.unreadable {
+		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedyHint, r.network, d.Path(), d.Reason.Error())
+		j.failed++
+	}
+	conf := j.configurationOf(r.network)
+	j.indexes[[2]string{r.network, conf.DataDir()}] = true
+	for _, p := range conf.Plugins {
+		if kind := plugin.Kind(p.Type); kind != p.Type {
+			j.printLine("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
+		}
+	}
+	keys := attachment.Sorted(r.found)
+	of := map[string][]attachment.Key{}
+	for _, key := range keys {
+		of[key.ContainerID] = append(of[key.ContainerID], key)
+	}
+	for _, key := range keys {
+		j.seen[key] = true
+		j.rewrite(key, of[key.ContainerID], conf)
+	}
+}
+
+// printLine prints a line. The texts in the argument "parts" may contain the name of a pod. This name is not trusted, so printLine replaces
+// special characters.
+func (j *job) printLine(format string, parts ...string) {
+	plain := make([]any, len(parts))
+	for i, p := range parts {
+		plain[i] = plugin.Plain(p, reconcile.MaxMessage)
+	}
+	fmt.Fprintf(j.Out, format+"\n", plain...)
+}
+
+// rewrite() prints the conversion steps for an attachment and runs them, while it holds the attachment's lock. The second argument of
+// rewrite() contains all attachments of the container in the network.
+func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
+	err := func() error {
+		if j.Act {
+			lock, err := attachment.Waiting.Key(key)
+			if err != nil {
+				return err
+			}
+			defer lock.Close()
+		}
+		records, err := attachment.RecordsOf(key, attachment.Plugins...)
+		if err == nil && len(records) == 0 {
+			return nil // a DEL removed it meanwhile
+		}
+		j.printLine("pod %s: container %s, %s in network %s", plugin.Plain(podOf(records), reconcile.MaxName),
+			plugin.Plain(key.ContainerID, reconcile.MaxName), plugin.Plain(key.IfName, reconcile.MaxName), key.Network)
+		if err != nil {
+			return fmt.Errorf("%w: "+remedyHint, err)
+		}
+		steps, err := j.steps(key, siblings, records, conf)
+		if err != nil {
+			return err
+		}
+		return j.do(steps)
+	}()
+	if err != nil {
+		j.failed++
+		j.printLine("  FAILED: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+}
+
+func podOf(records map[string]attachment.Record) string {
+	for _, rec := range records {
+		if rec.Pod != "" {
+			return rec.Pod
+		}
+	}
+	return "(no name)"
+}
+
+func (j *job) do(steps []attachment.Step) error {
+	if len(steps) == 0 {
+		fmt.Fprintln(j.Out, "  nothing to rewrite")
+	}
+	for _, s := range steps {
+		j.printLine("  %s", s.Text)
+		if !j.Act || s.Do == nil {
+			continue
+		}
+		if err := s.Do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cleanNode removes the state that all pods share. cleanNode removes the records last.
+func (j *job) cleanNode() error {
+	vfs, err := attachment.Journaled()
+	if err == nil && len(vfs) > 0 {
+		err = fmt.Errorf("VFs %s are not as they were before pods got them: have the runtime delete those pods, or run podlace sriov reset",
+			strings.Join(vfs, ", "))
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(j.Out, "node")
+	var steps []attachment.Step
+	open, err := portmap.LoopbackOpen(j.host)
+	if err != nil {
+		return err
+	}
+	if open { // the loopback is closed before its protection is removed
+		steps = append(steps, attachment.Step{Text: "switch route_localnet off where no hostPort of the reference needs it",
+			Do: func() error { return portmap.CloseLoopback(j.host) }})
+	}
+	tables, err := nft.Own()
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		steps = append(steps, attachment.Step{Text: "delete nftables table " + table.String(), Do: func() error { return nft.DelTable(table) }})
+	}
+	for _, i := range sortedPairs(j.indexes) {
+		if path, ok := hostlocal.IndexPath(i[0], i[1]); ok {
+			steps = append(steps, attachment.Step{Text: "remove " + path, Do: func() error { return hostlocal.RemoveIndex(i[0], i[1]) }})
+		}
+	}
+	if j.state {
+		steps = append(steps, attachment.Step{Text: "remove the records in " + store.Root})
+	}
+	if j.Act {
+		if err := j.checkNoNewPods(); err != nil {
+			return err
+		}
+	}
+	if err := j.do(steps); err != nil || !j.Act {
+		return err
+	}
+	return attachment.Clear() // also removes this run's lock
+}
+
+// checkNoNewPods returns an error if a plugin of Podlace has added a pod since the rollback started.
+func (j *job) checkNoNewPods() error {
+	networks, err := attachment.Networks()
+	if err != nil {
+		return err
+	}
+	for _, network := range networks {
+		all, _, err := attachment.Attachments(network)
+		if err != nil {
+			return err
+		}
+		for _, key := range attachment.Sorted(all) {
+			if !j.seen[key] {
+				return fmt.Errorf("container %s was added by Podlace meanwhile: put the files of the reference in place, then run it again",
+					key.ContainerID)
+			}
+		}
+	}
+	return nil
+}
+
+func sortedPairs(of map[[2]string]bool) (pairs [][2]string) {
+	for p := range of {
+		pairs = append(pairs, p)
+	}
+	slices.SortFunc(pairs, func(a, b [2]string) int { return slices.Compare(a[:], b[:]) })
+	return pairs
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rollback
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+// writeRecord writes the record of a plugin and returns the path of the record.
+func writeRecord(t *testing.T, name, network, id, netns string, pod plugin.Pod, state any) string {
+	t.Helper()
+	att, err := attachment.Open(&plugin.Request{Plugin: name, Network: network, ContainerID: id, IfName: "eth0", NetnsPath: netns, Pod: pod,
+		Log: slog.Default()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer att.Close()
+	t.Cleanup(func() { os.RemoveAll(filepath.Join(store.Root, network)) })
+	if err := att.Save(state); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(store.Root, network, name+"-"+att.Hash())
+}
+
+// dryRun returns the output of a dry run.
+func dryRun(o Options) (string, error) {
+	var out bytes.Buffer
+	o.Out = &out
+	err := Run(o)
+	return out.String(), err
+}
+
+// TestReadsEachRecordOnce checks that the time for one pod does not grow with the number of pods in its network.
+func TestReadsEachRecordOnce(t *testing.T) {
+	const pods = 20
+	for i := range pods {
+		writeRecord(t, "portmap", "many", fmt.Sprint("pod", i), "/run/netns/none", plugin.Pod{}, map[string]any{})
+	}
+	fd, err := syscall.InotifyInit1(syscall.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	if _, err := syscall.InotifyAddWatch(fd, filepath.Join(store.Root, "many"), syscall.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	out, err := dryRun(Options{})
+	if err != nil || strings.Count(out, "its interface is gone") != pods {
+		t.Errorf("%v\n%s", err, out)
+	}
+	events := make([]byte, 1<<20)
+	n, err := syscall.Read(fd, events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if opened := bytes.Count(events[:n], []byte("portmap-")); opened < pods || opened > 2*pods {
+		t.Errorf("records were opened %d times for %d pods, want twice each at most", opened, pods)
+	}
+}
+
+// TestTold checks that the output says what an administrator must do. The test covers an unreadable record, a missing configuration, and a
+// pod with a hostile name.
+func TestTold(t *testing.T) {
+	pod := kerneltest.NewPod(t)
+	ports := func(id string) map[string]any { return map[string]any{"ports": "damaged " + id} }
+	state := writeRecord(t, "portmap", "n", "state", pod.Path, plugin.Pod{Namespace: "shop", Name: "\x1b[2Jweb\n0" + strings.Repeat("x", 200)},
+		ports("state"))
+	torn := writeRecord(t, "portmap", "n", "torn", pod.Path, plugin.Pod{}, nil)
+	if err := os.WriteFile(torn, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := dryRun(Options{})
+	if err == nil || strings.Contains(out, "nothing to rewrite") || strings.Count(out, "the runtime delete its pod") != 2 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, says := range []string{"pod shop/?[2Jweb?0xxx", "  FAILED: record " + state + ": ",
+		"network n: record " + torn + " cannot be read"} {
+		if !strings.Contains(out, says) {
+			t.Errorf("%q is not in\n%s", says, out)
+		}
+	}
+	if strings.Contains(out, strings.Repeat("x", 129)) || regexp.MustCompile(`[^\n -~]`).MatchString(out) {
+		t.Errorf("the name is raw or long: %q", out)
+	}
+	out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}})
+	if out != "" || err == nil || !strings.Contains(err.Error(),
+		"network n has no configuration in /conf that can be read: /conf/10-x.conf: want a regular file") {
+		t.Errorf("with a damaged configuration: %v\n%s", err, out)
+	}
+	if err := errors.Join(os.Remove(state), os.Remove(torn)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}}); err != nil {
+		t.Errorf("with a damaged configuration, and no pod: %v\n%s", err, out)
+	}
+}
+
+// TestNoConfiguration checks that the output contains the folder with the configurations, and the flag that selects another folder.
+func TestNoConfiguration(t *testing.T) {
+	key := attachment.Key{Network: "none", ContainerID: "c", IfName: "eth0"}
+	link := key.HostVeth()
+	if out, err := exec.Command("ip", "link", "add", link, "type", "veth", "peer", "name", "peer0").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", link).Run() })
+	writeRecord(t, "bridge", "none", "c", "/run/netns/none", plugin.Pod{},
+		map[string]any{"masquerade": "nftables", "addresses": []string{"10.1.2.3/24"}})
+	out, err := dryRun(Options{ConfDir: "/conf"})
+	if err == nil || !strings.Contains(out,
+		"names the plugin bridge: the configurations of /conf were read, --conf-dir names another folder") ||
+		strings.Contains(out, "nothing to rewrite") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestVFs checks that a rollback does not convert a pod with VFs. The rollback must keep the saved settings of a VF until they are
+// restored.
+func TestVFs(t *testing.T) {
+	pod := kerneltest.NewPod(t)
+	file := writeRecord(t, "sriov", "n", "c", pod.Path, plugin.Pod{Namespace: "shop", Name: "web-0"}, map[string]any{})
+	journals := filepath.Join(store.Root, attachment.Journals)
+	t.Cleanup(func() { os.RemoveAll(journals) })
+	if err := errors.Join(os.Mkdir(journals, 0o700), os.WriteFile(filepath.Join(journals, ".lock"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := dryRun(Options{Act: true})
+	if err == nil || !strings.Contains(out, "  FAILED: it has VFs, which the reference does not bring back: have the runtime delete the pod") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	journal := filepath.Join(journals, "0000:11:02.1")
+	if err := errors.Join(os.Remove(file), os.WriteFile(journal, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err = dryRun(Options{Act: true}); err == nil || !strings.Contains(err.Error(), "VFs 0000:11:02.1 are not as they were") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if err := attachment.Clear(); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(journal); err != nil {
+		t.Error(err)
+	}
+	if out, err = dryRun(Options{Act: true}); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if found, err := os.ReadDir(store.Root); len(found) > 0 {
+		t.Errorf("left: %v, %v", found, err)
+	}
+}
+
+// TestTables (F-44) checks that a rollback deletes each nftables table of Podlace. The list of nft.Tables must contain all of Podlace's
+// tables.
+func TestTables(t *testing.T) {
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	if err := errors.Join(portmap.ProtectLoopback(host), portmap.HostportSchema().Install(nil),
+		bridge.SetMasquerade(bridge.MasqueradeSets{Network: "n"}),
+		bridge.EnsureVLANGateway(host, bridge.VLANGateway{Bridge: "br0", Link: "br0.5", MAC: mac}),
+		bridge.SetGuards([]bridge.Guard{{Link: "veth0", MAC: mac.String()}})); err != nil {
+		t.Fatal(err)
+	}
+	var registered []string
+	for _, table := range nft.Tables() {
+		registered = append(registered, "table "+table.String())
+	}
+	slices.Sort(registered)
+	if made := ownTables(t); !slices.Equal(made, registered) {
+		t.Errorf("the kernel has %q, the registry %q", made, registered)
+	}
+	if out, err := exec.Command("ip", "link", "add", "rb0", "type", "bridge").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "rb0").Run() })
+	if err := portmap.OpenLoopback(host, "0123456789abcdef", "rb0"); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := dryRun(Options{Act: true}); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if on, err := host.Get("ipv4/conf/rb0/route_localnet"); err != nil || on != "0" {
+		t.Errorf("route_localnet is %s without its protection, %v", on, err)
+	}
+	if left := ownTables(t); len(left) > 0 {
+		t.Errorf("rollback left %q", left)
+	}
+}
+
+// ownTables returns the nftables tables in the kernel whose names start with Podlace's prefix.
+func ownTables(t *testing.T) (list []string) {
+	t.Helper()
+	out, err := exec.Command("nft", "list", "tables").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		if strings.Contains(line, "podlace") {
+			list = append(list, line)
+		}
+	}
+	slices.Sort(list)
+	return list
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/podlace/podlace/conf"
+	"github.com/podlace/podlace/pkg/cli/chain"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
+)
+
+// cniBinDir is the folder in which container runtimes search for plugins. The command 'make install' copies the plugins to this folder.
+const cniBinDir = "/opt/cni/bin"
+
+// testPod is a new pod on which 'podlace trace' and 'podlace canary' run a chain of plugins. The network namespace of the process is the
+// node.
+type testPod struct {
+	chain.Attachment
+	chain *chain.Chain
+	space *sandbox.Pod
+	cache string
+}
+
+// openTestPod creates the namespace of a pod without network. remove() deletes it.
+func openTestPod(plugins string, conflist []byte, show func(chain.Call)) (*testPod, error) {
+	cache, err := os.MkdirTemp("", "podlace-trace")
+	if err != nil {
+		return nil, err
+	}
+	p := &testPod{cache: cache}
+	if p.chain, err = chain.New(plugins, cache, conflist, show); err == nil {
+		p.space, err = sandbox.NewPod("podlace-trace-" + strings.ToLower(rand.Text()[:8]))
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(cache))
+	}
+	p.Attachment = chain.Attachment{ContainerID: p.space.Name, Netns: p.space.Path, IfName: "eth0", PodNamespace: "podlace",
+		PodName: p.space.Name}
+	return p, nil
+}
+
+// remove() runs DEL, also after a failed ADD, and deletes the namespace.
+func (p *testPod) remove(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
+	err := p.chain.Del(ctx, p.Attachment)
+	if err != nil {
+		p.chain.DelEach(ctx, p.Attachment)
+	}
+	return errors.Join(err, p.space.Close(), os.RemoveAll(p.cache))
+}
+
+// logChanges makes the plugins write the debug log from which the changes and phases are read.
+func logChanges() error { return os.Setenv("PODLACE_LOG", "debug") }
+
+// readConflist returns the named file, or the shipped configuration of this name.
+func readConflist(name string) ([]byte, error) {
+	shipped, unknown := conf.Conflist(name)
+	conflist, err := os.ReadFile(name)
+	if unknown == nil && errors.Is(err, fs.ErrNotExist) {
+		return shipped, nil
+	}
+	return conflist, err
+}
+
+// findPlugins returns a folder with all plugins of a conflist: the named folder, or else that of podlace or /opt/cni/bin.
+func findPlugins(dir string, conflist []byte) (string, error) {
+	names, err := chain.PluginsOf(conflist)
+	if err != nil {
+		return "", err
+	}
+	dirs := []string{dir}
+	if dir == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		dirs = []string{filepath.Dir(exe), cniBinDir}
+	}
+	return pluginFolder(dirs, names)
+}
+
+// pluginFolder returns the first folder that contains all named plugins.
+func pluginFolder(dirs, names []string) (string, error) {
+	var errs []error
+	for _, dir := range dirs {
+		dir, err := filepath.Abs(dir)
+		if err == nil {
+			err = chain.CheckPlugins(dir, names)
+		}
+		if err == nil {
+			return dir, nil
+		}
+		errs = append(errs, err)
+	}
+	return "", errors.Join(errs...)
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package validate
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// The function lines() returns the problems of files, with one line for each problem.
+func lines(files ...File) (all []string) {
+	for _, p := range Files(files, Node{}) {
+		all = append(all, p.String())
+	}
+	return all
+}
+
+const bridgeNet = `{
+  "cniVersion": "1.0.0",
+  "name": "a",
+  "plugins": [
+    {"type": "bridge", "bridge": "cni0",
+      "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.7.0.0/16"}]]}}
+  ]
+}`
+
+const podNet = `{
+  "cniVersion": "1.0.0", "name": "a",
+  "plugins": [{
+    "type": "podlace-pod",
+    "isGatway": true,
+    "ipam": {"type": "podlace-pod"},
+    "capabilities": {"portMappings": true, "bandwidth": true},
+    "portmap": {"backnd": "nftables", "name": "y"},
+    "bandwidth": {"latency": "99x"}
+  }]
+}`
+
+// TestNetworkFiles checks network configurations. Each error and each warning contains the file, the line and the key.
+func TestNetworkFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		data string
+		want []string
+	}{
+		"fine":       {bridgeNet, nil},
+		"empty":      {" \n", []string{"f:1:2: error: the file is empty"}},
+		"half":       {bridgeNet[:60], []string{"f:5:3: error: unexpected end of JSON input"}},
+		"no JSON":    {"{\n\n  name: 1}", []string{"f:3:3: error: invalid character 'n' looking for beginning of object key string"}},
+		"other":      {`{"a": 1}`, []string{"f:1:1: error: the object is no network configuration"}},
+		"name":       {strings.Replace(bridgeNet, `"a"`, `"a b"`, 1), []string{"f:3:3: name: error: invalid characters found in network name"}},
+		"version":    {strings.Replace(bridgeNet, "1.0.0", "9.0.0", 1), []string{`f:2:3: cniVersion: error: "9.0.0": want one of 0.1.0, `}},
+		"no version": {strings.Replace(bridgeNet, "1.0.0", "", 1), []string{`f:2:3: cniVersion: warning: "": want one of 0.1.0, `}},
+		"parts": {podNet, []string{
+			"f:5:5: plugins[0].isGatway: warning: unknown key is ignored; the nearest known key is isGateway",
+			"f:8:17: plugins[0].portmap.backnd: warning: unknown key is ignored; the nearest known key is backend",
+			"f:8:5: plugins[0].portmap: error: portmap.name: this key belongs to the whole entry: move it out of portmap",
+			`f:6:5: plugins[0].ipam: error: ipam type "podlace-pod": want an IPAM plugin`,
+			"f:9:19: plugins[0].bandwidth.latency: error: latency",
+		}},
+		"keys of a section": {strings.NewReplacer(`"bridge": "cni0"`, `"capabilities": {"portMappings": true, "bandwidth": true}, "snat": true, "bandwith": {}`, `"type": "bridge"`, `"type": "podlace-pod"`).Replace(bridgeNet),
+			[]string{"f:5:102: plugins[0].bandwith: warning: unknown key is ignored; the nearest section is bandwidth",
+				"f:5:88: plugins[0].snat: warning: unknown key is ignored here: write it as portmap.snat"}},
+		"no limits": {strings.Replace(bridgeNet, `"type": "bridge"`, `"type": "podlace-pod", "capabilities": {"portMappings": true}`, 1), nil},
+		"limits without their capability": {strings.Replace(bridgeNet, `"type": "bridge"`, `"type": "podlace-pod", "portmap": {}, "bandwidth": {}`, 1),
+			[]string{`f:5:5: plugins[0].capabilities: warning: without {"portMappings": true}`, `f:5:5: plugins[0].capabilities: warning: without {"bandwidth": true}`}},
+		"wrong log keys": {strings.Replace(bridgeNet, `"type": "bridge"`, `"type": "podlace-pod", "logLevel": "loud"`, 1),
+			[]string{`f:5:29: plugins[0].logLevel: error: logLevel "loud"`}},
+		"a part twice": {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"podlace-pod","capabilities":{"portMappings":true,"bandwidth":true}},
+{"type":"podlace-portmap","capabilities":{"portMappings":true}}]}`,
+			[]string{"f:2:1: plugins[1]: error: another entry of this network runs portmap already, and both would write the same record [plugin-twice]"}},
+		"old version": {`{"cniVersion":"0.2.0","name":"a","plugins":[{"type":"tuning"},{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`,
+			[]string{`f:1:2: cniVersion: error: bandwidth: cniVersion "0.2.0" is not supported; supported are 0.3.0`}},
+		"misspelt podlace-pod": {strings.Replace(bridgeNet, `"type": "bridge"`, `"type": "podlace-prod"`, 1),
+			[]string{`f:5:6: plugins[0].type: warning: "podlace-prod" is no plugin of Podlace: did you mean podlace-pod?`}},
+		"no plugin": {`{"cniVersion": "1.0.0", "name": "a", "plugins": []}`, []string{"f:1:38: plugins: error: there is no plugin"}},
+		"misspelt type": {strings.NewReplacer(`"type": "bridge"`, `"type": "brigde"`, "host-local", "host-locl").Replace(bridgeNet),
+			[]string{`f:5:6: plugins[0].type: warning: "brigde" is no plugin of Podlace: did you mean bridge? [misspelt-plugin]`,
+				`f:6:16: plugins[0].ipam.type: warning: "host-locl" is no plugin of Podlace: did you mean host-local?`}},
+		"other plugins": {`{"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "host-device", "ipam": {"type": "static"}}, {"type": "tuning"}]}`, nil},
+		"no name":       {strings.Replace(bridgeNet, `"name": "a",`, "", 1), []string{"f:1:1: name: error: missing network name: want letters"}},
+		"no type":       {`{"cniVersion": "1.0.0", "name": "a", "plugins": [{}]}`, []string{"f:1:50: plugins[0]: error: type is missing"}},
+		"wrong kind":    {`{"cniVersion": "1.0.0", "name": "a", "plugins": 7}`, []string{"f:1:38: plugins: error: json: cannot unmarshal number"}},
+		"bad value":     {strings.Replace(bridgeNet, `"cni0"`, `"cni0", "mtu": "x"`, 1), []string{`f:5:42: plugins[0].mtu: error: mtu "x": want a number`}},
+		"bad subnet":    {strings.Replace(bridgeNet, "/16", "/33", 1), []string{`f:6:7: plugins[0].ipam: error: ipam subnet "10.7.0.0/33": want`}},
+		"misspelt":      {strings.Replace(bridgeNet, `"bridge":`, `"brige":`, 1), []string{"f:5:24: plugins[0].brige: warning: unknown key is ignored; the nearest known key is bridge [unknown-key]"}},
+		"log level": {strings.Replace(bridgeNet, `"cni0"`, `"cni0", "logLevel": "loud"`, 1),
+			[]string{`f:5:42: plugins[0].logLevel: error: logLevel "loud": want debug`}},
+		"log file": {strings.Replace(bridgeNet, `"cni0"`, `"cni0", "logFile": "x.log"`, 1),
+			[]string{`f:5:42: plugins[0].logFile: error: logFile "x.log": want an absolute path, or journal`}},
+		"backend":    {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"portmap","backend":"pf","capabilities":{"portMappings":true}}]}`, []string{`f:1:63: plugins[0].backend: error: backend "pf"`}},
+		"one plugin": {`{"cniVersion":"1.0.0","name":"a","type":"bandwidth","ingressRate":"x","ingressBurst":1}`, []string{"f:1:53: ingressRate: error: "}},
+		"podCIDR":    {strings.Replace(bridgeNet, "10.7.0.0/16", "usePodCidr", 1), nil},
+		"sriov":      {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"sriov"}]}`, []string{"f:1:45: plugins[0]: error: resources: want the resources whose VFs a pod gets [7]"}},
+		"node.json":  {`{"podCIDRs": ["10.0.0.0/24"]}`, nil},
+		"bad node":   {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"]}", []string{"f:2:1: podCIDRs: error: podCIDRs"}},
+		"pool":       {`{"resourceList": [{"resourceName": "a b"}]}`, []string{`f:1:20: resourceList[0].resourceName: error: "a b": want letters`}},
+		"same devices": {`{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["p"]}}, {"resourceName": "b", "selectors": {"pfNames": ["p"]}}]}`,
+			[]string{"f:1:75: resourceList[1]: warning: resource b gets no device: resource a (resourceList[0]) has the same selectors [device-pool-effect]"}},
+		"other nodes": {`{"resourceList": [{"resourceName": "a", "hosts": ["x"]}, {"resourceName": "b", "hosts": ["y"]}]}`,
+			[]string{"f:1:19: resourceList[0]: warning: resource example.com/a: only for hosts x", "f:1:58: resourceList[1]: warning: resource example.com/b: only for"}},
+		"pool's note": {`{"resourceList": []}`, []string{"f:1:2: resourceList: warning: no resource is configured: no device is offered"}},
+	} {
+		got := lines(File{"f", []byte(c.data)})
+		if len(got) > len(c.want) && len(c.want) > 0 {
+			got = got[:len(c.want)+1]
+		}
+		if !prefixes(got, c.want) {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// The function prefixes() compares two lists of lines. For each index, the line in one list must be a prefix of the line in the other list.
+func prefixes(lines, want []string) bool {
+	return cmp.Equal(want, lines, cmp.Comparer(func(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) }))
+}
+
+// TestClashes checks networks with the same name or the same subnet. Files must find such conflicts even if the networks are in different
+// files.
+func TestClashes(t *testing.T) {
+	other := strings.Replace(bridgeNet, `"a"`, `"b"`, 1)
+	for name, c := range map[string]struct {
+		second, want string
+	}{
+		"one name":   {strings.Replace(bridgeNet, "10.7.", "10.8.", 1), `g:3:3: name: warning: network "a" is in f already`},
+		"one subnet": {other, `g:6:51: plugins[0].ipam.ranges[0][0].subnet: error: subnet 10.7.0.0/16 overlaps 10.7.0.0/16 of network "a" in f`},
+		"apart":      {strings.Replace(other, "10.7.", "10.8.", 1), ""},
+	} {
+		got := strings.Join(lines(File{"f", []byte(bridgeNet)}, File{"g", []byte(c.second)}), "\n")
+		if c.want == "" && got != "" || !strings.HasPrefix(got, c.want) || strings.Contains(got, "\n") {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// TestManifests checks pods and networks in YAML. The line of each problem is a line of the YAML file.
+func TestManifests(t *testing.T) {
+	data, err := os.ReadFile("testdata/manifests.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"f:6:38: Pod web: metadata.annotations.kubernetes.io/ingress-bandwidth: error: 20m: want 1k to 100G bits per second, such as 20M; m means a " +
+			"thousandth: did you mean 20M?",
+		"f:7:5: Pod web: metadata.annotations.kubernetes.io/egres-bandwidth: warning: no program reads this annotation; did you mean " +
+			"kubernetes.io/egress-bandwidth?",
+		"f:15:17: Pod web: spec.containers[0].ports[1].hostPort: error: port 8080/TCP is taken in line 13 already [host-port-taken]",
+		"f:25:7: NetworkAttachmentDefinition net: spec.config: isGatway: warning: unknown key is ignored",
+		`f:26:7: NetworkAttachmentDefinition net: spec.config: ipam: error: ipam subnet "10.0.0.0/33"`,
+		"f:37:41: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: error: 64000 is no string",
+		"f:37:9: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: warning: the pod has hostNetwork",
+		"f:49:8: ConfigMap vfs: data.config.json: resourceList[0].resourceName: error: ",
+	}
+	if got := lines(File{"f", data}); !prefixes(got, want) {
+		t.Errorf("got %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for text, want := range map[string]string{
+		"a: [":            "f:1:1: error: yaml: line 1",
+		"kind: Service\n": "f:1:1: warning: there is nothing here that Podlace reads",
+		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim": "f:1:1: warning: 'podlace validate' does not check claims, claim templates and device classes: use 'podlace sriov check-claim'",
+		"kind: ResourceClaim": "f:1:1: warning: 'podlace validate' does not check claims, claim templates and device classes: use 'podlace sriov check-claim'",
+		"kind: Pod":           "f:1:1: Pod: spec: error: spec is missing",
+		"just a text\n":       "f:1:1: warning: there is nothing here",
+		"a: 1\n\nb: {\n\n]\n": "f:4:1: error: yaml",
+	} {
+		if got := lines(File{"f", []byte(text)}); len(got) != 1 || !strings.HasPrefix(got[0], want) {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestPlaceInScalar checks the lines and columns of a configuration inside YAML, for each style of scalar.
+func TestPlaceInScalar(t *testing.T) {
+	const head = "kind: NetworkAttachmentDefinition\nspec:\n  config: "
+	for text, want := range map[string]string{
+		`'{"cniVersion": "1.0.0", "name": "a", "type": "bridge", "brige": "é"}'`:                                  "f:3:67",
+		`'{"name": "é", "cniVersion": "1.0.0", "type": "bridge", "nme": 1}'`:                                      "f:3:13",
+		`"{\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"bridge\", \"brige\": 1}"`:                      "f:3:3",
+		"|\n      {\"cniVersion\": \"1.0.0\",\n        \"name\": \"a\", \"type\": \"bridge\", \"brige\": 1}\n":    "f:5:40",
+		">\n    {\"cniVersion\": \"1.0.0\",\n      \"name\": \"a\", \"type\": \"bridge\",\n      \"brige\": 1}\n": "f:6:7",
+	} {
+		got := lines(File{"f", []byte(head + text)})
+		if len(got) == 0 || !strings.HasPrefix(got[0], want+": ") {
+			t.Errorf("%s: got %q, want %s", text, got, want)
+		}
+	}
+}
+
+// TestShippedFiles checks that the configuration files of a Podlace release have no errors.
+func TestShippedFiles(t *testing.T) {
+	names, err := filepath.Glob("../../../conf/*.[cjy]*") // .conflist, .json and .yaml
+	if err != nil || len(names) < 10 {
+		t.Fatal(names, err)
+	}
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range Files([]File{{name, data}}, Node{}) {
+			if p.Error {
+				t.Error(p)
+			}
+		}
+	}
+}
+
+// FuzzFiles checks that the checker never panics, whatever the text of the file is. Each problem has a line that exists in the file.
+func FuzzFiles(f *testing.F) {
+	f.Add(bridgeNet)
+	f.Add("kind: Pod\nspec: {containers: [{ports: [{hostPort: 1}]}]}\n")
+	f.Add(`{"resourceList": [{"resourceName": "a"}]}`)
+	f.Fuzz(func(t *testing.T, data string) {
+		for _, p := range Files([]File{{"f", []byte(data)}}, Node{}) {
+			if p.Line < 1 || p.Line > strings.Count(data, "\n")+2 || p.Text == "" || p.Column < 1 || p.Code == "" {
+				t.Errorf("%+v in a file of %d lines", p, strings.Count(data, "\n")+1)
+			}
+		}
+	})
+}
+
+// TestDividedSubnet: networks of one bridge may divide a subnet with rangeStart and rangeEnd, because no address belongs to two networks.
+func TestDividedSubnet(t *testing.T) {
+	file := func(name, first, last string) File {
+		return File{name, []byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "bridge", "bridge": "lan0", "ipam": {
+			"type": "host-local", "ranges": [[{"subnet": "10.7.0.0/16", "rangeStart": "` + first + `", "rangeEnd": "` + last + `"}]]}}]}`)}
+	}
+	if got := lines(file("a", "10.7.1.1", "10.7.1.9"), file("b", "10.7.2.1", "10.7.2.9")); len(got) > 0 {
+		t.Errorf("divided: %q", got)
+	}
+	if got := lines(file("a", "10.7.1.1", "10.7.2.1"), file("b", "10.7.2.1", "10.7.2.9")); len(got) != 1 {
+		t.Errorf("one address in both: %q", got)
+	}
+}
+
+// TestAliases checks that Files reports the same problems for a YAML alias as for the value to which the alias refers.
+func TestAliases(t *testing.T) {
+	const pod = "rate: &rate 20m\npod: &pod\n  containers:\n  - ports:\n    - hostPort: 70000\n" +
+		"kind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/ingress-bandwidth: *rate}}\nspec: *pod\n"
+	got := strings.Join(lines(File{"f", []byte(pod)}), "\n")
+	for _, want := range []string{"20m: want 1k to 100G", "70000: want 1 to 65535"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q lacks %q", got, want)
+		}
+	}
+}

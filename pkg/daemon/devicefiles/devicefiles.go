@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package devicefiles returns the files in /dev that a container needs for its devices. The functions return the device files in the
+// formats of the Container Device Interface (CDI) and of the kubelet. Package devicefiles also returns the environment variables that
+// sriov-network-device-plugin sets. Package devicefiles does no I/O.
+package devicefiles
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// CDIVersion is the oldest version of the CDI specification that has all the fields which this package uses.
+const CDIVersion = "0.5.0"
+
+// The following device files are shared by several devices.
+const (
+	VFIOControl = "/dev/vfio/vfio"
+	VhostNet    = "/dev/vhost-net"
+	TUN         = "/dev/net/tun"
+)
+
+// File is the path of a device file on the node and its path in the container.
+type File struct{ Host, Container string }
+
+// driverInfo holds the properties of a device for one kind of driver. sriov-network-device-plugin uses the same keys.
+type driverInfo map[string]string
+
+// Variables returns the environment variables for a container with devices of a resource. PCIDEVICE_EXAMPLE_COM_FAST contains the PCI
+// addresses of the devices. PCIDEVICE_EXAMPLE_COM_FAST_INFO contains the device files.
+func Variables(resource string, devices []pool.Device) (map[string]string, error) {
+	var ids []string
+	info := map[string]map[string]driverInfo{}
+	for _, d := range devices {
+		ids = append(ids, d.Address.String())
+		info[d.Address.String()] = infoOf(d)
+	}
+	text, err := json.Marshal(info)
+	if err != nil {
+		return nil, err
+	}
+	name := variableName(resource)
+	return map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}, nil
+}
+
+// variableName returns the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. variableName keeps
+// hyphens for compatibility with sriov-network-device-plugin. A shell cannot read a variable whose name contains a hyphen.
+func variableName(resource string) string {
+	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))
+}
+
+// infoOf returns the properties of a device, grouped by kind of driver.
+func infoOf(d pool.Device) map[string]driverInfo {
+	out := map[string]driverInfo{"generic": {"deviceID": d.Address.String()}}
+	switch {
+	case d.Driver == "vfio-pci":
+		out["vfio"] = driverInfo{"mount": VFIOControl}
+		if group := vfioGroup(d.Device); group != "" {
+			out["vfio"]["dev-mount"] = group
+		}
+	case len(d.UIO) > 0:
+		out["uio"] = driverInfo{"mount": "/dev/" + d.UIO[0]}
+	}
+	if d.RDMA {
+		out["rdma"] = rdmaValues(d.Device)
+	}
+	if d.VhostNet {
+		out["vhost"] = driverInfo{"net-mount": VhostNet, "tun-mount": TUN}
+	}
+	if len(d.Info) > 0 {
+		out["extra"] = d.Info
+	}
+	return out
+}
+
+func rdmaValues(d pci.Device) driverInfo {
+	v := driverInfo{}
+	for _, node := range rdmaNodes(d) {
+		for _, kind := range []string{"uverbs", "umad", "issm", "rdma_cm"} {
+			if strings.Contains(node, kind) {
+				v[kind] = node
+			}
+		}
+	}
+	if len(d.RDMA) > 0 {
+		v["rdma_dev"] = d.RDMA[0]
+	}
+	return v
+}
+
+// rdmaNodes returns the files of a device's RDMA devices. If the node has an RDMA connection manager, the result includes its device file,
+// which all RDMA devices share.
+func rdmaNodes(d pci.Device) (nodes []string) {
+	for _, f := range d.RDMAFiles {
+		nodes = append(nodes, "/dev/"+f)
+	}
+	return nodes
+}
+
+// vfioGroup returns the path of the device file for the device's IOMMU group, as seen in the container. vfioGroup returns "" if the device
+// is in no IOMMU group. The number of an IOMMU group may change when the node reboots.
+func vfioGroup(d pci.Device) string {
+	if d.IOMMUGroup == pci.Unknown {
+		return ""
+	}
+	return fmt.Sprintf("/dev/vfio/%d", d.IOMMUGroup)
+}
+
+// Nodes returns the paths, in the container, of the device files that a container needs for one device.
+func Nodes(d pool.Device) (nodes []string) {
+	switch {
+	case d.Driver == "vfio-pci":
+		nodes = append(nodes, VFIOControl)
+		if group := vfioGroup(d.Device); group != "" {
+			nodes = append(nodes, group)
+		}
+	case len(d.UIO) > 0:
+		nodes = append(nodes, "/dev/"+d.UIO[0])
+	}
+	if d.RDMA {
+		nodes = append(nodes, rdmaNodes(d.Device)...)
+	}
+	if d.VhostNet {
+		nodes = append(nodes, VhostNet, TUN)
+	}
+	return nodes
+}
+
+// Files returns the device files that a container needs for several devices, without duplicates and sorted by the path in the container.
+func Files(devices ...pool.Device) (out []File) {
+	onHost := map[string]string{}
+	for _, d := range devices {
+		for _, n := range Nodes(d) {
+			onHost[n] = n
+		}
+		if d.Driver == "vfio-pci" && d.NoIOMMU && d.IOMMUGroup != pci.Unknown { // the kernel uses another name for the group; programs know both
+			onHost[vfioGroup(d.Device)] = fmt.Sprintf("/dev/vfio/noiommu-%d", d.IOMMUGroup)
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(onHost)) {
+		out = append(out, File{Host: onHost[n], Container: n})
+	}
+	return out
+}
+
+// Edits returns the changes, in CDI format, that the runtime makes to a container with the given devices.
+func Edits(devices ...pool.Device) (edits cdi.ContainerEdits) {
+	for _, f := range Files(devices...) {
+		node := &cdi.DeviceNode{Path: f.Container, Permissions: "rw"}
+		if f.Host != f.Container {
+			node.HostPath = f.Host
+		}
+		edits.DeviceNodes = append(edits.DeviceNodes, node)
+	}
+	return edits
+}

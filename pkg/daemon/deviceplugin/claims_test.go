@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/claimtest"
+	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+// writeClaim writes the record of a claim with a device for the pod with UID u-0. writeClaim also adds the claim to the kubelet's file.
+func (l *testLab) writeClaim(resource, id string, admin bool) {
+	l.Helper()
+	r := claim.Record{State: claim.Prepared, Reserved: []claim.Consumer{{Resource: "pods", Name: "web-0", UID: "u-0"}}, Devices: []allocation.Device{{Resource: resource, ID: id, Claim: &allocation.Claim{UID: "c-0",
+		Namespace: "shop", Name: "web-0-nic", Request: "nic", Pool: "node-a", Device: "x", Admin: admin}}}}
+	if err := claim.Write(l.Claims, r); err != nil {
+		l.Fatal(err)
+	}
+	c := claimtest.Claim{UID: "c-0", Namespace: "shop", Name: "web-0-nic", Pods: []string{"u-0"}}
+	if err := claimtest.WriteState(l.Root, c); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// TestClaimed checks that a claimed device is not allocated and keeps its driver. The number of VFs on the device's PF also stays the same.
+// The daemon's answers about pods contain the claimed device. If both the record of a claim and the kubelet's file are unreadable, any
+// device may belong to the claim.
+func TestClaimed(t *testing.T) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	config := func(n, driver string) string {
+		return `{"pfs": [{"pfName": "ens0f0", "numVfs": ` + n + `}], "resourceList": [{"resourceName": "all"` + driver + `}]}`
+	}
+	l := prepareLab(t, sysfs, config("2", ""))
+	pcitest.Kernel{}.Start(t, sysfs)
+	l.writeClaim("example.com/all", vf01, false)
+	l.writeCheckpoint()
+	l.kubelet.start()
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/other", "")
+	l.start()
+	l.awaitDevices("example.com/all", vf00, vf01+"!")
+	ask := func(claims bool) allocation.Answer {
+		t.Helper()
+		a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+			Resources: []string{"example.com/all"}, Claims: claims})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	older := allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Resources: []string{"example.com/all"}}
+	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), older); err == nil || !strings.Contains(err.Error(), "update it") {
+		t.Errorf("an sriov plugin without support for claims gets %+v, %v: it would start the pod without its VF", a, err)
+	}
+	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
+		t.Errorf("%+v", a)
+	}
+	other, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+		Resources: []string{"example.com/third"}, Claims: true})
+	if err != nil || len(other.Others) != 1 || other.Others[0].ID != vf01 || len(other.Devices) != 0 {
+		t.Errorf("asked for another resource: %+v, %v", other, err)
+	}
+	record := filepath.Join(l.Claims, "c-0")
+	if err := os.Rename(record, l.Root+"/lost"); err != nil {
+		t.Fatal(err)
+	}
+	older.Claims = true
+	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), older); !errors.Is(err, allocation.ErrUnprepared) {
+		t.Errorf("a pod whose claim has no record gets %+v, %v", a, err)
+	}
+	if err := os.Rename(l.Root+"/lost", record); err != nil {
+		t.Fatal(err)
+	}
+	l.configure(config("3", ""))
+	l.awaitLog("could not configure a device as requested", "cannot change the number of VFs from 2 to 3",
+		"VF "+vf01+" belongs to claim shop/web-0-nic")
+	write(t, filepath.Join(l.Claims, "c-1"), "{")
+	l.configure(config("4", ""))
+	l.awaitLog("cannot read records of claims", "UID c-1", "delete them from "+l.Claims)
+	l.await("/metrics", "podlace_sriov_claim_records_unreadable 1")
+	if strings.Contains(l.log.String(), "the devices of claims are unknown") {
+		t.Error("the kubelet has no such claim, and yet any device counts as the claim's")
+	}
+	write(t, filepath.Join(l.Root, "dra_manager_state"), "{")
+	l.configure(config("5", ""))
+	l.awaitLog("the devices of claims are unknown", "UID c-1")
+	l.awaitLog("could not configure a device as requested", "cannot create 5 VFs", "may belong to a claim")
+	data, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", pf0, "sriov_numvfs"))
+	if strings.TrimSpace(string(data)) != "2" || err != nil {
+		t.Errorf("%s, %v", data, err)
+	}
+}
+
+// TestAdminClaimed checks that a device remains available if a claim has only administrative access to it.
+func TestAdminClaimed(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.writeClaim("example.com/one", vf00, true)
+	l.kubelet.start()
+	l.start()
+	l.awaitDevices("example.com/one", vf00, vf01)
+}
+
+// TestClaimMetrics: the metrics show the pod that has a device through a claim. The device counts as allocated even directly after the
+// daemon has refused a new configuration.
+func TestClaimMetrics(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoResources("dra"))
+	r := l.useRecorder()
+	l.writeClaim("example.com/one", vf00, false)
+	l.kubelet.start()
+	l.start()
+	l.awaitInventory(r, "one: "+vf00+" "+vf01)
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00+`",container="",namespace="shop",pod="web-0",resource="example.com/one"} 1`)
+	l.configure("{")
+	l.awaitLog("refused the new configuration")
+	const want = `podlace_sriov_devices{numa="0",resource="example.com/one",state="allocated"} 1`
+	for range 10 {
+		text, err := l.get("/metrics")
+		if err != nil || !strings.Contains(text, want) {
+			t.Fatalf("%v: want %s, got\n%s", err, want, text)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// TestSharedClaimMetrics: several pods share a claim. The pod in the journal of the VF is the pod that has the VF. A journal of an earlier
+// claim has no effect.
+func TestSharedClaimMetrics(t *testing.T) {
+	held := []allocation.Device{{ID: vf00, Namespace: "shop", Pod: "web-0", Claim: &allocation.Claim{UID: "c-0"}},
+		{ID: vf01, Namespace: "shop", Pod: "web-0", Claim: &allocation.Claim{UID: "c-1"}}, {ID: vf10, Namespace: "shop", Pod: "web-2"}}
+	var attached []sriov.Holding
+	for id, uid := range map[string]string{vf00: "c-0", vf01: "c-9", vf10: "c-2"} {
+		a, err := pci.ParseAddress(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		attached = append(attached, sriov.Holding{Address: a, Pod: "shop/web-1", Claim: &allocation.Claim{UID: uid}})
+	}
+	for i, want := range []string{"web-1", "web-0", "web-2"} {
+		if got := nameAttachedPods(held, attached)[i]; got.Pod != want || got.Namespace != "shop" {
+			t.Errorf("%s: got pod %s/%s, want shop/%s", got.ID, got.Namespace, got.Pod, want)
+		}
+	}
+}

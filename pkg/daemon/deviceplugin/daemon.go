@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/daemon/probes"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// listInterval is the time between two requests to the kubelet for the devices of pods.
+const listInterval = 10 * time.Second
+
+// The type daemon serves the SR-IOV resources of one node.
+type daemon struct {
+	daemonOptions
+	log       *slog.Logger
+	count     eventCounters
+	health    *deviceHealth
+	gate      *allocationGate      // locked before mu
+	snapshots <-chan *pci.Snapshot // each differs from the one before
+	records   chan struct{}        // receives when a claim was prepared or unprepared
+	registry  *prometheus.Registry
+	owners    sharedCall // shares the kubelet's list of pods between callers that wait for it
+
+	mu          sync.Mutex
+	config      *pool.Config
+	configText  []byte // content of the file that config was read from
+	refusal     string // error of a newer configuration that was refused
+	snapshot    *pci.Snapshot
+	last        map[pci.Address]pci.Device // devices as they were when their interface was on the node
+	findings    map[string]bool            // already logged
+	held        []allocation.Device        // devices of pods, from the kubelet's last answer
+	answered    bool                       // the kubelet has answered
+	answeredBy  probes.SocketID            // kubelet socket that answered
+	since       time.Time                  // when that socket was first seen
+	listed      map[string]bool            // devices of pods in the answers of that socket
+	counted     map[string]int             // devices that the kubelet counts as allocatable, by resource
+	uplinks     []string                   // uplink interfaces, from the kernel's last answer
+	serving     map[string]*registeredService
+	wake        map[chan<- struct{}]bool // channels that wake the registrars
+	unpublished error                    // why the CDI specifications could not be written
+
+	claimable    []*resourceOffer // resources of the API DRA
+	driver       claimDriver      // DRA driver; nil until it starts
+	driverFault  string           // why the driver cannot start
+	unreadClaims error            // why the devices of claims are unknown
+	damaged      error            // unreadable records of claims
+	hasClaims    bool             // the folder for the records of claims exists
+	running      sync.WaitGroup   // goroutines that serve, until their sockets are closed
+	refreshed    bool             // serving is complete
+}
+
+// registeredService is the running service for one resource, which is registered with the kubelet.
+type registeredService struct {
+	*registrar
+	stop context.CancelFunc
+}
+
+// refresh() updates the resources and devices that the daemon reports to the kubelet. refresh() returns the time of the next refresh, or
+// the zero time if no refresh is needed before the next change.
+func (d *daemon) refresh(ctx context.Context) (again time.Time) {
+	d.gate.Lock() // no allocation may use the old offers
+	defer d.gate.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mergeUnlisted()
+	env := d.poolEnv()
+	d.logFindings(env)
+	all := d.assignPools(env)
+	faults, again := d.health.update(time.Now(), d.snapshot, all, d.claimUse())
+	pools, claimable := byAPI(all)
+	d.updateDRA(ctx, claimable, faults)
+	lost := map[string][]allocation.Device{}
+	for _, p := range pools {
+		lost[p.Name] = d.lostDevices(p)
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
+		_, wanted := lost[name]
+		leaving := slices.ContainsFunc(claimable, func(p pool.Pool) bool { return p.Name == name })
+		if d.serving[name].setLeaving(leaving); wanted {
+			continue
+		}
+		// A resource that was removed from the configuration stays registered with the kubelet while pods have its devices.
+		p := pool.Pool{Name: name}
+		lost[name] = d.lostDevices(p)
+		if len(lost[name]) == 0 && (!leaving || d.serving[name].isReady()) {
+			d.stopResource(name)
+			continue
+		}
+		pools = append(pools, p)
+		if len(lost[name]) == 0 {
+			again = time.Now().Add(checkInterval) // until the kubelet has registered the new options
+		}
+	}
+	d.publishCDI(pools, lost)
+	for _, p := range pools {
+		d.updateOffer(ctx, newOffer(p, d.snapshot, d.grantFor(p), faultTexts(faults), lost[p.Name]))
+	}
+	if !d.refreshed && len(pools) == 0 && len(claimable) == 0 && !d.config.AnyDRA {
+		d.log.Warn("the configuration has no resource for this node", "hint",
+			"the sriov plugin refuses all pods with code 11 until a device plugin registers with the kubelet: remove sriov from this node's conflist")
+	}
+	d.refreshed = true
+	return again
+}
+
+// publishCDI writes the CDI specifications of devices, before the devices can be allocated. If publishCDI cannot write the CDI
+// specifications, containers get the device files through the kubelet instead.
+func (d *daemon) publishCDI(pools []pool.Pool, lost map[string][]allocation.Device) {
+	err := (deviceFolders{d.InfoDir, d.CDIDir}).publish(pools, lost)
+	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
+		d.log.Warn("could not write CDI specifications: device files are passed by the kubelet instead", "error", err)
+	}
+	d.unpublished = err
+}
+
+// logFindings logs each difference between the configuration and this node only once.
+func (d *daemon) logFindings(env pool.Env) {
+	found := map[string]bool{}
+	for _, p := range pool.Findings(d.config, d.snapshot, env) {
+		found[p.Error()] = true
+		if !d.findings[p.Error()] {
+			d.log.Warn("the configuration does not fit this node", "finding", p.Error())
+		}
+	}
+	d.findings = found
+}
+
+// assignPools returns the device pools of the configuration. If a pod still has a device through another resource or through a claim,
+// assignPools removes the device from the pool. Otherwise a second pod could get the device. assignPools does not remove devices from DRA
+// pools, because the DRA driver itself decides which devices it publishes.
+func (d *daemon) assignPools(env pool.Env) []pool.Pool {
+	from := map[string]string{}
+	for _, h := range d.held {
+		if from[h.ID] = h.Resource; h.Claim != nil {
+			from[h.ID] = h.Claim.UID // the kubelet must not assign a claimed device to a container
+		}
+	}
+	pools := pool.Assign(d.config, d.snapshot, env)
+	for i, p := range pools {
+		if p.Resource.API == pool.DRA {
+			continue
+		}
+		pools[i].Devices = slices.DeleteFunc(slices.Clone(p.Devices), func(dev pool.Device) bool {
+			other, ok := from[dev.Address.String()]
+			return ok && other != p.Name
+		})
+	}
+	return pools
+}
+
+// poolEnv returns all data about the node, except the devices, from which the pools are computed. For a device whose interface is in a pod,
+// poolEnv returns the last known properties.
+func (d *daemon) poolEnv() pool.Env {
+	host, err := kernel.Host()
+	if err == nil {
+		defer host.Close()
+		var names []string
+		if names, err = host.Uplinks(); err == nil {
+			d.uplinks = names
+		}
+	}
+	if err != nil {
+		d.log.Warn("could not read the node's default routes; using the last known uplinks", "error", err)
+	}
+	return pool.Env{Last: d.last, DefaultRoute: d.uplinks}
+}
+
+// lostDevices returns the devices that pods have from a resource although these devices are missing in the resource's pool. Each lost
+// device is in the list only once. If the resource was removed from the configuration, the list contains only devices that the kubelet
+// assigned to containers, and no devices of claims.
+func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
+	for _, h := range d.held {
+		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !poolContains(p, h.ID) {
+			if s := d.serving[p.Name]; s != nil && len(h.NUMA) == 0 {
+				before, _ := s.current()
+				h.NUMA = before.numaNodes(h.ID)
+			}
+			lost = append(lost, h)
+		}
+	}
+	slices.SortFunc(lost, func(a, b allocation.Device) int { return strings.Compare(a.ID, b.ID) })
+	return slices.CompactFunc(lost, func(a, b allocation.Device) bool { return a.ID == b.ID })
+}
+
+// poolContains reports whether a pool contains the device.
+func poolContains(p pool.Pool, id string) bool {
+	return slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == id })
+}
+
+// mergeUnlisted adds two kinds of devices that are missing from the kubelet's last list: recently allocated devices, and the devices of
+// claims.
+func (d *daemon) mergeUnlisted() {
+	d.held = mergeDevices(d.held, d.gate.allocations.recentDevices())
+	records, err := d.gate.claims.List()
+	if err != nil && (d.unreadClaims == nil || err.Error() != d.unreadClaims.Error()) {
+		d.log.Error("the devices of claims are unknown: no device is changed until the records are readable", "error", err)
+	}
+	d.unreadClaims = err
+	d.logDamaged(d.gate.claims.Damaged())
+	if err == nil { // removes devices of unprepared claims
+		d.held = slices.DeleteFunc(slices.Clone(d.held), byClaim)
+	}
+	for _, r := range records {
+		devices := slices.DeleteFunc(slices.Clone(r.Devices), func(h allocation.Device) bool { return h.Claim.Admin })
+		for i := range devices {
+			devices[i].Namespace, devices[i].Pod = r.Claim().Namespace, r.Pod()
+		}
+		d.held = mergeDevices(d.held, devices)
+	}
+}
+
+// logDamaged logs which claim records are unreadable. logDamaged logs again only when the error changes.
+func (d *daemon) logDamaged(damaged error) {
+	if damaged != nil && (d.damaged == nil || d.damaged.Error() != damaged.Error()) {
+		d.log.Error("cannot read records of claims; these claims keep their devices", "error", damaged, "hint",
+			"run the newer version that wrote the records, or delete them from "+d.Claims+": the daemon restores the records of claims in use")
+	}
+	d.damaged = damaged
+}
+
+// updateOffer passes the changed list of offered devices to the endpoint of a resource. If the resource has no endpoint yet, updateOffer
+// starts an endpoint.
+func (d *daemon) updateOffer(ctx context.Context, o *resourceOffer) {
+	if s, ok := d.serving[o.pool.Name]; ok {
+		if before, _ := s.current(); !before.equalTo(o) {
+			d.log.Info("a resource has changed", "resource", o.pool.Name, "devices", len(o.devices), "healthy", o.countHealthy())
+			for _, id := range slices.Sorted(maps.Keys(o.faults)) {
+				if before.faults[id] != o.faults[id] {
+					d.log.Warn("a device is unhealthy", "device", id, "resource", o.pool.Name, "fault", o.faults[id])
+				}
+			}
+		}
+		s.update(o)
+		return
+	}
+	if len(o.devices) == 0 && len(o.pool.Devices) == 0 {
+		d.log.Warn("a resource has no devices", "resource", o.pool.Name, "hint", "run 'podlace sriov explain' for the reason")
+	}
+	ctx, stop := context.WithCancel(ctx)
+	changed := make(chan struct{}, 1)
+	d.wake[changed] = true
+	s := &registeredService{newRegistrar(newEndpoint(o.pool.Name, o, d.log, d.count, d.gate), d.Kubelet, changed), stop}
+	d.serving[o.pool.Name] = s
+	d.running.Go(func() {
+		s.run(ctx)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.wake, changed)
+	})
+}
+
+// stopResource ends the registration and the endpoint of a resource.
+func (d *daemon) stopResource(name string) {
+	d.log.Info("the resource is no longer served", "resource", name)
+	d.serving[name].stop()
+	delete(d.serving, name)
+}
+
+// socketsChanged wakes all registrars, so that they check their sockets at once.
+func (d *daemon) socketsChanged(string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c := range d.wake {
+		notify(c)
+	}
+}
+
+// notify() wakes the goroutine that receives from the channel `c`. notify() never blocks. If a wake-up is already pending, notify() does
+// nothing.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// removeStaleInfo deletes the device-info files of devices that no pod has. removeStaleInfo has no effect if the devices of pods are
+// unknown. The daemon calls removeStaleInfo only before the first allocation, because the kubelet lists a pod's devices only some time
+// after their allocation.
+func (d *daemon) removeStaleInfo() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.answered && len(d.held) == 0 {
+		return
+	}
+	pools, _ := byAPI(d.assignPools(d.poolEnv()))
+	for _, p := range pools {
+		var ids []string
+		for _, h := range d.held {
+			if h.Resource == p.Name {
+				ids = append(ids, h.ID)
+			}
+		}
+		if err := (deviceFolders{info: d.InfoDir}).removeStaleInfo(p.Name, ids); err != nil {
+			d.log.Warn("could not delete stale device-info files", "error", err)
+		}
+	}
+}
+
+// reload() reads the configuration if the file has changed. If the argument `asked` is true, reload() also loads an unchanged file.
+// reload() reports whether a new configuration is in use. If the new configuration has errors, reload() logs the errors and keeps the
+// current configuration.
+func (d *daemon) reload(asked bool) bool {
+	data, err := store.ReadFile(d.ConfigFile)
+	if err == nil && !asked && bytes.Equal(data, d.configText) {
+		return false
+	}
+	var c *pool.Config
+	if err == nil {
+		c, err = pool.Parse(d.poolSource(), data)
+	}
+	if err != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if asked || d.refusal != err.Error() {
+			d.log.Error("refused the new configuration; the current one remains in use", "error", err)
+		}
+		d.configText, d.refusal = data, err.Error() // logged once
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.config, d.configText, d.refusal = c, data, ""
+	d.log.Info("the configuration was read", "file", d.ConfigFile)
+	d.logUnserved()
+	return true
+}
+
+// logUnserved logs each configured resource that the daemon does not support.
+func (d *daemon) logUnserved() {
+	for _, p := range d.config.Unserved() {
+		d.log.Error("a configuration entry is not supported, so its resource is not served", "entry", p.Error(), "hint", "use --strict to refuse such a configuration")
+	}
+}
+
+// poolSource returns the name of the configuration file and the default values for keys that the file lacks.
+func (o daemonOptions) poolSource() pool.Source {
+	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host, Strict: o.Strict}
+}
+
+// grantFor returns how containers get access to the devices of a resource: through CDI or through the kubelet. By default, containers get
+// access through CDI if another program has written CDI specifications on the node. In this case, the runtime also reads the CDI
+// specifications of the daemon.
+func (d *daemon) grantFor(p pool.Pool) deviceGrant {
+	f := deviceFolders{d.InfoDir, d.CDIDir}
+	mode := pool.CDIOff
+	if p.Resource != nil {
+		mode = p.Resource.CDI
+	}
+	switch {
+	case d.CDIDir == "" || d.unpublished != nil:
+		mode = pool.CDIOff
+	case mode == pool.CDIAuto && d.UseCDI:
+		mode = pool.CDIAnnotation
+	case mode == pool.CDIAuto && f.hasCDI():
+		mode = pool.CDIField
+	case mode == pool.CDIAuto:
+		mode = pool.CDIOff
+	}
+	return deviceGrant{mode, f}
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/allocation"
+)
+
+// TestDaemon checks that each resource offers its devices with their NUMA nodes and becomes ready. The metrics and the daemon's answers
+// must contain each resource.
+func TestDaemon(t *testing.T) {
+	l := newLab(t, twoPFs(t), twoPools)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	p := l.awaitDevices("example.com/two", vf10, vf11)
+	if nodes := p.devices[vf10].GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
+		t.Errorf("NUMA nodes %v", nodes)
+	}
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/two", vf11)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf11+`",container="app",namespace="shop",pod="web-0",resource="example.com/two"} 1`,
+		`podlace_sriov_devices{numa="1",resource="example.com/two",state="free"} 1`,
+		`podlace_sriov_kubelet_registrations_total{resource="example.com/one"} 1`,
+		`podlace_sriov_vf_info{bdf="`+vf00+`",driver="iavf",numa="0",pf="`+pf0+`",resource="example.com/one",vf="0"} 1`)
+	l.await("/readyz", "ok")
+	l.await("/healthz", "ok")
+	for _, off := range []bool{false, true} {
+		l.kubelet.mu.Lock()
+		l.kubelet.getOff, l.kubelet.busy = off, 3
+		l.kubelet.mu.Unlock()
+		got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0"})
+		want := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11,
+			CPUs: []int64{16, 17}}}
+		if diff := cmp.Diff(allocation.Answer{Devices: want}, got); diff != "" || err != nil {
+			t.Errorf("%v\n%s", err, diff)
+		}
+	}
+	l.kubelet.kill()
+	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
+}
+
+// TestAnswerAll checks the daemon's answer to a request for the devices of all pods. The daemon's answer contains the faults of devices,
+// and also devices that another device plugin assigned. The answer contains no resources of other device plugins.
+func TestAnswerAll(t *testing.T) {
+	sysfs := twoPFs(t)
+	pcitest.Set(t, sysfs, vf01, "driver", "")
+	l := newLab(t, sysfs, twoPools)
+	l.awaitDevices("example.com/one", vf00, vf01+"!")
+	l.kubelet.assignDevices("shop", "web-0", "app", "another.org/nic", vf11)
+	l.kubelet.assignDevices("shop", "web-1", "app", "example.com/one", vf00)
+	l.kubelet.assignDevices("shop", "web-2", "app", "another.org/gpu", "gpu-0")
+	got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{})
+	want := allocation.Answer{Faults: map[string]string{vf01: "driver: leads to an unexpected folder"}, Devices: []allocation.Device{
+		{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "another.org/nic", ID: vf11, CPUs: []int64{16, 17}},
+		{Namespace: "shop", Pod: "web-1", Container: "app", Resource: "example.com/one", ID: vf00, CPUs: []int64{16, 17}}}}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+}
+
+// TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. The daemon removes a
+// missing device at once if no pod has it.
+func TestVanished(t *testing.T) {
+	sysfs := twoPFs(t)
+	l := newLab(t, sysfs, twoPools)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/one", vf00)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
+	pcitest.Remove(t, sysfs, pf0)
+	p := l.awaitDevices("example.com/one", vf00+"!")
+	if nodes := p.devices[vf00].GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 0 {
+		t.Errorf("NUMA nodes of a device that has gone: %v", nodes)
+	}
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00,
+		`podlace_sriov_devices{numa="-1",resource="example.com/one",state="unhealthy"} 1`)
+	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err == nil ||
+		!strings.Contains(err.Error(), "device "+vf00+" is not in this resource") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err == nil {
+		t.Error("a container starts without its device")
+	}
+	l.kubelet.release()
+	l.hup()
+	l.awaitDevices("example.com/one")
+}
+
+// TestMoved checks that a pod keeps its VF when a new configuration assigns the VF to another resource. No other pod gets the VF until the
+// pod ends.
+func TestMoved(t *testing.T) {
+	l := newLab(t, twoPFs(t), twoPools)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/one", vf00)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
+	l.configure(`{"resourceList": [{"resourceName": "all"}]}`)
+	l.awaitDevices("example.com/all", vf01, vf10, vf11)
+	l.awaitDevices("example.com/one", vf00+"!")
+	l.kubelet.release()
+	l.hup()
+	l.awaitDevices("example.com/all", vf00, vf01, vf10, vf11)
+	l.awaitLog("the resource is no longer served", "example.com/one")
+}
+
+// TestJustHandedOut checks that a device counts as in use right after its allocation, even before the kubelet lists the device. While the
+// device is in use, the daemon does not change the device's driver.
+func TestJustHandedOut(t *testing.T) {
+	sysfs := twoPFs(t)
+	pcitest.Kernel{}.Start(t, sysfs)
+	l := newLab(t, sysfs, twoPools)
+	p := l.awaitDevices("example.com/one", vf00, vf01)
+	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err != nil {
+		t.Fatal(err)
+	}
+	l.configure(`{"resourceList": [{"resourceName": "one", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
+	l.awaitLog("could not configure a device as requested", vf00, "(being admitted)")
+	l.awaitLog("changed the driver of a device", vf01, "vfio-pci")
+	l.await("/metrics", `podlace_sriov_allocations_total{aligned="true",numa="0",policy="numa-best-fit",resource="example.com/one",same_pf="true"} 1`)
+}
+
+// TestGate checks that a device is not allocated while the daemon changes the device, for example its driver.
+func TestGate(t *testing.T) {
+	p := vfPool(1)
+	id := p.Devices[0].Address.String()
+	g := newGate("", "/nonexistent", "")
+	e := newEndpoint(fast, offering(p), quiet(), newCounters(), g)
+	ask := func() error { _, err := e.Allocate(t.Context(), allocating(id)); return err }
+	if err := g.runChange([]string{id}, func() error { return errInUse },
+		func() error { t.Error("changed in use"); return nil }); !errors.Is(err,
+		errInUse) {
+		t.Errorf("got %v", err)
+	}
+	if err := ask(); err != nil {
+		t.Error(err)
+	}
+	if err := g.runChange([]string{id}, func() error { return nil }, ask); err == nil ||
+		!strings.Contains(err.Error(), "gets another driver") {
+		t.Errorf("got %v", err)
+	}
+	if err := ask(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHeldElsewhere checks that the daemon never offers a VF that a pod has through another device plugin, not even right after the start.
+func TestHeldElsewhere(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	l.kubelet.assignDevices("shop", "web-0", "app", "intel.com/sriov", vf00)
+	l.start()
+	l.awaitDevices("example.com/two", vf10, vf11)
+	p := l.awaitDevices("example.com/one", vf01)
+	if p.lists != 1 {
+		t.Errorf("%d lists", p.lists)
+	}
+}
+
+// TestForgetfulKubelet runs the daemon with a kubelet that has just started and does not list its pods yet. The daemon then uses the
+// kubelet's checkpoint and the daemon's own recent allocations, so that no second pod gets a device.
+func TestForgetfulKubelet(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	write(t, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"app","ResourceName":"example.com/one",
+		"DeviceIDs":{"0":["`+vf00+`"]},"AllocResp":"Cg=="}],"RegisteredDevices":{}},"Checksum":1}`)
+	l.kubelet.start()
+	l.start()
+	p := l.awaitDevices("example.com/one", vf00, vf01)
+	if _, err := p.client.Allocate(t.Context(), allocating(vf01)); err != nil {
+		t.Fatal(err)
+	}
+	l.configure(`{"resourceList": [{"resourceName": "all"}]}`)
+	l.awaitDevices("example.com/all", vf10, vf11)
+	p = l.awaitDevices("example.com/one", vf00+"!", vf01+"!")
+	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err != nil {
+		t.Errorf("a container cannot restart: %v", err)
+	}
+}
+
+// TestHealth checks that the daemon reports a fault after a delay, and reports the recovery after another delay.
+func TestHealth(t *testing.T) {
+	sysfs := twoPFs(t)
+	l := newLab(t, sysfs, twoPools)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "0")
+	l.awaitDevices("example.com/one", vf00+"!", vf01+"!")
+	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "1")
+	l.awaitDevices("example.com/one", vf00, vf01)
+}
+
+// TestReload checks that the daemon logs an invalid configuration and keeps the current configuration. A later valid configuration takes
+// effect.
+func TestReload(t *testing.T) {
+	l := newLab(t, twoPFs(t), twoPools)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	l.configure(`{"resourceList": [{"resourceName": "one", "selectors": {"pfName": ["ens0f0"]}}]}`)
+	l.awaitLog("the current one remains in use", "config.json:1", "pfName")
+	l.configure(`{"resourceList": [{"resourceName": "one", "selectors": {"pfNames": ["ens0f0#1", "ens9f0"]}}]}`)
+	l.awaitDevices("example.com/one", vf01)
+	l.awaitLog("the configuration does not fit this node", "ens9f0")
+	l.awaitLog("the resource is no longer served", "example.com/two")
+	if n := strings.Count(l.log.String(), "remains in use"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+}
+
+// TestBadStart checks that with an invalid configuration, the daemon does not start and leaves no files behind.
+func TestBadStart(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "a b"}]}`)
+	err := runDaemon(t.Context(), l.daemonOptions, nil, quiet())
+	if err == nil || !strings.Contains(err.Error(), "config.json:1") || !strings.Contains(err.Error(), "resourceName") {
+		t.Errorf("got %v", err)
+	}
+	for _, path := range []string{l.Socket, l.CDIDir, l.InfoDir} {
+		if _, err := os.Stat(path); err == nil {
+			t.Errorf("%s is there", path)
+		}
+	}
+}
+
+// TestPluginRestarts checks that a restarted daemon offers its resources again, both with and without devices in pods.
+func TestPluginRestarts(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/one", vf00)
+	for range 20 {
+		stop := l.start()
+		p := l.awaitDevices("example.com/one", vf00, vf01)
+		if left, _ := filepath.Glob(filepath.Join(l.InfoDir, "*")); len(left) > 1 {
+			t.Fatalf("files of devices without a pod: %q", left)
+		}
+		if _, err := p.client.Allocate(t.Context(), allocating(vf00, vf01)); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		written, _ := filepath.Glob(filepath.Join(l.InfoDir, "*"))
+		for _, path := range written {
+			if err := os.Chtimes(path, time.Time{}, time.Now().Add(-2*maxUnlisted)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.kubelet.await("example.com/one", "ended", func(p *registeredPlugin) bool { return p.ended })
+		if left, _ := filepath.Glob(filepath.Join(l.kubelet.dir, "*")); len(left) != 1 {
+			t.Fatalf("left %q", left)
+		}
+	}
+}
+
+// TestDriver checks that the configured driver is bound to free devices, and that a device of a pod keeps its driver.
+func TestDriver(t *testing.T) {
+	sysfs := twoPFs(t)
+	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
+	pcitest.Kernel{}.Start(t, sysfs)
+	l.kubelet.start()
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/dpdk", vf01)
+	l.start()
+	l.awaitLog("could not configure a device as requested", vf01, "belongs to pod shop/web-0")
+	p := l.awaitDevices("example.com/dpdk", vf00, vf01+"!")
+	answer, err := p.client.Allocate(t.Context(), allocating(vf00))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, d := range answer.GetContainerResponses()[0].GetDevices() {
+		paths = append(paths, d.GetHostPath())
+	}
+	if len(paths) != 2 || paths[1] != "/dev/vfio/vfio" || !strings.HasPrefix(paths[0], "/dev/vfio/") {
+		t.Errorf("device files %q", paths)
+	}
+}
+
+// TestNumVFs checks that the configured number of VFs is created on a PF. The daemon must not change the number of VFs while a pod has one
+// of the VFs.
+func TestNumVFs(t *testing.T) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
+	config := func(n string) string {
+		return `{"pfs": [{"pfName": "ens0f0", "numVfs": ` + n + `}], "resourceList": [{"resourceName": "all"}]}`
+	}
+	l := prepareLab(t, sysfs, config("2"))
+	pcitest.Kernel{}.Start(t, sysfs)
+	l.kubelet.start()
+	l.start()
+	two := func() { // new VFs have no driver here
+		l.kubelet.await("example.com/all", "two VFs",
+			func(p *registeredPlugin) bool {
+				return len(p.devices) == 2 && p.devices[vf00] != nil && p.devices[vf01] != nil
+			})
+	}
+	two()
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/all", vf01)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf01)
+	l.configure(config("3"))
+	l.awaitLog("could not configure a device as requested", "cannot change the number of VFs from 2 to 3", "belongs to pod shop/web-0")
+	two()
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/dra"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+	cni "github.com/podlace/podlace/pkg/plugin"
+)
+
+// The constants apiQPS and apiBurst limit the rate of requests to the API server. The values of apiQPS and apiBurst are the kubelet's
+// defaults, which suffice for 110 pods. Each call of Prepare reads its claim from the API server. With client-go's default of 5 requests a
+// second, 50 pods that start at once would wait for 8 seconds.
+const (
+	apiQPS   = 50
+	apiBurst = 100
+)
+
+// claimDriver is the part of dra.Driver that the daemon uses.
+type claimDriver interface {
+	Run(context.Context)
+	Update(dra.Inventory)
+	Ready() string
+	// Leads reports whether this instance of the daemon may change the devices of claims. Two instances may run on the node at the same time,
+	// for example an older and a newer instance during an update.
+	Leads() bool
+	Published() map[string]allocation.Published
+}
+
+func newDriver(o dra.Options) claimDriver { return dra.New(o) }
+
+// byAPI splits the pools into two lists: pools that are offered through the device plugin API, and pools that are offered through DRA.
+func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
+	for _, p := range pools {
+		if p.Resource.API == pool.DRA {
+			claimed = append(claimed, p)
+		} else {
+			plain = append(plain, p)
+		}
+	}
+	return plain, claimed
+}
+
+// updateDRA passes the pools with the API DRA to the DRA driver. updateDRA starts the DRA driver when the first pool with the API DRA
+// exists, or when claims of an earlier configuration exist. updateDRA never waits for the API server.
+func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[string]dra.Fault) {
+	d.makeClaims()
+	d.claimable = nil
+	for _, p := range pools {
+		d.claimable = append(d.claimable, newOffer(p, d.snapshot, deviceGrant{}, faultTexts(faults), nil))
+	}
+	if len(pools) == 0 && d.driver == nil && !slices.ContainsFunc(d.held, byClaim) {
+		d.driverFault = ""
+		return
+	}
+	if d.driver == nil && !d.startDRA(ctx) {
+		return
+	}
+	i := dra.Inventory{Snapshot: d.snapshot, Pools: pools, Taints: d.config.Taints, Held: map[string]string{}, Faults: faults,
+		Last: maps.Clone(d.last)}
+	for _, h := range d.held {
+		if !byClaim(h) {
+			i.Held[h.ID] = podText(h)
+		}
+	}
+	for _, n := range d.snapshot.Nodes {
+		i.Nodes = append(i.Nodes, n.ID)
+	}
+	d.driver.Update(i)
+}
+
+// claimUse returns the devices that belong to claims, and the devices that pods have without a claim. The health check needs both, because
+// the driver that a device should have depends on its owner.
+func (d *daemon) claimUse() claimUsage {
+	c := claimUsage{have: map[string]bool{}, held: map[string]bool{}, leaked: d.isLeaked}
+	for _, h := range d.held {
+		if byClaim(h) {
+			c.have[h.ID] = true
+		} else {
+			c.held[h.ID] = true
+		}
+	}
+	return c
+}
+
+// byClaim reports whether a pod has the device through a claim.
+func byClaim(h allocation.Device) bool { return h.Claim != nil }
+
+// makeClaims creates the folder for the records of claims, if the configuration has a resource with the API DRA. The folder tells the
+// plugin sriov that pods without devices are normal on this node, even if the kubelet has no checkpoint. All nodes of a cluster usually
+// have the same conflist. The folder is therefore also necessary on a node without a resource and without access to the API server.
+func (d *daemon) makeClaims() {
+	if d.hasClaims || !d.config.AnyDRA {
+		return
+	}
+	err := claim.MakeFolder(d.Claims)
+	if d.hasClaims = err == nil; err != nil {
+		d.log.Warn("could not create the folder for the records of claims: claims cannot be prepared", "error", err)
+	}
+}
+
+// startDRA starts the DRA driver and reports whether it runs. If no client for the API server can be created, startDRA does not start the
+// DRA driver. The daemon serves the device plugin API even without the DRA driver.
+func (d *daemon) startDRA(ctx context.Context) bool {
+	client, err := d.newClient()
+	if err != nil {
+		if d.driverFault != err.Error() {
+			d.log.Error("resources with \"api\": \"dra\" are not offered: no access to the API server; retrying", "error", err,
+				"hint", "check --kubeconfig, or the ServiceAccount of the pod")
+		}
+		d.driverFault = err.Error()
+		return false
+	}
+	d.driverFault = ""
+	d.driver = d.NewDriver(dra.Options{
+		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, Records: d.gate.claims, CDI: d.CDIDir, Instance: d.Instance,
+		Sysfs: d.Sysfs, Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.runChange, InUse: d.whyUnavailable,
+		Changed: func() { notify(d.records) },
+	})
+	driver := d.driver
+	d.running.Go(func() { driver.Run(ctx) })
+	return true
+}
+
+// newClient returns a client for the API server. newClient uses the configured kubeconfig, or the ServiceAccount of the daemon's pod.
+func (o daemonOptions) newClient() (kubernetes.Interface, error) {
+	config, err := rest.InClusterConfig()
+	if o.Kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", o.Kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configure the client of the API server: %w", err)
+	}
+	config.QPS, config.Burst = apiQPS, apiBurst
+	config.UserAgent = "podlace-sriov-device-plugin/" + cni.BuildVersion()
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of the API server: %w", err)
+	}
+	return client, nil
+}
+
+// publishedDevices returns the data of each device in the ResourceSlices, by device ID.
+func (d *daemon) publishedDevices() map[string]allocation.Published {
+	d.mu.Lock()
+	driver := d.driver
+	d.mu.Unlock()
+	if driver == nil {
+		return nil
+	}
+	return driver.Published()
+}
+
+// whyUnavailable returns the reason why no claim can get a device. whyUnavailable returns "" if a claim can get the device. whyUnavailable
+// does not check whether another claim has the device.
+func (d *daemon) whyUnavailable(id string) string {
+	address, err := pci.ParseAddress(id)
+	if err != nil {
+		return err.Error()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mergeUnlisted()
+	for _, h := range d.held {
+		if h.ID == id && !byClaim(h) {
+			return "belongs to " + podText(h)
+		}
+	}
+	dev, ok := d.snapshot.Device(address)
+	switch {
+	case !ok:
+		return "does not exist on this node"
+	case d.isLeaked(dev):
+		return "has its interface in another namespace"
+	}
+	return d.whyUplink(dev)
+}
+
+// isLeaked reports whether the interface of a device is in another network namespace. The interface counts as leaked if it is not on the
+// node although the driver of the device has not changed.
+func (d *daemon) isLeaked(dev pci.Device) bool {
+	last, ok := d.last[dev.Address]
+	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0
+}
+
+// faultTexts returns, for the ID of each faulty device, the text of the fault.
+func faultTexts(faults map[string]dra.Fault) map[string]string {
+	out := map[string]string{}
+	for id, f := range faults {
+		out[id] = f.Text
+	}
+	return out
+}
+
+// unreadyDRA returns the reason why pods cannot get devices through claims. If pods can get devices through claims, unreadyDRA returns nil.
+// unreadyDRA also returns nil if no resource has the API DRA.
+func (d *daemon) unreadyDRA() error {
+	switch {
+	case d.driverFault != "":
+		return errors.New("claims: " + d.driverFault)
+	case d.driver != nil && d.driver.Ready() != "":
+		return errors.New("claims: " + d.driver.Ready())
+	}
+	return nil
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podlace/podlace/pkg/daemon/pool"
+)
+
+// maxRequests is the maximum number of containers in one Allocate call. The kubelet sends only one container in each Allocate call.
+const maxRequests = 128
+
+// The type endpoint is the server of the device plugin API for one resource. An endpoint sends each change of the offered devices to all
+// open ListAndWatch streams.
+type endpoint struct {
+	pluginapi.UnimplementedDevicePluginServer
+	resource string
+	log      *slog.Logger
+	count    eventCounters
+	gate     *allocationGate
+
+	mu      sync.Mutex
+	offer   *resourceOffer
+	changed chan struct{} // closed when offer is replaced
+	streams int
+	leaving bool // DRA takes over the devices
+}
+
+func newEndpoint(resource string, first *resourceOffer, log *slog.Logger, count eventCounters, g *allocationGate) *endpoint {
+	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, gate: g, offer: first,
+		changed: make(chan struct{})}
+}
+
+// update() replaces the list of offered devices. A ListAndWatch stream that is busy during several updates then sends only the latest list.
+func (e *endpoint) update(o *resourceOffer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.offer = o
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+func (e *endpoint) current() (o *resourceOffer, changed <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.offer, e.changed
+}
+
+// streamCount returns the number of ListAndWatch streams.
+func (e *endpoint) streamCount() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.streams
+}
+
+func (e *endpoint) stream(n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.streams += n
+}
+
+// pluginOptions returns the endpoint's options. The kubelet receives the options through Register or through GetDevicePluginOptions,
+// depending on how the endpoint registers.
+//
+// While a resource moves to DRA, a pod may request the resource in its limits but get the devices through a claim. In this case, the
+// endpoint has assigned no device to the pod. The kubelet (at least up to 1.37) refuses to start the containers of such a pod while the
+// endpoint requires PreStartContainer.
+func (e *endpoint) pluginOptions() *pluginapi.DevicePluginOptions {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: !e.leaving}
+}
+
+// GetDevicePluginOptions returns the optional calls that the endpoint supports.
+func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return e.pluginOptions(), nil
+}
+
+// ListAndWatch sends the list of all devices when a stream starts, and again after each change.
+func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	e.stream(1)
+	defer e.stream(-1)
+	e.log.Info("the kubelet watches the resource")
+	var sent *resourceOffer
+	for {
+		o, changed := e.current()
+		if sent == nil || !o.equalTo(sent) {
+			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: o.devices}); err != nil {
+				return err
+			}
+			sent = o
+		}
+		select {
+		case <-stream.Context().Done():
+			e.log.Info("the kubelet stopped watching the resource")
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// GetPreferredAllocation never fails, because an error would fail the pod. If no preference can be computed, GetPreferredAllocation returns
+// any of the available devices.
+func (e *endpoint) GetPreferredAllocation(_ context.Context,
+	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+	o, _ := e.current()
+	start := time.Now()
+	defer func() { e.count.preferred.WithLabelValues(e.resource).Observe(time.Since(start).Seconds()) }()
+	out := &pluginapi.PreferredAllocationResponse{}
+	for _, c := range r.GetContainerRequests() {
+		ids := pool.Prefer(o.allocationPolicy(), o.topology, c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
+		out.ContainerResponses = append(out.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+	}
+	return out, nil
+}
+
+// Allocate returns the settings with which a container can use the devices. Allocate returns an error if a device is requested twice or is
+// missing. After such an error, the kubelet does not start the pod.
+func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	if n := len(r.GetContainerRequests()); n > maxRequests {
+		return nil, status.Errorf(codes.InvalidArgument, "%s: %d containers in one call, want at most %d", e.resource, n, maxRequests)
+	}
+	seen := map[string]bool{}
+	for _, c := range r.GetContainerRequests() {
+		for _, id := range c.GetDevicesIds() {
+			if seen[id] {
+				return nil, status.Errorf(codes.InvalidArgument, "%s: device %+.80q is requested twice", e.resource, id)
+			}
+			seen[id] = true
+		}
+	}
+	e.gate.RLock()
+	defer e.gate.RUnlock()
+	o, _ := e.current()
+	out, err := o.allocateAll(r.GetContainerRequests())
+	if err == nil {
+		err = e.gate.checkFree(seen)
+	}
+	if err == nil {
+		err = e.gate.checkUnclaimed(seen)
+	}
+	if err != nil {
+		e.log.Error("refused to allocate devices", "error", err)
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
+	}
+	e.gate.allocations.addPending(o, seen)
+	for _, c := range r.GetContainerRequests() {
+		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
+		e.count.countAllocated(o, c.GetDevicesIds())
+	}
+	return out, nil
+}
+
+// PreStartContainer returns an error if a device of the container is missing. PreStartContainer changes nothing. The kubelet also calls
+// PreStartContainer before it restarts a container that already has its devices.
+func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
+	error) {
+	o, _ := e.current()
+	for _, id := range r.GetDevicesIds() {
+		if err := o.checkPresent(id); err != nil {
+			e.log.Error("refused to start a container", "error", err)
+			return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
+		}
+	}
+	return &pluginapi.PreStartContainerResponse{}, nil
+}

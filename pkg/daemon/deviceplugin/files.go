@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/daemon/devicefiles"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// deviceFolders holds the folders in which other programs look for the daemon's files about devices.
+type deviceFolders struct {
+	info string // device-info files (Network Plumbing Working Group), for programs that attach the device, such as Multus
+	cdi  string // CDI specifications, for the runtime
+}
+
+// infoName returns the name of a device's device-info file. As the device-info specification requires, the name consists of the resource
+// and the device ID, with hyphens.
+func infoName(resource, id string) string {
+	return strings.ReplaceAll(resource, "/", "-") + "-" + id + "-device.json"
+}
+
+// writeInfo writes the device-info files of devices. The daemon calls writeInfo before it allocates the devices.
+func (f deviceFolders) writeInfo(resource string, devices []pool.Device) error {
+	if f.info == "" || len(devices) == 0 {
+		return nil
+	}
+	dir, err := store.Make(f.info, 0o755)
+	if err != nil {
+		return fmt.Errorf("device-info files: %w", err)
+	}
+	defer dir.Close()
+	for _, d := range devices {
+		net := ""
+		if d.VhostNet {
+			net = devicefiles.VhostNet
+		}
+		if err := dir.Write(infoName(resource, d.Address.String()), d.Device.Info(net), 0o644); err != nil {
+			return fmt.Errorf("device-info files: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeStaleInfo deletes the device-info files of a resource, except the files of allocated devices.
+func (f deviceFolders) removeStaleInfo(resource string, allocated []string) error {
+	return f.sweep(f.info, func(name string, written time.Time) bool {
+		id, ok := strings.CutPrefix(name, strings.ReplaceAll(resource, "/", "-")+"-")
+		id, isInfo := strings.CutSuffix(id, "-device.json")
+		_, err := pci.ParseAddress(id) // another resource's name may begin with this one's
+		// Recently written files are kept, because another instance of the daemon may have just allocated the device.
+		return ok && isInfo && err == nil && !slices.Contains(allocated, id) && time.Since(written) > maxUnlisted
+	})
+}
+
+func (f deviceFolders) sweep(path string, stale func(name string, written time.Time) bool) error {
+	if path == "" {
+		return nil
+	}
+	dir, err := store.Open(path)
+	if err != nil {
+		return nil // the folder does not exist
+	}
+	defer dir.Close()
+	names, err := dir.List()
+	errs := []error{err}
+	for _, name := range names {
+		written, err := dir.Written(name)
+		if err == nil && stale(name, written) {
+			errs = append(errs, dir.Remove(name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// cdiClass is the CDI class of all devices. sriov-network-device-plugin uses the same class.
+const cdiClass = "net-pci"
+
+// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same CDI kind. Two devices of one CDI kind never have
+// the same name, because each device belongs to only one resource.
+func cdiKind(resource string) string {
+	prefix, _, _ := strings.Cut(resource, "/")
+	return prefix + "/" + cdiClass
+}
+
+func cdiName(resource, id string) string { return cdiKind(resource) + "=" + id }
+
+// cdiAnnotations returns the annotation that passes the names of the devices to the runtime (CDI specification, "Annotations"). The name
+// part of the annotation key may have at most 63 characters. The annotation key contains the ID of the first device and is therefore
+// unique.
+func cdiAnnotations(resource string, ids []string) map[string]string {
+	var names []string
+	for _, id := range ids {
+		names = append(names, cdiName(resource, id))
+	}
+	return map[string]string{"cdi.k8s.io/podlace_" + strings.ReplaceAll(ids[0], ":", "-"): strings.Join(names, ",")}
+}
+
+const cdiPrefix = "podlace-"
+
+// cdiFile returns the file name of a resource's CDI specification. All instances of the daemon use the same file name, so that the runtime
+// never finds a device in two files.
+func cdiFile(resource string) string {
+	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
+}
+
+// publish() writes the CDI specifications of pools and deletes the specifications of removed resources. publish() keeps the CDI entries of
+// lost devices, because the runtime reads them when a container with these devices restarts.
+func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
+	if f.cdi == "" {
+		return nil
+	}
+	dir, err := store.Make(f.cdi, 0o755)
+	if err != nil {
+		return fmt.Errorf("CDI: %w", err)
+	}
+	defer dir.Close()
+	wanted := map[string]cdi.Spec{}
+	var errs []error
+	for _, p := range pools {
+		name := cdiFile(p.Name)
+		written := readSpec(dir, name)
+		spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind(p.Name), Devices: cdiDevices(p.Devices)}
+		for _, h := range lost[p.Name] {
+			spec.Devices = append(spec.Devices, findByName(written, h.ID)...)
+		}
+		if len(spec.Devices) == 0 {
+			continue // CDI does not allow a specification without devices
+		}
+		wanted[name] = spec
+		// Devices that move to another resource are first removed from the old file, so that no device is ever in two CDI files.
+		less := written
+		less.Devices = slices.DeleteFunc(slices.Clone(written.Devices), func(d cdi.Device) bool { return len(findByName(spec, d.Name)) == 0 })
+		if len(less.Devices) < len(written.Devices) && len(less.Devices) > 0 {
+			errs = append(errs, writeSpec(dir, name, less))
+		} else if len(less.Devices) < len(written.Devices) {
+			errs = append(errs, dir.Remove(name))
+		}
+	}
+	errs = append(errs, f.sweep(f.cdi, func(name string, _ time.Time) bool {
+		_, ok := wanted[name]
+		return strings.HasPrefix(name, cdiPrefix) && strings.HasSuffix(name, ".json") && !ok
+	}))
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		errs = append(errs, writeSpec(dir, name, wanted[name]))
+	}
+	return errors.Join(errs...)
+}
+
+// readSpec reads a CDI specification. readSpec returns an empty specification if the file is unreadable.
+func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
+	data, err := dir.Read(name)
+	if err != nil || json.Unmarshal(data, &spec) != nil {
+		return cdi.Spec{}
+	}
+	return spec
+}
+
+// writeSpec writes a CDI specification if its content has changed. Each write causes the runtime to read all specifications again.
+func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
+	data, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return err
+	}
+	if now, err := dir.Read(name); err == nil && bytes.Equal(now, data) {
+		return nil
+	}
+	return dir.Write(name, data, 0o644)
+}
+
+// findByName returns the device with the given name in a CDI specification, as a list with one element. If the specification has no such
+// device, the list is empty.
+func findByName(spec cdi.Spec, name string) []cdi.Device {
+	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return spec.Devices[i : i+1]
+}
+
+// cdiDevices returns the CDI entries for those devices of a pool that have device files.
+func cdiDevices(devices []pool.Device) (list []cdi.Device) {
+	for _, d := range devices {
+		if edits := devicefiles.Edits(d); len(edits.DeviceNodes) > 0 {
+			list = append(list, cdi.Device{Name: d.Address.String(), ContainerEdits: edits})
+		}
+	}
+	return list
+}
+
+// hasCDI reports whether another program has written CDI specifications on the node. If another program uses CDI, the container runtime is
+// assumed to read the CDI folder.
+func (f deviceFolders) hasCDI() bool {
+	for _, kind := range []string{"*.json", "*.yaml"} {
+		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))
+		if slices.ContainsFunc(names, func(path string) bool {
+			return !strings.HasPrefix(filepath.Base(path), ".") && !strings.HasPrefix(filepath.Base(path), cdiPrefix)
+		}) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/podlace/podlace/pkg/daemon/dra"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+const (
+	// failAfter is the time for which a fault must last before the daemon reports it. A network link that renegotiates its speed is up again
+	// within failAfter.
+	failAfter = 3 * time.Second
+	// recoverAfter is the time for which a device must have no fault before the daemon reports the device as healthy again.
+	recoverAfter = 10 * time.Second
+	// errorsLast is the time for which a device is faulty after a PCI Express error.
+	errorsLast = time.Minute
+)
+
+// deviceHealth computes the reported health of devices from their current faults. A change of health is reported only after a delay.
+type deviceHealth struct {
+	files      nodeFiles
+	conditions map[pci.Address]*deviceCondition
+}
+
+// claimUsage contains the devices that claims or pods use, because the health of a device depends on who uses it.
+type claimUsage struct {
+	have   map[string]bool       // devices of claims, by ID; any driver is correct, because the claim chose it
+	held   map[string]bool       // devices of pods without a claim, by ID
+	leaked func(pci.Device) bool // the interface is in another network namespace
+}
+
+// deviceCondition contains the reported and the current health of one device.
+type deviceCondition struct {
+	reported  dra.Fault // reported fault; zero if healthy
+	changedAt time.Time // time when the current health began to differ from the reported health; zero if both are the same
+	errors    uint64    // highest error count so far
+	failed    time.Time // when the error count last rose
+}
+
+func newHealth(files nodeFiles) *deviceHealth {
+	return &deviceHealth{files: files, conditions: map[pci.Address]*deviceCondition{}}
+}
+
+// update() returns the reported faults of the pools' devices, by device ID. update() also returns the time at which it must be called
+// again, or the zero time if no change is pending.
+func (h *deviceHealth) update(
+	now time.Time, s *pci.Snapshot, pools []pool.Pool, by claimUsage,
+) (faults map[string]dra.Fault, again time.Time) {
+	faults = map[string]dra.Fault{}
+	seen := map[pci.Address]*deviceCondition{}
+	for _, p := range pools {
+		for _, d := range p.Devices {
+			found, errors := h.faultOf(s, p.Resource, d, by), errorsOf(s, d.Device)
+			c := h.conditions[d.Address]
+			if c == nil {
+				c = &deviceCondition{reported: found, errors: errors} // no pod has a new device, so its fault is reported at once
+			}
+			seen[d.Address] = c
+			next := c.update(now, found, errors)
+			if !isHealthy(c.reported) {
+				faults[d.Address.String()] = c.reported
+			}
+			if !next.IsZero() && (again.IsZero() || next.Before(again)) {
+				again = next
+			}
+		}
+	}
+	h.conditions = seen
+	return faults, again
+}
+
+// isHealthy reports whether the fault is the zero value.
+func isHealthy(f dra.Fault) bool { return f == dra.Fault{} }
+
+// The following constants are the kinds of faults that package dra does not define.
+const (
+	noDriver     = "no-driver"
+	otherDriver  = "other-driver"
+	unreadable   = "unreadable"
+	noPF         = "no-pf"
+	pfUnreadable = "pf-unreadable"
+	pciErrors    = "pci-errors"
+	noFiles      = "no-device-files"
+)
+
+// faultOf returns the current fault of a device of a resource, or the zero value if a pod can use the device.
+func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claimUsage) dra.Fault {
+	driver, id := r.Driver, d.Address.String()
+	if by.have[id] || d.Whole > 0 {
+		driver = ""
+	}
+	found := deviceFault(s, driver, d.Device)
+	if missing := h.files.missingFile(d); isHealthy(found) && missing != "" {
+		found = dra.Fault{Kind: noFiles, Text: missing}
+	}
+	if isHealthy(found) && r.API == pool.DRA && !by.have[id] && !by.held[id] && by.leaked != nil && by.leaked(d.Device) {
+		found = dra.Fault{Kind: dra.Held, Text: "its interface is in another network namespace, although no claim has the device"}
+	}
+	return found
+}
+
+// update() updates the reported fault of one device. The result is the time at which the reported fault may change even if no event occurs.
+func (c *deviceCondition) update(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
+	if errors > c.errors {
+		c.errors, c.failed = errors, now
+	}
+	failing := !c.failed.IsZero() && now.Before(c.failed.Add(errorsLast))
+	if failing && isHealthy(found) {
+		found = dra.Fault{Kind: pciErrors, Text: fmt.Sprintf("PCI Express reported errors, %d since boot", c.errors)}
+	}
+	switch {
+	case isHealthy(found) == isHealthy(c.reported):
+		c.reported, c.changedAt = found, time.Time{}
+	case failing:
+		c.reported, c.changedAt = found, time.Time{}
+	case c.changedAt.IsZero():
+		c.changedAt = now
+		fallthrough
+	default:
+		if due := c.changedAt.Add(c.delay()); now.Before(due) {
+			return due
+		}
+		c.reported, c.changedAt = found, time.Time{}
+	}
+	if failing {
+		return c.failed.Add(errorsLast)
+	}
+	return time.Time{}
+}
+
+func (c *deviceCondition) delay() time.Duration {
+	if isHealthy(c.reported) {
+		return failAfter
+	}
+	return recoverAfter
+}
+
+// deviceFault returns the current fault of a device, or the zero value if a pod can use the device.
+func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
+	switch {
+	case d.Unreadable != "":
+		return dra.Fault{Kind: unreadable, Text: d.Unreadable}
+	case d.Driver == "":
+		return dra.Fault{Kind: noDriver, Text: "no driver is bound"}
+	case driver != "" && d.Driver != driver:
+		text := fmt.Sprintf("its driver is %s, not %s", d.Driver, driver)
+		if !d.IsVF() {
+			text += "; the daemon changes the driver of VFs only"
+		}
+		return dra.Fault{Kind: otherDriver, Text: text}
+	}
+	pf := d
+	if d.IsVF() {
+		var ok bool
+		if pf, ok = s.Device(d.PF); !ok {
+			return dra.Fault{Kind: noPF, Text: fmt.Sprintf("its PF %s is missing", d.PF)}
+		}
+	}
+	switch {
+	case pf.Unreadable != "":
+		return dra.Fault{Kind: pfUnreadable, Text: fmt.Sprintf("its PF %s: %s", pf.Address, pf.Unreadable)}
+	case len(pf.Interfaces) > 0 && !pf.Carrier:
+		return dra.Fault{Kind: dra.LinkDown, Text: fmt.Sprintf("the link of %s is down", pf.Interfaces[0])}
+	}
+	return dra.Fault{}
+}
+
+// errorsOf returns the sum of the PCI Express errors of a device and of its PF, because the traffic of a VF passes through its PF.
+func errorsOf(s *pci.Snapshot, d pci.Device) uint64 {
+	pf, _ := s.Device(d.PF)
+	return d.Errors + pf.Errors
+}
+
+// reportedFaults returns the reported faults of devices, by device ID.
+func (d *daemon) reportedFaults() map[string]string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := map[string]string{}
+	for _, s := range d.serving {
+		o, _ := s.current()
+		maps.Copy(all, o.faults)
+	}
+	for _, o := range d.claimable {
+		maps.Copy(all, o.faults)
+	}
+	return all
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/probes"
+	"github.com/podlace/podlace/pkg/podresources"
+)
+
+const (
+	// settlingTime is the time after a start of the kubelet during which the kubelet's list of pods may be incomplete. After a start, the
+	// kubelet answers even before it has found all running pods. If a pod ends before the kubelet's first answer, the pod's devices stay
+	// reserved for settlingTime.
+	settlingTime = 15 * time.Second
+	// maxUnlisted is the maximum time from the allocation of a device until the kubelet lists the device.
+	maxUnlisted = time.Minute
+)
+
+const checkpointName = "kubelet_internal_checkpoint"
+
+// askPod returns the devices of a pod. askPod returns an empty list only if the pod certainly has no device. The daemon can be certain only
+// if it knows the pod of each device that was allocated within the last minute.
+func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
+	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
+	defer cancel()
+	kubelet := d.kubelet()
+	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // empty Resources would make the kubelet list devices of other plugins
+		kubelet.Resources = d.resourceNames()
+	}
+	for asked := false; ; asked = true {
+		if len(d.gate.allocations.possibleDevices(q.UID, kubelet.Resources)) > 0 {
+			d.learnOwners(ctx)
+		}
+		ids := d.gate.allocations.possibleDevices(q.UID, kubelet.Resources)
+		uncertain := fmt.Errorf("pod %s/%s may have %s: %w", q.Namespace, q.Pod, strings.Join(ids, ", "), allocation.ErrUncertain)
+		if !asked || len(ids) == 0 {
+			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
+			if err != nil && len(ids) > 0 {
+				err = fmt.Errorf("%w; %w", uncertain, err)
+			}
+			if err != nil || len(devices) > 0 || len(ids) == 0 {
+				return devices, err
+			}
+		}
+		if ctx.Err() != nil {
+			return nil, uncertain
+		}
+	}
+}
+
+// learnOwners asks the kubelet for the pods of allocated devices. Concurrent callers share one request, because the kubelet limits the
+// request rate.
+func (d *daemon) learnOwners(ctx context.Context) {
+	if d.owners.beginCall(ctx) {
+		_, _ = d.listPods(ctx)
+		d.owners.endCall()
+	}
+}
+
+// listPods returns the devices of all pods as the kubelet lists them. listPods also updates the owners of allocated devices.
+func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
+	asked := time.Now()
+	held, err := podresources.List(ctx, d.kubelet())
+	if err != nil {
+		d.log.Debug("could not list the devices of pods", "error", err)
+	}
+	d.gate.allocations.learnOwners(asked, held)
+	return held, err
+}
+
+func (d *daemon) kubelet() podresources.Kubelet {
+	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpointPath(), Claims: claim.InUse(d.Claims)}
+}
+
+// askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
+// than its checkpoint contains. For such a kubelet, askPods adds devices from the checkpoint to the list. The kubelet removes freed devices
+// from its checkpoint only after a delay. Therefore askPods does not add a device that the kubelet has listed before, because the kubelet
+// may already have freed the device.
+func (d *daemon) askPods(ctx context.Context) {
+	id, _ := probes.SocketAt(d.kubelet().Socket)
+	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet
+	remembered = slices.DeleteFunc(remembered, func(n allocation.Device) bool { return hasEnded(d.Root, n.UID) })
+	for i, n := range remembered {
+		remembered[i].Pod = "uid " + n.UID // the checkpoint has no name, and the pod may have ended
+	}
+	now := time.Now()
+	held, err := d.listPods(ctx)
+	allocatable, countErr := podresources.Allocatable(ctx, d.kubelet())
+	if err == nil && countErr != nil {
+		d.log.Debug("could not list the allocatable devices of the kubelet", "error", countErr)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.counted = map[string]int{}
+	for _, a := range allocatable {
+		d.counted[a.Resource]++
+	}
+	if id != d.answeredBy {
+		d.answeredBy, d.since, d.listed = id, now, map[string]bool{}
+	}
+	for _, h := range held {
+		d.listed[h.ID] = true
+	}
+	if err != nil || now.Before(d.since.Add(settlingTime)) {
+		held = mergeDevices(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.listed[h.ID] }))
+	}
+	kept := d.held
+	if err == nil { // the kubelet lists all devices except those of claims
+		kept = slices.DeleteFunc(slices.Clone(kept), func(h allocation.Device) bool { return !byClaim(h) })
+	}
+	d.held, d.answered = mergeDevices(held, kept), d.answered || err == nil
+	d.mergeUnlisted()
+}
+
+// hasEnded reports whether the kubelet has removed the folder of a pod. The checkpoint may contain the devices of an ended pod until
+// another pod gets a device. If the kubelet's folder of all pods is missing, hasEnded returns false.
+func hasEnded(root, uid string) bool {
+	pods := filepath.Join(root, "pods")
+	if _, err := os.Stat(pods); err != nil || uid == "" || uid != filepath.Base(uid) {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(pods, uid))
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// podText returns the pod of a device for messages. The namespace is missing if only the UID of the pod is known.
+func podText(h allocation.Device) string {
+	return "pod " + strings.TrimPrefix(h.Namespace+"/"+h.Pod, "/")
+}
+
+// mergeDevices returns the first list, with those devices of the second list that the first list lacks.
+func mergeDevices(held, more []allocation.Device) []allocation.Device {
+	for _, h := range more {
+		if !slices.ContainsFunc(held, func(o allocation.Device) bool { return o.ID == h.ID }) {
+			held = append(held, h)
+		}
+	}
+	return held
+}

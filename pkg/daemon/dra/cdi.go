@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/devicefiles"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// cdiKind is the CDI kind of all claimed devices.
+const cdiKind = "podlace.io/vf"
+
+// cdiFile returns the name of the file with a claim's CDI specification.
+func cdiFile(uid string) string { return claim.Driver + "-" + uid + ".json" }
+
+// cdiDevice returns the name of a request's CDI device. CDI does not allow the slash in the name of a subrequest, so cdiDevice replaces the
+// slash.
+func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceAll(request, "/", ".") }
+
+// cdiName returns the qualified name of a request's CDI device.
+func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
+
+// cdiSpecification returns the CDI specification of a claim, with one CDI device for each request. The CDI specification also lists devices
+// with administrative access, but without their device files.
+func cdiSpecification(p claimPlan) (cdi.Spec, error) {
+	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
+	var requests []string
+	for _, dev := range p.devices {
+		if !slices.Contains(requests, dev.Request) {
+			requests = append(requests, dev.Request)
+		}
+	}
+	for _, request := range requests {
+		edits, err := editsOf(p, request)
+		if err != nil {
+			return cdi.Spec{}, err
+		}
+		spec.Devices = append(spec.Devices, cdi.Device{Name: cdiDevice(p.devices[0].UID, request), ContainerEdits: edits})
+	}
+	return spec, nil
+}
+
+// editsOf returns the container edits of a request. These edits contain the device files of the request, and environment variables with the
+// devices of all requests of the claim. If two CDI devices set the same environment variable, the runtime uses the last value. All CDI
+// devices of a claim therefore set the same values.
+func editsOf(p claimPlan, request string) (cdi.ContainerEdits, error) {
+	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
+	for _, dev := range p.devices {
+		if dev.Request != request {
+			continue
+		}
+		of[dev.resource] = nil
+		if !dev.Admin {
+			files = append(files, dev.Device)
+		}
+	}
+	for _, dev := range p.devices {
+		if _, has := of[dev.resource]; has {
+			of[dev.resource] = append(of[dev.resource], dev.Device)
+		}
+	}
+	edits := devicefiles.Edits(files...)
+	for _, resource := range slices.Sorted(maps.Keys(of)) {
+		variables, err := devicefiles.Variables(resource, of[resource])
+		if err != nil {
+			return edits, err
+		}
+		for _, name := range slices.Sorted(maps.Keys(variables)) {
+			edits.Env = append(edits.Env, name+"="+variables[name])
+		}
+	}
+	return edits, nil
+}
+
+// writeCDI writes the CDI specification of a claim if its content has changed. The file must stay until the claim ends, because the kubelet
+// does not prepare the claim again when a container restarts.
+func (d *Driver) writeCDI(p claimPlan) error {
+	if d.options.CDI == "" {
+		return nil
+	}
+	spec, err := cdiSpecification(p)
+	if err != nil {
+		return err
+	}
+	data, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return err
+	}
+	dir, err := store.Make(d.options.CDI, 0o755)
+	if err != nil {
+		return fmt.Errorf("CDI: %w", err)
+	}
+	defer dir.Close()
+	name := cdiFile(p.devices[0].UID)
+	if now, err := dir.Read(name); err == nil && bytes.Equal(now, data) {
+		return nil
+	}
+	return dir.Write(name, data, 0o644)
+}
+
+// openCDI opens the folder of CDI specifications. If the folder does not exist, openCDI returns nil and no error.
+func (d *Driver) openCDI() (*store.Dir, error) {
+	if d.options.CDI == "" {
+		return nil, nil
+	}
+	dir, err := store.Open(d.options.CDI)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return dir, nil
+}
+
+// removeCDI deletes the CDI specification of a claim. removeCDI has no effect if the specification does not exist.
+func (d *Driver) removeCDI(uid string) error {
+	dir, err := d.openCDI()
+	if dir == nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Remove(cdiFile(uid))
+}
+
+// sweepCDI deletes the CDI specifications of claims that have no record.
+func (d *Driver) sweepCDI() error {
+	dir, err := d.openCDI()
+	if dir == nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.List()
+	errs := []error{err}
+	for _, name := range names {
+		uid, ours := strings.CutPrefix(name, claim.Driver+"-")
+		uid, isSpec := strings.CutSuffix(uid, ".json")
+		if ours && isSpec {
+			errs = append(errs, d.sweepOne(uid))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepOne deletes the CDI specification of a claim that has no record. sweepOne does not delete the file while the claim is being
+// prepared.
+func (d *Driver) sweepOne(uid string) error {
+	l, err := d.lockClaim(uid)
+	if err != nil {
+		return err
+	}
+	defer l.unlock()
+	if _, err := claim.Read(d.options.Claims, uid); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return d.removeCDI(uid)
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/podlace/podlace/integration/claimtest"
+	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// writeKubeletFile writes the kubelet's file with the given claims. Each claim has one pod.
+func (l *draLab) writeKubeletFile(claims ...*resourceapi.ResourceClaim) {
+	l.Helper()
+	var list []claimtest.Claim
+	for _, c := range claims {
+		n := claimtest.Claim{UID: string(c.UID), Namespace: "shop", Name: c.Name, Pods: []string{"pod-" + string(c.UID)}}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			n.Devices = append(n.Devices, claimtest.Device{PoolName: r.Pool, DeviceName: r.Device})
+		}
+		list = append(list, n)
+	}
+	must(l, claimtest.WriteState(l.options.Kubelet, list...))
+}
+
+// TestCollect (DRA-F12) checks a claim that disappears from the kubelet's file. The record of the claim is deleted once the API server
+// confirms that the claim has ended. The record stays while a pod has the claim's VF, or while the API server does not answer. If the
+// kubelet's file cannot be read, the record stays for ten minutes.
+func TestCollect(t *testing.T) {
+	other := newClaim("c-9", "web", deviceResult("a", vf0))
+	free := newClaim("c-1", "web")
+	free.Status.Allocation = nil
+	moved := newClaim("c-1", "web", deviceResult("a", vf1))
+	for _, c := range []struct {
+		title  string
+		claim  *resourceapi.ResourceClaim // in the API server; nil: deleted
+		noted  bool
+		torn   bool // the kubelet's file is unreadable
+		inPod  bool
+		away   bool // the API server is unreachable
+		after  time.Duration
+		remain bool
+	}{
+		{title: "gone", after: 3 * time.Minute},
+		{title: "another UID", claim: other, after: 3 * time.Minute},
+		{title: "not allocated", claim: free, after: 3 * time.Minute},
+		{title: "allocated otherwise", claim: moved, after: 3 * time.Minute},
+		{title: "allocated", claim: newClaim("c-1", "web", deviceResult("a", vf0)), after: time.Hour, remain: true},
+		{title: "the kubelet knows it", noted: true, after: time.Hour, remain: true},
+		{title: "too early", after: time.Minute, remain: true},
+		{title: "in a pod", inPod: true, after: time.Hour, remain: true},
+		{title: "no API server", away: true, after: time.Hour, remain: true},
+		{title: "torn file, too early", torn: true, after: 9 * time.Minute, remain: true},
+		{title: "torn file", torn: true, after: 11 * time.Minute},
+	} {
+		t.Run(c.title, func(t *testing.T) {
+			l := newDRALab(t)
+			own := newClaim("c-1", "web", deviceResult("a", vf0))
+			_, err := l.prepare(t.Context(), own)
+			must(t, err)
+			l.writeKubeletFile(newClaim("c-7", "unrelated"))
+			if c.noted {
+				l.writeKubeletFile(own)
+			}
+			if c.torn {
+				must(t, os.WriteFile(filepath.Join(l.options.Kubelet, "dra_manager_state"), []byte("{"), 0o600))
+			}
+			if c.claim != nil {
+				l.addClaims(c.claim)
+			}
+			if c.inPod {
+				l.writeJournal(own, vf0, "web-0", "/proc/self/ns/net")
+				defer l.detach(vf0)
+			}
+			if c.away {
+				l.client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, errors.New("connection refused")
+				})
+			}
+			collector, began := newCollector(l.Driver), time.Now()
+			for at := time.Duration(0); at <= c.after; at += time.Minute {
+				collector.collect(t.Context(), began.Add(at))
+			}
+			if got := l.fileNames(l.options.Claims) == "c-1"; got != c.remain {
+				t.Errorf("remains: %t\n%s", got, l.log)
+			}
+			if n := len(l.client.Actions()); c.noted && n > 0 || n > 61 {
+				t.Errorf("%d requests", n)
+			}
+		})
+	}
+}
+
+// TestLostRecord (DRA-F7) checks that a record is rebuilt from its claim after two searches in a row have not found the record.
+func TestLostRecord(t *testing.T) {
+	l := newDRALab(t)
+	c, gone := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "gone", deviceResult("a", vf1))
+	l.addClaims(c)
+	l.writeKubeletFile(c, gone)
+	collector, now := newCollector(l.Driver), time.Now()
+	collector.rebuild(t.Context(), now)
+	if got := l.fileNames(l.options.Claims); got != "" {
+		t.Errorf("at once: %s", got)
+	}
+	collector.rebuild(t.Context(), now.Add(rebuildEvery))
+	if r, err := claim.Read(l.options.Claims, "c-1"); err != nil || r.State != claim.Prepared || l.fileNames(l.options.Claims) != "c-1" {
+		t.Errorf("%+v, %v\n%s", r, err, l.log)
+	}
+	before := len(l.client.Actions())
+	for at := range 60 {
+		collector.rebuild(t.Context(), now.Add(time.Duration(at)*time.Second))
+	}
+	if n := len(l.client.Actions()) - before; n > 4 {
+		t.Errorf("%d requests in a minute for a claim that is gone", n)
+	}
+}
+
+// TestNeverPrepared checks a claim that Prepare refuses repeatedly. The kubelet's file contains the claim but no devices of the claim.
+// Therefore the daemon does not treat the claim's record as lost.
+func TestNeverPrepared(t *testing.T) {
+	l := newDRALab(t)
+	l.addClaims(newClaim("c-1", "web", deviceResult("a", vf0)))
+	must(t, claimtest.WriteState(l.options.Kubelet, claimtest.Claim{UID: "c-1", Namespace: "shop", Name: "web", Pods: []string{"pod-c-1"}}))
+	collector, now := newCollector(l.Driver), time.Now()
+	for at := range 60 {
+		collector.rebuild(t.Context(), now.Add(time.Duration(at)*time.Second))
+	}
+	if n := len(l.client.Actions()); n > 0 || l.fileNames(l.options.Claims) != "" || strings.Contains(l.log.String(), "lost") {
+		t.Errorf("%d requests, records %s\n%s", n, l.fileNames(l.options.Claims), l.log)
+	}
+}
+
+// TestLostRecordOfPod checks that the lost claim record of a running pod is rebuilt, and that the pod keeps its VF.
+func TestLostRecordOfPod(t *testing.T) {
+	l := newDRALab(t, func(o *Options) { o.InUse = func(string) string { return "has its interface in another namespace" } })
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	must(t, claim.Write(l.options.Claims, l.planFor(t, "c-1", vf0).record))
+	l.writeJournal(c, vf0, "web-0", "/proc/self/ns/net")
+	defer l.detach(vf0)
+	must(t, claim.Remove(l.options.Claims, "c-1"))
+	if _, err := l.prepare(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLostDriver checks a claim whose record was lost and rebuilt. When the claim ends, the VF gets the driver that it had before the
+// claim. The daemon derives this driver from the resource, the VF's last interface or the other VFs of the PF. If the other VFs have
+// different drivers, the log says what the admin can do.
+func TestLostDriver(t *testing.T) {
+	for _, c := range []struct {
+		title  string
+		driver string // driver of the resource
+		last   string // driver with the last interface
+		mixed  bool   // another VF of the PF has another driver
+		want   string
+	}{
+		{title: "siblings", want: "iavf"},
+		{title: "resource", driver: "uio_pci_generic", want: "uio_pci_generic"},
+		{title: "last", last: "iavf", mixed: true, want: "iavf"},
+		{title: "unknown", mixed: true, want: "vfio-pci"},
+	} {
+		t.Run(c.title, func(t *testing.T) {
+			l := newDRALab(t)
+			for _, driver := range []string{"igbvf", "uio_pci_generic"} {
+				must(t, os.MkdirAll(filepath.Join(l.sysfs, "bus/pci/drivers", driver), 0o755))
+			}
+			pcitest.Kernel{}.Start(t, l.sysfs)
+			own := newClaim("c-1", "web", deviceResult("a", vf0))
+			own.Status.Allocation.Devices.Config = append(own.Status.Allocation.Devices.Config, fromClass(`"driver":"vfio-pci"`))
+			l.addClaims(own)
+			l.writeKubeletFile(own)
+			_, err := l.prepare(t.Context(), own)
+			must(t, err, claim.Remove(l.options.Claims, "c-1"))
+			if c.mixed {
+				a, err := pci.ParseAddress(vf2)
+				must(t, err, pci.Bind(t.Context(), l.sysfs, a, "igbvf"))
+			}
+			l.updateInventory(pool.Resource{API: pool.DRA, Driver: c.driver}, nil)
+			if c.last != "" {
+				i, _ := l.latestInventory()
+				a, err := pci.ParseAddress(vf0)
+				must(t, err)
+				i.Last = map[pci.Address]pci.Device{a: {Address: a, Driver: c.last}}
+				l.Update(i)
+			}
+			collector, now := newCollector(l.Driver), time.Now()
+			collector.rebuild(t.Context(), now)
+			collector.rebuild(t.Context(), now.Add(rebuildEvery))
+			must(t, l.unprepare(t.Context(), "c-1"))
+			if got := l.driverOf(vf0); got != c.want || strings.Contains(l.log.String(), "is unknown") != (c.title == "unknown") {
+				t.Errorf("driver %s, want %s\n%s", got, c.want, l.log)
+			}
+		})
+	}
+}
+
+// TestSweepCDI checks that CDI specifications of claims without a record are deleted. The CDI files of other programs must stay.
+func TestSweepCDI(t *testing.T) {
+	l := newDRALab(t)
+	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
+	must(t, err)
+	for _, name := range []string{cdiFile("c-2"), "podlace-example.com_fast.json", "vendor.json"} {
+		must(t, os.WriteFile(filepath.Join(l.options.CDI, name), []byte("{}"), 0o644))
+	}
+	must(t, l.sweepCDI())
+	if got, want := l.fileNames(l.options.CDI), "podlace-example.com_fast.json "+cdiFile("c-1")+" vendor.json"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestSweepAtStart checks that the collector deletes the CDI specifications of ended claims, even if the instance became the leader before
+// the collector started.
+func TestSweepAtStart(t *testing.T) {
+	l := newDRALab(t)
+	must(t, os.MkdirAll(l.options.CDI, 0o755), os.WriteFile(filepath.Join(l.options.CDI, cdiFile("c-2")), []byte("{}"), 0o644))
+	l.lead.set(l.Driver, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); l.collectLoop(ctx) }()
+	defer func() { cancel(); <-done }()
+	l.await("no specification", func() bool { return l.fileNames(l.options.CDI) == "" })
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// configEntry is an entry for this driver in the configuration list of a claim's allocation.
+type configEntry struct {
+	vfconfig.Entry
+	api  resourceapi.DeviceAllocationConfiguration
+	path string // class and path of its parameters in the class, or path in the claim, for errors
+}
+
+// readEntries returns the config entries for this driver in two lists: the entries of classes and the entries of the claim. Each list has
+// the same order as the allocation. readEntries ignores entries for other drivers.
+func readEntries(c *resourceapi.ResourceClaim) (ofClass, ofClaim []configEntry, err error) {
+	inClaim := -1
+	for i, entry := range c.Status.Allocation.Devices.Config {
+		at := ""
+		switch entry.Source {
+		case resourceapi.AllocationConfigSourceClass:
+			at = pathInClass(c, i)
+		case resourceapi.AllocationConfigSourceClaim:
+			inClaim = nextInClaim(c, inClaim, entry.DeviceConfiguration)
+			at = fmt.Sprintf("config[%d]", inClaim)
+		}
+		if entry.Opaque == nil || entry.Opaque.Driver != claim.Driver {
+			continue
+		}
+		e := configEntry{api: entry, path: at + ".opaque.parameters"}
+		if at == "" {
+			return nil, nil, fmt.Errorf("status.allocation.devices.config[%d].source: %q: want FromClass or FromClaim", i, entry.Source)
+		}
+		if e.Entry, err = vfconfig.Decode(entry.Opaque.Parameters.Raw, e.path); err != nil {
+			return nil, nil, err
+		}
+		if entry.Source == resourceapi.AllocationConfigSourceClass {
+			ofClass = append(ofClass, e)
+		} else {
+			ofClaim = append(ofClaim, e)
+		}
+	}
+	return ofClass, ofClaim, nil
+}
+
+// nextInClaim returns the index that an entry of the allocation has in the claim's specification. The argument "last" is the index of the
+// previous entry. The allocation lacks entries for alternatives of a request that the scheduler did not choose.
+func nextInClaim(c *resourceapi.ResourceClaim, last int, entry resourceapi.DeviceConfiguration) int {
+	for i := last + 1; i < len(c.Spec.Devices.Config); i++ {
+		if reflect.DeepEqual(c.Spec.Devices.Config[i].DeviceConfiguration, entry) {
+			return i
+		}
+	}
+	return last + 1
+}
+
+// pathInClass returns the name of the class that an entry of the allocation comes from, and the path of the entry in this class. The
+// allocation contains the entries of a class one after another. Kubernetes before 1.35 does not show which of several classes an entry
+// belongs to.
+func pathInClass(c *resourceapi.ResourceClaim, i int) string {
+	entries := c.Status.Allocation.Devices.Config
+	var classes []string
+	if len(entries[i].Requests) > 0 {
+		classes = []string{classOf(c, entries[i].Requests[0])}
+	}
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if name := classOf(c, r.Request); len(entries[i].Requests) == 0 && !slices.Contains(classes, name) {
+			classes = append(classes, name)
+		}
+	}
+	if len(classes) != 1 {
+		return fmt.Sprintf("class %s: status.allocation.devices.config[%d]", strings.Join(classes, " or "), i)
+	}
+	index := 0
+	for _, before := range entries[:i] {
+		if before.Source == resourceapi.AllocationConfigSourceClass && slices.Equal(before.Requests, entries[i].Requests) {
+			index++
+		}
+	}
+	return fmt.Sprintf("class %s: config[%d]", classes[0], index)
+}
+
+// isRequested reports whether a config entry applies to the request of an allocation result. An entry applies if it lists the request,
+// lists the parent of the subrequest, or lists no request at all.
+func (e configEntry) isRequested(result resourceapi.DeviceRequestAllocationResult) bool {
+	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
+}
+
+// appliesTo reports whether a config entry applies to an allocation result with a device of the given resource.
+func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
+	return e.isRequested(result) && (e.Resource == "" || e.Resource == resource)
+}
+
+// configFor returns the merged configuration for the device of an allocation result. configFor returns nil if no config entry applies to
+// the device. The settings of the claim override the settings of the class. The configuration of the resource determines which settings a
+// claim may contain.
+func configFor(c *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
+	*vfconfig.Config, error) {
+	ofClass, ofClaim, err := readEntries(c)
+	if err != nil {
+		return nil, err
+	}
+	var merged *vfconfig.Config
+	for _, e := range ofClass {
+		if e.appliesTo(result, resource.FullName()) {
+			merged = vfconfig.Merge(merged, &e.Config)
+		}
+	}
+	for _, e := range ofClaim {
+		if !e.appliesTo(result, resource.FullName()) {
+			continue
+		}
+		if err := resource.ClaimMay.Check(&e.Config); err != nil {
+			return nil, fmt.Errorf("%s.%w of resource %s", e.path, err, resource.FullName())
+		}
+		e.Claimed = e.Set()
+		merged = vfconfig.Merge(merged, &e.Config)
+	}
+	if err := merged.Validate(); err != nil {
+		return nil, fmt.Errorf("the merged settings of class and claim: %w", err)
+	}
+	if merged.IsZero() || isAdmin(result) {
+		return nil, nil
+	}
+	return merged, nil
+}
+
+// isAdmin reports whether an allocation result grants only administrative access to its device. Administrative access does not change the
+// device's owner and settings.
+func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
+	return r.AdminAccess != nil && *r.AdminAccess
+}
+
+// isSingle reports whether only one device can have the setting with the given key, such as a MAC address.
+func isSingle(c *vfconfig.Config, key string) bool {
+	return key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
+}
+
+// checkSingle returns an error if a config entry applies to several devices but contains a setting that only one device can have.
+// A setting of a later entry overrides the setting of an earlier entry.
+func checkSingle(c *resourceapi.ResourceClaim, devices []allocation.Device, entries []configEntry) error {
+	for _, key := range vfconfig.Keys() {
+		counts := make([]int, len(entries))
+		for _, d := range devices {
+			result := c.Status.Allocation.Devices.Results[d.Claim.Result]
+			for i, e := range slices.Backward(entries) {
+				if isAdmin(result) || !e.Has(key) || !e.appliesTo(result, d.Resource) {
+					continue
+				}
+				if counts[i]++; counts[i] > 1 && isSingle(&e.Config, key) {
+					return fmt.Errorf("%s.%s: %s: only one device can have it, but the entry applies to several devices", e.path, key, e.Text(key))
+				}
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// checkConfig returns an error if a config entry of the claim applies to no device, or only to devices with admin access. checkConfig also
+// returns an error if it is unknown which class an entry comes from. For a class entry that applies to no device, checkConfig returns a
+// warning.
+func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
+	ofClass, ofClaim, err := readEntries(c)
+	if err != nil {
+		return nil, err
+	}
+	unused := func(e configEntry, admin bool) bool {
+		return !slices.ContainsFunc(devices, func(d allocation.Device) bool {
+			result := c.Status.Allocation.Devices.Results[d.Claim.Result]
+			return (admin || !isAdmin(result)) && e.appliesTo(result, d.Resource)
+		})
+	}
+	for _, e := range ofClass {
+		if unused(e, true) {
+			warnings = append(warnings, fmt.Sprintf("%s applies to no device of the claim%s", e.path, e.scopeText()))
+		}
+	}
+	for _, e := range ofClaim {
+		switch {
+		case !unused(e, false) || e.forAlternative(c):
+		case unused(e, true):
+			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.scopeText())
+		default:
+			return warnings, fmt.Errorf("%s applies only to devices with adminAccess, which get no settings%s", e.path, e.scopeText())
+		}
+	}
+	if err := checkSingle(c, devices, slices.Concat(ofClass, ofClaim)); err != nil {
+		return warnings, err
+	}
+	return warnings, checkClasses(c, ofClass)
+}
+
+// forAlternative reports whether a config entry may be meant for an alternative that the scheduler did not choose. An entry may be meant
+// for such an alternative if the entry contains a resource and the request has several alternatives.
+func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
+	return e.Resource != "" && slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
+		return len(r.FirstAvailable) > 1 && (len(e.api.Requests) == 0 || slices.Contains(e.api.Requests, r.Name))
+	})
+}
+
+// scopeText returns the requests and the resource of a config entry, in parentheses, for messages.
+func (e configEntry) scopeText() string {
+	var of []string
+	if len(e.api.Requests) > 0 {
+		of = append(of, "requests "+strings.Join(e.api.Requests, ", "))
+	}
+	if e.Resource != "" {
+		of = append(of, "resource "+e.Resource)
+	}
+	if len(of) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(of, ", ") + ")"
+}
+
+// checkClasses returns an error if it is unknown which class a class entry comes from. Before Kubernetes 1.35, class entries contain no
+// requests, so an entry may come from any class of the claim. Since Kubernetes 1.35, an entry without requests applies to all requests.
+func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
+	var classes []string
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if name := classOf(c, r.Request); r.Driver == claim.Driver && !slices.Contains(classes, name) {
+			classes = append(classes, name)
+		}
+	}
+	ofClass = slices.DeleteFunc(slices.Clone(ofClass), func(e configEntry) bool { return len(e.api.Requests) > 0 || e.Resource != "" })
+	if len(classes) < 2 || len(ofClass) == 0 {
+		return nil
+	}
+	same := len(ofClass) == len(classes) && !slices.ContainsFunc(ofClass, func(e configEntry) bool {
+		return e.String() != ofClass[0].String()
+	})
+	if same {
+		return nil
+	}
+	return fmt.Errorf("%s: before Kubernetes 1.35 an entry does not show which of the classes %s it belongs to: name the resource in the parameters of "+
+		"the classes, as 'podlace sriov classes' does", ofClass[0].path, strings.Join(classes, ", "))
+}
+
+// classOf returns the name of the DeviceClass of a request. The argument `name` has the form "request" or "request/subrequest".
+func classOf(c *resourceapi.ResourceClaim, name string) string {
+	request, sub, _ := strings.Cut(name, "/")
+	for _, r := range c.Spec.Devices.Requests {
+		if r.Name != request {
+			continue
+		}
+		if r.Exactly != nil {
+			return r.Exactly.DeviceClassName
+		}
+		for _, s := range r.FirstAvailable {
+			if s.Name == sub {
+				return s.DeviceClassName
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package dra offers VFs through Dynamic Resource Allocation (DRA). Package dra publishes the VFs in ResourceSlices and prepares the
+// ResourceClaims of pods for the kubelet. The CNI plugin sriov attaches the VFs, which it finds in the claim records of pkg/claim. The
+// daemon passes an Inventory to the driver: the VFs of each resource, their health, and the pods that have them.
+//
+// The API server may be unreachable, may refuse a request, or may lack a feature. The driver logs each such failure of the API server once
+// and tries again. The device plugin API and the ADD of a pod never wait for the API server.
+package dra
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// Options contains the settings and functions that a Driver gets from its daemon.
+type Options struct {
+	Node     string               // name of the Node object; also the name of the pool in all slices
+	Client   kubernetes.Interface // client of the API server
+	Kubelet  string               // root folder of the kubelet, with plugins_registry, plugins and dra_manager_state
+	Claims   string               // folder of claim records (pkg/claim)
+	Records  *claim.Cache         // of Claims and Kubelet
+	CDI      string               // folder of CDI specifications; "" for a runtime without CDI
+	Instance string               // UID of the daemon's pod, for rolling updates; "" for a service
+	Sysfs    string
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer // nil for none
+
+	// Change calls the function `check`, and then the function `change`, which changes devices that no pod has. An error from `check` means
+	// that a device is in use. The daemon allocates no device while `check` runs, and no pod gets one of the given devices until `change`
+	// returns.
+	Change func(ids []string, check, change func() error) error
+	// InUse returns the reason why a device is in use, for example that a pod has the device. Such a device must not be changed or allocated
+	// to a claim. InUse returns "" if the device is free. InUse does not check whether a claim has the device.
+	InUse func(id string) string
+	// The driver calls Changed when claim records have changed. The daemon then calls the driver's method Update.
+	Changed func()
+}
+
+// Inventory is a snapshot of everything that the daemon knows about devices. An Inventory must not be changed after it was passed to
+// Update.
+type Inventory struct {
+	Snapshot *pci.Snapshot
+	Pools    []pool.Pool       // resources with "api": "dra", with all their devices, including claimed ones
+	Taints   pool.Taints       // effects of taints on faulty devices
+	Held     map[string]string // by PCI address: owner of the device other than a claim, such as a pod by the device plugin API
+	Faults   map[string]Fault  // by PCI address: why a pod cannot use the device (debounced)
+	Nodes    []int             // NUMA nodes of the machine
+	// Last contains the last known state of each device that had an interface on the node.
+	Last map[pci.Address]pci.Device
+}
+
+// Fault is the reason why a pod cannot use a device.
+type Fault struct {
+	// Kind is a word of at most 63 letters and dashes, for example one of the constants LinkDown and Held, or "no-driver".
+	Kind string
+	Text string // for messages
+}
+
+// Faults of the following kinds have their own taints.
+const (
+	LinkDown = "link-down" // the PF has no carrier
+	Held     = "held"      // the interface is still in the namespace of an ended pod, and no claim has the device
+)
+
+// Driver is the DRA driver of one node.
+type Driver struct {
+	options Options
+
+	mu      sync.Mutex
+	latest  *Inventory
+	changed chan struct{} // closed by the next Update
+
+	slices *publisher
+
+	callTimeout time.Duration // the constant callTimeout, less in tests
+	failures    repeatLimit   // rate limit for logging failures to prepare and unprepare
+
+	count       claimCounters
+	lead        leadership
+	binds       bindFailures
+	recordsNews broadcaster // wakes waiters after a change of the records
+	conn        serverState
+	records     *claim.Cache
+}
+
+// New returns a driver. The driver does nothing before Run is called.
+func New(o Options) *Driver {
+	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
+		records: o.Records}
+	d.lead.whyWaiting = "the leading instance is not determined yet"
+	d.slices = newPublisher(d)
+	return d
+}
+
+// Run serves the kubelet and publishes devices until ctx is done. Run retries after an error, for example if the API server is unreachable.
+func (d *Driver) Run(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var publishing sync.WaitGroup
+	defer publishing.Wait()
+	defer cancel() // ends the goroutines before the wait
+	publishing.Go(func() { d.whileLeading(ctx, d.slices.publish) })
+	d.serve(ctx)
+}
+
+// Update passes a new inventory to the driver. Update never blocks.
+func (d *Driver) Update(i Inventory) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.latest = &i
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// latestInventory returns the latest inventory. The second result is false until the daemon has called Update.
+func (d *Driver) latestInventory() (Inventory, bool) {
+	i, _, ok := d.watchInventory()
+	return i, ok
+}
+
+// watchInventory returns the latest inventory, and a channel that the next Update closes. The last result of watchInventory is false until
+// the first Update.
+func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.latest != nil {
+		i, ok = *d.latest, true
+		i.Faults = d.binds.addFaults(i.Faults)
+	}
+	return i, d.changed, ok
+}
+
+// Ready returns the reason why pods cannot get devices through claims yet. Ready returns "" if pods can get devices through claims.
+func (d *Driver) Ready() string { return d.whyUnregistered() }

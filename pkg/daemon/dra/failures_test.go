@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// TestFailureClockJump checks a node whose clock was set back by one day. An existing taint keeps its time, although this time is now in
+// the future. A claim record whose time is in the future stays, and its claim can be unprepared.
+func TestFailureClockJump(t *testing.T) {
+	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	dev := d.Pools[0].Devices[0]
+	d.Faults[dev.Address.String()] = Fault{LinkDown, "x"}
+	first, _ := findInSlices(t, d.publishedSlices(), DeviceName(dev.Address))
+	future := metav1.NewTime(d.now.Add(24 * time.Hour))
+	first.Taints[0].TimeAdded = &future
+	d.former = formerDevices([]resourceapi.ResourceSlice{{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{first}}}})
+	if got, _ := findInSlices(t, d.publishedSlices(), DeviceName(dev.Address)); len(got.Taints) != 1 ||
+		!got.Taints[0].TimeAdded.Equal(&future) {
+		t.Errorf("%+v", got.Taints)
+	}
+	l := newDRALab(t)
+	own := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(own)
+	l.writeKubeletFile(own)
+	_, err := l.prepare(t.Context(), own)
+	must(t, err)
+	r, err := claim.Read(l.options.Claims, "c-1")
+	r.Time = r.Time.Add(24 * time.Hour)
+	must(t, err, claim.Write(l.options.Claims, r))
+	c := newCollector(l.Driver)
+	for m := range 60 {
+		c.collect(t.Context(), time.Now().Add(time.Duration(m)*time.Minute))
+	}
+	_, err = l.prepare(t.Context(), own)
+	must(t, err)
+	again, err := claim.Read(l.options.Claims, "c-1")
+	if err != nil || !again.Time.Equal(r.Time) {
+		t.Errorf("%+v, %v", again, err)
+	}
+	must(t, l.unprepare(t.Context(), "c-1"))
+}
+
+// TestFailureSameName checks a claim that has the same name as an earlier claim but another UID. The new claim gets the VF only after the
+// earlier claim is unprepared. The end of one of the two claims does not affect the other claim.
+func TestFailureSameName(t *testing.T) {
+	l := newDRALab(t)
+	old, same := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "web", deviceResult("a", vf0))
+	free := newClaim("c-3", "web", deviceResult("a", vf1))
+	_, err := l.prepare(t.Context(), old)
+	must(t, err)
+	_, err = l.prepare(t.Context(), same)
+	if err == nil || !strings.Contains(err.Error(), "VF "+vf0+" still belongs to claim shop/web (uid c-1)") {
+		t.Errorf("got %v", err)
+	}
+	_, err = l.prepare(t.Context(), free)
+	must(t, err, l.unprepare(t.Context(), "c-1"))
+	if got := l.fileNames(l.options.Claims); got != "c-3" {
+		t.Errorf("records: %s", got)
+	}
+	_, err = l.prepare(t.Context(), same)
+	must(t, err, l.unprepare(t.Context(), "c-3"), l.unprepare(t.Context(), "c-2"))
+}
+
+// TestFailureAddressesChange checks a PF whose VFs get other PCI addresses after a reset. The old VF of the claim gets the taint "gone",
+// and the new VFs are published. The kubelet can still unprepare the claim.
+func TestFailureAddressesChange(t *testing.T) {
+	l := newDRALab(t)
+	own := newClaim("c-1", "web", deviceResult("a", vf3))
+	_, err := l.prepare(t.Context(), own)
+	must(t, err)
+	pcitest.Remove(t, l.sysfs, vf3)
+	l.repeatInventory()
+	i, _ := l.latestInventory()
+	i.Taints = defaultTaints()
+	l.Update(i)
+	published := l.Published()
+	if got := published[vf3].Taints; !slices.Equal(got, []string{"sriov.podlace.io/gone:NoExecute"}) || len(published) != 4 {
+		t.Errorf("%d devices, taints %v", len(published), got)
+	}
+	if _, err := l.prepare(t.Context(), newClaim("c-2", "next", deviceResult("a", vf3))); err == nil || !strings.Contains(err.Error(), "does not exist") {
+		t.Errorf("got %v", err)
+	}
+	must(t, l.unprepare(t.Context(), "c-1"))
+	if published := l.Published(); len(published) != 3 {
+		t.Errorf("%d devices", len(published))
+	}
+}
+
+// TestFailureOtherProgram checks a VF whose interface another program has moved to another namespace. The VF gets the taint "held" and is
+// not allocated to any claim.
+func TestFailureOtherProgram(t *testing.T) {
+	l := newDRALab(t, func(o *Options) {
+		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }
+	})
+	i, _ := l.latestInventory()
+	i.Taints, i.Faults = defaultTaints(), map[string]Fault{vf0: {Held, "its interface is in another namespace"}}
+	l.Update(i)
+	if got := l.Published()[vf0].Taints; !slices.Equal(got, []string{"sriov.podlace.io/held:NoSchedule"}) {
+		t.Errorf("taints %v", got)
+	}
+	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
+	if err == nil || !strings.Contains(err.Error(), "VF "+vf0+" has its interface in another namespace") {
+		t.Errorf("got %v", err)
+	}
+	if got := l.fileNames(l.options.Claims); got != "" {
+		t.Errorf("records: %s", got)
+	}
+}
+
+// TestDriverLost checks a prepared claim whose VF loses its driver, for example after a reset of the PF. The next Prepare binds the driver
+// again, so that pods can use the VF.
+func TestDriverLost(t *testing.T) {
+	l := newDRALab(t)
+	pcitest.Kernel{}.Start(t, l.sysfs)
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.updateInventory(pool.Resource{API: pool.DRA, Driver: "vfio-pci"}, nil)
+	_, err := l.prepare(t.Context(), c)
+	must(t, err)
+	before, err := claim.Read(l.options.Claims, "c-1")
+	a, _ := pci.ParseAddress(vf0)
+	must(t, err, pci.Bind(t.Context(), l.sysfs, a, "iavf"))
+	l.updateInventory(pool.Resource{API: pool.DRA, Driver: "vfio-pci"}, nil)
+	_, err = l.prepare(t.Context(), c)
+	must(t, err)
+	r, err := claim.Read(l.options.Claims, "c-1")
+	if diff := cmp.Diff(before, r); diff != "" || err != nil || l.driverOf(vf0) != "vfio-pci" {
+		t.Errorf("driver %s, %v\n%s", l.driverOf(vf0), err, diff)
+	}
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/devicefiles"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+// podClaimAnnotation is an annotation that Kubernetes sets on claims that it generates for a pod.
+const podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
+
+// claimPlan describes what Prepare does for one claim.
+type claimPlan struct {
+	record   claim.Record    // with state Preparing
+	devices  []plannedDevice // in the order of the record
+	lost     bool            // the claim was prepared earlier and its record is lost
+	reserved bool            // the record was written
+}
+
+// plannedDevice is a device in a plan.
+type plannedDevice struct {
+	pool.Device
+	allocation.Claim
+	resource  string
+	driver    string // driver to bind; "" keeps the current driver
+	restoreTo string // driver of the resource, which is bound again after the claim; "" restores the current driver
+	restores  bool   // the claim chose the driver, so the former one is restored
+
+	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
+}
+
+// isOurs reports whether a claim has a device of this driver, or has no allocation. A claim without an allocation may still get a device of
+// this driver.
+func isOurs(c *resourceapi.ResourceClaim) bool {
+	return c.Status.Allocation == nil || slices.ContainsFunc(c.Status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == claim.Driver })
+}
+
+// planClaim makes a plan from the allocation of a claim. planClaim returns an error if the claim cannot be prepared. planClaim changes
+// nothing. The argument "before" is the existing record of the claim, or nil.
+func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (p claimPlan, err error) {
+	if c.Status.Allocation == nil {
+		return claimPlan{}, errors.New("the claim is not allocated")
+	}
+	inventory, known := d.latestInventory()
+	if !known {
+		return claimPlan{}, errors.New("the daemon has not scanned the devices of this node yet")
+	}
+	if _, _, err := readEntries(c); err != nil {
+		return claimPlan{}, err
+	}
+	for i, result := range c.Status.Allocation.Devices.Results {
+		if result.Driver != claim.Driver {
+			continue
+		}
+		if result.Pool != d.options.Node {
+			return claimPlan{}, fmt.Errorf("device %s: pool %q: want %q, the pool of this node", result.Device, result.Pool, d.options.Node)
+		}
+		one, err := d.planDevice(inventory, c, i, before)
+		if err != nil {
+			return claimPlan{}, fmt.Errorf("request %s: %w", result.Request, err)
+		}
+		p.devices = append(p.devices, one.planned)
+		p.record.Devices = append(p.record.Devices, one.recorded)
+	}
+	warnings, err := checkConfig(c, p.record.Devices)
+	for _, text := range warnings {
+		d.options.Log.Warn(text, "claim", c.Namespace+"/"+c.Name)
+	}
+	if err != nil {
+		return claimPlan{}, err
+	}
+	p.record.State, p.record.Writer = claim.Preparing, plugin.Version
+	for _, r := range c.Status.ReservedFor {
+		p.record.Reserved = append(p.record.Reserved, claim.Consumer{Resource: r.Resource, Name: r.Name, UID: string(r.UID)})
+	}
+	return p, p.checkCovers(before)
+}
+
+// checkCovers returns an error if the existing record of a claim has a device that is missing from the plan.
+func (p claimPlan) checkCovers(before *claim.Record) error {
+	if before == nil {
+		return nil
+	}
+	for _, dev := range before.Devices {
+		if _, ok := recordedDevice(&p.record, dev.Claim.Device, dev.Claim.Request); !ok {
+			return fmt.Errorf("the claim is still prepared with device %s of an earlier allocation, whose pod has not ended", dev.ID)
+		}
+	}
+	return nil
+}
+
+// recordedDevice searches a record for the device that was allocated for a request.
+func recordedDevice(r *claim.Record, name, request string) (allocation.Device, bool) {
+	if r == nil {
+		return allocation.Device{}, false
+	}
+	i := slices.IndexFunc(r.Devices, func(d allocation.Device) bool { return d.Claim.Device == name && d.Claim.Request == request })
+	if i < 0 {
+		return allocation.Device{}, false
+	}
+	return r.Devices[i], true
+}
+
+// deviceEntry contains two descriptions of one device: one for the plan and one for the record.
+type deviceEntry struct {
+	planned  plannedDevice
+	recorded allocation.Device
+}
+
+// planDevice makes the plan for the device of one allocation result. The allocation result must belong to this driver and this node.
+func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (deviceEntry, error) {
+	r := c.Status.Allocation.Devices.Results[result]
+	p := plannedDevice{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
+		PodClaim: c.Annotations[podClaimAnnotation], Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device,
+		Admin: r.AdminAccess != nil && *r.AdminAccess}}
+	if r.ShareID != nil {
+		p.ShareID = string(*r.ShareID)
+	}
+	device, in, err := i.findDevice(r.Device)
+	if was, ok := recordedDevice(before, r.Device, r.Request); err != nil && ok {
+		// findDevice fails if an admin has removed "api": "dra" from the configuration of the resource. The claim nevertheless keeps the device
+		// that it got from the resource.
+		a, err := pci.ParseAddress(was.ID)
+		p.Device, p.resource = pool.Device{Device: pci.Device{Address: a}}, was.Resource
+		return deviceEntry{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err
+	}
+	if err != nil {
+		return deviceEntry{}, err
+	}
+	config, err := configFor(c, r, in.Resource)
+	if err != nil {
+		return deviceEntry{}, err
+	}
+	p.Device, p.resource = device, in.Name
+	if !p.Admin {
+		if device.Whole == 0 { // only VFs get the driver
+			p.driver, p.restoreTo = in.Resource.Driver, in.Resource.Driver
+		}
+		p.vfs = i.vfsOf(p)
+		if config != nil && config.Driver != "" {
+			p.driver, p.restores = config.Driver, true
+		}
+		if by, ok := i.Held[device.Address.String()]; ok {
+			return deviceEntry{}, fmt.Errorf("VF %s belongs to %s", device.Address, by)
+		}
+		err = d.checkUsable(p)
+	}
+	return deviceEntry{p, allocation.Device{Resource: in.Name, ID: device.Address.String(), Claim: &p.Claim, Config: config}}, err
+}
+
+// checkUsable returns an error if a pod cannot use the planned device.
+func (d *Driver) checkUsable(p plannedDevice) error {
+	driver := cmp.Or(p.driver, p.Driver)
+	switch {
+	case p.Unreadable != "":
+		return fmt.Errorf("cannot read device %s: %s", p.Address, p.Unreadable)
+	case driver == "":
+		return fmt.Errorf("device %s has no driver: set \"driver\" in its resource or in the claim", p.Address)
+	case d.options.CDI == "" && sriov.Userspace(driver):
+		return fmt.Errorf("device %s has driver %s, so its device files need CDI: start the daemon with --cdi-dir",
+			p.Address, driver)
+	case d.options.CDI == "" && len(devicefiles.Nodes(p.Device)) > 0:
+		return fmt.Errorf("device %s has device files, which need CDI: start the daemon with --cdi-dir",
+			p.Address)
+	case p.driver != "" && p.driver != p.Driver && !p.IsVF():
+		return fmt.Errorf("cannot change the driver of device %s from %s to %s: it is not a VF", p.Address, p.Driver, p.driver)
+	}
+	return nil
+}
+
+// findDevice returns the device that has the given name in the ResourceSlices, and the pool of the device.
+func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
+	for _, p := range i.Pools {
+		for _, d := range p.Devices {
+			if DeviceName(d.Address) == name {
+				return d, p, nil
+			}
+		}
+	}
+	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
+}
+
+// lockedAddresses returns the PCI addresses of the devices whose locks a claim needs. These are the devices that the claim of the plan will
+// own. If one of the devices is a PF that is offered as a whole, the list also contains its VFs.
+func (p claimPlan) lockedAddresses() (list []pci.Address) {
+	for _, dev := range p.devices {
+		if !dev.Admin {
+			list = append(append(list, dev.Address), dev.vfs...)
+		}
+	}
+	return list
+}
+
+// answerFor returns the devices of a plan in the format that the kubelet expects. If a request has several devices, answerFor attaches the
+// CDI device of the request only to the first of them.
+func (d *Driver) answerFor(p claimPlan) (list []kubeletplugin.Device) {
+	answered := map[string]bool{}
+	for _, dev := range p.devices {
+		out := kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Claim.Device}
+		if dev.ShareID != "" {
+			out.ShareID = new(types.UID(dev.ShareID))
+		}
+		if d.options.CDI != "" && !answered[dev.Request] {
+			out.CDIDeviceIDs = []string{cdiName(dev.UID, dev.Request)}
+			answered[dev.Request] = true
+		}
+		list = append(list, out)
+	}
+	return list
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// Resources returns the slices that a node publishes to an API server with all features. The argument "records" contains the claim records
+// of the node. Resources does no I/O.
+func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
+	return desiredState{Inventory: i, node: node, records: records, now: now, sliceFeatures: sliceFeatures{taints: true,
+		counters: true}}.driverResources()
+}
+
+// Settings returns the VF settings for each allocation result of a claim. The settings of the claim override the settings of the class. A
+// nil entry means that the allocation result has no settings. Settings returns an error if Prepare would refuse the claim. Each device of
+// the claim must belong to a resource of this driver. Settings does no I/O.
+func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
+	var devices []allocation.Device
+	for i, result := range c.Status.Allocation.Devices.Results {
+		resource := resourceOf(result.Device)
+		settings, err := configFor(c, result, resource)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, settings)
+		devices = append(devices, allocation.Device{Resource: resource.FullName(), Claim: &allocation.Claim{Result: i}})
+	}
+	_, err = checkConfig(c, devices)
+	return out, err
+}
+
+// Published returns the desired content of the ResourceSlices for each device. The key of the map is the PCI address of the device. An API
+// server without some features stores only a part of this content.
+func (d *Driver) Published() map[string]allocation.Published {
+	i, ok := d.latestInventory()
+	if !ok {
+		return nil
+	}
+	records, err := d.records.List()
+	if err != nil {
+		d.options.Log.Warn("cannot read records of claims: their devices may be shown as not published", "error", err)
+	}
+	out := map[string]allocation.Published{}
+	for _, s := range Resources(i, d.options.Node, records, time.Now()).Pools[d.options.Node].Slices {
+		for _, device := range s.Devices {
+			p := publishedText(device)
+			p.Pool = d.options.Node
+			out[p.Attributes[string(deviceattribute.StandardDeviceAttributePCIBusID)]] = p
+		}
+	}
+	return out
+}
+
+// publishedText returns the attributes and taints that a slice contains for one device, as text.
+func publishedText(device resourceapi.Device) allocation.Published {
+	p := allocation.Published{Device: device.Name, Attributes: map[string]string{}}
+	for name, a := range device.Attributes {
+		full := string(name)
+		if !strings.Contains(full, "/") {
+			full = claim.Driver + "/" + full
+		}
+		p.Attributes[full] = attributeText(a)
+	}
+	for _, t := range device.Taints {
+		text := t.Key
+		if t.Value != "" {
+			text += "=" + t.Value
+		}
+		p.Taints = append(p.Taints, fmt.Sprintf("%s:%s", text, t.Effect))
+	}
+	return p
+}
+
+// attributeText returns the value of an attribute as text. attributeText supports only the types of attributes that this driver publishes.
+func attributeText(a resourceapi.DeviceAttribute) string {
+	switch {
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.IntValue != nil:
+		return strconv.FormatInt(*a.IntValue, 10)
+	case a.BoolValue != nil:
+		return strconv.FormatBool(*a.BoolValue)
+	}
+	return ""
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// TestPublishedText checks the text of attributes and taints. The text of an attribute must contain its domain, and the text of a taint
+// must have the format that kubectl shows.
+func TestPublishedText(t *testing.T) {
+	got := publishedText(resourceapi.Device{Name: "0000-11-02-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"pf": text("ens0f0"), "resource.kubernetes.io/numaNode": number(1), "rdma": {BoolValue: new(false)}},
+		Taints: []resourceapi.DeviceTaint{{Key: "a/link-down", Value: "ens0f0", Effect: "NoSchedule"}, {Key: "a/gone", Effect: "NoExecute"}}})
+	want := allocation.Published{Device: "0000-11-02-0", Attributes: map[string]string{"sriov.podlace.io/pf": "ens0f0",
+		"resource.kubernetes.io/numaNode": "1", "sriov.podlace.io/rdma": "false"},
+		Taints: []string{"a/link-down=ens0f0:NoSchedule", "a/gone:NoExecute"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestPublishedByAddress checks that Published returns each device under its PCI address. Before the first inventory, Published returns no
+// device.
+func TestPublishedByAddress(t *testing.T) {
+	claims := t.TempDir()
+	d := New(Options{Node: "node-1", Claims: claims, Records: claim.NewCache(claims, ""), Log: slog.New(slog.DiscardHandler)})
+	if got := d.Published(); got != nil {
+		t.Errorf("before the first inventory: %v", got)
+	}
+	pf, _ := pci.ParseAddress("0000:11:00.0")
+	vf, _ := pci.ParseAddress("0000:11:02.0")
+	s := &pci.Snapshot{Devices: []pci.Device{{Address: pf, VFIndex: pci.Unknown, Interfaces: []string{"ens0f0"}}, {Address: vf, PF: pf}}}
+	resource := &pool.Resource{Prefix: "example.com", Name: "fast", API: pool.DRA}
+	d.Update(Inventory{Snapshot: s, Pools: []pool.Pool{{Name: "example.com/fast", Resource: resource,
+		Devices: []pool.Device{{Device: s.Devices[1]}}}},
+		Faults: map[string]Fault{vf.String(): {Kind: LinkDown}}, Taints: pool.Taints{LinkDown: "NoSchedule"}})
+	got := d.Published()[vf.String()]
+	if got.Pool != "node-1" || got.Device != "0000-11-02-0" || got.Attributes["sriov.podlace.io/pf"] != "ens0f0" ||
+		!cmp.Equal(got.Taints, []string{"sriov.podlace.io/link-down=ens0f0:NoSchedule"}) || len(d.Published()) != 1 {
+		t.Errorf("got %+v", d.Published())
+	}
+}

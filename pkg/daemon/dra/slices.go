@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+const (
+	// maxDevices is the maximum number of devices in a slice with taints or counters. The driver uses this limit for all slices: a slice with
+	// more devices could not get taints later.
+	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+	// maxCounterSets is the maximum number of counter sets in a slice. Each PF that is offered as a whole has one counter set.
+	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
+
+	counterVFs = "vfs"
+)
+
+// sliceFeatures says which optional fields the API server stores. An API server drops the fields of disabled features.
+type sliceFeatures struct{ taints, counters bool }
+
+// desiredState contains all input from which the driver computes the slices.
+type desiredState struct {
+	Inventory
+	node    string
+	records []claim.Record
+	former  map[string]resourceapi.Device // by name: devices as last published
+	now     time.Time
+	sliceFeatures
+
+	excluded map[pci.Address]int // number of VFs that each PF offered as a whole excludes
+}
+
+// sortEntry contains a device and its sort keys.
+type sortEntry struct {
+	device resourceapi.Device
+	numa   int // pci.Unknown (-1) if unknown
+	pf     pci.Address
+	vf     int
+}
+
+// driverResources returns the slices that the node publishes. The slices form one pool, and no slice contains devices of two PFs.
+// driverResources returns the same slices for each order of the input.
+func (d desiredState) driverResources() *resourceslice.DriverResources {
+	entries := d.allEntries()
+	var out []resourceslice.Slice
+	if d.counters {
+		out = counterSlices(d.wholePFs())
+	}
+	slices.SortFunc(entries, sortEntry.compareTo)
+	for len(entries) > 0 {
+		of := entries[0].pf
+		n := 0
+		for n < len(entries) && n < maxDevices && entries[n].pf == of {
+			n++
+		}
+		var s resourceslice.Slice
+		for _, e := range entries[:n] {
+			s.Devices = append(s.Devices, e.device)
+		}
+		out, entries = append(out, s), entries[n:]
+	}
+	if len(out) == 0 {
+		out = append(out, resourceslice.Slice{})
+	}
+	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: {Slices: out}}}
+}
+
+// compareTo compares devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order of the
+// devices matters because the scheduler takes the first device that fits.
+func (e sortEntry) compareTo(o sortEntry) int {
+	last := func(n int) uint { return uint(n) } // -1 becomes the largest number
+	return cmp.Or(cmp.Compare(last(e.numa), last(o.numa)), e.pf.Compare(o.pf), cmp.Compare(last(e.vf), last(o.vf)),
+		strings.Compare(e.device.Name, o.device.Name))
+}
+
+// allEntries returns all devices to publish, in no particular order.
+func (d desiredState) allEntries() (out []sortEntry) {
+	prepared := d.claimedResources()
+	d.excluded = d.wholePFs()
+	seen := map[string]bool{}
+	for _, p := range d.Pools {
+		for _, dev := range p.Devices {
+			id := dev.Address.String()
+			if _, of := prepared[id]; !seen[id] && d.isOffered(id, dev, of) {
+				out = d.addDevice(out, p.Name, dev, of)
+			}
+			seen[id] = true
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(prepared)) {
+		if seen[id] || d.Held[id] != "" {
+			continue
+		}
+		// A claimed device may be missing from the configuration or from the machine. A missing device must stay in the slice: its taint makes
+		// Kubernetes evict the pods that have it.
+		if address, err := pci.ParseAddress(id); err == nil {
+			if dev, ok := d.Snapshot.Device(address); ok {
+				out = d.addDevice(out, prepared[id], pool.Device{Device: dev}, true)
+			} else {
+				out = append(out, d.goneEntry(address, prepared[id]))
+			}
+		}
+	}
+	return out
+}
+
+// claimedResources returns the resource of each claimed device. The key of the map is the PCI address of the device.
+func (d desiredState) claimedResources() map[string]string {
+	out := map[string]string{}
+	for _, r := range d.records {
+		for _, dev := range r.Devices {
+			if dev.Resource != "" { // empty if the record is unreadable
+				out[dev.ID] = dev.Resource
+			}
+		}
+	}
+	return out
+}
+
+// isOffered reports whether a device of a pool may be published. A device must not be published while a pod has it through the device
+// plugin API. A PF that is offered as a whole is published only if the API server stores counters, or if a claim already has the PF.
+// Without counters, the scheduler could allocate the PF and one of its VFs at the same time.
+func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool {
+	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)
+}
+
+// addDevice adds an existing device. If the API server drops taints, addDevice omits a free device that needs a taint.
+func (d desiredState) addDevice(out []sortEntry, resource string, dev pool.Device, prepared bool) []sortEntry {
+	id, pf := dev.Address.String(), d.pfOf(dev.Device)
+	e := sortEntry{numa: dev.NUMANode, pf: pf.Address, vf: dev.VFIndex}
+	e.device = resourceapi.Device{Name: DeviceName(dev.Address), Attributes: d.attributesOf(resource, dev)}
+	taints := d.taintsOf(id, d.pfName(pf), prepared)
+	if !d.taints && !prepared && repels(taints) {
+		return out
+	}
+	d.setTaints(&e.device, taints)
+	if n := d.excluded[e.pf]; d.counters && n > 0 {
+		e.device.ConsumesCounters = counterUse(dev.Device, e.pf, n)
+	}
+	return append(out, e)
+}
+
+// goneEntry returns the last published entry of a missing device. If the driver knows no published entry, goneEntry derives the attributes
+// from the address of the device.
+func (d desiredState) goneEntry(a pci.Address, resource string) sortEntry {
+	name := DeviceName(a)
+	e := sortEntry{numa: pci.Unknown, vf: pci.Unknown}
+	former, ok := d.former[name]
+	if !ok {
+		former.Attributes = d.attributesOf(resource, pool.Device{Device: pci.Device{Address: a, NUMANode: pci.Unknown, VFIndex: pci.Unknown}})
+		former.Attributes[attrKind] = text(kindVF)
+	}
+	e.device = resourceapi.Device{Name: name, Attributes: former.Attributes}
+	if n := former.Attributes[attrNUMA].IntValue; n != nil {
+		e.numa = int(*n)
+	}
+	if n := former.Attributes[attrVF].IntValue; n != nil {
+		e.vf = int(*n)
+	}
+	if s := former.Attributes[attrPFAddress].StringValue; s != nil {
+		e.pf, _ = pci.ParseAddress(*s) // the zero value sorts as a separate PF
+	}
+	d.setTaints(&e.device, d.goneTaints())
+	return e
+}
+
+// setTaints sets the taints of a device, unless the API server drops taints.
+func (d desiredState) setTaints(device *resourceapi.Device, taints []resourceapi.DeviceTaint) {
+	if !d.taints {
+		return
+	}
+	keepTimes(taints, d.former[device.Name].Taints, metav1.NewTime(d.now.UTC().Truncate(time.Second)))
+	device.Taints = taints
+}
+
+// wholePFs returns a map with the PFs that are offered as a whole. The value of each PF is the number of VFs that pods cannot get while a
+// claim has the PF.
+func (i Inventory) wholePFs() map[pci.Address]int {
+	out := map[pci.Address]int{}
+	for _, p := range i.Pools {
+		for _, dev := range p.Devices {
+			if dev.Whole > 0 {
+				out[dev.Address] = dev.Whole
+			}
+		}
+	}
+	return out
+}
+
+// counterUse returns how much of the PF's counter a device uses. A VF uses one unit of the PF's counter, and the PF itself uses all units.
+func counterUse(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
+	if dev.IsVF() {
+		n = 1
+	}
+	return []resourceapi.DeviceCounterConsumption{{CounterSet: counterSet(pf), Counters: count(n)}}
+}
+
+func counterSet(pf pci.Address) string { return "pf-" + DeviceName(pf) }
+
+func count(n int) map[string]resourceapi.Counter {
+	return map[string]resourceapi.Counter{counterVFs: {Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}}
+}
+
+// counterSlices returns the slices with the counters of PFs that are offered as a whole. In Kubernetes 1.35 and later, counters and devices
+// must be in different slices.
+func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
+	for pfs := range slices.Chunk(slices.SortedFunc(maps.Keys(whole), pci.Address.Compare), maxCounterSets) {
+		var s resourceslice.Slice
+		for _, pf := range pfs {
+			s.SharedCounters = append(s.SharedCounters, resourceapi.CounterSet{Name: counterSet(pf), Counters: count(whole[pf])})
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// formerDevices returns the devices of the stored slices. The key of the map is the name of the device.
+func formerDevices(stored []resourceapi.ResourceSlice) map[string]resourceapi.Device {
+	out := map[string]resourceapi.Device{}
+	for _, s := range stored {
+		for _, dev := range s.Spec.Devices {
+			out[dev.Name] = dev
+		}
+	}
+	return out
+}
+
+// describeSlices returns the numbers of slices and devices for the log.
+func describeSlices(r *resourceslice.DriverResources) string {
+	n, devices := 0, 0
+	for _, p := range r.Pools {
+		for _, s := range p.Slices {
+			n, devices = n+1, devices+len(s.Devices)
+		}
+	}
+	return countText(n, "slice") + " with " + countText(devices, "device")
+}
+
+// countText returns a number with its noun, such as "1 slice" or "2 slices".
+func countText(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprint(n, " ", noun)
+}
