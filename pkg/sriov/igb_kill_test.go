@@ -35,6 +35,7 @@ const killFault = "PODLACE_RUN_AT=%d kill -KILL $PPID"
 // the plugin reached.
 func (l igb) runWithFault(fault string, at int, verb, id string, keys ...any) (o outcome, moments []string) {
 	l.Helper()
+	l.publish() // to the program that runs now
 	trace := filepath.Join(l.TempDir(), "trace")
 	variables, stdin := l.Request(verb, id, keys...)
 	var stdout, stderr bytes.Buffer

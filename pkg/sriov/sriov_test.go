@@ -3,7 +3,6 @@
 package sriov
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,7 +11,6 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/allocation"
@@ -25,14 +23,7 @@ import (
 // changeAsTenant makes every change to a pod's interface that a tenant can make.
 func (l testLab) changeAsTenant(name string) {
 	l.Helper()
-	kerneltest.Await(l.T, "the driver of "+name+" is not resetting its device", func() bool {
-		err := l.Pod.Do(func() error { return pci.SetFeatures(name, nil) })
-		if errors.Is(err, unix.ENODEV) {
-			return false
-		}
-		must(l, err)
-		return true
-	})
+	must(l, l.Pod.Do(func() error { return pci.SetFeatures(name, nil) }))
 	l.inPod(func(pod *kernel.NS) {
 		link, _, err := pod.Link(name)
 		traits := link.Traits
