@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/podlace/podlace/pkg/cli/sandbox"
@@ -146,23 +145,20 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// nodeAddress returns an address of the node at which hostPorts must answer: of the family of the pod's first address, and not of the pods'
-// network. A node without such an address is tried at 127.0.0.1.
+// nodeAddress returns the address with which the node reaches other networks, of the family of the pod's first address. A node without such
+// a route is tried at 127.0.0.1.
 func nodeAddress(pod []netip.Prefix) (netip.Addr, error) {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return netip.Addr{}, err
+	outside := "[2001:db8::1]:9"
+	if pod[0].Addr().Is4() {
+		outside = "192.0.2.1:9"
 	}
-	for _, a := range all {
-		prefix, err := netip.ParsePrefix(a.String())
-		addr := prefix.Addr()
-		if err == nil && addr.IsGlobalUnicast() && addr.Is4() == pod[0].Addr().Is4() &&
-			!slices.ContainsFunc(pod, func(p netip.Prefix) bool { return p.Contains(addr) }) {
-			return addr, nil
-		}
+	conn, err := net.Dial("udp", outside) // sends nothing
+	if err == nil {
+		defer conn.Close()
+		return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 	}
 	if pod[0].Addr().Is4() {
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1}), nil
 	}
-	return netip.Addr{}, errors.New("the node has no address outside of the pods' network")
+	return netip.Addr{}, fmt.Errorf("the node has no IPv6 route to other networks: %w", err)
 }
