@@ -17,7 +17,7 @@ func (r *runner) rewrite(change func(plugins []map[string]any) []map[string]any)
 		Plugins []map[string]any `json:"plugins"`
 	}
 	for _, into := range []any{&conf, &list} {
-		if err := json.Unmarshal(r.raw, into); err != nil {
+		if err := json.Unmarshal(r.List.Bytes, into); err != nil {
 			return fmt.Errorf("conflist: %w", err)
 		}
 	}

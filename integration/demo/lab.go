@@ -83,7 +83,7 @@ func (l *lab) open(opts runOptions) (err error) {
 	if l.chain, err = newRunner(opts.Plugins, cacheDir, opts.Conflist); err != nil {
 		return err
 	}
-	l.lacks = notPromised(l.chain.List)
+	l.lacks = notPromised(l.chain.Chain)
 	if l.loopback, err = newRunner(opts.Plugins, cacheDir, []byte(loopbackConflist)); err != nil {
 		return err
 	}

@@ -5,10 +5,8 @@ package main
 import (
 	"encoding/json"
 	"net/netip"
-	"slices"
 
-	"github.com/containernetworking/cni/libcni"
-
+	"github.com/podlace/podlace/pkg/cli/chain"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -26,14 +24,14 @@ type bridgeConf struct {
 }
 
 // notPromised returns the features that a configuration does not request. The demo skips the steps that need one of these features.
-func notPromised(list *libcni.NetworkConfigList) map[string]string {
+func notPromised(c *chain.Chain) map[string]string {
 	lacks := map[string]string{}
 	for feature, capability := range capabilities() {
-		if !slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[capability] }) {
+		if !c.Provides(capability) {
 			lacks[feature] = "no plugin of the conflist has the capability " + capability
 		}
 	}
-	first := list.Plugins[0]
+	first := c.List.Plugins[0]
 	var conf bridgeConf
 	if !plugin.Runs(first.Network.Type, "bridge") || json.Unmarshal(first.Bytes, &conf) != nil {
 		return lacks

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/cli/chain"
 )
 
 func report(rows ...Row) Report {
@@ -136,11 +137,11 @@ func TestNotPromised(t *testing.T) {
 			},
 		},
 	} {
-		list, err := libcni.NetworkConfFromBytes([]byte(test.conflist))
+		c, err := chain.New("", "", []byte(test.conflist), nil)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if diff := cmp.Diff(test.want, notPromised(list)); diff != "" {
+		if diff := cmp.Diff(test.want, notPromised(c)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}

@@ -17,7 +17,6 @@ import (
 type runner struct {
 	*chain.Chain
 	folder, cache string
-	raw           []byte // the conflist
 	calls         []chain.Call
 }
 
@@ -30,7 +29,7 @@ func newRunner(folder, cache string, conflist []byte) (*runner, error) {
 func (r *runner) use(conflist []byte) error {
 	c, err := chain.New(r.folder, r.cache, conflist, func(c chain.Call) { r.calls = append(r.calls, c) })
 	if err == nil {
-		r.Chain, r.raw = c, conflist
+		r.Chain = c
 	}
 	return err
 }

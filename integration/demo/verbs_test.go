@@ -23,7 +23,7 @@ func TestWarmUpLeavesOutWhatTheKernelLacks(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{bandwidth: "no ifb"}, l.lacks); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(map[string]string{bandwidth: notPromised(l.chain.List)[bandwidth]}, notPromised(l.chain.List)); diff != "" {
+	if diff := cmp.Diff(map[string]string{bandwidth: notPromised(l.chain.Chain)[bandwidth]}, notPromised(l.chain.Chain)); diff != "" {
 		t.Error(diff)
 	}
 	row := step{name: "limit", needs: []string{portmap, bandwidth}}.row(t.Context(), l)
@@ -41,7 +41,7 @@ func TestWarmUpWithoutMasquerading(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{masquerading: "no nf_tables"}, l.lacks); diff != "" {
 		t.Error(diff)
 	}
-	if got := notPromised(l.chain.List); got[masquerading] == "" || len(pluginTypes(l.chain.List)) != 3 {
+	if got := notPromised(l.chain.Chain); got[masquerading] == "" || len(pluginTypes(l.chain.List)) != 3 {
 		t.Errorf("not promised: %v by %v", got, pluginTypes(l.chain.List))
 	}
 }

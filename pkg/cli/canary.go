@@ -173,7 +173,7 @@ func (c *canary) test(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := c.tryTraffic(ctx, prefixesOf(result)); err != nil {
+	if err := c.tryTraffic(ctx, addressesOf(result)); err != nil {
 		return err
 	}
 	return c.chain.Check(ctx, c.Attachment)
@@ -188,20 +188,18 @@ func (c *canary) hasCapability(capability, feature string) bool {
 	return false
 }
 
-// prefixesOf returns the addresses in a result, with their subnets.
-func prefixesOf(result *types100.Result) (list []netip.Prefix) {
+func addressesOf(result *types100.Result) (list []netip.Addr) {
 	for _, ip := range result.IPs {
 		addr, _ := netip.AddrFromSlice(ip.Address.IP)
-		bits, _ := ip.Address.Mask.Size()
-		list = append(list, netip.PrefixFrom(addr.Unmap(), bits))
+		list = append(list, addr.Unmap())
 	}
 	return list
 }
 
-func (c *canary) tryTraffic(ctx context.Context, pod []netip.Prefix) error {
-	for _, p := range pod {
-		if err := ask(ctx, netip.AddrPortFrom(p.Addr(), podPort)); err != nil {
-			return fmt.Errorf("the pod's address %s: %w", p.Addr(), err)
+func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
+	for _, addr := range pod {
+		if err := ask(ctx, netip.AddrPortFrom(addr, podPort)); err != nil {
+			return fmt.Errorf("the pod's address %s: %w", addr, err)
 		}
 	}
 	if len(pod) == 0 {
@@ -209,7 +207,7 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Prefix) error {
 		return nil
 	}
 	for _, m := range c.Ports {
-		node, err := nodeAddress(pod)
+		node, err := nodeAddress(pod[0])
 		if err == nil {
 			err = ask(ctx, netip.AddrPortFrom(node, uint16(m.HostPort)))
 		}
@@ -220,5 +218,5 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Prefix) error {
 	if c.Limit == 0 {
 		return nil
 	}
-	return tryLimit(ctx, netip.AddrPortFrom(pod[0].Addr(), podPort), c.Limit)
+	return tryLimit(ctx, netip.AddrPortFrom(pod[0], podPort), c.Limit)
 }

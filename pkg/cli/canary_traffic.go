@@ -145,11 +145,11 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// nodeAddress returns the address with which the node reaches other networks, of the family of the pod's first address. A node without such
-// a route is tried at 127.0.0.1.
-func nodeAddress(pod []netip.Prefix) (netip.Addr, error) {
+// nodeAddress returns the address with which the node reaches other networks, of the family of the pod's address. A node without such a
+// route is tried at 127.0.0.1.
+func nodeAddress(pod netip.Addr) (netip.Addr, error) {
 	outside := "[2001:db8::1]:9"
-	if pod[0].Addr().Is4() {
+	if pod.Is4() {
 		outside = "192.0.2.1:9"
 	}
 	conn, err := net.Dial("udp", outside) // sends nothing
@@ -157,7 +157,7 @@ func nodeAddress(pod []netip.Prefix) (netip.Addr, error) {
 		defer conn.Close()
 		return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 	}
-	if pod[0].Addr().Is4() {
+	if pod.Is4() {
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1}), nil
 	}
 	return netip.Addr{}, fmt.Errorf("the node has no IPv6 route to other networks: %w", err)
