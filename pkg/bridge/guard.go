@@ -78,9 +78,7 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	if len(written)+len(more) == 0 {
 		return nil
 	}
-	if err := cmp.Or(guardDrift(host), compareGuards(host, slices.Concat(written, more)...)); err == nil {
-		return dropForeignGuards(host, log, pods)
-	} else if !isDifferent(err) {
+	if err := cmp.Or(guardDrift(host), compareGuards(host, slices.Concat(written, more)...)); !isDifferent(err) {
 		return err
 	}
 	if len(written) > 0 {

@@ -149,8 +149,6 @@ func restoreMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Atta
 	written.Local = append(written.Local, multicast()...)
 	err := compareMasquerade(host, written)
 	switch {
-	case err == nil && len(written.Sources) > 0 && allShared(pods):
-		return all.dropForeign(host, log)
 	case !isDifferent(err):
 		return err
 	case len(all.Sources) == 0:
