@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
@@ -202,40 +201,25 @@ func programNode(
 	return former, att.Save(*st)
 }
 
-// maxRaces is the maximum number of times that ADD makes a new plan after a race with another program.
-const maxRaces = 3
-
-// takePorts takes either all ports or no port. If another program changes the table after takePorts has made its plan, takePorts makes a
-// new plan. The lock portsLock prevents ADDs of other pods at the same time, but does not prevent changes by other programs.
-func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState) (p claimPlan, err error) {
-	var taken []portTakeover
-	for races := 0; ; races++ {
-		if err := ensureRules(host, r.Log); err != nil {
-			return claimPlan{}, err
-		}
-		want := portClaim{st.hostPorts(ownerComment(att.Key, r.Pod.String())), r.ContainerID, r.Pod.String()}
-		want.Netns = st.netnsPath(r.NetnsPath)
-		p, err = planFor(host, want)
-		if err == nil && p.singles {
-			p, err = takeSinglePorts(cfg, att, host, st, &want)
-		}
-		if err != nil {
-			return claimPlan{}, err
-		}
-		p.taken = mergeTakeovers(taken, p.taken)
-		taken = p.taken
-		err = applyPlan(host, want, p)
-		if err == nil {
-			p.logTakeovers(want, r.Log)
-		}
-		if races == maxRaces || !isRace(err) {
-			return p, err
-		}
+// takePorts takes either all ports or no port. Callers hold portsLock.
+func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState) (claimPlan, error) {
+	if err := ensureRules(host, r.Log); err != nil {
+		return claimPlan{}, err
 	}
+	want := portClaim{st.hostPorts(ownerComment(att.Key, r.Pod.String())), r.ContainerID, r.Pod.String()}
+	want.Netns = st.netnsPath(r.NetnsPath)
+	p, err := planFor(host, want)
+	if err == nil && p.singles {
+		p, err = takeSinglePorts(cfg, att, host, st, &want)
+	}
+	if err == nil {
+		err = applyPlan(host, want, p)
+	}
+	if err == nil {
+		p.logTakeovers(want, r.Log)
+	}
+	return p, err
 }
-
-// isRace reports whether another program added or removed an element after ADD made its plan.
-func isRace(err error) bool { return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) }
 
 // If another attachment of the container has some ports of a range, takeSinglePorts splits the ranges into single ports and makes a new
 // plan.

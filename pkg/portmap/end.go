@@ -115,7 +115,7 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
 	if err == nil && !lost && passesPorts(r) {
 		// If both the record and the rules are lost, the network of this pod may still have access to 127.0.0.1.
-		err = mendLoopbackLocked(host)
+		err = restoreLoopbackLocked(host)
 	}
 	if err != nil {
 		return err
@@ -144,8 +144,8 @@ func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	return true, err
 }
 
-// mendLoopbackLocked takes the lock portsLock and calls mendLoopback.
-func mendLoopbackLocked(host *kernel.Node) error {
+// restoreLoopbackLocked takes the lock portsLock and calls restoreLoopback.
+func restoreLoopbackLocked(host *kernel.Node) error {
 	if open, err := LoopbackOpen(host); err != nil || !open && !loopbackUsed() {
 		return err
 	}
@@ -154,5 +154,5 @@ func mendLoopbackLocked(host *kernel.Node) error {
 		return err
 	}
 	defer unlock()
-	return mendFromRecords(host)
+	return restoreRecordedLoopback(host)
 }

@@ -5,6 +5,7 @@ package portmap
 import (
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,13 +70,13 @@ func ProtectLoopback(host *kernel.Node) error {
 	return loopbackSchema().Install(nil)
 }
 
-// restoreProtection writes the rules that protect 127.0.0.0/8 again if they are missing or changed. The first result of restoreProtection
-// is true if it wrote the rules again.
-func restoreProtection(host *kernel.Node) (restored bool, err error) {
+// restoreProtection writes the rules that protect 127.0.0.0/8 again if they are missing or changed. Callers hold portsLock.
+func restoreProtection(host *kernel.Node, log *slog.Logger) error {
 	if drift, err := loopbackSchema().Drift(&host.NFT); err != nil || drift == "" {
-		return false, err
+		return err
 	}
-	return true, loopbackSchema().Install(nil)
+	log.Warn("the protection of the node's 127.0.0.0/8 was missing or changed and is restored")
+	return loopbackSchema().Install(nil)
 }
 
 // openedByUs is the value of route_localnet that Podlace writes. For the kernel, every value of route_localnet except 0 means "on". Other
@@ -134,39 +135,12 @@ func leaveLoopbackOpen(host *kernel.Node, link string) error {
 }
 
 // openedLinks returns the links on which Podlace enabled route_localnet. openedLinks reads all links of the node.
-func openedLinks(host *kernel.Node) (links []string, err error) {
-	values, err := routeLocalnets(host)
-	for link, value := range values {
-		if value == openedByUs {
-			links = append(links, link)
-		}
-	}
-	return links, err
-}
-
-// openedUnknown reports whether a link has route_localnet although no file says which program enabled it. The value 1 is ambiguous: other
-// programs and earlier versions of Podlace write this value. If records are lost, Podlace cannot know whether another program enabled
-// route_localnet on this link.
-func openedUnknown(host *kernel.Node) (bool, error) {
-	values, err := routeLocalnets(host)
-	for link, value := range values {
-		if _, unknown := os.Lstat(filepath.Join(loopbackUsers, foreignPrefix+link)); value == "1" && unknown != nil {
-			return true, err
-		}
-	}
-	return false, err
-}
-
-// routeLocalnets returns the value of route_localnet for each link of the node. routeLocalnets skips the entries "all" and "default".
-func routeLocalnets(host *kernel.Node) (map[string]string, error) {
-	links, err := host.List("ipv4/conf")
-	values := map[string]string{}
-	for _, link := range links {
-		if value, err := host.Get(routeLocalnet(link, "").Path); err == nil && link != "all" && link != "default" {
-			values[link] = value
-		}
-	}
-	return values, err
+func openedLinks(host *kernel.Node) ([]string, error) {
+	names, err := host.List("ipv4/conf")
+	return slices.DeleteFunc(names, func(name string) bool {
+		value, err := host.Get(routeLocalnet(name, "").Path)
+		return err != nil || value != openedByUs || name == "all" || name == "default"
+	}), err
 }
 
 // LoopbackOpen reports whether route_localnet is on for any link because Podlace enabled it. LoopbackOpen reads all links of the node.
@@ -193,14 +167,13 @@ func CloseLoopback(host *kernel.Node) error {
 	return err
 }
 
-// mendLoopback restores the rules that protect the node's 127.0.0.0/8 while a link has route_localnet. If there are no records and no
-// hostPorts in the kernel, mendLoopback disables route_localnet on all links. The second argument of mendLoopback contains the hashes of
-// the recorded attachments. The caller holds portsLock.
-func mendLoopback(host *kernel.Node, users []string) error {
-	lost := !loopbackUsed()
+// restoreLoopback restores the rules that protect the node's 127.0.0.0/8 while a link has route_localnet. If there are no records and no
+// hostPorts in the kernel, it disables route_localnet on all links and removes the rules. The argument `users` contains the hashes of the
+// recorded attachments. Callers hold portsLock.
+func restoreLoopback(host *kernel.Node, users []string) error {
 	links, err := openedLinks(host)
 	if err == nil && len(links) > 0 {
-		_, err = restoreProtection(host)
+		err = restoreProtection(host, slog.Default())
 	}
 	if err != nil {
 		return err
@@ -220,11 +193,6 @@ func mendLoopback(host *kernel.Node, users []string) error {
 	}
 	if has, err := nft.HasTable(nft.LoopbackTable); err != nil || !has {
 		return err
-	}
-	if lost {
-		if unknown, err := openedUnknown(host); err != nil || unknown {
-			return err
-		}
 	}
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
@@ -296,10 +264,6 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 		return users, false, err
 	}
 	last, err = closeUnused(host, owner)
-	if err == nil && last && len(users) == 0 {
-		unknown, e := openedUnknown(host)
-		last, err = !unknown, e
-	}
 	return users, last, err
 }
 

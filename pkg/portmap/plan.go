@@ -168,16 +168,6 @@ func observeHolder(t *nft.Handle, hash string, want portClaim) (h portHolder, er
 	return h, err
 }
 
-// mergeTakeovers adds new takeovers of ports to the takeovers of an earlier plan.
-func mergeTakeovers(earlier, more []portTakeover) []portTakeover {
-	for _, m := range more {
-		if !slices.ContainsFunc(earlier, func(t portTakeover) bool { return t.Key == m.Key }) {
-			earlier = append(earlier, m)
-		}
-	}
-	return earlier
-}
-
 // logTakeovers logs the attachments that lost ports.
 func (p claimPlan) logTakeovers(want portClaim, log *slog.Logger) {
 	for _, h := range p.taken {
@@ -193,7 +183,7 @@ func applyPlan(host *kernel.Node, want portClaim, p claimPlan) error {
 		return err
 	}
 	if p.shared {
-		if err := attachment.NoteNode(sharedPorts, someShared); err != nil {
+		if err := attachment.UnnoteNode(unsharedPorts); err != nil {
 			return err
 		}
 	}

@@ -3,7 +3,6 @@
 package portmap
 
 import (
-	"log/slog"
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -40,11 +39,11 @@ func protectFlushed(r *plugin.Request) error {
 		return attachment.Trying.Tolerate(err)
 	}
 	defer unlock()
-	return protectAgain(host, r.Log)
+	return restoreProtection(host, r.Log)
 }
 
-// mendFromRecords passes the hashes of all recorded attachments to mendLoopback.
-func mendFromRecords(host *kernel.Node) error {
+// restoreRecordedLoopback passes the hashes of all recorded attachments to restoreLoopback.
+func restoreRecordedLoopback(host *kernel.Node) error {
 	records, err := attachment.AllOf("portmap")
 	if err != nil {
 		return err
@@ -53,7 +52,7 @@ func mendFromRecords(host *kernel.Node) error {
 	for _, rec := range records {
 		users = append(users, rec.Hash())
 	}
-	return mendLoopback(host, users)
+	return restoreLoopback(host, users)
 }
 
 // opensLoopback reports whether Podlace enabled route_localnet on an interface of the node that belongs to the pod.
@@ -61,13 +60,4 @@ func opensLoopback(r *plugin.Request) bool {
 	return r.Prev != nil && slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool {
 		return i.Sandbox == "" && loopbackOpenedOn(i.Name)
 	})
-}
-
-// protectAgain writes the rules that protect 127.0.0.0/8 again if they are missing or changed. The caller holds portsLock.
-func protectAgain(host *kernel.Node, log *slog.Logger) error {
-	restored, err := restoreProtection(host)
-	if restored {
-		log.Warn("the protection of the node's 127.0.0.0/8 was missing or changed and is restored")
-	}
-	return err
 }

@@ -55,7 +55,7 @@ func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) er
 	if len(all) > 0 {
 		err = restorePorts(host, all, log, locks)
 	}
-	return errors.Join(err, mendFromRecords(host))
+	return errors.Join(err, restoreRecordedLoopback(host))
 }
 
 // inUse reports whether the node has a record of hostPorts or a link on which Podlace enabled route_localnet.
@@ -74,7 +74,7 @@ func inUse(host *kernel.Node) (bool, error) {
 func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
 	if loopbackUsed() {
-		errs = append(errs, ignoreNoNFT(protectAgain(host, log)))
+		errs = append(errs, ignoreNoNFT(restoreProtection(host, log)))
 	}
 	var wanted []ownedPorts
 	var flows []ports.Port

@@ -14,14 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// sharedPorts is the name of a file in a state folder of the node. This file says whether any attachments share hostPorts. If no
-// attachments share ports, DEL does not read the records of other pods. If this file is missing, the attachments were created by an earlier
-// version of Podlace, which did not write the file. DEL then reads the records of other pods.
-const (
-	sharedPorts = "shared-hostports"
-	someShared  = "some"
-	noneShared  = "none"
-)
+// unsharedPorts is the name of a note file of the node which says that no attachments share hostPorts. With it, DEL does not read the
+// records of other pods.
+const unsharedPorts = "unshared-hostports"
 
 // The type otherOwners caches the descriptions of other attachments. The key of this cache is the comment of a set element.
 type otherOwners struct {
@@ -63,7 +58,7 @@ func describeOwner(rec attachment.Record, owner string) string {
 // attachments belong to the same container in other networks, or to an older live pod with the same name. The last argument of passPorts
 // contains the ports of the attachment that ends, or is nil if these ports are unknown. The caller holds portsLock.
 func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
-	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
+	if _, noted := attachment.NodeNoted(unsharedPorts); noted {
 		return nil
 	}
 	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that requests this port then also
@@ -86,7 +81,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 		if shared, err := sharedExcept(hash); err != nil || shared {
 			return nil
 		}
-		return attachment.NoteNode(sharedPorts, noneShared)
+		return attachment.NoteNode(unsharedPorts, "")
 	}
 	if err := passHostPorts(host, hash, wanted); err != nil {
 		return err
