@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -82,23 +83,19 @@ func recordedPort(host *kernel.Node, pod attachment.Of[state]) (link kernel.Link
 	return link, ok && link.Name == pod.HostVeth(), err
 }
 
-// joinRecorded attaches a host-side veth that has no bridge to the recorded bridge again. If the node has no such bridge, joinRecorded does
+// restoreDetached attaches a host-side veth that has no bridge to the recorded bridge again. If the node has no such bridge, it does
 // nothing: the next ADD creates the bridge and attaches all pods.
-func joinRecorded(host *kernel.Node, log *slog.Logger, link kernel.Link, st state) error {
+func restoreDetached(host *kernel.Node, log *slog.Logger, link kernel.Link, st state) error {
 	bridge, ok, err := host.Link(st.Bridge)
 	if err != nil || !ok || bridge.Kind != "bridge" {
 		return err
 	}
 	log.Warn("a pod's port has no bridge and is attached again", "port", link.Name, "bridge", bridge.Name)
-	err = join(host, bridge, link, st)
-	if errors.Is(err, unix.ENODEV) { // a DEL in the meantime
-		return nil
-	}
-	return err
+	return fault.Ignore(restorePort(host, bridge, link, st), unix.ENODEV) // a DEL in the meantime
 }
 
-// join() attaches a host-side veth to a bridge, with the recorded VLANs and flags.
-func join(host *kernel.Node, bridge, link kernel.Link, st state) error {
+// restorePort attaches a host-side veth to a bridge, with the recorded VLANs and flags.
+func restorePort(host *kernel.Node, bridge, link kernel.Link, st state) error {
 	if st.VLANs.used() && !bridge.FiltersVLANs {
 		return plugin.Errorf(plugin.CodeDevice, "bridge %s does not keep VLANs apart: %s is not attached", bridge.Name, link.Name)
 	}

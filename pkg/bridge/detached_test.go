@@ -108,9 +108,9 @@ func TestDetachedElsewhere(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestJoinKeepsVLANsApart checks that the host-side veth of a pod with a VLAN is not attached to a bridge without VLAN filtering.
-func TestJoinKeepsVLANsApart(t *testing.T) {
-	err := join(nil, kernel.Link{Name: "btmix", Kind: "bridge"}, kernel.Link{Name: "port0"}, state{VLANs: VLANs{ID: 7}})
+// TestRestoreKeepsVLANsApart checks that the host-side veth of a pod with a VLAN is not attached to a bridge without VLAN filtering.
+func TestRestoreKeepsVLANsApart(t *testing.T) {
+	err := restorePort(nil, kernel.Link{Name: "btmix", Kind: "bridge"}, kernel.Link{Name: "port0"}, state{VLANs: VLANs{ID: 7}})
 	if plugin.Code(err) != plugin.CodeDevice {
 		t.Errorf("got %v", err)
 	}

@@ -16,7 +16,7 @@ import (
 
 // setUpGateway adds the gateway addresses to the bridge and enables forwarding on the node.
 func (j *job) setUpGateway(w wiring, l layer3) error {
-	bridge, remade := w.gateway, false
+	bridge := w.gateway
 	for _, gw := range l.gateways {
 		// The name of the gateway's note file contains the prefix length of the gateway address. Without this file name, ADD would have to search
 		// the kernel's list of all addresses for the prefix length, which is slower.
@@ -31,7 +31,6 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 		if has && noted {
 			continue
 		}
-		remade = remade || noted
 		if err := j.placeGateway(bridge, gw, l.gateways); err != nil {
 			return err
 		}
@@ -42,16 +41,7 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 			j.r.Log.Warn("the gateway address cannot be used; pods reach the node once it can", "gateway", gw, "bridge", bridge.Name, "error", err)
 		}
 	}
-	if !remade {
-		return nil
-	}
-	// The bridge lacked a gateway address that this network had added earlier. Another program may have deleted the bridge and created a new
-	// bridge.
-	lost, err := j.orphanedPorts()
-	if err == nil {
-		j.reattach(w.bridge, lost)
-	}
-	return err
+	return nil
 }
 
 // gatewayNote returns the name of a note file which says that this network has added a gateway address to a bridge.

@@ -13,57 +13,54 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type `port` contains data about a live attachment whose bridge was deleted: the host side and the recorded state.
-type port struct {
+// An orphan is the host side of a live attachment whose bridge was deleted, with the recorded state.
+type orphan struct {
 	link kernel.Link
 	state
 }
 
-// orphanedPorts returns the host sides that are attached to no bridge, although the record says that they were ports of this bridge.
-// orphanedPorts reads the records of all networks. The caller calls orphanedPorts only if the bridge is missing, is down, or is not the
-// recorded bridge. ADD sets a bridge up as its last step. A bridge that is down may therefore come from a killed ADD that had not attached
-// the orphaned ports yet.
-func (j *job) orphanedPorts() ([]port, error) {
+// findOrphans returns the host sides that are attached to no bridge, although the records of any network say that they were ports of this
+// bridge. It is called only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step, so a
+// bridge that is down may come from a killed ADD that had not restored the orphans yet.
+func (j *job) findOrphans() (orphans []orphan, err error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
 		return nil, err
 	}
-	var lost []port
-	for _, pod := range pods {
-		st := pod.State
-		if st.Bridge != j.cfg.Bridge || st.Unfinished || st.Index == 0 {
+	for _, pod := range finished(pods) {
+		if pod.State.Bridge != j.cfg.Bridge {
 			continue
 		}
-		link, ok, err := j.host.LinkByIndex(st.Index)
+		link, ok, err := recordedPort(j.host, pod)
 		if err != nil {
 			return nil, err
 		}
-		if ok && link.Name == pod.HostVeth() && link.Master == 0 {
-			lost = append(lost, port{link, st})
+		if ok && link.Master == 0 {
+			orphans = append(orphans, orphan{link, pod.State})
 		}
 	}
-	return lost, nil
+	return orphans, nil
 }
 
-// previousMAC returns the MAC of the deleted bridge. If the new bridge gets this MAC, the pods' neighbour entries stay valid. If no port is
-// orphaned, previousMAC returns a random MAC.
-func previousMAC(lost []port) net.HardwareAddr {
-	for _, p := range lost {
-		if mac, err := net.ParseMAC(p.BridgeMAC); err == nil && len(mac) == 6 && mac[0]&1 == 0 {
+// previousMAC returns the MAC of the deleted bridge. If the new bridge gets this MAC, the pods' neighbour entries stay valid. Without
+// orphans, previousMAC returns a random MAC.
+func previousMAC(orphans []orphan) net.HardwareAddr {
+	for _, o := range orphans {
+		if mac, err := net.ParseMAC(o.BridgeMAC); err == nil && len(mac) == 6 && mac[0]&1 == 0 {
 			return mac
 		}
 	}
 	return randomMAC()
 }
 
-// adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note file
-// contains the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is
-// new to the network, even if this bridge is up.
-func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
+// prepareNewBridge pins the MAC of a bridge that is new to the network and restores the orphans. The network's note file contains the
+// ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is new to the
+// network, even if this bridge is up.
+func (j *job) prepareNewBridge(bridge kernel.Link, made bool, orphans []orphan) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)
 	if noted && last == identity {
-		j.reattach(bridge, lost)
+		j.restoreOrphans(bridge, orphans)
 		return nil
 	}
 	if err := j.pinMAC(bridge, made); err != nil {
@@ -71,11 +68,11 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	}
 	if noted && bridge.Up {
 		var err error
-		if lost, err = j.orphanedPorts(); err != nil {
+		if orphans, err = j.findOrphans(); err != nil {
 			return err
 		}
 	}
-	j.reattach(bridge, lost)
+	j.restoreOrphans(bridge, orphans)
 	return j.att.Note(note, identity)
 }
 
@@ -93,32 +90,26 @@ func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	return j.host.SetMAC(bridge, bridge.MAC)
 }
 
-// reattach() attaches the orphaned ports to the bridge again, with their settings and their gateway addresses. Errors are only logged,
-// because the current ADD is for another pod.
-func (j *job) reattach(bridge kernel.Link, lost []port) {
-	for _, p := range lost {
-		err := j.reattachPort(bridge, p)
-		j.r.Log.Warn("attached a pod again after its bridge was deleted", "bridge", bridge.Name, "port", p.link.Name, "error", err)
+// restoreOrphans attaches orphans to the bridge, with their settings and their gateway addresses. Errors are only logged, because the
+// current ADD is for another pod.
+func (j *job) restoreOrphans(bridge kernel.Link, orphans []orphan) {
+	for _, o := range orphans {
+		err := j.restoreOrphan(bridge, o)
+		j.r.Log.Warn("attached a pod again after its bridge was deleted", "bridge", bridge.Name, "port", o.link.Name, "error", err)
 	}
 }
 
-func (j *job) reattachPort(bridge kernel.Link, p port) error {
-	errs := []error{join(j.host, bridge, p.link, p.state)}
-	gateway, err := j.ensureGatewayLink(bridge, cmp.Or(p.gatewayLink(), bridge.Name), p.VLANs)
+func (j *job) restoreOrphan(bridge kernel.Link, o orphan) error {
+	errs := []error{restorePort(j.host, bridge, o.link, o.state)}
+	gateway, err := j.ensureGatewayLink(bridge, cmp.Or(o.gatewayLink(), bridge.Name), o.VLANs)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	has, err := j.host.Addresses(gateway)
 	errs = append(errs, err)
-	for _, gw := range p.Gateways {
-		if slices.Contains(has, gw) {
-			continue
-		}
-		if gw.Addr().Is6() {
-			errs = append(errs, j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + gateway.Name + "/disable_ipv6", Value: "0"}))
-		}
-		if err := j.host.AddAddress(gateway, gw, j.cfg.DAD); err != nil && !isExist(err) {
-			errs = append(errs, err)
+	for _, gw := range o.Gateways {
+		if !slices.Contains(has, gw) {
+			errs = append(errs, restoreGateway(j.host, gateway, gw))
 		}
 	}
 	return errors.Join(errs...)

@@ -139,7 +139,7 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 	case err != nil && !kernel.NoRoute(err):
 		return nil, err
 	case err != nil || !own.Local:
-		return append(all, missingPart{"gateway address", func() error { return p.addGateway(host, link) }}), nil
+		return append(all, missingPart{"gateway address", func() error { return restoreGateway(host, link, p.gateway) }}), nil
 	case !own.Through(link) || !p.connects(link):
 		return all, nil
 	}
@@ -154,17 +154,17 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 // usable. Without waiting, the next STATUS could find the address still unusable and restore it a second time.
 const placeTimeout = 200 * time.Millisecond
 
-// addGateway adds the gateway address to its link again.
-func (p path) addGateway(host *kernel.Node, link kernel.Link) error {
-	if p.gateway.Addr().Is6() {
+// restoreGateway adds a gateway address to its link again.
+func restoreGateway(host *kernel.Node, link kernel.Link, gw netip.Prefix) error {
+	if gw.Addr().Is6() {
 		if err := host.Set(link.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + link.Name + "/disable_ipv6", Value: "0"})...); err != nil {
 			return err
 		}
 	}
-	if err := host.AddAddress(link, p.gateway, false); err != nil && !isExist(err) {
+	if err := host.AddAddress(link, gw, false); err != nil && !isExist(err) {
 		return err
 	}
-	_ = host.AwaitAddress(p.gateway.Addr(), time.Now().Add(placeTimeout))
+	_ = host.AwaitAddress(gw.Addr(), time.Now().Add(placeTimeout))
 	return nil
 }
 
@@ -203,7 +203,7 @@ func restorePorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[stat
 			continue
 		}
 		if port.Master == 0 {
-			errs = append(errs, joinRecorded(host, log, port, pod.State))
+			errs = append(errs, restoreDetached(host, log, port, pod.State))
 			continue
 		}
 		want := pod.State.flags()

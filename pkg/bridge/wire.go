@@ -56,7 +56,7 @@ func (j *job) createLinks() (w wiring, err error) {
 
 // ensureBridge returns the bridge, and creates it if it is missing. As its last step, ensureBridge sets the bridge up.
 func (j *job) ensureBridge() (kernel.Link, error) {
-	link, made, lost, err := j.findBridge()
+	link, made, orphans, err := j.findBridge()
 	if err != nil {
 		return link, err
 	}
@@ -78,7 +78,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 			return link, err
 		}
 	}
-	if err := j.adopt(link, made, lost); err != nil {
+	if err := j.prepareNewBridge(link, made, orphans); err != nil {
 		return link, err
 	}
 	if !link.Up {
@@ -87,30 +87,30 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	return link, nil
 }
 
-// findBridge returns the bridge, and the orphaned ports that a deleted bridge left. If the bridge is missing, findBridge creates it, and
+// findBridge returns the bridge, and the orphans of a deleted bridge. If the bridge is missing, findBridge creates it, and
 // the second result is true.
-func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error) {
+func (j *job) findBridge() (link kernel.Link, made bool, orphans []orphan, err error) {
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
 	if err == nil && (!ok || !link.Up) {
-		lost, err = j.orphanedPorts()
+		orphans, err = j.findOrphans()
 	}
 	if err != nil || ok {
-		return link, false, lost, err
+		return link, false, orphans, err
 	}
 	add := j.host.AddBridge
-	if j.cfg.VLANs.used() || slices.ContainsFunc(lost, func(p port) bool { return p.VLANs.used() }) {
+	if j.cfg.VLANs.used() || slices.ContainsFunc(orphans, func(o orphan) bool { return o.VLANs.used() }) {
 		add = j.host.AddVLANBridge
 	}
 	// A Service with a backend on the client's own bridge works only if iptables rules see the bridged answer of the backend. Without iptables
 	// rules, the answer would go directly to the client, but the client expects the answer from the Service's address.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
-	if err = add(name, previousMAC(lost), kernel.MTUBeside(j.newBridgeMTU()), filtered); err != nil && !isExist(err) {
+	if err = add(name, previousMAC(orphans), kernel.MTUBeside(j.newBridgeMTU()), filtered); err != nil && !isExist(err) {
 		return link, false, nil, err
 	}
 	made = err == nil
 	link, ok, err = j.host.Link(name)
-	return link, made, lost, errIfDeleted(name, ok, err)
+	return link, made, orphans, errIfDeleted(name, ok, err)
 }
 
 // errIfDeleted returns an error if a bridge is missing although it existed shortly before.
