@@ -71,11 +71,7 @@ func (st state) check(r *plugin.Request, host *kernel.Node, link kernel.Link, re
 // makes: another burst, another queue length, and a redirect without short frames.
 func (e observedLimit) check(host *kernel.Node, limit string, want kernel.Bucket, ours bool) error {
 	if e.lost != "" && (ours || !e.passesShort) {
-		err := plugin.Errorf(plugin.CodeStateDiffers, "%s: %s", limit, e.lost)
-		if e.passesShort {
-			err = plugin.WithHint(err, "an earlier version made the redirect; podlace reload replaces it")
-		}
-		return err
+		return plugin.Errorf(plugin.CodeStateDiffers, "%s: %s", limit, e.lost)
 	}
 	// The kernel stores rates in whole bytes per second, and bursts in ticks.
 	has := e.bucket

@@ -26,7 +26,7 @@ type Limits struct {
 // Direction describes the limit of one direction. The pod receives ingress and sends egress. The field Applied is nil in three cases: the
 // limit is missing in the kernel, an admin removed the limit, or the pod is dead.
 type Direction struct {
-	Asked   Limit          // unknown if an older version recorded it
+	Asked   Limit
 	Applied *kernel.Bucket // the kernel's bucket, with its counters since the limit was set
 	Missing string         // description of the missing part
 	Rate    uint64         // average bits per second in the interval
@@ -225,9 +225,6 @@ func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
 		return err
 	}
 	next := old
-	if next.Latency == 0 {
-		next.Latency = defaultLatency
-	}
 	if ingress != nil {
 		next.Asked.Ingress = Limit{Rate: *ingress, ByAdmin: true}
 		next.Ingress = next.Asked.Ingress.bucket(link.MTU, next.Latency, fair)

@@ -13,7 +13,7 @@ type observedLimit struct {
 	link        kernel.Link // carries the token bucket: the host side, or the ifb device
 	bucket      kernel.Bucket
 	lost        string // why frames pass the limit, or ""
-	passesShort bool   // only frames shorter than 18 bytes pass, because the reference plugin or an earlier version made the redirect
+	passesShort bool   // only frames shorter than 18 bytes pass, because the reference plugin made the redirect
 }
 
 // A bucketReader returns the token bucket of a link: kernel.NS.Shaped asks the kernel, and bucketsFrom looks in a list.
