@@ -4,7 +4,6 @@ package attachment
 
 import (
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -75,7 +74,7 @@ func (g *GC[T]) Unreadable() iter.Seq[string] {
 		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")
 		g.errs = append(g.errs, err)
 		for _, rec := range records {
-			if err := json.Unmarshal(rec.State, new(T)); err != nil {
+			if _, err := StateOf[T](rec); err != nil {
 				damaged = append(damaged, Damaged{g.r.Network, rec.Plugin + "-" + rec.Hash(), err})
 			}
 		}

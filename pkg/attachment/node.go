@@ -3,7 +3,6 @@
 package attachment
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -109,7 +108,7 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 		return st, false, nil
 	}
 	if err != nil {
-		err = plugin.Errorf(plugin.CodeStateDiffers, "the record of %s cannot be read: %w", r.Plugin, err)
+		err = plugin.Differs("the record of %s cannot be read: %w", r.Plugin, err)
 		return st, false, plugin.WithHint(err, renew)
 	}
 	return rec.State, found, nil
@@ -121,7 +120,7 @@ func LostRecord(r *plugin.Request) error {
 	if Recorded(r) {
 		return nil
 	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the record of %s is missing: its rules cannot be restored after a flush", r.Plugin), renew)
+	return plugin.WithHint(plugin.Differs("the record of %s is missing: its rules cannot be restored after a flush", r.Plugin), renew)
 }
 
 const renew = "the record cannot be restored, and DEL works without it; delete and recreate the pod"
@@ -156,7 +155,7 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 func RecordOf[T any](k Key, plugin string) (rec Of[T], ok bool, err error) {
 	records, err := RecordsOf(k, plugin)
 	if rec.Record, ok = records[plugin]; ok {
-		err = json.Unmarshal(rec.Record.State, &rec.State)
+		rec.State, err = StateOf[T](rec.Record)
 	}
 	return rec, ok, err
 }

@@ -58,13 +58,18 @@ type Of[T any] struct {
 	State T
 }
 
+// StateOf decodes the state in a record.
+func StateOf[T any](rec Record) (st T, err error) {
+	err = json.Unmarshal(rec.State, &st)
+	return st, err
+}
+
 // States decodes the states in the records that List or AllOf returned. States leaves out a record whose state has another format.
 func States[T any](records []Record, err error) ([]Of[T], error) {
 	var all []Of[T]
 	for _, rec := range records {
-		one := Of[T]{Record: rec}
-		if json.Unmarshal(rec.State, &one.State) == nil {
-			all = append(all, one)
+		if st, err := StateOf[T](rec); err == nil {
+			all = append(all, Of[T]{rec, st})
 		}
 	}
 	return all, err

@@ -71,13 +71,13 @@ func (st state) check(r *plugin.Request, host *kernel.Node, link kernel.Link, re
 // makes: another burst, another queue length, and a redirect without short frames.
 func (e observedLimit) check(host *kernel.Node, limit string, want kernel.Bucket, ours bool) error {
 	if e.lost != "" && (ours || !e.passesShort) {
-		return plugin.Errorf(plugin.CodeStateDiffers, "%s: %s", limit, e.lost)
+		return plugin.Differs("%s: %s", limit, e.lost)
 	}
 	// The kernel stores rates in whole bytes per second, and bursts in ticks.
 	has := e.bucket
 	same := has.Limit == want.Limit && nearBurst(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
 	if has.Rate/8 != want.Rate/8 || ours && !same {
-		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %s, want %s", e.link.Name, has, want)
+		return plugin.Differs("the token bucket of %s is %s, want %s", e.link.Name, has, want)
 	}
 	return checkFilters(host, e.link, kernel.Sending, limit, 0)
 }
@@ -94,7 +94,7 @@ func checkFilters(host *kernel.Node, link kernel.Link, side kernel.Side, limit s
 	if captor.Drops {
 		does = "drops all frames"
 	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "%s: a filter of another program on %s (%s) %s: %s",
+	return plugin.WithHint(plugin.Differs("%s: a filter of another program on %s (%s) %s: %s",
 		limit, link.Name, side, does, captor.Filter),
 		"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'; 'podlace reload' leaves it", link.Name, side)
 }

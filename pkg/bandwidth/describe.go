@@ -3,7 +3,6 @@
 package bandwidth
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -12,8 +11,7 @@ import (
 // Rates returns the limits in a record of the bandwidth plugin, in bits per second. Ingress is the traffic that the pod receives. A rate of
 // 0 means no limit.
 func Rates(rec attachment.Record) (ingress, egress uint64, err error) {
-	var st state
-	err = json.Unmarshal(rec.State, &st)
+	st, err := attachment.StateOf[state](rec)
 	if st.Ingress != nil {
 		ingress = st.Ingress.Rate
 	}
@@ -25,10 +23,7 @@ func Rates(rec attachment.Record) (ingress, egress uint64, err error) {
 
 // Objects describes the kernel objects that enforce the recorded limits of an attachment. Each returned line describes one kernel object.
 func Objects(rec attachment.Record) (lines []string, err error) {
-	var st state
-	if err := json.Unmarshal(rec.State, &st); err != nil {
-		return nil, err
-	}
+	st, err := attachment.StateOf[state](rec)
 	if st.Ingress != nil {
 		lines = append(lines, fmt.Sprintf("qdisc tbf of %s: ingress limit of %d bit/s, burst %d bytes", st.Link, st.Ingress.Rate,
 			st.Ingress.Burst))
@@ -37,5 +32,5 @@ func Objects(rec attachment.Record) (lines []string, err error) {
 		lines = append(lines, fmt.Sprintf("filter of %s: redirect of ingress to ifb link %s", st.Link, st.IFB),
 			fmt.Sprintf("qdisc tbf of %s: egress limit of %d bit/s, burst %d bytes", st.IFB, st.Egress.Rate, st.Egress.Burst))
 	}
-	return lines, nil
+	return lines, err
 }

@@ -324,7 +324,7 @@ func (c Config) whyUnusable(host *kernel.Node) error {
 func (c Config) supported(host *kernel.Node) error {
 	err := c.VLANs.supported(host)
 	if c.MACSpoofCheck || c.AntiSpoof {
-		if e := compareGuards(host); !isDifferent(e) {
+		if e := compareGuards(host); !plugin.IsDifferent(e) {
 			err = errors.Join(err, e)
 		}
 	}

@@ -15,13 +15,6 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-func differs(format string, args ...any) error {
-	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
-}
-
-// isDifferent reports whether err means that the observed state differs from the wanted state.
-func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
-
 // check() compares the state of the node and the pod with prevResult and the configuration.
 func (b bridge) check(r *plugin.Request) error {
 	j, err := b.open(r)
@@ -104,17 +97,17 @@ func (j *job) observe() (w wiring, err error) {
 	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
 		return w, err
 	} else if !ok || w.bridge.Kind != "bridge" {
-		return w, differs("bridge %s is missing", j.cfg.Bridge)
+		return w, plugin.Differs("bridge %s is missing", j.cfg.Bridge)
 	}
 	if w.pod, ok, err = j.pod.Link(j.r.IfName); err != nil {
 		return w, err
 	} else if !ok || w.pod.Kind != "veth" {
-		return w, differs("%s is missing in the pod, or is no veth", j.r.IfName)
+		return w, plugin.Differs("%s is missing in the pod, or is no veth", j.r.IfName)
 	}
 	if w.host, ok, err = j.host.PeerOf(w.pod, j.r.Netns); err != nil {
 		return w, err
 	} else if !ok {
-		return w, differs("the host side of %s is missing", j.r.IfName)
+		return w, plugin.Differs("the host side of %s is missing", j.r.IfName)
 	}
 	w.gateway, err = j.observeGatewayLink(w.bridge)
 	return w, err
@@ -123,19 +116,19 @@ func (j *job) observe() (w wiring, err error) {
 func (j *job) checkLinks(w wiring) error {
 	switch {
 	case w.host.Master != w.bridge.Index:
-		return differs("%s is not a port of %s", w.host.Name, w.bridge.Name)
+		return plugin.Differs("%s is not a port of %s", w.host.Name, w.bridge.Name)
 	case !w.bridge.Up:
-		return differs("bridge %s is down", w.bridge.Name)
+		return plugin.Differs("bridge %s is down", w.bridge.Name)
 	case !w.host.Up:
-		return differs("%s, the host side of %s, is down", w.host.Name, j.r.IfName)
+		return plugin.Differs("%s, the host side of %s, is down", w.host.Name, j.r.IfName)
 	case !w.pod.Up && !j.cfg.LeaveDown:
-		return differs("%s is down in the pod", j.r.IfName)
+		return plugin.Differs("%s is down in the pod", j.r.IfName)
 	case j.cfg.Promisc && !w.bridge.Promis:
-		return differs("bridge %s is not promiscuous", w.bridge.Name)
+		return plugin.Differs("bridge %s is not promiscuous", w.bridge.Name)
 	case j.cfg.MTU != 0 && w.host.MTU != j.cfg.MTU:
-		return differs("%s has mtu %d, want %d", w.host.Name, w.host.MTU, j.cfg.MTU)
+		return plugin.Differs("%s has mtu %d, want %d", w.host.Name, w.host.MTU, j.cfg.MTU)
 	case w.pod.MTU > w.host.MTU:
-		return differs("%s has mtu %d in the pod, more than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU)
+		return plugin.Differs("%s has mtu %d in the pod, more than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU)
 	}
 	if err := j.checkPort(w); err != nil {
 		return err
@@ -157,10 +150,10 @@ func (j *job) checkPort(w wiring) error {
 		want = j.recordedState.flags()
 	}
 	if differing := w.host.Port.Unlike(want); differing != "" {
-		return differs("port %s has %s, want %s", w.host.Name, differing, want.Unlike(w.host.Port))
+		return plugin.Differs("port %s has %s, want %s", w.host.Name, differing, want.Unlike(w.host.Port))
 	}
 	if state := w.host.PortState; state != kernel.PortForwarding && w.host.Runs && !w.bridge.STP {
-		return differs("port %s of %s is %s", w.host.Name, w.bridge.Name, state)
+		return plugin.Differs("port %s of %s is %s", w.host.Name, w.bridge.Name, state)
 	}
 	return nil
 }
@@ -176,9 +169,9 @@ func (j *job) checkPrevLinks(w wiring) error {
 			switch {
 			case i.Name != link.Name || (i.Sandbox != "") != inPod:
 			case i.Mac != "" && i.Mac != link.MAC.String():
-				return differs("%s has MAC %s, want %s", link.Name, link.MAC, i.Mac)
+				return plugin.Differs("%s has MAC %s, want %s", link.Name, link.MAC, i.Mac)
 			case !inPod && i.Mtu != 0 && i.Mtu != link.MTU:
-				return differs("%s has mtu %d, want %d", link.Name, link.MTU, i.Mtu)
+				return plugin.Differs("%s has mtu %d, want %d", link.Name, link.MTU, i.Mtu)
 			}
 		}
 	}
@@ -201,7 +194,7 @@ func (j *job) checkHostName(w wiring) error {
 	if named == w.host.Name {
 		return nil
 	}
-	return differs("the host side of %s is %s, want %s", j.r.IfName, w.host.Name, named)
+	return plugin.Differs("the host side of %s is %s, want %s", j.r.IfName, w.host.Name, named)
 }
 
 func (j *job) checkLayer3(w wiring, l layer3) error {
@@ -211,14 +204,14 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	}
 	for _, a := range l.Addresses {
 		if !slices.Contains(has, a) {
-			return differs("address %s is missing on %s", a, j.r.IfName)
+			return plugin.Differs("address %s is missing on %s", a, j.r.IfName)
 		}
 	}
 	for _, route := range l.Routes {
 		if ok, err := j.pod.HasRoute(w.pod, route); err != nil {
 			return err
 		} else if !ok {
-			return differs("route to %s through %s is missing", route.Dst, j.r.IfName)
+			return plugin.Differs("route to %s through %s is missing", route.Dst, j.r.IfName)
 		}
 	}
 	if has, err = j.host.Addresses(w.gateway); err != nil {
@@ -226,7 +219,7 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	}
 	for _, gw := range l.gateways {
 		if !slices.Contains(has, gw) {
-			return plugin.WithHint(differs("gateway address %s is missing on %s", gw, w.gateway.Name), reloadHint)
+			return plugin.WithHint(plugin.Differs("gateway address %s is missing on %s", gw, w.gateway.Name), reloadHint)
 		}
 	}
 	if err := j.checkPaths(w, l); err != nil {
@@ -285,7 +278,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 		if mac != nil && !bytes.Equal(mac, w.gateway.MAC) {
 			// The hint must not contain the MAC from the pod's neighbour entry. A tenant can write this entry, and an admin who trusts the
 			// hint could set the tenant's MAC on the bridge.
-			return plugin.WithHint(differs("%s has MAC %s, but the pod sends packets for gateway %s to %s", w.gateway.Name, now, gw.Addr(), mac),
+			return plugin.WithHint(
+				plugin.Differs("%s has MAC %s, but the pod sends packets for gateway %s to %s", w.gateway.Name, now, gw.Addr(), mac),
 				"at ADD it had MAC %s; the pod asks for the new one within a minute, unless its entry is permanent", cmp.Or(atADD, "unknown"))
 		}
 	}

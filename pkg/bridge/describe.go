@@ -3,7 +3,6 @@
 package bridge
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -18,22 +17,19 @@ type HostSide struct {
 }
 
 // Describe returns the bridge and the host-side veth of an attachment from a record of the bridge plugin.
-func Describe(rec attachment.Record) (h HostSide, err error) {
-	var st state
-	if err := json.Unmarshal(rec.State, &st); err != nil {
-		return h, err
-	}
-	h = HostSide{Bridge: st.Bridge, Interface: attachment.HostVeth(rec.Hash())}
+func Describe(rec attachment.Record) (HostSide, error) {
+	st, err := attachment.StateOf[state](rec)
+	h := HostSide{Bridge: st.Bridge, Interface: rec.HostVeth()}
 	if st.Guard != nil {
 		h.Interface, h.MAC = st.Guard.Link, st.Guard.MAC
 	}
-	return h, nil
+	return h, err
 }
 
 // Objects describes the kernel objects that an attachment's record contains. Each returned line describes one kernel object.
 func Objects(rec attachment.Record) ([]string, error) {
-	var st state
-	if err := json.Unmarshal(rec.State, &st); err != nil {
+	st, err := attachment.StateOf[state](rec)
+	if err != nil {
 		return nil, err
 	}
 	h, err := Describe(rec)

@@ -20,7 +20,7 @@ func (j *job) checkFilters(link kernel.Link) error {
 			return err
 		}
 		if ok && captor.Drops {
-			return plugin.WithHint(differs("a filter of another program on %s (%s) drops all frames: %s", link.Name, side, captor.Filter),
+			return plugin.WithHint(plugin.Differs("a filter of another program on %s (%s) drops all frames: %s", link.Name, side, captor.Filter),
 				"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'", link.Name, side)
 		}
 	}

@@ -45,7 +45,7 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 		return err
 	}
 	err := compareGuards(j.host)
-	if isDifferent(err) {
+	if plugin.IsDifferent(err) {
 		return restoreGuards(j.host, j.r.Log, attachment.Waiting, *g)
 	}
 	if err != nil {
@@ -78,7 +78,7 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	if len(written)+len(more) == 0 {
 		return nil
 	}
-	if err := cmp.Or(guardDrift(host), compareGuards(host, slices.Concat(written, more)...)); !isDifferent(err) {
+	if err := cmp.Or(guardDrift(host), compareGuards(host, slices.Concat(written, more)...)); !plugin.IsDifferent(err) {
 		return err
 	}
 	if len(written) > 0 {
@@ -93,7 +93,7 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 // forgetFlushedGuards removes the note file of the guard table if the table is missing and no attachment needs the table. The caller holds
 // the lock of the guards.
 func forgetFlushedGuards(host *kernel.Node) error {
-	if _, noted := attachment.NodeNoted(guarded); !noted || !isDifferent(compareGuards(host)) {
+	if _, noted := attachment.NodeNoted(guarded); !noted || !plugin.IsDifferent(compareGuards(host)) {
 		return nil
 	}
 	return attachment.UnnoteNode(guarded)
@@ -138,9 +138,9 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 			err = compareGuards(j.host, *had)
 		}
 		if err == nil && !port.Reserved {
-			err = differs("port %s: frames to reserved addresses bypass the guard, group_fwd_mask is missing", port.Name)
+			err = plugin.Differs("port %s: frames to reserved addresses bypass the guard, group_fwd_mask is missing", port.Name)
 		}
-		if isDifferent(err) {
+		if plugin.IsDifferent(err) {
 			return plugin.WithHint(err, "'podlace reload' and GC bring it back")
 		}
 		if err != nil || wanted == nil || len(had.Addresses) >= len(wanted.Addresses) {
@@ -155,7 +155,7 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 			return err
 		}
 	}
-	if err := compareGuards(j.host, *wanted); !isDifferent(err) {
+	if err := compareGuards(j.host, *wanted); !plugin.IsDifferent(err) {
 		return err
 	}
 	j.r.Log.Warn("the pod lacks the configured spoof protection; recreate the pod to add it")

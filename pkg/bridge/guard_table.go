@@ -12,6 +12,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // Guard describes which frames a bridge port may send. If Addresses is not empty, the port may send ARP, neighbour discovery and IP only
@@ -53,7 +54,7 @@ func compareGuards(host *kernel.Node, guards ...Guard) error {
 	if ok, err := guardSchema().Intact(&host.NFT); err != nil {
 		return needBridgeFamily(err)
 	} else if !ok {
-		return differs("the rules of nftables table bridge %s are missing", nft.GuardTable)
+		return plugin.Differs("the rules of nftables table bridge %s are missing", nft.GuardTable)
 	}
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
@@ -69,7 +70,7 @@ func compareGuards(host *kernel.Node, guards ...Guard) error {
 			return err
 		}
 		if len(missing) > 0 {
-			return differs("the guard of %s misses an entry in nftables set %s", g.Link, missing[0].Set)
+			return plugin.Differs("the guard of %s misses an entry in nftables set %s", g.Link, missing[0].Set)
 		}
 	}
 	return nil
@@ -93,7 +94,7 @@ func SetGuards(guards []Guard) error {
 func guardDrift(host *kernel.Node) error {
 	drift, err := guardSchema().Drift(&host.NFT)
 	if err == nil && drift != "" {
-		err = differs("%s", drift)
+		err = plugin.Differs("%s", drift)
 	}
 	return needBridgeFamily(err)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nodefile"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // Masquerade is the masquerade configuration. It selects the packets whose source address the node replaces by its own address.
@@ -109,7 +110,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 		if err == nil {
 			err = addMasquerade(j.host, missing)
 		}
-		if !isDifferent(err) && !isExist(err) {
+		if !plugin.IsDifferent(err) && !isExist(err) {
 			return err
 		}
 	}
@@ -149,7 +150,7 @@ func restoreMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Atta
 	written.Local = append(written.Local, multicast()...)
 	err := compareMasquerade(host, written)
 	switch {
-	case !isDifferent(err):
+	case !plugin.IsDifferent(err):
 		return err
 	case len(all.Sources) == 0:
 		return att.Unnote(masqueraded)

@@ -86,15 +86,15 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	}
 	for _, a := range addresses {
 		if len(nat.Rules("POSTROUTING", "-s "+a.Addr().String()+"/", "-j "+chain+" ")) == 0 || len(nat.Rules(chain, "MASQUERADE")) == 0 {
-			return differs("iptables masquerade of %s is missing", a.Addr())
+			return plugin.Differs("iptables masquerade of %s is missing", a.Addr())
 		}
 		if len(nat.Rules(chain, "-d "+a.Masked().String()+" ", "-j ACCEPT")) == 0 {
-			return differs("the exception from iptables masquerade for %s is missing", a.Masked())
+			return plugin.Differs("the exception from iptables masquerade for %s is missing", a.Masked())
 		}
 	}
 	for _, p := range j.cfg.Masquerade.ofMasqueradedFamilies(j.cfg.Masquerade.Except) {
 		if p.Addr().Is4() == is4 && len(nat.Rules(chain, "-d "+p.String()+" ", "-j ACCEPT")) == 0 {
-			return differs("the exception from iptables masquerade for %s is missing", p)
+			return plugin.Differs("the exception from iptables masquerade for %s is missing", p)
 		}
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // MasqueradeSets contains the elements of a network's nftables sets. Traffic from Sources is masqueraded, unless its destination is in
@@ -96,7 +97,7 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 		return err
 	}
 	if len(missing.Sources) > 0 {
-		return differs("masquerade of %v is missing", missing.Sources)
+		return plugin.Differs("masquerade of %v is missing", missing.Sources)
 	}
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -105,10 +106,10 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	if drift, err := t.Drift(MasqueradeSets{Network: m.Network}.build); err != nil {
 		return err
 	} else if drift != "" {
-		return differs("the nftables rules that masquerade network %s %s", m.Network, drift)
+		return plugin.Differs("the nftables rules that masquerade network %s %s", m.Network, drift)
 	}
 	if len(missing.Local) > 0 {
-		return differs("the exception from masquerade for %v is missing", missing.Local)
+		return plugin.Differs("the exception from masquerade for %v is missing", missing.Local)
 	}
 	return nil
 }

@@ -16,9 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// compareForwarding returns an error if the node does not forward packets from a gateway link. isDifferent() returns true for such an
-// error. The first result is true if forwarding is on for the node but off for this link. An admin may have switched forwarding off for
-// this link on purpose.
+// compareForwarding returns plugin.Differs if the node does not forward packets from a gateway link. The first result is true if forwarding
+// is on for the node but off for this link, which may be an admin's purpose.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
@@ -30,9 +29,9 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 	case err != nil:
 		return false, err
 	case is4:
-		return on, differs("%s does not forward IPv4 (net.ipv4.conf.%s.forwarding=0)", gateway.Name, gateway.Name)
+		return on, plugin.Differs("%s does not forward IPv4 (net.ipv4.conf.%s.forwarding=0)", gateway.Name, gateway.Name)
 	}
-	return false, differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
+	return false, plugin.Differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
 
 // forward() enables forwarding for packets from a gateway link. The link's own setting is changed only for the first pod, since an admin
@@ -84,9 +83,8 @@ func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute checks that the node sends packets for the pod through the link. If the packets take another route, compareRoute returns an
-// error for which isDifferent() is true. The first result is true if the subnet of another link contains the pod's address. ADD has already
-// logged a warning about such an overlap.
+// compareRoute returns plugin.Differs unless the node sends packets for the pod through the link. The first result is true if the subnet of
+// another link contains the pod's address. ADD has already logged a warning about such an overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil
@@ -94,7 +92,7 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	m, err := host.MatchRoute(p.pod)
 	switch {
 	case kernel.NoRoute(err):
-		return false, plugin.WithHint(differs("the node has no route to %s, or one that refuses packets", p.pod),
+		return false, plugin.WithHint(plugin.Differs("the node has no route to %s, or one that refuses packets", p.pod),
 			"'podlace reload', STATUS and GC bring back the route to %s, but leave other routes alone", p.gateway.Masked())
 	case err != nil || m.Through(link):
 		return false, err
@@ -104,7 +102,8 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 		return false, err
 	}
 	overlap = m.Connected && m.OnLink && !m.Local && m.Dst.Bits() >= p.gateway.Bits()
-	return overlap, differs("the node sends packets for %s through %s, not through %s", p.pod, cmp.Or(other.Name, "another link"), link.Name)
+	name := cmp.Or(other.Name, "another link")
+	return overlap, plugin.Differs("the node sends packets for %s through %s, not through %s", p.pod, name, link.Name)
 }
 
 // A missingPart is a lost part of a path, such as a route, with the function that restores it.
@@ -126,7 +125,7 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 		return nil, nil
 	}
 	is4 := p.gateway.Addr().Is4()
-	if byAdmin, err := compareForwarding(host, link, is4); isDifferent(err) && !byAdmin {
+	if byAdmin, err := compareForwarding(host, link, is4); plugin.IsDifferent(err) && !byAdmin {
 		all = append(all, missingPart{"forwarding", func() error { return forward(host, link, is4, false) }})
 	} else if err != nil && !byAdmin {
 		return nil, err

@@ -3,7 +3,6 @@
 package bridge
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // Restore restores the state of all attachments on the node from their records, for example after a flush. Restore works in this order:
@@ -101,7 +101,7 @@ func Intact(host *kernel.Node) bool {
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
 		if _, noted := notedMasquerade(network); noted &&
-			isDifferent(compareMasquerade(host, MasqueradeSets{Network: network, Local: multicast()})) {
+			plugin.IsDifferent(compareMasquerade(host, MasqueradeSets{Network: network, Local: multicast()})) {
 			return false
 		}
 		key, st, ok := oldestPod(network)
@@ -113,7 +113,7 @@ func Intact(host *kernel.Node) bool {
 		}
 		needGuards = needGuards || st.Guard != nil
 	}
-	if needGuards && isDifferent(guardDrift(host)) {
+	if needGuards && plugin.IsDifferent(guardDrift(host)) {
 		return false
 	}
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
@@ -127,8 +127,7 @@ func Intact(host *kernel.Node) bool {
 // attached. A younger pod may have been attached after the flush, so its rules may exist.
 func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	for rec := range attachment.OldestIn(network, "bridge") {
-		var st state
-		if json.Unmarshal(rec.State, &st) == nil && !st.Unfinished {
+		if st, err := attachment.StateOf[state](rec); err == nil && !st.Unfinished {
 			return rec.Key, st, true
 		}
 	}

@@ -26,15 +26,12 @@ type Recorded struct {
 
 // FromRecord decodes an attachment's record.
 func FromRecord(rec attachment.Record) (Recorded, error) {
-	var st state
-	if err := json.Unmarshal(rec.State, &st); err != nil {
-		return Recorded{}, err
-	}
+	st, err := attachment.StateOf[state](rec)
 	var ipam struct {
 		DataDir string `json:"dataDir"`
 	}
 	_ = json.Unmarshal(st.IPAM, &ipam)
-	return Recorded{st.Addresses, ipam.DataDir}, nil
+	return Recorded{st.Addresses, ipam.DataDir}, err
 }
 
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
@@ -44,8 +41,8 @@ var errNoConfiguration = errors.New("no configuration of this network names the 
 // plugin uses one iptables chain for all these addresses. ToReference does not remove Podlace's own nftables rules, because the rollback
 // removes them together with their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
-	var st state
-	if err := json.Unmarshal(rec.State, &st); err != nil {
+	st, err := attachment.StateOf[state](rec)
+	if err != nil {
 		return nil, err
 	}
 	guard, err := referenceGuard(rec, st.Guard, conf)

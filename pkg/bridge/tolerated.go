@@ -8,13 +8,14 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // tolerate() logs a difference from the wanted state. With strictCheck, tolerate() returns the difference as an error instead. CHECK
 // tolerates differences that a tenant may have caused in its own pod, that an admin may want, or that no CNI operation restores. A failed
 // CHECK may make the runtime recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
 func (j *job) tolerate(err error) error {
-	if j.cfg.StrictCheck || !isDifferent(err) {
+	if j.cfg.StrictCheck || !plugin.IsDifferent(err) {
 		return err
 	}
 	j.r.Log.Warn("the pod differs from what ADD made; CHECK fails for it only with strictCheck", "error", err)
@@ -30,15 +31,15 @@ func (j *job) checkTolerated(w wiring, l layer3) error {
 	ra, known := w.pod.Conf6("accept_ra")
 	switch {
 	case ours && !attachment.Recorded(j.r):
-		errs = append(errs, differs("the attachment has no record, so STATUS and GC cannot restore its rules after a flush"))
+		errs = append(errs, plugin.Differs("the attachment has no record, so STATUS and GC cannot restore its rules after a flush"))
 	case ours && known && ra != 0:
-		errs = append(errs, differs("%s accepts router advertisements in the pod (accept_ra=%d), want 0", j.r.IfName, ra))
+		errs = append(errs, plugin.Differs("%s accepts router advertisements in the pod (accept_ra=%d), want 0", j.r.IfName, ra))
 	}
 	if w.pod.MTU < w.host.MTU { // a later plugin of the chain may have set it without changing the result
-		errs = append(errs, differs("%s has mtu %d in the pod, less than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU))
+		errs = append(errs, plugin.Differs("%s has mtu %d in the pod, less than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU))
 	}
 	if noted && made == w.bridge.MAC.String() && !w.bridge.Filtered && j.cfg.Gateway && j.cfg.gatewayName() == w.bridge.Name {
-		errs = append(errs, differs("nf_call_iptables of %s is off: a pod may not reach a Service whose backend is on the same bridge",
+		errs = append(errs, plugin.Differs("nf_call_iptables of %s is off: a pod may not reach a Service whose backend is on the same bridge",
 			w.bridge.Name))
 	}
 	errs = append(errs, j.compareBridgeMTU(w.bridge), j.compareOnLink(w.pod, l))
@@ -56,7 +57,7 @@ func (j *job) compareBridgeMTU(bridge kernel.Link) error {
 	}
 	ours, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())
 	if err == nil && ours {
-		err = differs("%s has mtu %d, more than the %d of the pod", bridge.Name, bridge.MTU, j.cfg.MTU)
+		err = plugin.Differs("%s has mtu %d, more than the %d of the pod", bridge.Name, bridge.MTU, j.cfg.MTU)
 	}
 	return err
 }
@@ -76,7 +77,7 @@ func (j *job) compareOnLink(pod kernel.Link, l layer3) error {
 		if err != nil && !kernel.NoRoute(err) {
 			return err
 		}
-		return differs("%s has no on-link route to the gateway %s in the pod", j.r.IfName, gw)
+		return plugin.Differs("%s has no on-link route to the gateway %s in the pod", j.r.IfName, gw)
 	}
 	return nil
 }

@@ -155,14 +155,14 @@ func (j *job) checkVLANs(w wiring) error {
 		return j.checkDefaultVLAN(w)
 	}
 	if !w.bridge.FiltersVLANs {
-		return differs("bridge %s does not keep VLANs apart, vlan_filtering is off", w.bridge.Name)
+		return plugin.Differs("bridge %s does not keep VLANs apart, vlan_filtering is off", w.bridge.Name)
 	}
 	has, err := j.host.PortVLANs(w.host)
 	if err != nil {
 		return err
 	}
 	if want := j.cfg.VLANs.onPort(w.bridge.DefaultVLAN); has.String() != want.String() {
-		return differs("port %s has the VLANs %s; want %s", w.host.Name, has, want)
+		return plugin.Differs("port %s has the VLANs %s; want %s", w.host.Name, has, want)
 	}
 	return nil
 }
@@ -175,7 +175,7 @@ func (j *job) checkDefaultVLAN(w wiring) error {
 	}
 	has, err := j.host.PortVLANs(w.host)
 	if err == nil && !slices.ContainsFunc(has, func(v kernel.VLAN) bool { return v.PVID }) {
-		err = differs("port %s has no VLAN for frames without a tag, while %s keeps VLANs apart", w.host.Name, w.bridge.Name)
+		err = plugin.Differs("port %s has no VLAN for frames without a tag, while %s keeps VLANs apart", w.host.Name, w.bridge.Name)
 	}
 	return err
 }

@@ -88,7 +88,7 @@ func (st state) lostGateway(host *kernel.Node) (rules VLANGateway, lost bool, er
 	}
 	rules = rulesOf(st.Bridge, link)
 	err = compareVLANGateway(host, rules)
-	if isDifferent(err) {
+	if plugin.IsDifferent(err) {
 		return rules, true, nil
 	}
 	return rules, false, err
@@ -181,18 +181,18 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	case err != nil:
 		return link, err
 	case !ok:
-		return link, differs("%s, the gateway of VLAN %d, is missing", name, j.cfg.VLANs.ID)
+		return link, plugin.Differs("%s, the gateway of VLAN %d, is missing", name, j.cfg.VLANs.ID)
 	case !isPair || port.Master != bridge.Index:
-		return link, differs("%s, the gateway of VLAN %d, is not connected to %s", name, j.cfg.VLANs.ID, bridge.Name)
+		return link, plugin.Differs("%s, the gateway of VLAN %d, is not connected to %s", name, j.cfg.VLANs.ID, bridge.Name)
 	case !link.Up || !port.Up:
-		return link, differs("%s, the gateway of VLAN %d, or its port is down", name, j.cfg.VLANs.ID)
+		return link, plugin.Differs("%s, the gateway of VLAN %d, or its port is down", name, j.cfg.VLANs.ID)
 	}
 	has, err := j.host.PortVLANs(port)
 	if err != nil {
 		return link, err
 	}
 	if has, want := j.cfg.VLANs.ofGateway(bridge, has), j.cfg.VLANs.onGateway(); has.String() != want.String() {
-		return link, differs("port %s of the gateway %s has the VLANs %s; want %s", port.Name, name, has, want)
+		return link, plugin.Differs("port %s of the gateway %s has the VLANs %s; want %s", port.Name, name, has, want)
 	}
 	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 func vlanSchema() nft.Schema { return nft.Schema{Table: nft.VLANTable, Version: 2, Build: buildVLANs} }
@@ -132,9 +133,9 @@ func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	case err != nil:
 		return nft.IgnoreUnsupported(err)
 	case len(missing) > 0:
-		return differs("the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
+		return plugin.Differs("the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
 	case drift != "":
-		return differs("%s", drift)
+		return plugin.Differs("%s", drift)
 	}
 	return nil
 }

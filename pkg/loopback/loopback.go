@@ -78,7 +78,7 @@ func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types
 	}
 	for _, p := range has {
 		if !p.Addr().IsLoopback() {
-			return nil, plugin.Errorf(plugin.CodeStateDiffers, "lo has the address %s, which is no loopback address", p)
+			return nil, plugin.Differs("lo has the address %s, which is no loopback address", p)
 		}
 	}
 	return res, nil
@@ -104,7 +104,7 @@ func check(r *plugin.Request) error {
 	}
 	defer pod.Close()
 	if !link.Up {
-		return plugin.Errorf(plugin.CodeStateDiffers, "lo is down")
+		return plugin.Differs("lo is down")
 	}
 	for _, ip := range r.Prev.IPs {
 		if err := checkAddress(pod, link, ip); err != nil {
@@ -128,5 +128,5 @@ func checkAddress(pod *kernel.NS, link kernel.Link, ip *types100.IPConfig) error
 			return nil
 		}
 	}
-	return plugin.Errorf(plugin.CodeStateDiffers, "lo lacks %s", fmt.Sprint(want))
+	return plugin.Differs("lo lacks %s", fmt.Sprint(want))
 }

@@ -52,6 +52,12 @@ func Errorf(code uint, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
+// Differs returns the error with which CHECK fails if the observed state differs from the state that ADD created.
+func Differs(format string, args ...any) error { return Errorf(CodeStateDiffers, format, args...) }
+
+// IsDifferent reports whether err was made by Differs.
+func IsDifferent(err error) bool { return Code(err) == CodeStateDiffers }
+
 // WithHint adds a hint to an error. The hint says what an administrator can do. The hint appears in the details of the error document. The
 // result of WithHint has the same code as err.
 func WithHint(err error, format string, args ...any) error {

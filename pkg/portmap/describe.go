@@ -3,7 +3,6 @@
 package portmap
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -14,8 +13,8 @@ import (
 // Ports returns the hostPorts in a record of the portmap plugin, in the order of the configuration. Ports returns an empty list if a DEL of
 // the attachment has begun.
 func Ports(rec attachment.Record) ([]ports.Port, error) {
-	var st portState
-	if err := json.Unmarshal(rec.State, &st); err != nil || st.Ended {
+	st, err := attachment.StateOf[portState](rec)
+	if err != nil || st.Ended {
 		return nil, err
 	}
 	return st.Ports, nil
@@ -23,8 +22,8 @@ func Ports(rec attachment.Record) ([]ports.Port, error) {
 
 // Objects reads the record of an attachment and returns the rules of its hostPorts, one line for each rule.
 func Objects(rec attachment.Record) (lines []string, err error) {
-	var st portState
-	if err := json.Unmarshal(rec.State, &st); err != nil || st.Ended {
+	st, err := attachment.StateOf[portState](rec)
+	if err != nil || st.Ended {
 		return nil, err
 	}
 	table := "nft table " + nft.HostportTable + ": "

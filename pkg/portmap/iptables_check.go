@@ -57,7 +57,7 @@ func checkIPTables(key attachment.Key, list []ports.Port) error {
 func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
 		if len(nat.Rules(hook, "-j "+dnatChain+" ")) == 0 {
-			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", hook, dnatChain)
+			return plugin.Differs("iptables chain %s: the jump to %s is missing", hook, dnatChain)
 		}
 	}
 	if err := checkAhead(nat, chain); err != nil {
@@ -66,13 +66,13 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	led, own := portsLedTo(nat, chain), byPort(nat.Rules(chain))
 	for _, p := range list {
 		if !led[fmt.Sprint(p.Protocol, p.Port)] {
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
+			return plugin.Differs("hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
 		}
 		rules := iptables.NAT{chain: own[p.Port]}
 		match := "-p " + p.Protocol + " "
 		marks := len(rules.Rules(chain, match)) - len(rules.Rules(chain, match, "-j DNAT "))
 		if len(rules.Rules(chain, match, "--to-destination "+p.To.String()+" ")) == 0 || p.SNAT && marks == 0 {
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its rule in iptables chain %s is missing", p, chain)
+			return plugin.Differs("hostPort %s: its rule in iptables chain %s is missing", p, chain)
 		}
 	}
 	return checkMasquerade(nat, chain)
@@ -97,7 +97,7 @@ func checkAhead(nat iptables.NAT, chain string) error {
 				place.chain == chain && valueOf(rule, "-d") == "" && valueOf(rule, "--dport") == ""
 			if ends && all {
 				return plugin.WithHint(
-					plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: a rule of another program comes before those of hostPorts: %s",
+					plugin.Differs("iptables chain %s: a rule of another program comes before those of hostPorts: %s",
 						place.chain, strings.TrimSpace(rule)), "remove it with 'iptables -t nat -D' or 'ip6tables -t nat -D'; 'podlace reload' leaves it")
 			}
 		}
@@ -114,7 +114,7 @@ func checkMasquerade(nat iptables.NAT, chain string) error {
 		{markChain, "-j MARK "}, {"POSTROUTING", "-j " + masqChain + " "}, {masqChain, "-j MASQUERADE "},
 	} {
 		if len(nat.Rules(need.chain, need.target)) == 0 {
-			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the rule with %sis missing", need.chain, need.target)
+			return plugin.Differs("iptables chain %s: the rule with %sis missing", need.chain, need.target)
 		}
 	}
 	return nil

@@ -3,7 +3,6 @@
 package portmap
 
 import (
-	"encoding/json"
 	"log/slog"
 	"slices"
 
@@ -154,10 +153,11 @@ func observeHolder(t *nft.Handle, hash string, want portClaim) (h portHolder, er
 	}
 	records, err := attachment.AllOf("portmap")
 	for _, rec := range records {
-		of := recordedPorts{Record: rec}
-		if rec.ContainerID != h.ContainerID || json.Unmarshal(rec.State, &of.portState) != nil {
+		st, e := attachment.StateOf[portState](rec)
+		if e != nil || rec.ContainerID != h.ContainerID {
 			continue
 		}
+		of := recordedPorts{Record: rec, portState: st}
 		h.all = append(h.all, of)
 		if h.gone && err == nil {
 			var lost []nft.Element

@@ -142,7 +142,7 @@ func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 		return nil
 	}
 	return plugin.WithHint(
-		plugin.Errorf(plugin.CodeStateDiffers, "route_localnet of %s is off: 127.0.0.1 does not reach the hostPorts", old.Localhost),
+		plugin.Differs("route_localnet of %s is off: 127.0.0.1 does not reach the hostPorts", old.Localhost),
 		"'podlace reload' switches it on again")
 }
 

@@ -3,7 +3,6 @@
 package portmap
 
 import (
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"slices"
@@ -117,11 +116,11 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
 	var seen ports.Index
 	for _, rec := range records {
-		of := recordedPorts{Record: rec}
-		if rec.Hash() == hash || json.Unmarshal(rec.State, &of.portState) != nil || of.Ended || of.Begun ||
-			rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
+		st, e := attachment.StateOf[portState](rec)
+		if e != nil || rec.Hash() == hash || st.Ended || st.Begun || rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
 			continue
 		}
+		of := recordedPorts{Record: rec, portState: st}
 		of.Ports = slices.DeleteFunc(of.Ports, func(p ports.Port) bool {
 			return p.Port == 0 || !p.To.IsValid() || seen.Overlap(p, rec.ContainerID)
 		})

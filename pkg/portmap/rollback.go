@@ -19,8 +19,8 @@ import (
 // for an attachment's ports. The reference plugin's DEL can then remove these rules. The last functions remove the rules of Podlace. The
 // pod's addresses in the argument of ToReference must have the prefix lengths of their subnets.
 func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
-	var st portState
-	if err := json.Unmarshal(rec.State, &st); err != nil {
+	st, err := attachment.StateOf[portState](rec)
+	if err != nil {
 		return nil, err
 	}
 	named := reference.KeyOf(rec.Key)
@@ -76,8 +76,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 
 // Targets returns the pod addresses to which the ports of an attachment are forwarded.
 func Targets(rec attachment.Record) (addresses []netip.Addr, err error) {
-	var st portState
-	err = json.Unmarshal(rec.State, &st)
+	st, err := attachment.StateOf[portState](rec)
 	for _, p := range st.Ports {
 		addresses = append(addresses, p.To.Addr())
 	}
@@ -86,8 +85,8 @@ func Targets(rec attachment.Record) (addresses []netip.Addr, err error) {
 
 // EndPorts removes the hostPorts of an attachment whose pod is gone.
 func EndPorts(host *kernel.Node, rec attachment.Record) error {
-	var st portState
-	if err := json.Unmarshal(rec.State, &st); err != nil {
+	st, err := attachment.StateOf[portState](rec)
+	if err != nil {
 		return err
 	}
 	return endForwarding(host, rec.Key, st, nil)

@@ -3,7 +3,6 @@
 package portmap
 
 import (
-	"encoding/json"
 	"log/slog"
 	"slices"
 	"time"
@@ -131,8 +130,8 @@ func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index
 	for _, rec := range records {
-		var st portState
-		if rec.Hash() == hash || json.Unmarshal(rec.State, &st) != nil || st.Ended {
+		st, e := attachment.StateOf[portState](rec)
+		if e != nil || rec.Hash() == hash || st.Ended {
 			continue
 		}
 		if slices.ContainsFunc(st.Ports, func(p ports.Port) bool { return seen.Overlap(p, rec.Hash()) }) {

@@ -244,7 +244,8 @@ func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	if drift, err := rulesDrift(host); err != nil {
 		return err
 	} else if drift != "" {
-		return plugin.WithHint(stateDiffers("%s", drift), "another program flushed or changed them; 'podlace reload' brings back those of all pods")
+		return plugin.WithHint(plugin.Differs("%s", drift),
+			"another program flushed or changed them; 'podlace reload' brings back those of all pods")
 	}
 	if err := checkElements(t, h, by); err != nil || h.Taken {
 		return err
@@ -253,7 +254,7 @@ func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 		if _, ok, err := t.Get(hairpin(h.Bridge)); err != nil {
 			return err
 		} else if !ok {
-			return plugin.WithHint(stateDiffers("the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts",
+			return plugin.WithHint(plugin.Differs("the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts",
 				h.Bridge), reloadHint)
 		}
 	}
@@ -277,31 +278,27 @@ func checkElements(t *nft.Handle, h ownedPorts, by otherOwners) error {
 		case got == nil:
 			missing = append(missing, e)
 		case got.Comment == "":
-			return plugin.WithHint(stateDiffers("hostPort %s: another program wrote its entry in nftables set %s", portOf(e), e.Set), reloadHint)
+			return plugin.WithHint(plugin.Differs("hostPort %s: another program wrote its entry in nftables set %s", portOf(e), e.Set), reloadHint)
 		case ownerHash(got.Comment) != ownerHash(h.Owner):
 			if o := by.lookUp(got.Comment); !o.shares {
-				return stateDiffers(belongsTo, portOf(e), o.name)
+				return plugin.Differs(belongsTo, portOf(e), o.name)
 			}
 		case !sameValue(*got, e):
-			return plugin.WithHint(stateDiffers("hostPort %s: leads elsewhere", portOf(e)), reloadHint)
+			return plugin.WithHint(plugin.Differs("hostPort %s: leads elsewhere", portOf(e)), reloadHint)
 		}
 	}
 	if err := lostPorts(t, h, missing, by); err != nil || owned {
 		return err
 	}
-	return plugin.WithHint(stateDiffers("nftables set owners: the entry of %s is missing; without a record DEL needs it to find the hostPorts",
-		ownerName(h.Owner)), reloadHint)
+	return plugin.WithHint(
+		plugin.Differs("nftables set owners: the entry of %s is missing; without a record DEL needs it to find the hostPorts",
+			ownerName(h.Owner)), reloadHint)
 }
 
 const (
 	belongsTo  = "hostPort %s: now belongs to %s"
 	reloadHint = "'podlace reload' brings it back"
 )
-
-// stateDiffers returns the error of CHECK if the state differs from the state that ADD created.
-func stateDiffers(format string, args ...any) error {
-	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
-}
 
 // lostPorts returns the error for the first missing set element. If another attachment shares a port and has a set element for this port,
 // the port is not missing.
@@ -326,10 +323,10 @@ func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwner
 		}
 		for _, o := range found {
 			if isForward(e) && portOf(o).Overlaps(portOf(e)) {
-				return stateDiffers(belongsTo, portOf(o), by.lookUp(o.Comment).name)
+				return plugin.Differs(belongsTo, portOf(o), by.lookUp(o.Comment).name)
 			}
 		}
-		return stateDiffers("hostPort %s: its entry in nftables set %s is missing", portOf(e), e.Set)
+		return plugin.Differs("hostPort %s: its entry in nftables set %s is missing", portOf(e), e.Set)
 	}
 	return nil
 }
@@ -348,5 +345,6 @@ func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	return stateDiffers("hostPort %s: %s has it too, in the iptables backend, whose rules come first", portOf(found[0]), ownerName(found[0].Comment))
+	return plugin.Differs("hostPort %s: %s has it too, in the iptables backend, whose rules come first", portOf(found[0]),
+		ownerName(found[0].Comment))
 }

@@ -14,10 +14,6 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-func differs(format string, args ...any) error {
-	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
-}
-
 // CHECK compares the VFs of an attachment with the record and with the result of ADD. CHECK ignores addresses and routes that the pod
 // itself has added.
 func (s sriov) check(r *plugin.Request) error {
@@ -30,7 +26,7 @@ func (s sriov) check(r *plugin.Request) error {
 			return nil
 		}
 		if left, err := journalsOf(attachment.KeyOf(r)); err != nil || len(left) > 0 || !isChained(r) {
-			return errors.Join(err, differs("the record of the pod's VFs is missing"))
+			return errors.Join(err, plugin.Differs("the record of the pod's VFs is missing"))
 		}
 		return nil // the pod has no VFs
 	}
@@ -40,7 +36,7 @@ func (s sriov) check(r *plugin.Request) error {
 	}
 	defer j.close()
 	if ok, err := j.att.Load(&j.st); err != nil || !ok {
-		return errors.Join(err, differs("the record of the VFs is unreadable"))
+		return errors.Join(err, plugin.Differs("the record of the VFs is unreadable"))
 	}
 	for _, v := range j.st.VFs {
 		if err := s.checkVF(j, v); err != nil {
@@ -56,7 +52,7 @@ func (s sriov) checkVF(j *requestJob, v vf) error {
 	}
 	c, err := j.readCard(v.Address)
 	if isMissing(err) {
-		return differs("VF %s of interface %s does not exist", v.Address, v.Name)
+		return plugin.Differs("VF %s of interface %s does not exist", v.Address, v.Name)
 	}
 	if err == nil {
 		err = j.checkPF(c, v)
@@ -71,7 +67,7 @@ func (s sriov) checkVF(j *requestJob, v vf) error {
 	}
 	if v.Userspace != "" {
 		if c.vf.Driver != v.Userspace {
-			return differs("VF %s has driver %q, want %s", v.Address, c.vf.Driver, v.Userspace)
+			return plugin.Differs("VF %s has driver %q, want %s", v.Address, c.vf.Driver, v.Userspace)
 		}
 		return nil
 	}
@@ -91,9 +87,9 @@ func (j *requestJob) checkOwner(v vf) error {
 	case err != nil:
 		return err
 	case !ok:
-		return differs("the journal of VF %s is missing", v.Address)
+		return plugin.Differs("the journal of VF %s is missing", v.Address)
 	case left.Owner != j.att.Key:
-		return differs("VF %s belongs to pod %s", v.Address, left.Pod)
+		return plugin.Differs("VF %s belongs to pod %s", v.Address, left.Pod)
 	}
 	return nil
 }
@@ -108,7 +104,7 @@ func (j *requestJob) checkPF(c vfCard, v vf) error {
 		want.MAC = v.Fixed
 	}
 	if !equalVF(now, want) {
-		return differs("PF %s has these settings for %s: %s; want %s", c.pfLink.Name, v.Name, formatVF(now), formatVF(want))
+		return plugin.Differs("PF %s has these settings for %s: %s; want %s", c.pfLink.Name, v.Name, formatVF(now), formatVF(want))
 	}
 	return nil
 }
@@ -119,11 +115,11 @@ func (j *requestJob) checkLink(v vf) error {
 	case err != nil:
 		return err
 	case !ok:
-		return differs("interface %s of VF %s is missing in the pod", v.Name, v.Address)
+		return plugin.Differs("interface %s of VF %s is missing in the pod", v.Name, v.Address)
 	case link.Device != "" && link.Device != v.Address.String():
-		return differs("interface %s belongs to %s, want VF %s", v.Name, link.Device, v.Address)
+		return plugin.Differs("interface %s belongs to %s, want VF %s", v.Name, link.Device, v.Address)
 	case !link.Up:
-		return differs("interface %s is down", v.Name)
+		return plugin.Differs("interface %s is down", v.Name)
 	}
 	if err := j.checkPrevResult(link, v); err != nil {
 		return err
@@ -134,14 +130,14 @@ func (j *requestJob) checkLink(v vf) error {
 	}
 	for _, a := range v.Addresses {
 		if !slices.Contains(has, a) {
-			return differs("address %s is missing on %s", a, v.Name)
+			return plugin.Differs("address %s is missing on %s", a, v.Name)
 		}
 	}
 	for _, route := range v.Routes {
 		if ok, err := j.pod.HasRoute(link, route); err != nil {
 			return err
 		} else if !ok {
-			return differs("route to %s through %s is missing", route.Dst, v.Name)
+			return plugin.Differs("route to %s through %s is missing", route.Dst, v.Name)
 		}
 	}
 	return nil
@@ -153,14 +149,14 @@ func (j *requestJob) checkLink(v vf) error {
 func (j *requestJob) checkPrevResult(link kernel.Link, v vf) error {
 	i := slices.IndexFunc(j.r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == v.Name && i.Sandbox != "" })
 	if i < 0 {
-		return differs("prevResult has no interface %s", v.Name)
+		return plugin.Differs("prevResult has no interface %s", v.Name)
 	}
 	mac, mtu := cmp.Or(j.r.Prev.Interfaces[i].Mac, v.MAC), cmp.Or(j.r.Prev.Interfaces[i].Mtu, v.MTU)
 	switch {
 	case mac != link.MAC.String():
-		return differs("interface %s has MAC %s, want %s", v.Name, link.MAC, mac)
+		return plugin.Differs("interface %s has MAC %s, want %s", v.Name, link.MAC, mac)
 	case link.MTU > mtu || link.MTU < mtu && mtu != v.MTU: // later plugins may lower the MTU without reporting the change
-		return differs("interface %s has mtu %d, want %d", v.Name, link.MTU, mtu)
+		return plugin.Differs("interface %s has mtu %d, want %d", v.Name, link.MTU, mtu)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@
 package sriov
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -19,8 +18,7 @@ type Attached struct {
 
 // VFs returns the VFs in an attachment record of plugin sriov.
 func VFs(rec attachment.Record) (list []Attached, err error) {
-	var st attachmentState
-	err = json.Unmarshal(rec.State, &st)
+	st, err := attachment.StateOf[attachmentState](rec)
 	for _, v := range st.VFs {
 		list = append(list, Attached{v.Address, v.Name, v.MAC})
 	}
@@ -29,8 +27,7 @@ func VFs(rec attachment.Record) (list []Attached, err error) {
 
 // Objects reads the record of an attachment and returns its VFs, one line for each VF.
 func Objects(rec attachment.Record) (lines []string, err error) {
-	var st attachmentState
-	err = json.Unmarshal(rec.State, &st)
+	st, err := attachment.StateOf[attachmentState](rec)
 	for _, v := range st.VFs {
 		line := fmt.Sprintf("VF %s as %s in the pod", v.Address, v.Name)
 		if v.Userspace != "" {

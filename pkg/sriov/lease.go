@@ -137,8 +137,12 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 	as.Valid = maps.Clone(r.Valid)
 	for key, records := range all {
 		as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: key.IfName})
-		var st attachmentState
-		if rec, ok := records[r.Plugin]; ok && json.Unmarshal(rec.State, &st) != nil {
+		rec, ok := records[r.Plugin]
+		if !ok {
+			continue
+		}
+		st, err := attachment.StateOf[attachmentState](rec)
+		if err != nil {
 			return nil // the addresses of an unreadable record are unknown
 		}
 		for _, v := range st.VFs {
