@@ -70,6 +70,10 @@ const (
 // maxBytes is the maximum burst in bytes: tc stores a burst in 32 bits.
 const maxBytes = math.MaxUint32
 
+// Keys returns an empty struct that mirrors the JSON of the configuration. The function plugin.SchemaOf derives the JSON schema of the
+// configuration from this struct.
+func Keys() any { return rawConfig{} }
+
 // Parse reads and validates the configuration of ADD, CHECK or STATUS. If the conflist contains a limit, Parse ignores all limits from the
 // runtime.
 func Parse(r *plugin.Request) (Config, error) {

@@ -80,7 +80,7 @@ func TestClusterCIDR(t *testing.T) {
 			gc := []any{"cni.dev/valid-attachments",
 				[]any{object{"containerID": "a", "ifname": "eth0"}, object{"containerID": "b", "ifname": "eth0"}}}
 			if backend == "nftables" { // CHECK reports the missing exception
-				set := MasqueradeSets{Network: l.network()}.setName("local", true)
+				set := MasqueradeSets{Network: l.network()}.setName("local", "4")
 				l.run("nft delete element inet podlace_masquerade " + set + " '{ 10.70.0.0/16 }'")
 				l.Fails(a.check(), plugin.CodeStateDiffers, "10.70.0.0/16")
 				l.OK(l.Call("GC", "", gc...))

@@ -75,6 +75,10 @@ type rawConfig struct {
 	} `json:"args"`
 }
 
+// Keys returns an empty struct that mirrors the JSON of the configuration. plugin.SchemaOf computes the JSON Schema of the plugin from the
+// fields of this struct.
+func Keys() any { return rawConfig{} }
+
 // Parse reads and validates the configuration of ADD, CHECK, STATUS or GC.
 func Parse(r *plugin.Request) (Config, error) {
 	var raw rawConfig

@@ -29,12 +29,12 @@ const (
 	regValue = 2
 )
 
-// The following constants are the byte offsets of the addresses in the IP header, and of the target address in an ICMPv6 neighbour
+// The following constants are the byte offsets of the source address in the IP header, and of the target address in an ICMPv6 neighbour
 // discovery message.
 const (
-	source4, destination4 = 12, 16
-	source6, destination6 = 8, 24
-	target6               = 8
+	source4 = 12
+	source6 = 8
+	target6 = 8
 )
 
 type guardRules struct{ nft.Ruleset }

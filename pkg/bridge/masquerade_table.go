@@ -39,8 +39,11 @@ func (m MasqueradeSets) name() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (m MasqueradeSets) setName(kind string, is4 bool) string {
-	return kind + nft.Digit(is4) + "-" + m.name()
+func (m MasqueradeSets) setName(kind, family string) string { return kind + family + "-" + m.name() }
+
+// setOf returns the name of the set for a prefix.
+func (m MasqueradeSets) setOf(kind string, p netip.Prefix) string {
+	return m.setName(kind, nft.Digit(p.Addr().Is4()))
 }
 
 func (m MasqueradeSets) chainName() string { return "network-" + m.name() }
@@ -55,10 +58,10 @@ func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 // elements() returns the set elements for all prefixes in m. Each prefix becomes one interval in a set.
 func (m MasqueradeSets) elements() (out []nft.Element) {
 	for _, p := range m.Sources {
-		out = append(out, interval(m.setName("pods", p.Addr().Is4()), p)...)
+		out = append(out, interval(m.setOf("pods", p), p)...)
 	}
 	for _, p := range m.Local {
-		out = append(out, interval(m.setName("local", p.Addr().Is4()), p)...)
+		out = append(out, interval(m.setOf("local", p), p)...)
 	}
 	return out
 }
@@ -143,7 +146,7 @@ func missingMasquerade(host *kernel.Node, m MasqueradeSets) (MasqueradeSets, err
 func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Prefix) (missing []netip.Prefix, err error) {
 	var ends []nft.Element
 	for _, p := range prefixes {
-		set := m.setName(kind, p.Addr().Is4())
+		set := m.setOf(kind, p)
 		ends = append(ends, nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()}, nft.Element{Set: set, Key: lastAddress(p).AsSlice()})
 	}
 	found, err := t.Find(ends)
@@ -169,7 +172,7 @@ func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	}
 	var errs []error
 	for _, p := range m.Sources {
-		elements := interval(m.setName("pods", p.Addr().Is4()), p)
+		elements := interval(m.setOf("pods", p), p)
 		_, ok, err := t.Get(elements[0])
 		if ok && err == nil {
 			err = t.Delete(elements)
@@ -226,13 +229,9 @@ func addressAfter(p netip.Prefix) netip.Addr { return lastAddress(p).Next() }
 func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
 	chain := r.Chain(m.chainName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	var sets []*nftables.Set
-	for _, is4 := range []bool{true, false} {
-		key := nftables.TypeIPAddr
-		if !is4 {
-			key = nftables.TypeIP6Addr
-		}
+	for _, f := range nft.Families() {
 		for _, kind := range []string{"pods", "local"} {
-			set := &nftables.Set{Table: r.Table, Name: m.setName(kind, is4), KeyType: key, Interval: true}
+			set := &nftables.Set{Table: r.Table, Name: m.setName(kind, f.Digit), KeyType: f.Address, Interval: true}
 			if err := r.AddSet(set); err != nil {
 				return nil, nil, err
 			}
@@ -250,8 +249,8 @@ func (m MasqueradeSets) build(r nft.Ruleset) error {
 	if err != nil {
 		return err
 	}
-	for i, is4 := range []bool{true, false} {
-		r.Commented(chain, fmt.Sprintf("network %.100s", m.Network), masqueradeRule(is4, sets[2*i], sets[2*i+1]))
+	for i, f := range nft.Families() {
+		r.Commented(chain, fmt.Sprintf("network %.100s", m.Network), masqueradeRule(f, sets[2*i], sets[2*i+1]))
 	}
 	m.Sources, m.Local = distinct(m.Sources), distinct(append(multicast(), m.Local...))
 	return r.AddElements(m.elements())
@@ -270,15 +269,9 @@ func distinct(prefixes []netip.Prefix) []netip.Prefix {
 }
 
 // masqueradeRule returns the rule "saddr in pods, daddr not in local: masquerade".
-func masqueradeRule(is4 bool, pods, local *nftables.Set) []expr.Any {
-	proto, source, destination, length := byte(unix.NFPROTO_IPV4), uint32(source4), uint32(destination4), uint32(4)
-	if !is4 {
-		proto, source, destination, length = unix.NFPROTO_IPV6, source6, destination6, 16
-	}
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, nft.Equal([]byte{proto}),
-		nft.Network(1, source, length), &expr.Lookup{SourceRegister: 1, SetName: pods.Name, SetID: pods.ID},
-		nft.Network(1, destination, length), &expr.Lookup{SourceRegister: 1, SetName: local.Name, SetID: local.ID, Invert: true},
-		&expr.Masq{},
-	}
+func masqueradeRule(f nft.Family, pods, local *nftables.Set) []expr.Any {
+	return append(f.Only(),
+		nft.Network(1, f.Source, f.Length), &expr.Lookup{SourceRegister: 1, SetName: pods.Name, SetID: pods.ID},
+		nft.Network(1, f.Destination, f.Length), &expr.Lookup{SourceRegister: 1, SetName: local.Name, SetID: local.ID, Invert: true},
+		&expr.Masq{})
 }

@@ -64,6 +64,10 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
+// Keys returns an empty configuration. From the Go type of this value, the function plugin.SchemaOf gets the keys of the JSON
+// configuration.
+func Keys() any { return rawConfig{} }
+
 // Parse reads the configuration of an ADD, CHECK or STATUS.
 func Parse(r *plugin.Request) (Config, error) {
 	var raw rawConfig

@@ -111,6 +111,9 @@ const (
 // isChained reports whether earlier plugins in the chain created the pod's interface.
 func isChained(r *plugin.Request) bool { return r.Prev != nil }
 
+// Keys returns an empty configuration. The function plugin.SchemaOf reads the keys of the JSON configuration from the type of this value.
+func Keys() any { return rawConfig{} }
+
 // parseConfig reads the configuration of ADD, CHECK, STATUS or GC.
 func parseConfig(r *plugin.Request) (requestConfig, error) {
 	var raw rawConfig
