@@ -171,9 +171,9 @@ func (a *Attachment) Save(state any) error {
 	return nil
 }
 
-// Resave saves the progress of a DEL in the record. The record keeps its modification time, which GC reads. Resave only logs errors, such
-// as a full disk. Without the saved progress, the next DEL repeats some work.
-func (a *Attachment) Resave(state any) {
+// SaveProgress saves the progress of a DEL in the record. The record keeps its modification time, which GC reads. SaveProgress only logs
+// errors, such as a full disk. Without the saved progress, the next DEL repeats some work.
+func (a *Attachment) SaveProgress(state any) {
 	written, err := a.dir.Written(a.file())
 	if err == nil {
 		err = a.Save(state)
@@ -231,8 +231,8 @@ func (a *Attachment) Remove() error {
 // Plugins is the list of the plugins that store records.
 var Plugins = []string{"bridge", "portmap", "bandwidth", "sriov"}
 
-// ForgetWithLink deletes those records of the attachment whose field WithLink is true. The caller must have deleted the link before.
-func (a *Attachment) ForgetWithLink() error {
+// RemoveWithLink deletes those records of the attachment whose field WithLink is true. The caller must have deleted the link before.
+func (a *Attachment) RemoveWithLink() error {
 	if a == nil {
 		return nil
 	}

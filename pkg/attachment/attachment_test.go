@@ -188,13 +188,13 @@ func TestRecorded(t *testing.T) {
 // TestNotes checks that a note file belongs to the network and is not listed as a record.
 func TestNotes(t *testing.T) {
 	a, r := attach(t, "id")
-	if _, ok := a.Noted("mark"); ok {
+	if _, ok := a.ReadNote("mark"); ok {
 		t.Error("noted before")
 	}
 	for _, text := range []string{"longer text", "text"} {
-		err := a.Note("mark", text)
-		got, ok := a.Noted("mark")
-		if _, other := a.Noted("other"); err != nil || !ok || got != text || other {
+		err := a.WriteNote("mark", text)
+		got, ok := a.ReadNote("mark")
+		if _, other := a.ReadNote("other"); err != nil || !ok || got != text || other {
 			t.Errorf("noted %q: %v", got, err)
 		}
 	}
@@ -202,13 +202,13 @@ func TestNotes(t *testing.T) {
 		t.Errorf("listed %v, %v", records, err)
 	}
 	for text, want := range map[string]bool{"text": true, "tex": false, "": false} {
-		if got, err := NotedAs("mark", text); err != nil || got != want {
+		if got, err := HasNote("mark", text); err != nil || got != want {
 			t.Errorf("noted as %q: %t, %v", text, got, err)
 		}
 	}
 	for range 2 {
-		err := a.Unnote("mark")
-		if _, ok := a.Noted("mark"); err != nil || ok {
+		err := a.RemoveNote("mark")
+		if _, ok := a.ReadNote("mark"); err != nil || ok {
 			t.Errorf("still noted: %v", err)
 		}
 	}

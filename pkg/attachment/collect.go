@@ -108,7 +108,7 @@ func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
 // If the argument "err" is nil, ReportUnreadable deletes the file. Otherwise ReportUnreadable stores the error.
 func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	if err == nil {
-		err = forget(g.r.Network, g.r.Plugin+"-"+hash)
+		err = removeFile(g.r.Network, g.r.Plugin+"-"+hash)
 	}
 	g.errs = append(g.errs, err)
 }
@@ -122,7 +122,7 @@ func isHash(text string) bool {
 	return err == nil && len(sum) == 8 && hex.EncodeToString(sum) == text
 }
 
-func forget(network, name string) error {
+func removeFile(network, name string) error {
 	dir, err := store.Open(folder(network))
 	if err != nil {
 		return err

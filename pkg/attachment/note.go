@@ -14,20 +14,20 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Note writes a note file of the network. A note file is a small file that stores one fact. The argument `mark` is the file's name without
-// the leading dot.
-func (a *Attachment) Note(mark, text string) error {
+// WriteNote writes a note file of the network. A note file is a small file that stores one fact. The argument `mark` is the file's name
+// without the leading dot.
+func (a *Attachment) WriteNote(mark, text string) error {
 	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// Noted returns the text of the network's note file with the given name. The second result is false if this file does not exist.
-func (a *Attachment) Noted(mark string) (text string, ok bool) {
+// ReadNote returns the text of the network's note file with the given name. The second result is false if this file does not exist.
+func (a *Attachment) ReadNote(mark string) (text string, ok bool) {
 	data, err := a.dir.Read("." + mark)
 	return string(data), err == nil
 }
 
-// Notes returns the names of the network's note files that begin with a prefix.
-func (a *Attachment) Notes(prefix string) (marks []string, err error) {
+// ListNotes returns the names of the network's note files that begin with a prefix.
+func (a *Attachment) ListNotes(prefix string) (marks []string, err error) {
 	names, err := a.dir.List()
 	for _, name := range names {
 		if mark, ok := strings.CutPrefix(name, "."); ok && strings.HasPrefix(mark, prefix) {
@@ -37,19 +37,19 @@ func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 	return marks, err
 }
 
-// Unnote removes the network's note file with the given name.
-func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
+// RemoveNote removes the network's note file with the given name.
+func (a *Attachment) RemoveNote(mark string) error { return a.dir.Remove("." + mark) }
 
-// NotedIn returns the text of a network's note file without taking the network's lock. The second result is false if the file does not
+// ReadNote returns the text of a network's note file without taking the network's lock. The second result is false if the file does not
 // exist.
-func NotedIn(network, mark string) (text string, ok bool) {
+func ReadNote(network, mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
 	return string(data), err == nil
 }
 
-// NotedBy returns the name of a network that has a note file with the given name. If several networks have such a note file, NotedBy
-// returns any of these networks.
-func NotedBy(mark string) (network string, ok bool, err error) {
+// NetworkWithNote returns the name of a network that has a note file with the given name. If several networks have such a note file,
+// NetworkWithNote returns any of these networks.
+func NetworkWithNote(mark string) (network string, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
 		if _, err := os.Lstat(filepath.Join(folder(network), "."+mark)); err == nil {
@@ -59,8 +59,8 @@ func NotedBy(mark string) (network string, ok bool, err error) {
 	return "", false, err
 }
 
-// NotedAs reports whether any network has a note file with this name and this text.
-func NotedAs(mark, text string) (bool, error) {
+// HasNote reports whether any network has a note file with this name and this text.
+func HasNote(mark, text string) (bool, error) {
 	networks, err := Networks()
 	return slices.ContainsFunc(networks, func(network string) bool {
 		data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
@@ -68,17 +68,17 @@ func NotedAs(mark, text string) (bool, error) {
 	}), err
 }
 
-// UnnoteAll removes the note files with the given name from all networks.
-func UnnoteAll(mark string) error {
+// RemoveNotes removes the note files with the given name from all networks.
+func RemoveNotes(mark string) error {
 	networks, err := Networks()
 	for _, network := range networks {
-		err = errors.Join(err, forget(network, "."+mark))
+		err = errors.Join(err, removeFile(network, "."+mark))
 	}
 	return err
 }
 
-// NoteNode writes a note file for the node. The note file is in the folder that contains the folders of the networks.
-func NoteNode(mark, text string) error {
+// WriteNodeNote writes a note file for the node. The note file is in the folder that contains the folders of the networks.
+func WriteNodeNote(mark, text string) error {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
 		return err
@@ -87,14 +87,14 @@ func NoteNode(mark, text string) error {
 	return dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// NodeNoted returns the text of the node's note file with the given name. The second result is false if this file does not exist.
-func NodeNoted(mark string) (text string, ok bool) {
+// ReadNodeNote returns the text of the node's note file with the given name. The second result is false if this file does not exist.
+func ReadNodeNote(mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(store.Root, "."+mark))
 	return string(data), err == nil
 }
 
-// UnnoteNode removes the node's note file with the given name.
-func UnnoteNode(mark string) error {
+// RemoveNodeNote removes the node's note file with the given name.
+func RemoveNodeNote(mark string) error {
 	dir, err := store.Open(store.Root)
 	if err != nil {
 		return ignoreMissing(err)
@@ -107,13 +107,13 @@ func UnnoteNode(mark string) error {
 // removes the file. Each verb runs in a separate process, so only the file shows that an earlier process has already logged a lasting
 // problem.
 func Changed(mark, text string) bool {
-	if before, _ := NodeNoted(mark); before == text {
+	if before, _ := ReadNodeNote(mark); before == text {
 		return false
 	}
 	if text == "" {
-		_ = UnnoteNode(mark) // while the note file exists, each call reports the change again
+		_ = RemoveNodeNote(mark) // while the note file exists, each call reports the change again
 	} else {
-		_ = NoteNode(mark, text)
+		_ = WriteNodeNote(mark, text)
 	}
 	return true
 }

@@ -14,7 +14,7 @@ import (
 // Take locks the attachment that the DEL request r identifies, and returns the recorded state. The third result is false if there is no
 // record. The lock is taken even without a record, so that DEL does not remove the changes of a concurrent ADD. The caller removes the
 // attachment's state, calls Remove, and closes the attachment. If the network has no folder of records, the first result is nil. Close,
-// Remove and ForgetWithLink do nothing for a nil attachment.
+// Remove and RemoveWithLink do nothing for a nil attachment.
 func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, KeyOf(r))
 	return att, rec.State, found, err

@@ -23,7 +23,7 @@ import (
 func TestTake(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "id", "eth0")
-	if att, _, found, err := Take[testState](r); att != nil || found || err != nil || att.Remove() != nil || att.ForgetWithLink() != nil {
+	if att, _, found, err := Take[testState](r); att != nil || found || err != nil || att.Remove() != nil || att.RemoveWithLink() != nil {
 		t.Errorf("without a folder: %v, %t, %v", att, found, err)
 	}
 	if _, err := os.Stat(filepath.Join(store.Root, t.Name())); err == nil {
@@ -86,8 +86,8 @@ func TestTakeDead(t *testing.T) {
 	}
 }
 
-// TestForgetWithLink checks that ForgetWithLink removes only records in which WithLink is true, and only records of the given attachment.
-func TestForgetWithLink(t *testing.T) {
+// TestRemoveWithLink checks that RemoveWithLink removes only records in which WithLink is true, and only records of the given attachment.
+func TestRemoveWithLink(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	requests := map[string]*plugin.Request{}
 	for name, withLink := range map[string]bool{"bridge": false, "portmap": false, "bandwidth": true} {
@@ -105,7 +105,7 @@ func TestForgetWithLink(t *testing.T) {
 	if err != nil || !with.WithLink {
 		t.Fatalf("the record with the link lost that: %v", err)
 	}
-	with.Resave(testState{"y"})
+	with.SaveProgress(testState{"y"})
 	with.Close()
 	again, rec, _, err := Reopen[testState](Waiting, KeyOf(requests["bandwidth"]), "bandwidth")
 	if err != nil || !rec.WithLink || !again.WithLink {
@@ -117,7 +117,7 @@ func TestForgetWithLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer att.Close()
-	if err := att.ForgetWithLink(); err != nil {
+	if err := att.RemoveWithLink(); err != nil {
 		t.Error(err)
 	}
 	for name, want := range map[string]bool{"bridge": true, "portmap": true, "bandwidth": false} {

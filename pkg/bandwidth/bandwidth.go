@@ -51,7 +51,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	attachment.LogOnce(r, traps(r.Config))
+	attachment.LogOnce(r, unloggedFindings(r.Config))
 	if cfg.unlimited() && !attachment.Recorded(r) {
 		return nil, nil
 	}
@@ -69,7 +69,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	if cfg.unlimited() { // the limits were lifted
-		return nil, remove(host, att, old)
+		return nil, removeLimits(host, att, old)
 	}
 	link, err := hostSide(r, host)
 	if err != nil {
@@ -88,16 +88,16 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		}
 		old = state{}
 	}
-	ifb, err := change(host, att, link, old, st)
+	ifb, err := changeLimits(host, att, link, old, st)
 	if err == nil && st.Egress != nil {
 		r.Prev.Interfaces = append(r.Prev.Interfaces, &types100.Interface{Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: ifb.MTU})
 	}
 	return r.Prev, err
 }
 
-// change() replaces the limits of a link and returns the ifb device of the egress limit. After an error, change() restores the previous
-// limits.
-func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
+// changeLimits replaces the limits of a link and returns the ifb device of the egress limit. After an error, changeLimits restores the
+// previous limits.
+func changeLimits(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	if err := next.recordClsactOwner(host, link, old); err != nil {
 		return ifb, err
 	}
@@ -105,23 +105,23 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	defer undo.OnError(&err)
 	undo.Push(func() error {
 		if old.Index == 0 {
-			return remove(host, att, next)
+			return removeLimits(host, att, next)
 		}
-		_, err := replace(host, att, link, next, old)
+		_, err := replaceLimits(host, att, link, next, old)
 		return err
 	})
-	return replace(host, att, link, old, next)
+	return replaceLimits(host, att, link, old, next)
 }
 
-// replace() changes the limits of a link in place, so that a live pod is never without a limit during the change. At the end, replace()
-// removes those old limits that the new state does not contain.
-func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
+// replaceLimits changes the limits of a link in place, so that a live pod is never without a limit during the change. At the end,
+// replaceLimits removes those old limits that the new state does not contain.
+func replaceLimits(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
 	if err := att.Save(next.merge(lifted)); err != nil {
 		return ifb, err
 	}
-	if ifb, err = apply(host, link, next); err != nil || lifted.Index == 0 {
+	if ifb, err = applyLimits(host, link, next); err != nil || lifted.Index == 0 {
 		return ifb, err
 	}
 	if err := deleteLimits(host, lifted); err != nil {
@@ -190,8 +190,8 @@ func (st state) hasFairQueues() bool {
 	return st.Ingress != nil && st.Ingress.Fair.Packets > 0 || st.Egress != nil && st.Egress.Fair.Packets > 0
 }
 
-// apply() sets the limits of a link and returns the ifb device of the egress limit.
-func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err error) {
+// applyLimits sets the limits of a link and returns the ifb device of the egress limit.
+func applyLimits(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err error) {
 	if st.Ingress != nil {
 		if err := host.Shape(link, *st.Ingress); err != nil {
 			return ifb, err
@@ -232,16 +232,16 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 		return kernel.Link{}, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "interface %s has no veth or netkit peer on the node", r.IfName),
 			"bandwidth needs a main plugin that makes a pair of links, such as bridge or ptp")
 	}
-	other, err := namedInstead(r, host, link)
+	other, err := otherLinkInPrev(r, host, link)
 	if err == nil && other != "" {
 		err = plugin.Errorf(plugin.CodeDevice, "the host side of interface %s is %s, and prevResult names %s", r.IfName, link.Name, other)
 	}
 	return link, err
 }
 
-// namedInstead returns the name of a link in prevResult that leads into the pod. namedInstead returns "" if prevResult contains the given
-// link.
-func namedInstead(r *plugin.Request, host *kernel.Node, link kernel.Link) (string, error) {
+// otherLinkInPrev returns the name of a link in prevResult that leads into the pod. otherLinkInPrev returns "" if prevResult contains the
+// given link.
+func otherLinkInPrev(r *plugin.Request, host *kernel.Node, link kernel.Link) (string, error) {
 	if r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces,
 		func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == link.Name }) {
 		return "", nil
@@ -279,7 +279,7 @@ func del(r *plugin.Request) error {
 		// Next, the runtime calls the main plugin's DEL, which deletes the link with the limits, and then the record (WithLink).
 		return nil
 	}
-	return remove(host, att, st)
+	return removeLimits(host, att, st)
 }
 
 // gc() removes the limits of stale attachments and restores lost limits of the remaining attachments.
@@ -290,7 +290,7 @@ func gc(r *plugin.Request) error {
 	}
 	gc := attachment.NewGC[state](r)
 	for att, st := range gc.Stale() {
-		gc.Report(att, remove(host, att, st))
+		gc.Report(att, removeLimits(host, att, st))
 	}
 	for hash := range gc.Unreadable() {
 		gc.ReportUnreadable(hash, nil) // the limits are deleted with the link
@@ -299,8 +299,8 @@ func gc(r *plugin.Request) error {
 	return gc.Err()
 }
 
-// remove() first removes the limits, and then the record.
-func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
+// removeLimits first removes the limits, and then the record.
+func removeLimits(host *kernel.Node, att *attachment.Attachment, st state) error {
 	if err := deleteLimits(host, st); err != nil {
 		return err
 	}
@@ -313,7 +313,7 @@ func deleteLimits(host *kernel.Node, st state) error {
 	link, ok, err := st.hostSide(host)
 	ifb, has := kernel.Link{}, false
 	if err == nil && st.IFB != "" {
-		ifb, has, err = device(host, st.IFB)
+		ifb, has, err = ifbDevice(host, st.IFB)
 	}
 	if err == nil && ok && st.IFB != "" {
 		err = host.DelRedirect(link, ifb, st.Clsact)
@@ -341,9 +341,9 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// device() returns the device with the recorded name, if it is an ifb device. A damaged record may contain the name of another program's
+// ifbDevice returns the device with the recorded name, if it is an ifb device. A damaged record may contain the name of another program's
 // link, which Podlace must not change.
-func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
+func ifbDevice(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {
 		return kernel.Link{}, false, err

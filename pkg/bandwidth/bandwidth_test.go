@@ -196,20 +196,20 @@ func TestFairQueue(t *testing.T) {
 		}
 		return list
 	}
-	l.must(attachment.UnnoteNode(noFairQueue))
+	l.must(attachment.RemoveNodeNote(noFairQueue))
 	l.OK(l.Call("ADD", "a"))
-	if _, noted := attachment.NodeNoted(noFairQueue); noted == has || !slices.Equal(queues(), []bool{has, has}) {
+	if _, noted := attachment.ReadNodeNote(noFairQueue); noted == has || !slices.Equal(queues(), []bool{has, has}) {
 		t.Errorf("fair queues %t: noted %t, fair %v", has, noted, queues())
 	}
-	l.must(attachment.NoteNode(noFairQueue, ""))
-	t.Cleanup(func() { l.must(attachment.UnnoteNode(noFairQueue)) })
+	l.must(attachment.WriteNodeNote(noFairQueue, ""))
+	t.Cleanup(func() { l.must(attachment.RemoveNodeNote(noFairQueue)) })
 	l.OK(l.Call("CHECK", "a"))
 	l.OK(l.Call("DEL", "a"))
 	l.OK(l.Call("ADD", "a"))
 	if !slices.Equal(queues(), []bool{false, false}) {
 		t.Errorf("it was asked again: %v", queues())
 	}
-	l.must(attachment.UnnoteNode(noFairQueue))
+	l.must(attachment.RemoveNodeNote(noFairQueue))
 	l.OK(l.Call("CHECK", "a"))
 	l.OK(l.Call("ADD", "a")) // in place
 	l.OK(l.Call("CHECK", "a"))

@@ -90,12 +90,12 @@ func (l Limit) fairQueue(frame uint64, latency time.Duration) kernel.FairQueue {
 const noFairQueue = "no-fq_codel"
 
 func fairQueues(host *kernel.Node) (bool, error) {
-	if _, noted := attachment.NodeNoted(noFairQueue); noted {
+	if _, noted := attachment.ReadNodeNote(noFairQueue); noted {
 		return false, nil
 	}
 	has, err := host.HasFairQueue()
 	if err == nil && !has {
-		err = attachment.NoteNode(noFairQueue, "")
+		err = attachment.WriteNodeNote(noFairQueue, "")
 	}
 	return has, err
 }

@@ -171,16 +171,16 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Of[state]) (Limi
 		of, err = st.observe(host, link, bucketsFrom(s.after))
 	}
 	if st.Ingress != nil {
-		l.Ingress.fill(s, of.Ingress)
+		l.Ingress.setObserved(s, of.Ingress)
 	}
 	if st.Egress != nil {
-		l.Egress.fill(s, of.Egress)
+		l.Egress.setObserved(s, of.Egress)
 	}
 	return l, err
 }
 
-// fill() stores in d what is missing, or the observed token bucket with its traffic and drops during the interval.
-func (d *Direction) fill(s bucketSamples, of observedLimit) {
+// setObserved stores in d what is missing, or the observed token bucket with its traffic and drops during the interval.
+func (d *Direction) setObserved(s bucketSamples, of observedLimit) {
 	if d.Missing = of.lost; d.Missing != "" {
 		return
 	}
@@ -233,6 +233,6 @@ func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
 		next.Asked.Egress = Limit{Rate: *egress, ByAdmin: true}
 		next.setEgress(key, next.Asked.Egress.bucket(link.MTU, next.Latency, fair))
 	}
-	_, err = change(host, att, link, old, next)
+	_, err = changeLimits(host, att, link, old, next)
 	return err
 }

@@ -163,7 +163,7 @@ func TestMeasuredAnew(t *testing.T) {
 	after := kernel.Bucket{Counters: kernel.Counters{Sent: 500, Dropped: 2}}
 	s := bucketSamples{map[int]kernel.Bucket{7: before}, map[int]kernel.Bucket{7: after}, time.Now(), time.Second}
 	of := observedLimit{link: kernel.Link{Index: 7}, bucket: after}
-	if d.fill(s, of); measured(&d) != (counters{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
+	if d.setObserved(s, of); measured(&d) != (counters{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
 		t.Errorf("%+v", d)
 	}
 }
@@ -325,7 +325,7 @@ func TestReplaceRecords(t *testing.T) {
 	next, got := rec.State, state{}
 	old := next
 	old.IFB, old.Egress = "no link can have this name", next.Ingress
-	if _, err := replace(l.host, att, l.hostSide, old, next); err == nil {
+	if _, err := replaceLimits(l.host, att, l.hostSide, old, next); err == nil {
 		t.Error("it is gone")
 	}
 	if _, err := att.Load(&got); err != nil || got.IFB != old.IFB || got.Egress == nil {

@@ -37,7 +37,7 @@ func (st state) observe(host *kernel.Node, link kernel.Link, read bucketReader) 
 	if st.Egress == nil {
 		return of, nil
 	}
-	ifb, _, err := device(host, st.IFB)
+	ifb, _, err := ifbDevice(host, st.IFB)
 	if err != nil || !ifb.Up {
 		of.Egress = observedLimit{link: ifb, lost: fmt.Sprintf("device %s is missing or down", st.IFB)}
 		return of, err

@@ -73,10 +73,10 @@ func TestStatePlanned(t *testing.T) {
 // TestRecordRead checks that all CNI operations can use a record that ADD or an admin wrote.
 func TestRecordRead(t *testing.T) {
 	l := newLab(t)
-	_, noted := attachment.NodeNoted(noFairQueue)
-	l.must(attachment.NoteNode(noFairQueue, ""))
+	_, noted := attachment.ReadNodeNote(noFairQueue)
+	l.must(attachment.WriteNodeNote(noFairQueue, ""))
 	if !noted {
-		t.Cleanup(func() { l.must(attachment.UnnoteNode(noFairQueue)) })
+		t.Cleanup(func() { l.must(attachment.RemoveNodeNote(noFairQueue)) })
 	}
 	file := "/run/podlace/net/bandwidth-" + l.key("a").Hash()
 	index := fmt.Sprintf(`"index":%d`, l.hostSide.Index)

@@ -69,7 +69,7 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 // delDevice deletes the redirect to the ifb device with the given name, and then the ifb device. Two attachments can have the same device
 // name, so delDevice keeps a device that another attachment uses.
 func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
-	ifb, ok, err := device(host, name)
+	ifb, ok, err := ifbDevice(host, name)
 	if err != nil || !ok {
 		return err
 	}
@@ -81,16 +81,16 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 		return err
 	}
 	if used {
-		if serves, err := mayServe(r, host, from, name); !serves || err != nil {
+		if serves, err := mayBelongToPod(r, host, from, name); !serves || err != nil {
 			return err
 		}
 	}
 	return deleteLimits(host, state{Link: from.Name, Index: from.Index, IFB: name, Clsact: true})
 }
 
-// replaceRedirects replaces redirects that the reference plugin created for attachments without a record. A redirect of the reference
-// plugin does not match short frames.
-func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
+// restoreReferenceRedirects replaces redirects that the reference plugin created for attachments without a record. A redirect of the
+// reference plugin does not match short frames.
+func restoreReferenceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()
 	errs := []error{err}
 	for _, p := range pairs {
@@ -102,7 +102,7 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 			continue
 		}
 		redirectErr := host.Redirect(p.From, p.To)
-		_, ok, err := device(host, p.To.Name)
+		_, ok, err := ifbDevice(host, p.To.Name)
 		switch {
 		case err == nil && !ok: // a DEL has deleted the device: a redirect to it would drop all frames
 			errs = append(errs, host.DelRedirect(p.From, kernel.Link{}, true))
@@ -126,13 +126,13 @@ func isRecordedDevice(name string) (bool, error) {
 	return isRecorded(func(st state) bool { return st.IFB == name })
 }
 
-// mayServe reports whether a link can be the host side of the pod's interface. The frames of this link are redirected to an ifb device. The
-// name of an ifb device is computed from the container and the interface. mayServe accepts the link if the name of its ifb device fits the
-// attachment, even if the pod has renamed its interface. Otherwise mayServe accepts only a link whose end in the pod has the interface name
-// of the request. The reference plugin uses one device name for all interfaces of a container, so the device name alone does not identify
-// the interface. If the namespace is unknown, mayServe returns true. A live pod keeps its traffic even if mayServe returns true by mistake,
-// because DEL removes the redirect before the device.
-func mayServe(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {
+// mayBelongToPod reports whether a link can be the host side of the pod's interface. The frames of this link are redirected to an ifb
+// device. The name of an ifb device is computed from the container and the interface. mayBelongToPod accepts the link if the name of its
+// ifb device fits the attachment, even if the pod has renamed its interface. Otherwise mayBelongToPod accepts only a link whose end in the
+// pod has the interface name of the request. The reference plugin uses one device name for all interfaces of a container, so the device
+// name alone does not identify the interface. If the namespace is unknown, mayBelongToPod returns true. A live pod keeps its traffic even
+// if mayBelongToPod returns true by mistake, because DEL removes the redirect before the device.
+func mayBelongToPod(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {
 	if r.Netns == nil {
 		return true, nil
 	}

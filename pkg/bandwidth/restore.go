@@ -17,7 +17,7 @@ import (
 // redirects that do not match short frames. A limit that has all its parts stays as it is. After an error in one attachment, Restore goes
 // on with the next.
 func Restore(host *kernel.Node, log *slog.Logger) error {
-	return errors.Join(restoreLimits(host, log, attachment.Waiting), replaceRedirects(host, log))
+	return errors.Join(restoreLimits(host, log, attachment.Waiting), restoreReferenceRedirects(host, log))
 }
 
 // restoreLimits restores the limits of all attachments that have records.
@@ -75,7 +75,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 	} else {
 		st.Egress = nil
 	}
-	if _, err := apply(host, link, st); err != nil {
+	if _, err := applyLimits(host, link, st); err != nil {
 		return err
 	}
 	if len(lost) > 0 {

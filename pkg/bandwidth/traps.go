@@ -11,12 +11,12 @@ import (
 // Findings returns a list of valid but misleading settings. A setting is in this list if it has no effect, or if its name suggests another
 // effect. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding {
-	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config)...)
+	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config)...)
 }
 
-// traps() returns findings about the capability "bandwidth", which Parse does not check. A configuration that contains limits does not need
-// this capability.
-func traps(config []byte) []plugin.Finding {
+// unloggedFindings returns findings about the capability "bandwidth", which Parse does not check. A configuration that contains limits does
+// not need this capability.
+func unloggedFindings(config []byte) []plugin.Finding {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {
 		return nil

@@ -154,16 +154,16 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.att.Save(st); err != nil {
 		return nil, err
 	}
-	if err := j.guard(w.host, st.Guard); err != nil {
+	if err := j.applyGuard(w.host, st.Guard); err != nil {
 		return nil, err
 	}
 	if err := j.configure(w, layer3); err != nil {
 		return nil, err
 	}
-	if err := j.masquerade(layer3); err != nil {
+	if err := j.applyMasquerade(layer3); err != nil {
 		return nil, err
 	}
-	j.logTraps(layer3)
+	j.logFindings(layer3)
 	st.Unfinished = false
 	if err := j.att.Save(st); err != nil {
 		return nil, err
@@ -181,8 +181,8 @@ func (b bridge) clearResidue(j *job) error {
 	}
 	if recorded && st.Unfinished {
 		// An earlier process began an ADD with the same key. The earlier process has ended, because the current process holds the lock.
-		// clear() finds the links of the earlier process by their names.
-		if err := b.clear(j, st); err != nil {
+		// removeResidue finds the links of the earlier process by their names.
+		if err := b.removeResidue(j, st); err != nil {
 			return err
 		}
 		recorded = false
@@ -211,12 +211,12 @@ func (b bridge) clearResidue(j *job) error {
 			"the container is attached already, by %s, in another namespace", j.att.HostVeth()), "call DEL first")
 	}
 	if recorded {
-		return b.clear(j, st)
+		return b.removeResidue(j, st)
 	}
 	return nil
 }
 
-func (b bridge) clear(j *job, st state) error {
+func (b bridge) removeResidue(j *job, st state) error {
 	j.r.Log.Info("removing the residue of an interrupted ADD")
 	return b.remove(j.r, j.att, j.host, st)
 }
@@ -237,7 +237,7 @@ func (b bridge) del(r *plugin.Request) error {
 		return b.finishRemove(&as, att, st, errors.Join(delSuccessor(&as, host), deleteFromNode(host, att, &st)))
 	}
 	if err = b.delUnrecorded(&as, host); err == nil {
-		err = att.ForgetWithLink()
+		err = att.RemoveWithLink()
 	}
 	return errors.Join(err, att.Remove())
 }
@@ -251,7 +251,7 @@ func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kern
 
 func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	return removeHostSide(host, att.Key, st.Index, func() error {
-		return errors.Join(unmasquerade(host, att, st), unguard(host, att, st))
+		return errors.Join(removeMasquerade(host, att, st), removeGuard(host, att, st))
 	})
 }
 
@@ -264,7 +264,7 @@ func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st s
 	if err != nil {
 		return err
 	}
-	return errors.Join(att.ForgetWithLink(), att.Remove())
+	return errors.Join(att.RemoveWithLink(), att.Remove())
 }
 
 func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage) error {

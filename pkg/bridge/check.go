@@ -47,7 +47,7 @@ func (b bridge) check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	j.recordedRoutes(&l)
+	j.useRecordedRoutes(&l)
 	if err := j.checkLayer3(w, l); err != nil {
 		return err
 	}
@@ -75,10 +75,10 @@ func (j *job) ownResult(prev *types100.Result) *types100.Result {
 	return own
 }
 
-// recordedRoutes replaces the routes from prevResult by the routes that ADD recorded. Routes in prevResult may come from other plugins, and
-// a prevResult of an old CNI version lacks some route attributes. recordedRoutes leaves out a recorded route that a later plugin removed
-// from prevResult.
-func (j *job) recordedRoutes(l *layer3) {
+// useRecordedRoutes replaces the routes from prevResult by the routes that ADD recorded. Routes in prevResult may come from other plugins,
+// and a prevResult of an old CNI version lacks some route attributes. useRecordedRoutes leaves out a recorded route that a later plugin
+// removed from prevResult.
+func (j *job) useRecordedRoutes(l *layer3) {
 	if !j.hasRecord {
 		return
 	}

@@ -175,6 +175,6 @@ func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) 
 	if err := masqueradeByIPTables(key, st.byIPTables(), st.Except); err != nil {
 		return err
 	}
-	att.Resave(st)
+	att.SaveProgress(st)
 	return nil
 }

@@ -190,15 +190,15 @@ func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
 		}
 		m.Except = append(m.Except, p)
 	}
-	m.V4, m.V6 = isTrue(raw.IPMasq.V4), isTrue(raw.IPMasq.V6)
+	m.V4, m.V6 = trueByDefault(raw.IPMasq.V4), trueByDefault(raw.IPMasq.V6)
 	if (m.V4 || m.V6) && c.IPAM != "" {
 		c.Masquerade = m
 	}
 	return nil
 }
 
-// isTrue returns the value of an optional boolean key, or true if the key is missing.
-func isTrue(b *bool) bool { return b == nil || *b }
+// trueByDefault returns the value of an optional boolean key, or true if the key is missing.
+func trueByDefault(b *bool) bool { return b == nil || *b }
 
 // parseMAC finds the MAC that the runtime requests. If several sources contain a MAC, runtimeConfig takes precedence over args, and args
 // over CNI_ARGS (CONVENTIONS.md).

@@ -20,8 +20,8 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 	for _, gw := range l.gateways {
 		// The name of the gateway's note file contains the prefix length of the gateway address. Without this file name, ADD would have to search
 		// the kernel's list of all addresses for the prefix length, which is slower.
-		_, noted := j.att.Noted(gatewayNote(bridge, gw))
-		if err := forward(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
+		_, noted := j.att.ReadNote(gatewayNote(bridge, gw))
+		if err := enableForwarding(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
 		}
 		has, err := j.host.HasAddress(bridge, gw.Addr())
@@ -31,7 +31,7 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 		if has && noted {
 			continue
 		}
-		if err := j.placeGateway(bridge, gw, l.gateways); err != nil {
+		if err := j.addGateway(bridge, gw, l.gateways); err != nil {
 			return err
 		}
 		if gw.Addr().Is4() {
@@ -49,16 +49,16 @@ func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
 
-// placeGateway removes conflicting addresses from the bridge, and then adds a gateway address. If the network has a note file about a
+// addGateway removes conflicting addresses from the bridge, and then adds a gateway address. If the network has a note file about a
 // conflicting address, an earlier configuration of the network added this address. Such an old gateway address is removed once no pod uses
 // it. A conflicting address without a note file belongs to another program.
-func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
+func (j *job) addGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
 	addresses, err := j.host.Addresses(bridge)
 	if err != nil {
 		return err
 	}
 	others := slices.DeleteFunc(slices.Clone(addresses), func(a netip.Prefix) bool { return slices.Contains(wanted, a) })
-	gone, err := j.replacedBy(bridge, gw, others)
+	gone, err := j.gatewaysToRemove(bridge, gw, others)
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 		j.fresh = true
 	}
 	j.warnOfSecondBridge(bridge, gw)
-	return j.att.Note(gatewayNote(bridge, gw), "")
+	return j.att.WriteNote(gatewayNote(bridge, gw), "")
 }
 
 // GatewaysConflict reports whether two gateway addresses conflict, so that a bridge cannot have both. Two IPv4 addresses always conflict.
@@ -101,9 +101,9 @@ func Gateways() (list []RecordedGateways, err error) {
 	return list, err
 }
 
-// replacedBy returns those addresses of the list `others` that must be removed from the bridge when the bridge gets the gateway address
-// `gw`.
-func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
+// gatewaysToRemove returns those addresses of the list `others` that must be removed from the bridge when the bridge gets the gateway
+// address `gw`.
+func (j *job) gatewaysToRemove(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {
 		if other.Addr().Is4() != gw.Addr().Is4() {
 			continue
@@ -111,7 +111,7 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 		if !GatewaysConflict(other, gw) {
 			// The address `other` does not conflict with the gateway address, so the bridge can have both. The address `other` is removed only if an
 			// earlier configuration of the network added it and no pod uses it any more.
-			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
+			if _, noted := j.att.ReadNote(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
 		} else if !j.cfg.ForceAddress {
@@ -133,19 +133,19 @@ func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 		return err
 	}
 	defer unlock()
-	if err := errors.Join(j.host.DelAddress(bridge, gw), attachment.UnnoteAll(gatewayNote(bridge, gw))); err != nil {
+	if err := errors.Join(j.host.DelAddress(bridge, gw), attachment.RemoveNotes(gatewayNote(bridge, gw))); err != nil {
 		return err
 	}
-	if _, noted := j.att.Noted(masqueraded); !noted {
+	if _, noted := j.att.ReadNote(masqueradeNote); !noted {
 		return nil
 	}
-	return j.att.Note(masqueraded, "")
+	return j.att.WriteNote(masqueradeNote, "")
 }
 
 // warnOfSecondBridge logs a warning if another bridge of this network still has the same gateway address. A second bridge remains after the
 // key "bridge" was changed in the configuration. While both bridges have pods, the node reaches only the pods of one bridge.
 func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
-	marks, _ := j.att.Notes("gateway-")
+	marks, _ := j.att.ListNotes("gateway-")
 	for _, mark := range marks {
 		former := strings.TrimPrefix(mark, "gateway-")
 		former, is := strings.CutSuffix(former, strings.TrimPrefix(gatewayNote(kernel.Link{}, gw), "gateway-"))
@@ -168,7 +168,7 @@ func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 // and if no pod uses it. If the address must stay, mayReplace returns the reason.
 func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
-	network, noted, err := attachment.NotedBy(gatewayNote(bridge, old))
+	network, noted, err := attachment.NetworkWithNote(gatewayNote(bridge, old))
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		return plugin.WithHint(taken, "Podlace did not add it: if nothing needs it, remove it with 'ip addr del %s dev %s'; "+
 			"forceAddress does that by itself", old, bridge.Name)
 	}
-	user, err := j.userOf(bridge, old)
+	user, err := j.findUser(bridge, old)
 	if err != nil || user == "" {
 		return err
 	}
@@ -188,15 +188,15 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		"or set forceAddress, which cuts them off", old.Masked(), gw.Masked(), user)
 }
 
-// userOf describes a pod that is on the bridge and has an address in the gateway's subnet. A bridge port without an attachment record is
-// treated as a pod that uses the subnet. userOf returns "" if no pod uses the subnet. userOf reads the records of all attachments on the
-// node.
-func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
+// findUser describes a pod that is on the bridge and has an address in the gateway's subnet. A bridge port without an attachment record is
+// treated as a pod that uses the subnet. findUser returns "" if no pod uses the subnet. findUser reads the records of all attachments on
+// the node.
+func (j *job) findUser(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
 		return "", err
 	}
-	ports, err := j.neighbours(bridge)
+	ports, err := j.portsInVLANOf(bridge)
 	if err != nil {
 		return "", err
 	}
@@ -211,7 +211,7 @@ func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 		}
 		for _, a := range pod.State.Addresses {
 			if gw.Masked().Contains(a.Addr()) && a.Bits() == gw.Bits() {
-				return fmt.Sprintf("%s with %s", podOf(pod.Record), a), nil
+				return fmt.Sprintf("%s with %s", podText(pod.Record), a), nil
 			}
 		}
 	}
@@ -221,7 +221,7 @@ func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	return "", nil
 }
 
-func podOf(rec attachment.Record) string {
+func podText(rec attachment.Record) string {
 	if rec.Pod == "" {
 		return "container " + rec.ContainerID
 	}

@@ -166,7 +166,7 @@ func TestForwardUnknown(t *testing.T) {
 	}
 	host.Close()
 	for _, is4 := range []bool{true, false} {
-		if err := forward(host, kernel.Link{Name: "none"}, is4, true); err == nil || !strings.Contains(err.Error(), "netconf show all") {
+		if err := enableForwarding(host, kernel.Link{Name: "none"}, is4, true); err == nil || !strings.Contains(err.Error(), "netconf show all") {
 			t.Errorf("IPv4 %t: %v", is4, err)
 		}
 	}

@@ -28,15 +28,15 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 }
 
 // The constant `guards` is the name of a lock. A process holds this lock while it writes the guards (spoof protection rules) of any
-// network. The constant `guarded` is the name of a note file which says that the node has the guard table.
+// network. The constant `guardNote` is the name of a note file which says that the node has the guard table.
 const (
-	guards  = "guards"
-	guarded = "guarded"
+	guards    = "guards"
+	guardNote = "guarded"
 )
 
-// guard() sets up the port's spoof protection before the port is up, so that other pods are always protected from this pod. If guard rules
-// were flushed, the rules of all networks' pods are restored, even if the current pod needs no guard.
-func (j *job) guard(port kernel.Link, g *Guard) error {
+// applyGuard sets up the port's spoof protection before the port is up, so that other pods are always protected from this pod. If guard
+// rules were flushed, the rules of all networks' pods are restored, even if the current pod needs no guard.
+func (j *job) applyGuard(port kernel.Link, g *Guard) error {
 	j.restoreFlushed()
 	if g == nil {
 		return nil
@@ -51,8 +51,8 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	if err != nil {
 		return err
 	}
-	if _, noted := attachment.NodeNoted(guarded); !noted {
-		if err := attachment.NoteNode(guarded, ""); err != nil {
+	if _, noted := attachment.ReadNodeNote(guardNote); !noted {
+		if err := attachment.WriteNodeNote(guardNote, ""); err != nil {
 			return err
 		}
 	}
@@ -84,7 +84,7 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	if len(written) > 0 {
 		log.Info("guards are missing and are restored from the records", "attachments", len(written))
 	}
-	if err := attachment.NoteNode(guarded, ""); err != nil {
+	if err := attachment.WriteNodeNote(guardNote, ""); err != nil {
 		return err
 	}
 	return SetGuards(all)
@@ -93,10 +93,10 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 // forgetFlushedGuards removes the note file of the guard table if the table is missing and no attachment needs the table. The caller holds
 // the lock of the guards.
 func forgetFlushedGuards(host *kernel.Node) error {
-	if _, noted := attachment.NodeNoted(guarded); !noted || !plugin.IsDifferent(compareGuards(host)) {
+	if _, noted := attachment.ReadNodeNote(guardNote); !noted || !plugin.IsDifferent(compareGuards(host)) {
 		return nil
 	}
-	return attachment.UnnoteNode(guarded)
+	return attachment.RemoveNodeNote(guardNote)
 }
 
 func guardsOf(pods []attachment.Of[state]) (all []Guard) {
@@ -108,9 +108,9 @@ func guardsOf(pods []attachment.Of[state]) (all []Guard) {
 	return all
 }
 
-// unguard() removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite of
-// all guards would restore this guard in the kernel.
-func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
+// removeGuard removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite
+// of all guards would restore this guard in the kernel.
+func removeGuard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {
 		return nil
 	}
@@ -123,7 +123,7 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 		return err
 	}
 	st.Guard = nil
-	att.Resave(*st)
+	att.SaveProgress(*st)
 	return nil
 }
 

@@ -37,24 +37,24 @@ func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.
 	return out
 }
 
-// masquerade() sets up masquerade for the pod's traffic that leaves the network. An in-process IPAM plugin reports the pods' subnets. With
-// such an IPAM plugin, one rule covers a whole subnet, so only the network's first pod must change the rules.
-func (j *job) masquerade(l layer3) error {
+// applyMasquerade sets up masquerade for the pod's traffic that leaves the network. An in-process IPAM plugin reports the pods' subnets.
+// With such an IPAM plugin, one rule covers a whole subnet, so only the network's first pod must change the rules.
+func (j *job) applyMasquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend == "nftables" {
 		return j.masqueradeByNFT(l)
 	}
 	if m.Backend == "" {
-		return j.endMasquerade()
+		return j.removeNetworkMasquerade()
 	}
 	// After a change of the backend to iptables, the nftables rules of the existing pods stay, so these pods are still masqueraded.
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
-// endMasquerade removes the masquerade of the whole network. All pods of the network share the rules, so "ipMasq": false in the newest
-// configuration applies to all of them.
-func (j *job) endMasquerade() error {
-	if _, noted := j.att.Noted(masqueraded); !noted {
+// removeNetworkMasquerade removes the masquerade of the whole network. All pods of the network share the rules, so "ipMasq": false in the
+// newest configuration applies to all of them.
+func (j *job) removeNetworkMasquerade() error {
+	if _, noted := j.att.ReadNote(masqueradeNote); !noted {
 		return nil
 	}
 	unlock, err := j.att.LockNetwork()
@@ -62,15 +62,15 @@ func (j *job) endMasquerade() error {
 		return err
 	}
 	defer unlock()
-	if err := endMasquerade(MasqueradeSets{Network: j.att.Network}); err != nil {
+	if err := deleteMasquerade(MasqueradeSets{Network: j.att.Network}); err != nil {
 		return err
 	}
-	return j.att.Unnote(masqueraded)
+	return j.att.RemoveNote(masqueradeNote)
 }
 
-// The constant `masqueraded` is the name of a note file which says that the network has a chain and sets in nftables. The note file
+// The constant `masqueradeNote` is the name of a note file which says that the network has a chain and sets in nftables. The note file
 // contains the current masquerade configuration.
-const masqueraded = "masqueraded"
+const masqueradeNote = "masqueraded"
 
 // noteText formats the masquerade configuration as the text of the note file "masqueraded".
 func (m Masquerade) noteText() string {
@@ -81,7 +81,7 @@ func (m Masquerade) noteText() string {
 // notedMasquerade returns the masquerade configuration that Podlace last wrote to the network's nftables sets. The second result is false
 // if the note file is missing, empty or damaged.
 func notedMasquerade(network string) (m Masquerade, ok bool) {
-	text, _ := attachment.NotedIn(network, masqueraded)
+	text, _ := attachment.ReadNote(network, masqueradeNote)
 	err := json.Unmarshal([]byte(text), &m)
 	return m, err == nil
 }
@@ -95,7 +95,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	if err != nil {
 		return err
 	}
-	if noted, _ := j.att.Noted(masqueraded); noted == config && missing.empty() {
+	if noted, _ := j.att.ReadNote(masqueradeNote); noted == config && missing.empty() {
 		if ok, err := hasMasqueradeRules(j.host, j.att.Network); err != nil || ok {
 			return err
 		}
@@ -105,7 +105,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 		return err
 	}
 	defer unlock()
-	if noted, _ := j.att.Noted(masqueraded); noted == config {
+	if noted, _ := j.att.ReadNote(masqueradeNote); noted == config {
 		err := compareMasquerade(j.host, MasqueradeSets{Network: j.att.Network, Local: multicast()})
 		if err == nil {
 			err = addMasquerade(j.host, missing)
@@ -130,13 +130,13 @@ func (j *job) masqueradeByNFT(l layer3) error {
 // writeMasquerade replaces the chain and the sets of a network. The note file with the configuration is written last. If the process is
 // killed before this last step, the next ADD finds an empty note file and writes the chain and the sets again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
-	if err := att.Note(masqueraded, ""); err != nil {
+	if err := att.WriteNote(masqueradeNote, ""); err != nil {
 		return err
 	}
 	if err := SetMasquerade(wantedMasquerade(att.Network, m, pods)); err != nil {
 		return err
 	}
-	return att.Note(masqueraded, m.noteText())
+	return att.WriteNote(masqueradeNote, m.noteText())
 }
 
 // restoreMasquerade rewrites the chain and the sets of a network that has pods, if any rule or set element is missing. Rules that a running
@@ -153,7 +153,7 @@ func restoreMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Atta
 	case !plugin.IsDifferent(err):
 		return err
 	case len(all.Sources) == 0:
-		return att.Unnote(masqueraded)
+		return att.RemoveNote(masqueradeNote)
 	case len(written.Sources) == 0:
 		return nil
 	}
@@ -192,9 +192,9 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 	return m
 }
 
-// unmasquerade() removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a
+// removeMasquerade removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a
 // concurrent rewrite of the network's sets would restore this masquerade in the kernel. Subnets that other pods may share stay in the sets.
-func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
+func removeMasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil
 	}
@@ -212,6 +212,6 @@ func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) erro
 		return err
 	}
 	st.Masquerade = ""
-	att.Resave(*st)
+	att.SaveProgress(*st)
 	return nil
 }

@@ -182,8 +182,8 @@ func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return errors.Join(errs...)
 }
 
-// endMasquerade removes the chain and the sets of a network. endMasquerade ignores a chain or set that does not exist.
-func endMasquerade(m MasqueradeSets) error {
+// deleteMasquerade removes the chain and the sets of a network. deleteMasquerade ignores a chain or set that does not exist.
+func deleteMasquerade(m MasqueradeSets) error {
 	if ok, err := nft.HasTable(nft.MasqueradeTable); err != nil || !ok {
 		return err
 	}

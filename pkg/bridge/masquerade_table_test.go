@@ -112,7 +112,7 @@ func TestMasquerade(t *testing.T) {
 	if missing, err := missingMasquerade(h, m); len(missing.Sources) != 2 || err != nil {
 		t.Errorf("before: %v, %v", missing, err)
 	}
-	kerneltest.Must(t, delMasquerade(h, m), endMasquerade(m)) // the table does not exist yet
+	kerneltest.Must(t, delMasquerade(h, m), deleteMasquerade(m)) // the table does not exist yet
 	ensure(t, h, m)
 	mustCover(t, h, m)
 	for what, c := range map[string][2]string{
@@ -130,7 +130,7 @@ func TestMasquerade(t *testing.T) {
 	if diff := cmp.Diff(before, kerneltest.Records(t, "nft ")); diff != "" {
 		t.Errorf("a second pod changed:\n%s", diff)
 	}
-	kerneltest.Must(t, endMasquerade(m))
+	kerneltest.Must(t, deleteMasquerade(m))
 	if lines := kerneltest.Records(t, "nft ", m.name()); len(lines) > 0 {
 		t.Errorf("left %q", lines)
 	}
@@ -207,12 +207,12 @@ func TestMasqueradeNetworks(t *testing.T) {
 	two.Network = strings.Repeat("long-name.", 25)
 	ensure(t, h, one)
 	ensure(t, h, two)
-	kerneltest.Must(t, endMasquerade(one))
+	kerneltest.Must(t, deleteMasquerade(one))
 	mustCover(t, h, two)
 	if missing, err := missingMasquerade(h, one); len(missing.Sources) != 1 || err != nil {
 		t.Errorf("%v, %v", missing, err)
 	}
-	kerneltest.Must(t, endMasquerade(one)) // the network has no objects yet
+	kerneltest.Must(t, deleteMasquerade(one)) // the network has no objects yet
 	mustCover(t, h, two)
 }
 

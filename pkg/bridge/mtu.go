@@ -27,7 +27,7 @@ func (j *job) ensureMTU(bridge *kernel.Link, made bool) error {
 	if !made && !small && !j.lowersMTU(*bridge) {
 		return nil
 	}
-	ours, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())
+	ours, err := attachment.HasNote(madeNote(bridge.Name), bridge.MAC.String())
 	if err != nil || !made && ours == small {
 		return err
 	}
@@ -54,7 +54,7 @@ func (j *job) ensureMTU(bridge *kernel.Link, made bool) error {
 	if err := j.host.PinMTU(now, bridge.MTU); err != nil || !made {
 		return err
 	}
-	return j.att.Note(madeNote(bridge.Name), bridge.MAC.String())
+	return j.att.WriteNote(madeNote(bridge.Name), bridge.MAC.String())
 }
 
 // newBridgeMTU returns the MTU of a bridge that ADD creates. The bridge is created with another MTU and gets this one by a second request,

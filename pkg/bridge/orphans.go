@@ -58,7 +58,7 @@ func previousMAC(orphans []orphan) net.HardwareAddr {
 // network, even if this bridge is up.
 func (j *job) prepareNewBridge(bridge kernel.Link, made bool, orphans []orphan) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
-	last, noted := j.att.Noted(note)
+	last, noted := j.att.ReadNote(note)
 	if noted && last == identity {
 		j.restoreOrphans(bridge, orphans)
 		return nil
@@ -73,7 +73,7 @@ func (j *job) prepareNewBridge(bridge kernel.Link, made bool, orphans []orphan) 
 		}
 	}
 	j.restoreOrphans(bridge, orphans)
-	return j.att.Note(note, identity)
+	return j.att.WriteNote(note, identity)
 }
 
 // pinMAC sets the bridge's current MAC explicitly, so that the kernel does not change it any more. An unpinned bridge always has the lowest
@@ -83,7 +83,7 @@ func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	if made {
 		return nil
 	}
-	ours, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())
+	ours, err := attachment.HasNote(madeNote(bridge.Name), bridge.MAC.String())
 	if err != nil || ours {
 		return err
 	}

@@ -34,9 +34,9 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 	return false, plugin.Differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
 
-// forward() enables forwarding for packets from a gateway link. The link's own setting is changed only for the first pod, since an admin
-// may later exclude single links from forwarding.
-func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
+// enableForwarding enables forwarding for packets from a gateway link. The link's own setting is changed only for the first pod, since an
+// admin may later exclude single links from forwarding.
+func enableForwarding(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	var settings []kernel.Sysctl
 	on, err := host.Forwards(is4)
 	switch {
@@ -121,12 +121,12 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 	if err != nil || !ok || !link.Up {
 		return nil, err
 	}
-	if _, noted := attachment.NotedIn(network, gatewayNote(link, p.gateway)); !noted {
+	if _, noted := attachment.ReadNote(network, gatewayNote(link, p.gateway)); !noted {
 		return nil, nil
 	}
 	is4 := p.gateway.Addr().Is4()
 	if byAdmin, err := compareForwarding(host, link, is4); plugin.IsDifferent(err) && !byAdmin {
-		all = append(all, missingPart{"forwarding", func() error { return forward(host, link, is4, false) }})
+		all = append(all, missingPart{"forwarding", func() error { return enableForwarding(host, link, is4, false) }})
 	} else if err != nil && !byAdmin {
 		return nil, err
 	}
@@ -149,9 +149,9 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 	return all, nil
 }
 
-// placeTimeout limits how long to wait for a restored IPv6 address. The kernel normally needs less than a millisecond to make the address
+// restoreTimeout limits how long to wait for a restored IPv6 address. The kernel normally needs less than a millisecond to make the address
 // usable. Without waiting, the next STATUS could find the address still unusable and restore it a second time.
-const placeTimeout = 200 * time.Millisecond
+const restoreTimeout = 200 * time.Millisecond
 
 // restoreGateway adds a gateway address to its link again.
 func restoreGateway(host *kernel.Node, link kernel.Link, gw netip.Prefix) error {
@@ -163,7 +163,7 @@ func restoreGateway(host *kernel.Node, link kernel.Link, gw netip.Prefix) error 
 	if err := host.AddAddress(link, gw, false); err != nil && !isExist(err) {
 		return err
 	}
-	_ = host.AwaitAddress(gw.Addr(), time.Now().Add(placeTimeout))
+	_ = host.AwaitAddress(gw.Addr(), time.Now().Add(restoreTimeout))
 	return nil
 }
 

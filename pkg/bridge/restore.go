@@ -57,7 +57,7 @@ func (j *job) restoreFlushed() {
 // baseChains returns the base chains that the node should have. If such a chain is missing, another program flushed the rules. The base
 // chains are the chain of the guards, the masquerade chain of each network, and a chain of the VLAN gateways.
 func baseChains() (all []nft.Place) {
-	if _, ok := attachment.NodeNoted(guarded); ok {
+	if _, ok := attachment.ReadNodeNote(guardNote); ok {
 		all = append(all, nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain})
 	}
 	networks, _ := attachment.Networks()
@@ -66,7 +66,7 @@ func baseChains() (all []nft.Place) {
 			all = append(all, MasqueradeSets{Network: network}.chain())
 		}
 	}
-	if _, ok := attachment.NodeNoted(vlanTable); ok {
+	if _, ok := attachment.ReadNodeNote(vlanNote); ok {
 		all = append(all, nft.Place{Family: unix.NFPROTO_INET, Table: nft.VLANTable, Chain: vlanChain})
 	}
 	return all
@@ -97,7 +97,7 @@ func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 // Intact reports whether the kernel has the state that the pods of all networks share. Intact checks all networks, because a runtime may
 // call STATUS for only one network. Intact reads only one record of each network. State that cannot be read is treated as intact.
 func Intact(host *kernel.Node) bool {
-	_, needGuards := attachment.NodeNoted(guarded)
+	_, needGuards := attachment.ReadNodeNote(guardNote)
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
 		if _, noted := notedMasquerade(network); noted &&
@@ -116,7 +116,7 @@ func Intact(host *kernel.Node) bool {
 	if needGuards && plugin.IsDifferent(guardDrift(host)) {
 		return false
 	}
-	if _, noted := attachment.NodeNoted(vlanTable); !noted {
+	if _, noted := attachment.ReadNodeNote(vlanNote); !noted {
 		return true
 	}
 	ok, err := vlanSchema().Intact(&host.NFT)
@@ -136,7 +136,7 @@ func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 
 // lacksRules reports whether the kernel lacks any rule of a pod, or any route or address through which the node reaches the pod.
 func (st state) lacksRules(host *kernel.Node, key attachment.Key) bool {
-	if _, lost, _ := st.lostGateway(host); lost {
+	if _, lost, _ := st.missingGatewayRules(host); lost {
 		return true
 	}
 	for _, p := range st.paths() {

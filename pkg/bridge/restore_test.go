@@ -107,9 +107,8 @@ func TestPortJoinedAgain(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestPortOfOlderRelease checks a pod that an older release attached without calling SetReserved. STATUS and GC call SetReserved for the
-// pod's port.
-func TestPortOfOlderRelease(t *testing.T) {
+// TestReservedRestored checks a port whose group_fwd_mask another program reset. STATUS and GC set it again.
+func TestReservedRestored(t *testing.T) {
 	l := bareLab(t, "name", "older", "bridge", "btold", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btold", netlink.LinkDel) })
 	a := l.add("a")

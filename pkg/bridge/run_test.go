@@ -115,7 +115,7 @@ func (l lab) age() {
 // hostVeth returns the name of the host side.
 func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
 
-// onHost() calls the function `change` for the link with the given name on the node. inPod() does the same for a link in the pod.
+// onHost calls the function `change` for the link with the given name on the node. inPod does the same for a link in the pod.
 func onHost(name string, change func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -25,7 +25,7 @@ func (j *job) tolerate(err error) error {
 // checkTolerated compares the settings whose changes CHECK tolerates by default. With strictCheck, such a change is an error.
 // checkTolerated compares settings of the pod and of the bridge, and checks whether the attachment has a record.
 func (j *job) checkTolerated(w wiring, l layer3) error {
-	made, noted := j.att.Noted(madeNote(w.bridge.Name))
+	made, noted := j.att.ReadNote(madeNote(w.bridge.Name))
 	var errs []error
 	ours := w.host.Name == j.att.HostVeth() // a pod that the reference plugin attached has other names and settings
 	ra, known := w.pod.Conf6("accept_ra")
@@ -55,7 +55,7 @@ func (j *job) compareBridgeMTU(bridge kernel.Link) error {
 	if !j.lowersMTU(bridge) {
 		return nil
 	}
-	ours, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())
+	ours, err := attachment.HasNote(madeNote(bridge.Name), bridge.MAC.String())
 	if err == nil && ours {
 		err = plugin.Differs("%s has mtu %d, more than the %d of the pod", bridge.Name, bridge.MTU, j.cfg.MTU)
 	}

@@ -19,11 +19,11 @@ import (
 // effect. The argument `pods` contains the subnets of the pods' addresses. The argument `node` contains the subnets behind the node's
 // links. Findings does no I/O.
 func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
-	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
+	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config, pods, node)...)
 }
 
-// traps() returns the misleading settings, except those for which another part of ADD already logs a warning.
-func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
+// unloggedFindings returns the misleading settings, except those for which another part of ADD already logs a warning.
+func unloggedFindings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	found := plugin.Capabilities(config, "", "")
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {
@@ -34,7 +34,7 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 		name string
 		on   bool
 	}{{"isGateway", raw.IsGateway}, {"isDefaultGateway", raw.IsDefaultGateway},
-		{"ipMasq", raw.IPMasq != nil && (isTrue(raw.IPMasq.V4) || isTrue(raw.IPMasq.V6))}} {
+		{"ipMasq", raw.IPMasq != nil && (trueByDefault(raw.IPMasq.V4) || trueByDefault(raw.IPMasq.V6))}} {
 		if k.on {
 			keys = append(keys, k.name)
 		}
@@ -78,11 +78,11 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 	return found
 }
 
-// logTraps logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may belong to
-// another program, so logTraps never treats the bridge as new. Without IPAM, a note file prevents repeated logs.
-func (j *job) logTraps(l layer3) {
+// logFindings logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may belong to
+// another program, so logFindings never treats the bridge as new. Without IPAM, a note file prevents repeated logs.
+func (j *job) logFindings(l layer3) {
 	if j.cfg.IPAM == "" {
-		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))
+		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), unloggedFindings(j.r.Config, nil, nil)...))
 		return
 	}
 	if !j.fresh {
@@ -96,5 +96,5 @@ func (j *job) logTraps(l layer3) {
 	for _, a := range l.Addresses {
 		pods = append(pods, a.Masked())
 	}
-	j.r.LogFindings(append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, pods, node)...))
+	j.r.LogFindings(append(plugin.DuplicateKeys(j.r.Config), unloggedFindings(j.r.Config, pods, node)...))
 }

@@ -75,9 +75,9 @@ func (st state) gatewayLink() string {
 	return vlanGateway(st.Bridge, st.VLANs.ID)
 }
 
-// lostGateway returns the rules of the pod's VLAN gateway. The second result is true if the kernel lacks the rules although the gateway
-// link exists.
-func (st state) lostGateway(host *kernel.Node) (rules VLANGateway, lost bool, err error) {
+// missingGatewayRules returns the rules of the pod's VLAN gateway. The second result is true if the kernel lacks the rules although the
+// gateway link exists.
+func (st state) missingGatewayRules(host *kernel.Node) (rules VLANGateway, lost bool, err error) {
 	name := st.gatewayLink()
 	if name == "" {
 		return rules, false, nil
@@ -104,7 +104,7 @@ func restoreVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.
 			continue
 		}
 		seen[name] = true
-		rules, lost, err := pod.State.lostGateway(host)
+		rules, lost, err := pod.State.missingGatewayRules(host)
 		if lost {
 			log.Info("the rules of a VLAN's gateway were missing or changed and are restored from the records", "gateway", name)
 			if err = vlanSchema().Install(rules.elements()); err == nil {
@@ -197,9 +197,9 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))
 }
 
-// neighbours() returns those ports of the bridge that are in the same VLAN as a gateway link. The list does not contain the gateway's own
+// portsInVLANOf returns those ports of the bridge that are in the same VLAN as a gateway link. The list does not contain the gateway's own
 // port.
-func (j *job) neighbours(gateway kernel.Link) ([]string, error) {
+func (j *job) portsInVLANOf(gateway kernel.Link) ([]string, error) {
 	bridge, ok, err := j.host.Link(j.cfg.Bridge)
 	if err != nil || !ok {
 		return nil, err

@@ -112,7 +112,7 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 	return nil
 }
 
-// prevResult() returns the result of the previous plugins in the chain, and the version of this result. prevResult() returns nil if the
+// prevResult returns the result of the previous plugins in the chain, and the version of this result. prevResult returns nil if the
 // configuration contains no prevResult.
 func prevResult(env envelope) (*types100.Result, string, error) {
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {

@@ -31,9 +31,9 @@ type Plugin struct {
 	Chained    bool   // ADD and CHECK require a prevResult
 	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. With ForeignArgs, malformed and unknown arguments cause no
 	// error. The reference plugin with the same name also ignores malformed and unknown arguments.
-	ForeignArgs  bool
-	NoNetns      bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
-	CallsPatient bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
+	ForeignArgs   bool
+	NoNetns       bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
+	DefersSignals bool // most calls change nothing: signals end the process as usual until the verb calls Request.DeferSignals
 
 	Add    func(*Request) (*types100.Result, error) // a nil result stands for an unchanged prevResult
 	Del    func(*Request) error
@@ -84,8 +84,8 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 		r.level = slog.LevelDebug
 	}
 	fault.Step("start of", p.Name)
-	if !p.CallsPatient {
-		r.Patient()
+	if !p.DefersSignals {
+		r.DeferSignals()
 	}
 	defer r.close()
 	output, err := p.runVerb(r, getenv, stdin)

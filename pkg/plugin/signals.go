@@ -8,19 +8,20 @@ import (
 	"syscall"
 )
 
-// Patient lets the CNI operation finish after a signal: before the operation ends, only SIGKILL can end the process. After a signal, a DEL
-// still continues to its end. After a signal, an ADD also continues to its end, because an ADD lasts only milliseconds. When the ADD has
-// ended, the plugin undoes its changes. Patient starts two threads, which costs time. A plugin with the field CallsPatient therefore calls
-// Patient itself, and only if it is about to change something.
-func (r *Request) Patient() {
-	r.PatientSoon()
+// DeferSignals lets the CNI operation finish after a signal: before the operation ends, only SIGKILL can end the process. After a signal, a
+// DEL still continues to its end. After a signal, an ADD also continues to its end, because an ADD lasts only milliseconds. When the ADD
+// has ended, the plugin undoes its changes. DeferSignals starts two threads, which costs time. A plugin with the field DefersSignals
+// therefore calls DeferSignals itself, and only if it is about to change something.
+func (r *Request) DeferSignals() {
+	r.DeferSignalsSoon()
 	if r.listening != nil {
 		<-r.listening
 	}
 }
 
-// PatientSoon installs the signal handlers of Patient in the background, because the installation takes some hundred microseconds.
-func (r *Request) PatientSoon() {
+// DeferSignalsSoon installs the signal handlers of DeferSignals in the background, because the installation takes some hundred
+// microseconds.
+func (r *Request) DeferSignalsSoon() {
 	if r.listen != nil && r.listening == nil {
 		r.listening = make(chan struct{})
 		go func() {

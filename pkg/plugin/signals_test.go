@@ -36,11 +36,15 @@ func TestTakenBack(t *testing.T) {
 	if o := run(p, newEnv("DEL"), conf); o.exit != 0 || undone != 3 {
 		t.Errorf("DEL: exit %d, %d times: %s", o.exit, undone, o.stdout)
 	}
-	p.CallsPatient = true // the signal from before is still pending
+	p.DefersSignals = true // the signal from before is still pending
 	if o := run(p, add, conf); o.exit != 0 || undone != 3 {
-		t.Errorf("CallsPatient and unchanged: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
+		t.Errorf("DefersSignals and unchanged: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
-	p.Add = func(r *Request) (*types100.Result, error) { r.Patient(); r.Patient(); return &types100.Result{}, nil }
+	p.Add = func(r *Request) (*types100.Result, error) {
+		r.DeferSignals()
+		r.DeferSignals()
+		return &types100.Result{}, nil
+	}
 	if o := run(p, add, conf); o.exit != 1 || undone != 4 || !strings.Contains(o.stdout, "terminated arrived during ADD") {
 		t.Errorf("late: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}

@@ -23,7 +23,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	protect(r, len(cfg.Ports) > 0)
+	restoreFlushedProtection(r, len(cfg.Ports) > 0)
 	if len(cfg.Ports) == 0 {
 		attachment.LogOnce(r, unloggedFindings(r.Config))
 		return nil, nil
@@ -42,7 +42,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	old, err := endPrevious(r, host, att)
+	old, err := removePrevious(r, host, att)
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +55,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	undo.Push(func() error { return removePorts(host, att, st) })
-	st.Begun = true
+	st.Unfinished = true
 	if err := att.Save(st); err != nil {
 		return nil, err
 	}
@@ -91,9 +91,9 @@ func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portStat
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// endPrevious removes the state of an earlier ADD of the same attachment, even if the earlier ADD has no record. endPrevious returns the
-// ports in the record of the earlier ADD.
-func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
+// removePrevious removes the state of an earlier ADD of the same attachment, even if the earlier ADD has no record. removePrevious returns
+// the ports in the record of the earlier ADD.
+func removePrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old portState
 	ok, err := att.Load(&old)
 	if err == nil && ok {
@@ -197,7 +197,7 @@ func programNode(
 		return nil, err
 	}
 	// Once this record is saved, every process that restores the ports of all pods also restores the ports of this pod.
-	st.Begun = false
+	st.Unfinished = false
 	return former, att.Save(*st)
 }
 

@@ -261,7 +261,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		if len(ports) > 0 && c.Backend == "iptables" {
-			for _, line := range entryLines(emptyNAT(), testKey(), *c.rules(pod), ports) {
+			for _, line := range jumpLines(emptyNAT(), testKey(), *c.rules(pod), ports) {
 				if strings.ContainsAny(line, "\n\r") || strings.Count(line, `"`)%2 != 0 {
 					t.Errorf("%q: the line %q", config, line)
 				}

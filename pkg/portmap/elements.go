@@ -63,8 +63,8 @@ type ownedPorts struct {
 	Owner string
 	// Bridge is the bridge of the pod, or "" if the pod's link on the node is not connected to a bridge.
 	Bridge string
-	// Taken is true if the iptables backend forwards the ports.
-	Taken bool
+	// ByIPTables is true if the iptables backend forwards the ports.
+	ByIPTables bool
 	// Localhost is the link whose route_localnet was enabled for these ports, or "". When the ports are removed, route_localnet of this
 	// link is disabled again.
 	Localhost string
@@ -97,7 +97,7 @@ func (h ownedPorts) elements() []nft.Element {
 	}
 	for _, p := range h.Ports {
 		of := []nft.Element{takenElement(p, h.comment())}
-		if !h.Taken {
+		if !h.ByIPTables {
 			of = elementsOf(p, h.comment())
 		}
 		if shared[p] {

@@ -13,7 +13,7 @@ import (
 )
 
 func del(r *plugin.Request) error {
-	protect(r, false)
+	restoreFlushedProtection(r, false)
 	att, st, recorded, err := attachment.Take[portState](r)
 	if err != nil {
 		return err
@@ -85,7 +85,7 @@ func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *att
 	defer unlock()
 	var ending ports.Index
 	ending.Add(key.Hash(), st.Ports...)
-	if err := passPorts(host, key.Hash(), &ending); err != nil {
+	if err := moveToHeirs(host, key.Hash(), &ending); err != nil {
 		return err
 	}
 	if err := endPorts(host, key, st, st.hostPorts(ownerComment(key, ""))); err != nil {
@@ -93,7 +93,7 @@ func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *att
 	}
 	if att != nil {
 		st.Ended = true
-		att.Resave(st)
+		att.SaveProgress(st)
 	}
 	return nil
 }
@@ -113,7 +113,7 @@ func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPo
 // created the attachment.
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
-	if err == nil && !lost && passesPorts(r) {
+	if err == nil && !lost && requestsPorts(r) {
 		// If both the record and the rules are lost, the network of this pod may still have access to 127.0.0.1.
 		err = restoreLoopbackLocked(host)
 	}
@@ -134,7 +134,7 @@ func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 		return true, err
 	}
 	defer unlock()
-	if err := passPorts(host, hash, nil); err != nil {
+	if err := moveToHeirs(host, hash, nil); err != nil {
 		return true, err
 	}
 	ports, err := delOwnedHostPorts(host, hash)

@@ -38,7 +38,7 @@ func addByIPTables(key attachment.Key, st portState, log *slog.Logger) error {
 	for _, p := range st.Rules.Pod {
 		others, err := st.addFamily(key, p, log)
 		if err != nil {
-			return withHint(st.Rules.nameConditions(err, p.Addr().Is4()))
+			return withHint(st.Rules.withConditions(err, p.Addr().Is4()))
 		}
 		if len(others) > 0 {
 			lost = others
@@ -82,9 +82,9 @@ func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Lo
 	return lost, err
 }
 
-// If iptables refuses the rules, nameConditions adds the pod's conditions to the error. Only the conditions can be the cause, because all
+// If iptables refuses the rules, withConditions adds the pod's conditions to the error. Only the conditions can be the cause, because all
 // other parts of the rules have the same form for every pod.
-func (of iptablesRules) nameConditions(err error, is4 bool) error {
+func (of iptablesRules) withConditions(err error, is4 bool) error {
 	key, words := of.conditionsOf(is4)
 	if len(words) == 0 || !iptables.Refused(err) {
 		return err
@@ -111,7 +111,7 @@ func (st portState) familyLines(nat iptables.NAT, key attachment.Key, pod netip.
 			"kube-proxy in nftables mode does not make it; leave the key out to use a chain of our own")
 	}
 	lines := append(sharedLines(nat, own[0].SNAT, *st.Rules), podLines(key, *st.Rules, own, pod)...)
-	return append(lines, entryLines(nat, key, *st.Rules, own)...), nil
+	return append(lines, jumpLines(nat, key, *st.Rules, own)...), nil
 }
 
 // jumpsToHostports reports whether the base chains contain a jump to the chain of all hostPorts.
@@ -247,7 +247,7 @@ func podLines(key attachment.Key, of iptablesRules, list []ports.Port, pod netip
 		// at once.
 		lines = append(lines, "-A "+chain+" -d ::1/128 -j RETURN")
 	}
-	for _, p := range namedFirst(list) {
+	for _, p := range hostIPFirst(list) {
 		match := "-p " + p.Protocol
 		if p.HostIP.IsValid() {
 			match = "-d " + p.HostIP.String() + " " + match
@@ -273,16 +273,16 @@ func markedSources(p ports.Port, pod netip.Prefix) []string {
 	return []string{"-s " + pod.Masked().String() + " "}
 }
 
-// namedFirst sorts ports with a hostIP before ports without a hostIP, because the first matching rule decides.
-func namedFirst(list []ports.Port) []ports.Port {
+// hostIPFirst sorts ports with a hostIP before ports without a hostIP, because the first matching rule decides.
+func hostIPFirst(list []ports.Port) []ports.Port {
 	sorted := slices.Clone(list)
 	slices.SortStableFunc(sorted, func(a, b ports.Port) int { return cmp.Compare(b.HostIP.BitLen(), a.HostIP.BitLen()) })
 	return sorted
 }
 
-// entryLines returns the iptables-restore lines for the rules that jump to the pod's chain. The rules for ports with a hostIP come before
-// the rules for all ports without a hostIP, including the rules of other pods. The lines from entryLines also remove the pod's stale rules.
-func entryLines(nat iptables.NAT, key attachment.Key, of iptablesRules, list []ports.Port) []string {
+// jumpLines returns the iptables-restore lines for the rules that jump to the pod's chain. The rules for ports with a hostIP come before
+// the rules for all ports without a hostIP, including the rules of other pods. The lines from jumpLines also remove the pod's stale rules.
+func jumpLines(nat iptables.NAT, key attachment.Key, of iptablesRules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)
 	_, words := of.conditionsOf(list[0].To.Addr().Is4())

@@ -60,10 +60,10 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 			return plugin.Differs("iptables chain %s: the jump to %s is missing", hook, dnatChain)
 		}
 	}
-	if err := checkAhead(nat, chain); err != nil {
+	if err := checkForeignRules(nat, chain); err != nil {
 		return err
 	}
-	led, own := portsLedTo(nat, chain), byPort(nat.Rules(chain))
+	led, own := portsJumpingTo(nat, chain), byPort(nat.Rules(chain))
 	for _, p := range list {
 		if !led[fmt.Sprint(p.Protocol, p.Port)] {
 			return plugin.Differs("hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
@@ -78,11 +78,11 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkAhead returns an error if packets do not reach Podlace's rules because of a rule of another program. In the hostPort chains,
-// checkAhead returns an error for every rule of another program that ends the evaluation of the chain. In PREROUTING and OUTPUT, checkAhead
-// returns an error only for a rule of another program that matches every packet. Podlace does not remove rules of other programs, because
-// other programs share the nat table.
-func checkAhead(nat iptables.NAT, chain string) error {
+// checkForeignRules returns an error if packets do not reach Podlace's rules because of a rule of another program. In the hostPort chains,
+// checkForeignRules returns an error for every rule of another program that ends the evaluation of the chain. In PREROUTING and OUTPUT,
+// checkForeignRules returns an error only for a rule of another program that matches every packet. Podlace does not remove rules of other
+// programs, because other programs share the nat table.
+func checkForeignRules(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},
 	} {
@@ -120,9 +120,9 @@ func checkMasquerade(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// portsLedTo returns the node ports that have a rule with a jump to the pod's chain. Each returned port has its protocol as a prefix, such
-// as tcp80.
-func portsLedTo(nat iptables.NAT, chain string) map[string]bool {
+// portsJumpingTo returns the node ports that have a rule with a jump to the pod's chain. Each returned port has its protocol as a prefix,
+// such as tcp80.
+func portsJumpingTo(nat iptables.NAT, chain string) map[string]bool {
 	led := map[string]bool{}
 	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
 		for port := range strings.SplitSeq(valueOf(rule, "--dports"), ",") {

@@ -58,7 +58,7 @@ func generatedLines(t *testing.T, keys string, nat4 iptables.NAT) string {
 			continue
 		}
 		of := *cfg.rules(pod)
-		for _, lines := range [][]string{sharedLines(nat, cfg.SNAT, of), podLines(testKey(), of, own, p), entryLines(nat, testKey(), of, own)} {
+		for _, lines := range [][]string{sharedLines(nat, cfg.SNAT, of), podLines(testKey(), of, own, p), jumpLines(nat, testKey(), of, own)} {
 			fmt.Fprintln(&b, strings.Join(lines, "\n"))
 		}
 	}

@@ -183,11 +183,11 @@ func applyPlan(host *kernel.Node, want portClaim, p claimPlan) error {
 		return err
 	}
 	if p.shared {
-		if err := attachment.UnnoteNode(unsharedPorts); err != nil {
+		if err := attachment.RemoveNodeNote(unsharedPorts); err != nil {
 			return err
 		}
 	}
-	if err := t.Replace(p.remove, p.add); err != nil || want.Bridge == "" || want.Taken {
+	if err := t.Replace(p.remove, p.add); err != nil || want.Bridge == "" || want.ByIPTables {
 		return err
 	}
 	return ensureHairpin(t, want.Bridge)

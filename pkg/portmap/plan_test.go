@@ -73,7 +73,7 @@ func TestMakePlan(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			have := portConflicts{holders: map[string]portHolder{ownerHash(ownerB): c.by}}
-			for _, e := range slices.Concat(ownedPorts{Owner: ownerB, Taken: c.taken, Ports: c.held}.elements(),
+			for _, e := range slices.Concat(ownedPorts{Owner: ownerB, ByIPTables: c.taken, Ports: c.held}.elements(),
 				ownedPorts{Owner: ownerA, Ports: c.own}.elements()) {
 				if e.Set != "owners" { // one lookup covers the ports
 					have.elements = append(have.elements, e)

@@ -19,13 +19,13 @@ import (
 
 // The type portState is the content of an attachment's record. An attachment without ports has no record.
 type portState struct {
-	Backend   string         `json:"backend"`
-	Ports     []ports.Port   `json:"ports"`
-	Bridge    string         `json:"bridge,omitempty"`    // the pod's bridge
-	Localhost string         `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches the pod
-	Rules     *iptablesRules `json:"rules,omitempty"`     // for the iptables backend
-	Ended     bool           `json:"ended,omitempty"`     // a DEL has begun
-	Begun     bool           `json:"begun,omitempty"`     // the ADD has not finished
+	Backend    string         `json:"backend"`
+	Ports      []ports.Port   `json:"ports"`
+	Bridge     string         `json:"bridge,omitempty"`     // the pod's bridge
+	Localhost  string         `json:"localhost,omitempty"`  // the link through which 127.0.0.1 reaches the pod
+	Rules      *iptablesRules `json:"rules,omitempty"`      // for the iptables backend
+	Ended      bool           `json:"ended,omitempty"`      // a DEL has begun
+	Unfinished bool           `json:"unfinished,omitempty"` // the ADD has not finished
 }
 
 // The type iptablesRules holds the settings from which the iptables backend can write an attachment's rules again.
@@ -47,7 +47,7 @@ const portsLock = "hostports"
 // hostPorts returns the ports of the attachment as they are stored in the hostPort table. The argument "owner" of hostPorts becomes the
 // comment of the set elements.
 func (st portState) hostPorts(owner string) ownedPorts {
-	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
+	return ownedPorts{Owner: owner, Bridge: st.Bridge, ByIPTables: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
 // netnsPath returns the path of the network namespace that is stored in nf_tables. For the iptables backend, netnsPath returns "". If the

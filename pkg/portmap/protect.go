@@ -12,21 +12,20 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// protect() restores the rules that protect the node's 127.0.0.0/8 if a flush removed them while hostPorts need route_localnet. ADD and DEL
-// call protect() first, even if the pod has no ports. If loopbackUsers contains no attachment and Podlace did not enable route_localnet on
-// the pod's links, protect() does nothing. If loopbackUsers contains attachments, an ADD that forwards ports restores the rules for
-// 127.0.0.0/8 itself, together with its other rules. In this case, protect() also does nothing.
-func protect(r *plugin.Request, forwards bool) {
+// restoreFlushedProtection restores the rules that protect the node's 127.0.0.0/8 if a flush removed them while hostPorts need
+// route_localnet. ADD and DEL call it first, even if the pod has no ports. It does nothing if loopbackUsers contains no attachment and
+// Podlace did not enable route_localnet on the pod's links, or if this ADD forwards ports and therefore restores the rules itself.
+func restoreFlushedProtection(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
 	}
-	if err := protectFlushed(r); err != nil {
+	if err := tryRestoreProtection(r); err != nil {
 		r.Log.Warn("the protection of the node's 127.0.0.0/8 could not be restored", "error", err)
 	}
 }
 
-// protectFlushed restores the rules that protect 127.0.0.0/8 if they are missing. protectFlushed does not wait for the lock.
-func protectFlushed(r *plugin.Request) error {
+// tryRestoreProtection restores the rules that protect 127.0.0.0/8 if they are missing, without waiting for the lock.
+func tryRestoreProtection(r *plugin.Request) error {
 	host, err := attachment.Host(r)
 	if err != nil {
 		return err

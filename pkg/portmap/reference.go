@@ -16,14 +16,14 @@ import (
 // pod. Like the reference plugin, delReference looks for rules only if the runtime passes ports to DEL. If the last argument is true,
 // delReference always looks for rules.
 func delReference(r *plugin.Request, hadPorts bool) error {
-	if !hadPorts && !passesPorts(r) {
+	if !hadPorts && !requestsPorts(r) {
 		return nil
 	}
 	return asReference(r).Remove()
 }
 
-// passesPorts reports whether the runtime passes ports to DEL. passesPorts also returns true for an invalid list of ports.
-func passesPorts(r *plugin.Request) bool {
+// requestsPorts reports whether the runtime passes ports to DEL. requestsPorts also returns true for an invalid list of ports.
+func requestsPorts(r *plugin.Request) bool {
 	var conf struct {
 		Runtime struct {
 			Ports []any `json:"portMappings"`

@@ -117,7 +117,7 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	var seen ports.Index
 	for _, rec := range records {
 		st, e := attachment.StateOf[portState](rec)
-		if e != nil || rec.Hash() == hash || st.Ended || st.Begun || rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
+		if e != nil || rec.Hash() == hash || st.Ended || st.Unfinished || rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
 			continue
 		}
 		of := recordedPorts{Record: rec, portState: st}

@@ -27,13 +27,13 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	if len(st.Ports) == 0 {
 		return nil, nil
 	}
-	var lend []attachment.Step
+	var localhostSteps []attachment.Step
 	if st.Localhost != "" {
-		lend = []attachment.Step{{Text: "leave route_localnet of " + st.Localhost + " on",
+		localhostSteps = []attachment.Step{{Text: "leave route_localnet of " + st.Localhost + " on",
 			Do: func() error { return leaveLoopbackOpen(host, st.Localhost) }}}
 	}
 	if st.Backend == "iptables" && rec.Key == named {
-		return lend, nil
+		return localhostSteps, nil
 	}
 	if conf == nil {
 		return nil, fmt.Errorf("no configuration of this network names the plugin portmap")
@@ -53,7 +53,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 			return nil, err
 		}
 	}
-	return append(lend, []attachment.Step{
+	return append(localhostSteps, []attachment.Step{
 		{Text: fmt.Sprintf("forward hostPort %s by rules of %s", ports.Names(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
 				as := portState{Backend: backend, Ports: ports.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}

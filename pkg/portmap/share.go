@@ -53,11 +53,11 @@ func describeOwner(rec attachment.Record, owner string) string {
 	return name + ", since " + rec.Written.UTC().Format(time.RFC3339)
 }
 
-// passPorts takes the ports of an attachment that ends, and gives them to other attachments that requested these ports. The other
-// attachments belong to the same container in other networks, or to an older live pod with the same name. The last argument of passPorts
+// moveToHeirs takes the ports of an attachment that ends, and gives them to other attachments that requested these ports. The other
+// attachments belong to the same container in other networks, or to an older live pod with the same name. The last argument of moveToHeirs
 // contains the ports of the attachment that ends, or is nil if these ports are unknown. The caller holds portsLock.
-func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
-	if _, noted := attachment.NodeNoted(unsharedPorts); noted {
+func moveToHeirs(host *kernel.Node, hash string, ending *ports.Index) error {
+	if _, noted := attachment.ReadNodeNote(unsharedPorts); noted {
 		return nil
 	}
 	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that requests this port then also
@@ -80,9 +80,9 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 		if shared, err := sharedExcept(hash); err != nil || shared {
 			return nil
 		}
-		return attachment.NoteNode(unsharedPorts, "")
+		return attachment.WriteNodeNote(unsharedPorts, "")
 	}
-	if err := passHostPorts(host, hash, wanted); err != nil {
+	if err := moveHostPorts(host, hash, wanted); err != nil {
 		return err
 	}
 	if _, err := restoreIPTables(heirs, true, slog.Default()); err != nil {
@@ -91,10 +91,10 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts moves ports from their owner to the attachments that request these ports, in one transaction. passHostPorts does not change
-// ports that belong to a third attachment, or ports that no attachment requests. If the rules are missing, passHostPorts does nothing. The
+// moveHostPorts moves ports from their owner to the attachments that request these ports, in one transaction. moveHostPorts does not change
+// ports that belong to a third attachment, or ports that no attachment requests. If the rules are missing, moveHostPorts does nothing. The
 // caller holds portsLock.
-func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
+func moveHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	if ok, err := HostportSchema().Intact(&host.NFT); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)
 	}

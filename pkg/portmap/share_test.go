@@ -196,14 +196,14 @@ func TestFailedTakeOver(t *testing.T) {
 	old.OK(old.Call("DEL", "old"))
 }
 
-// TestSharedNote checks that DEL reads the records of other pods as long as two attachments share a port, even after DEL of a third pod. DEL
-// of one attachment gives the port to the other attachment.
+// TestSharedNote checks that DEL reads the records of other pods as long as two attachments share a port, even after DEL of a third pod.
+// DEL of one attachment gives the port to the other attachment.
 func TestSharedNote(t *testing.T) {
 	l := newLab(t)
 	first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther("nftables", port(8080, 80, "tcp"))
 	alone, _ := l.withName("alone")
 	other := asking("10.71.0.6/24", port(9090, 90, "tcp"))
-	unshared := func() bool { _, noted := attachment.NodeNoted(unsharedPorts); return noted }
+	unshared := func() bool { _, noted := attachment.ReadNodeNote(unsharedPorts); return noted }
 	l.OK(l.Call("ADD", "a", first...))
 	l.OK(l.Call("ADD", "a", second...))
 	l.OK(alone.Call("ADD", "b", other...))

@@ -45,10 +45,10 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 			continue
 		}
 		for _, one := range ports.Singles([]ports.Port{p}) {
-			if h.Taken || p.Last != 0 {
+			if h.ByIPTables || p.Last != 0 {
 				ask = append(ask, elementsOf(one, "")[0])
 			}
-			if !h.Taken {
+			if !h.ByIPTables {
 				ask = append(ask, takenElement(one, ""))
 			}
 		}
@@ -82,7 +82,7 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 	}
 	var want []nft.Element
 	for _, h := range all {
-		if want = append(want, h.elements()...); h.Bridge != "" && !h.Taken {
+		if want = append(want, h.elements()...); h.Bridge != "" && !h.ByIPTables {
 			want = append(want, hairpin(h.Bridge))
 		}
 	}
@@ -247,7 +247,7 @@ func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 		return plugin.WithHint(plugin.Differs("%s", drift),
 			"another program flushed or changed them; 'podlace reload' brings back those of all pods")
 	}
-	if err := checkElements(t, h, by); err != nil || h.Taken {
+	if err := checkElements(t, h, by); err != nil || h.ByIPTables {
 		return err
 	}
 	if h.Bridge != "" {

@@ -288,7 +288,7 @@ func TestTaken(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	add := func(owner string, taken bool, texts ...string) error {
-		return addAll(h, ownedPorts{Owner: owner, Taken: taken, Ports: portList(texts...)})
+		return addAll(h, ownedPorts{Owner: owner, ByIPTables: taken, Ports: portList(texts...)})
 	}
 	kerneltest.Must(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"),
 		add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
@@ -307,7 +307,7 @@ func TestTaken(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	kerneltest.Must(t, delPorts(h, ownerB, portList(one)))
-	kerneltest.Must(t, delHostPorts(h, ownedPorts{Owner: ownerA, Taken: true,
+	kerneltest.Must(t, delHostPorts(h, ownedPorts{Owner: ownerA, ByIPTables: true,
 		Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}),
 		add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }

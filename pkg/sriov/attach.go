@@ -92,7 +92,7 @@ func (j *requestJob) restoreResidue(h *lockedVF) error {
 func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left vfJournal, own bool) error {
 	if !own {
 		if has, err := n.ownerHas(left); err != nil || has {
-			return errors.Join(err, busy(left))
+			return errors.Join(err, heldError(left))
 		}
 	}
 	n.r.Log.Warn("restoring an orphaned VF of an earlier attachment", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
@@ -116,7 +116,7 @@ func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 	return c.userspaceDriver() != "", err // a user space program uses the VF until its pod ends
 }
 
-func busy(left vfJournal) error {
+func heldError(left vfJournal) error {
 	hint := "the owner is container %s, %s in network %s, whose DEL frees the VF"
 	if left.Claim != nil {
 		hint += ". Pods that share a claim can have its VF one at a time: use a ResourceClaimTemplate to give each pod its own claim"

@@ -119,7 +119,7 @@ func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	case c.userspaceDriver() != "":
 		return nil
 	case c.link.Index == 0 && j.Former.Name != "" && c.vf.Driver != "":
-		return busy(j)
+		return heldError(j)
 	}
 	return nil
 }

@@ -286,7 +286,7 @@ func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) s
 		return vfSettings{}, plugin.Errorf(plugin.CodeConfig, "%w", err)
 	}
 	s := vfSettings{Driver: m.Driver, Rebind: m.Rebind != nil && *m.Rebind, pfSettings: pfSettings{VLAN: m.VLAN, QoS: m.VLANQoS,
-		Proto: strings.ToLower(m.VLANProto), SpoofCheck: onOff(m.SpoofChk), Trust: onOff(m.Trust), LinkState: m.LinkState,
+		Proto: strings.ToLower(m.VLANProto), SpoofCheck: parseOnOff(m.SpoofChk), Trust: parseOnOff(m.Trust), LinkState: m.LinkState,
 		MinRate: m.MinTxRate, MaxRate: m.MaxTxRate}}
 	if m.MTU != nil {
 		s.MTU = *m.MTU
@@ -294,7 +294,7 @@ func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) s
 	return s, nil
 }
 
-func onOff(value string) *bool {
+func parseOnOff(value string) *bool {
 	if value == "" {
 		return nil
 	}

@@ -56,7 +56,7 @@ func (n *nodeSide) restoreOrphan(a pci.Address) error {
 }
 
 func (s sriov) gc(r *plugin.Request) error {
-	r.Patient()
+	r.DeferSignals()
 	config := r.ConfigForDel()
 	gc := attachment.NewGC[attachmentState](r)
 	for att, st := range gc.Stale() {

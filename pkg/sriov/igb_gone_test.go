@@ -134,7 +134,7 @@ func TestIGBNamesTaken(t *testing.T) {
 		t.Errorf("log: %s", o.Log)
 	}
 	link, ok, err := l.host.LinkOf(l.nic.VFs[1].Device)
-	if err != nil || !ok || link.Name != ownName(address(t, l.nic.VFs[1].Device)) || strings.Join(link.AltNames, " ") != "alt-second" {
+	if err != nil || !ok || link.Name != nameByAddress(address(t, l.nic.VFs[1].Device)) || strings.Join(link.AltNames, " ") != "alt-second" {
 		t.Errorf("%s, %t, %v", describe(link), ok, err)
 	}
 	must(t, l.host.DelLink(name), l.host.SetDown(link), l.host.Rename(link, name), l.host.AddAltName(link, "other-second"), l.host.SetUp(link))

@@ -23,7 +23,7 @@ import (
 func (l testLab) endPod(address string) {
 	l.Helper()
 	l.addSysfsName(address, "net1")
-	l.returnLink()
+	l.retrieveLink()
 	must(l, l.Pod.Close())
 }
 
@@ -99,12 +99,12 @@ func TestNamespaceGone(t *testing.T) {
 		l := gone(t)
 		must(t, l.host.AddBridge("ens0f0v1", nil, 0, false))
 		must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, vf1), "net/ens0f0v1"))) // the interface is not the VF's
-		l.addSysfsName(vf1, ownName(address(t, vf1)))
+		l.addSysfsName(vf1, nameByAddress(address(t, vf1)))
 		o := l.OK(l.Call("DEL", "a"))
 		if !strings.Contains(o.Log, "another interface has the VF's former name") {
 			t.Errorf("log: %s", o.Log)
 		}
-		link := l.link(ownName(address(t, vf1)))
+		link := l.link(nameByAddress(address(t, vf1)))
 		must(t, l.host.DelLink("ens0f0v1"), l.host.SetDown(link), l.host.Rename(link, "ens0f0v1"), l.host.SetUp(l.link("ens0f0v1")))
 		l.isGolden()
 	})
@@ -148,7 +148,7 @@ func TestSquatted(t *testing.T) {
 			}
 			if how == "name" {
 				forget(vf1, called)
-				l.addSysfsName(vf1, parkedName(address(t, vf1)))
+				l.addSysfsName(vf1, temporaryName(address(t, vf1)))
 			}
 			l.del("bad", "CNI_NETNS", "")
 		})
@@ -250,7 +250,7 @@ func TestHostileJournals(t *testing.T) {
 	for _, netns := range []string{"/dev/null", "/proc/thread-self/ns/net"} {
 		l.addSysfsName(vf0, "net1")
 		must(t, os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(good), l.Pod.Path, netns, 1)), 0o600))
-		l.returnLink()
+		l.retrieveLink()
 		l.del("a")
 		l.add("a")
 		good, err = os.ReadFile(l.journalOf(vf0))
@@ -259,8 +259,8 @@ func TestHostileJournals(t *testing.T) {
 	l.del("a")
 }
 
-// returnLink moves the interface net1 of a live pod to the node, as the kernel does.
-func (l testLab) returnLink() { l.returnLinkAs("net1") }
+// retrieveLink moves the interface net1 of a live pod to the node, as the kernel does.
+func (l testLab) retrieveLink() { l.returnLinkAs("net1") }
 
 func (l testLab) returnLinkAs(name string) {
 	l.Helper()

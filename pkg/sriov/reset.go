@@ -54,7 +54,7 @@ func Reset(o ResetOptions) error {
 	}
 	if journaled {
 		if has, err := n.ownerHas(left); err != nil || has {
-			return errors.Join(err, busy(left))
+			return errors.Join(err, heldError(left))
 		}
 	}
 	c, err := n.readCard(o.Address)

@@ -28,7 +28,7 @@ func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 	defer h.close()
 	j, ok, err := h.load()
 	if err == nil && !ok {
-		return n.returnUnknown(owner, v, netns)
+		return n.retrieveUnknown(owner, v, netns)
 	}
 	if err != nil {
 		return err
@@ -40,10 +40,11 @@ func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 	return n.restoreVF(h, j)
 }
 
-// returnUnknown handles a VF whose journal is missing. returnUnknown moves the interface of the VF back to the node. Without the journal,
-// the former settings of the VF are unknown and cannot be restored.
-func (n *nodeSide) returnUnknown(owner attachment.Key, v vf, netns string) error {
-	j := vfJournal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC, Former: formerState{Name: ownName(v.Address)}}
+// retrieveUnknown handles a VF whose journal is missing. retrieveUnknown moves the interface of the VF back to the node. Without the
+// journal, the former settings of the VF are unknown and cannot be restored.
+func (n *nodeSide) retrieveUnknown(owner attachment.Key, v vf, netns string) error {
+	j := vfJournal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC,
+		Former: formerState{Name: nameByAddress(v.Address)}}
 	pod, link, alive, err := findInPod(j)
 	if err != nil || !alive {
 		return err
@@ -81,7 +82,7 @@ func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	if err != nil {
 		return err
 	}
-	err = x.returnLink()
+	err = x.retrieveLink()
 	x.restoreMAC()
 	err = errors.Join(err, x.restorePF(), x.restoreDriver(), x.rebindIfConfigured())
 	if x.c.link.Index != 0 && j.Former.Name != "" {
@@ -97,9 +98,9 @@ func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	return h.removeJournal()
 }
 
-// returnLink moves the interface back to the node. If the namespace of the pod has ended, the kernel has already moved the interface back.
-// After a move by the kernel, the interface still has the name that it had in the pod.
-func (x *vfRestore) returnLink() error {
+// retrieveLink moves the interface back to the node. If the namespace of the pod has ended, the kernel has already moved the interface
+// back. After a move by the kernel, the interface still has the name that it had in the pod.
+func (x *vfRestore) retrieveLink() error {
 	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspaceDriver() != "" {
 		return nil
 	}
@@ -169,7 +170,7 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 func (x *vfRestore) withFormerName(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
 	if err = x.retryReclaimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
-		if name = ownName(x.j.Address); name == x.c.link.Name {
+		if name = nameByAddress(x.j.Address); name == x.c.link.Name {
 			return name, nil // it already has this name
 		}
 		x.r.Log.Warn("another interface has the VF's former name; using a name derived from its address", "vf", x.j.Address, "taken", x.j.Former.Name, "name",
@@ -207,19 +208,19 @@ func (x *vfRestore) reclaimName(name string) bool {
 		}
 		x.r.Log.Warn("a pod renamed its VF to a name that belongs to another VF", "name", name, "vf", j.Address, "pod", j.Pod)
 		if other.Name == name {
-			return x.host.Rename(other, parkedName(j.Address)) == nil // the interface is down after its return, so it can be renamed
+			return x.host.Rename(other, temporaryName(j.Address)) == nil // the interface is down after its return, so it can be renamed
 		}
 		return x.host.DelAltName(other, name) == nil
 	}
 	return false
 }
 
-// ownName returns a name that no other interface has, such as v00003b10.2.
-func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
+// nameByAddress returns a name that no other interface has, such as v00003b10.2.
+func nameByAddress(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
 
-// parkedName returns a temporary name for an interface whose current name belongs to another VF. The interface keeps the temporary name
+// temporaryName returns a temporary name for an interface whose current name belongs to another VF. The interface keeps the temporary name
 // until the plugin restores the interface's VF.
-func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
+func temporaryName(a pci.Address) string { return "x" + nameByAddress(a)[1:] }
 
 // restoreMAC sets the former MAC on the interface itself, if the driver allows this. restoreMAC does not set the MAC on the PF, because a
 // MAC that is set on the PF would prevent later tenants from changing the MAC.
@@ -283,9 +284,10 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 	return err
 }
 
-// dropXDP removes the XDP programs that the pod attached. A program that is attached through an XDP link cannot be removed while a process
-// or a file in a BPF file system refers to the link. dropXDP then rebinds the driver, which deletes the interface and the XDP link.
-func (x *vfRestore) dropXDP() error {
+// removeXDP removes the XDP programs that the pod attached. A program that is attached through an XDP link cannot be removed while a
+// process or a file in a BPF file system refers to the link. removeXDP then rebinds the driver, which deletes the interface and the XDP
+// link.
+func (x *vfRestore) removeXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil
 	}
@@ -303,7 +305,7 @@ func (x *vfRestore) restoreLink() (err error) {
 	if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
 		return err
 	}
-	if err := x.dropXDP(); err != nil {
+	if err := x.removeXDP(); err != nil {
 		return err
 	}
 	link := x.c.link

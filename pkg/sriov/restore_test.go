@@ -11,7 +11,7 @@ func TestNamesInOrder(t *testing.T) {
 	l.allocate(vf0)
 	l.add("a")
 	l.addSysfsName(vf0, "net1")
-	l.returnLink()
+	l.retrieveLink()
 	must(t, l.host.AddAltName(l.link("net1"), "other-ens0f0v0"))
 	l.del("a")
 }

@@ -84,7 +84,7 @@ func PluginAt(sysfs, socket, claims string, builtin ...plugin.Plugin) plugin.Plu
 }
 
 func (s sriov) plugin() plugin.Plugin {
-	return plugin.Plugin{Name: "sriov", CallsPatient: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
+	return plugin.Plugin{Name: "sriov", DefersSignals: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
 }
 
 // requestJob holds the configuration, the namespaces and the attachment of one ADD or CHECK.
@@ -97,7 +97,7 @@ type requestJob struct {
 }
 
 func (s sriov) open(r *plugin.Request, cfg requestConfig) (_ *requestJob, err error) {
-	r.PatientSoon()
+	r.DeferSignalsSoon()
 	n, err := openNode(s.sysfs, r)
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (s sriov) open(r *plugin.Request, cfg requestConfig) (_ *requestJob, err er
 	if j.pod, err = kernel.Open(r.Netns); err != nil {
 		return nil, err
 	}
-	r.Patient()
+	r.DeferSignals()
 	return j, nil
 }
 
@@ -244,7 +244,7 @@ func (s sriov) del(r *plugin.Request) error {
 }
 
 func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st attachmentState) error {
-	r.Patient()
+	r.DeferSignals()
 	r.LockFile = att.LockFile()
 	n, err := openNode(s.sysfs, r)
 	if err != nil {
@@ -317,16 +317,16 @@ func (s sriov) status(r *plugin.Request) error {
 	if err := errors.Join(attachment.Writable(r.Network), store.Writable(vfsFolder)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
-	attachment.LogOnce(r, kubeletTraps(cfg))
+	attachment.LogOnce(r, kubeletFindings(cfg))
 	if cfg.IPAM != "" {
 		return s.ipam.Status(s.ipamRequest(r, false, vf{Name: r.IfName}), cfg.IPAM)
 	}
 	return nil
 }
 
-// kubeletTraps warns if kubeletDir is not the root folder of a kubelet. A missing kubelet is no error, because the runtime may start before
-// the kubelet.
-func kubeletTraps(cfg requestConfig) []plugin.Finding {
+// kubeletFindings warns if kubeletDir is not the root folder of a kubelet. A missing kubelet is no error, because the runtime may start
+// before the kubelet.
+func kubeletFindings(cfg requestConfig) []plugin.Finding {
 	sockets := filepath.Join(cfg.Kubelet, "pod-resources")
 	if _, err := os.Stat(sockets); cfg.Device.IsValid() || !errors.Is(err, fs.ErrNotExist) {
 		return nil
