@@ -228,8 +228,8 @@ func (a *Attachment) Remove() error {
 	return a.dir.Remove(a.file())
 }
 
-// Plugins is the list of the plugins that store records.
-var Plugins = []string{"bridge", "portmap", "bandwidth", "sriov"}
+// Plugins returns the plugins that store records.
+func Plugins() []string { return []string{"bridge", "portmap", "bandwidth", "sriov"} }
 
 // RemoveWithLink deletes those records of the attachment whose field WithLink is true. The caller must have deleted the link before.
 func (a *Attachment) RemoveWithLink() error {
@@ -237,7 +237,7 @@ func (a *Attachment) RemoveWithLink() error {
 		return nil
 	}
 	var errs []error
-	for _, name := range Plugins {
+	for _, name := range Plugins() {
 		if rec, err := readRecord(a.dir, name+"-"+a.Hash()); err == nil && rec.WithLink {
 			errs = append(errs, a.dir.Remove(name+"-"+a.Hash()))
 		}

@@ -5,7 +5,6 @@ package bridge
 import (
 	"errors"
 	"log/slog"
-	"regexp"
 
 	"golang.org/x/sys/unix"
 
@@ -48,10 +47,6 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	return found, errors.Join(errs...)
 }
 
-// The regular expression ourPort matches the names that attachment.HostVeth returns. The reference plugin generates names with eight
-// digits instead of eleven.
-var ourPort = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
-
 // UnrecordedPorts returns the ports of a bridge that have a name of Podlace's bridge plugin but no record. A record is lost, for example,
 // if another program deletes /run/podlace. UnrecordedPorts returns an empty list if the node has no bridge with the given name.
 func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err error) {
@@ -69,7 +64,7 @@ func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err erro
 		recorded[pod.HostVeth()] = true
 	}
 	for _, name := range ports {
-		if ourPort.MatchString(name) && !recorded[name] {
+		if isVeth(name, ownDigits) && !recorded[name] {
 			names = append(names, name)
 		}
 	}

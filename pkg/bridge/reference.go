@@ -77,9 +77,12 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// isReferenceVeth reports whether a name looks like the name of a host side that the reference plugin created: "veth" and eight hexadecimal
-// digits. In contrast, the names of Podlace's host sides contain eleven digits.
-func isReferenceVeth(name string) bool { return isVeth(name, 8) }
+// The names of host sides end with hexadecimal digits. Their number tells who made the link: Podlace (attachment.HostVeth) or the reference
+// plugin.
+const (
+	ownDigits       = 11
+	referenceDigits = 8
+)
 
 func isVeth(name string, digits int) bool {
 	hash, ok := strings.CutPrefix(name, "veth")
@@ -90,7 +93,7 @@ func isVeth(name string, digits int) bool {
 // Podlace's host sides contain a hash of the attachment's key, so the name identifies the attachment. The MAC in prevResult is no proof,
 // because the MAC is computed from the address. Another pod with the same address has the same MAC, for example a pod in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
-	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
+	return isVeth(name, ownDigits) && name != attachment.KeyOf(r).HostVeth()
 }
 
 // provenPodSide reports whether the pod's interface belongs to this attachment. The interface belongs to the attachment if prevResult
@@ -111,7 +114,7 @@ func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side
 			return i.Name == r.IfName && i.Sandbox != "" && i.Mac == link.MAC.String()
 		}), nil
 	}
-	if !ok || !isReferenceVeth(side.Name) || side.LeadsGroup() {
+	if !ok || !isVeth(side.Name, referenceDigits) || side.LeadsGroup() {
 		return side, false, nil
 	}
 	bridge, ok, err := host.LinkByIndex(side.Master)

@@ -31,7 +31,7 @@ const protectPriority = -300
 
 // The folder loopbackUsers contains a folder for each link with route_localnet. The folder of a link contains a file for each attachment
 // that needs the link. Files may be lost, so an empty folder does not prove that the link has no attachments.
-var loopbackUsers = filepath.Join(store.Root, ".localhost")
+const loopbackUsers = store.Root + "/.localhost"
 
 // foreignPrefix is the start of a folder's name if another program enabled route_localnet for the link. The name of a link cannot contain a
 // colon, so this prefix is unambiguous.

@@ -90,27 +90,8 @@ func Names(path string, most int) ([]string, error) {
 	return names, fault.Ignore(err, io.EOF)
 }
 
-// ReadFile returns the content of a file that another program wrote. ReadFile returns an error for a file with more than maxFile bytes.
-// ReadFile follows symbolic links. ReadFile returns an error for a file that is not regular, because reading a pipe would block.
-func ReadFile(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("open %s: it is no regular file", path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("read %s: %w", path, ErrTooLarge)
-	}
-	return data, err
-}
+// ReadFile is like ReadSmall with the limit of maxFile bytes. It follows symbolic links.
+func ReadFile(path string) ([]byte, error) { return ReadSmall(path, maxFile, 0) }
 
 // ReadSmall returns the content of a regular file. ReadSmall returns an error for a file with more than the given number of bytes. The
 // argument `flags` contains additional flags for open(2).

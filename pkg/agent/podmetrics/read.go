@@ -93,7 +93,7 @@ func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 
 // addNetwork adds the time series of a network with the value 0, so that these series exist before the first pod.
 func (v metricValues) addNetwork(n reconcile.Network) {
-	if !slices.ContainsFunc(attachment.Plugins, func(kind string) bool { return n.Plugin(kind) != nil }) {
+	if !slices.ContainsFunc(attachment.Plugins(), func(kind string) bool { return n.Plugin(kind) != nil }) {
 		return
 	}
 	for _, m := range []metricName{attachments, orphaned, unreadable} {

@@ -190,7 +190,7 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 			}
 			defer lock.Close()
 		}
-		records, err := attachment.RecordsOf(key, attachment.Plugins...)
+		records, err := attachment.RecordsOf(key, attachment.Plugins()...)
 		if err == nil && len(records) == 0 {
 			return nil // a DEL removed it meanwhile
 		}

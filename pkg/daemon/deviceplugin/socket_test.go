@@ -98,12 +98,12 @@ func TestPipe(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l.awaitLog("the current one remains in use", "no regular file")
+	l.awaitLog("the current one remains in use", "want a regular file")
 	l.await("/metrics", "podlace_sriov_config_refused 1")
 	for range 2 {
-		before := strings.Count(l.log.String(), "no regular file")
+		before := strings.Count(l.log.String(), "want a regular file")
 		l.hup() // questions are still answered
-		for until := time.Now().Add(maxWait); strings.Count(l.log.String(), "no regular file") == before; time.Sleep(time.Millisecond) {
+		for until := time.Now().Add(maxWait); strings.Count(l.log.String(), "want a regular file") == before; time.Sleep(time.Millisecond) {
 			if time.Now().After(until) {
 				t.Fatal("SIGHUP says nothing")
 			}
