@@ -112,7 +112,7 @@ func removePrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attach
 // locatePod stores two interfaces in the state: the node's interface through which packets reach the pod, and the pod's bridge.
 func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, pod []netip.Prefix) error {
 	if c.Backend == "iptables" {
-		st.Rules = c.rules(pod)
+		st.Rules = c.forPod(pod)
 	}
 	link, ok, err := linkTo(host, pod)
 	if err != nil {

@@ -28,14 +28,12 @@ const (
 
 // Config is the validated configuration of an ADD or CHECK.
 type Config struct {
-	Backend    string // "nftables" or "iptables"
-	Unset      bool   // the configuration names no backend
-	SNAT       bool
-	MasqAll    bool
-	MarkBit    int
-	MarkChain  string // externalSetMarkChain
-	Conditions map[bool][]string
-	Ports      []ports.Port // portMappings, one per address family; their targets are unspecified
+	Backend string // "nftables" or "iptables"
+	Unset   bool   // the configuration names no backend
+	SNAT    bool
+	MasqAll bool
+	iptablesRules
+	Ports []ports.Port // portMappings, one per address family; their targets are unspecified
 
 	RefuseListeners bool // refuseHostListeners
 	MaxHostPorts    int
@@ -74,7 +72,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if err := r.Decode(&raw); err != nil {
 		return Config{}, err
 	}
-	c := Config{SNAT: raw.SNAT == nil || *raw.SNAT, MasqAll: raw.MasqAll, MarkBit: defaultMarkBit, RefuseListeners: raw.RefuseHostListeners}
+	c := Config{SNAT: raw.SNAT == nil || *raw.SNAT, MasqAll: raw.MasqAll, RefuseListeners: raw.RefuseHostListeners}
 	for _, step := range []func(*Config, rawConfig) error{parseBackend, parseIPTables, parseConditions, parseMaxHostPorts, parseMappings} {
 		if err := step(&c, raw); err != nil {
 			return Config{}, err
@@ -129,7 +127,7 @@ func isIPTables(conditions []string) bool {
 }
 
 func parseIPTables(c *Config, raw rawConfig) error {
-	if raw.MarkMasqBit != nil {
+	if c.MarkBit = defaultMarkBit; raw.MarkMasqBit != nil {
 		c.MarkBit = *raw.MarkMasqBit
 	}
 	if c.MarkBit < 0 || c.MarkBit > 31 {
@@ -155,12 +153,10 @@ func nameRune(r rune) bool {
 }
 
 func parseConditions(c *Config, raw rawConfig) error {
-	c.Conditions = map[bool][]string{}
 	for _, f := range []struct {
-		key  string
-		is4  bool
-		list *[]string
-	}{{"conditionsV4", true, raw.ConditionsV4}, {"conditionsV6", false, raw.ConditionsV6}} {
+		key      string
+		list, to *[]string
+	}{{"conditionsV4", raw.ConditionsV4, &c.ConditionsV4}, {"conditionsV6", raw.ConditionsV6, &c.ConditionsV6}} {
 		if f.list == nil || len(*f.list) == 0 {
 			continue
 		}
@@ -177,7 +173,7 @@ func parseConditions(c *Config, raw rawConfig) error {
 				return plugin.Errorf(plugin.CodeConfig, "%s: %+.80q is not allowed", f.key, word)
 			}
 		}
-		c.Conditions[f.is4] = *f.list
+		*f.to = *f.list
 	}
 	return nil
 }

@@ -28,10 +28,9 @@ func withMappings(entries ...string) string {
 }
 
 func TestParse(t *testing.T) {
-	plain := Config{Backend: "nftables", Unset: true, SNAT: true, MarkBit: 13, Conditions: map[bool][]string{}, MaxHostPorts: 1024}
+	plain := Config{Backend: "nftables", Unset: true, SNAT: true, iptablesRules: iptablesRules{MarkBit: 13}, MaxHostPorts: 1024}
 	with := func(edit func(*Config)) Config {
 		c := plain
-		c.Conditions = map[bool][]string{}
 		edit(&c)
 		c.Unset = c.Unset && c.Backend == "nftables"
 		return c
@@ -50,10 +49,10 @@ func TestParse(t *testing.T) {
 		`"markMasqBit":0`:            with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 0 }),
 		`"externalSetMarkChain":"KUBE-MARK-MASQ"`: with(func(c *Config) { c.Backend, c.MarkChain = "iptables", "KUBE-MARK-MASQ" }),
 		`"conditionsV4":["!","-d","192.0.2.0/24"]`: with(func(c *Config) {
-			c.Backend, c.Conditions = "iptables", map[bool][]string{true: {"!", "-d", "192.0.2.0/24"}}
+			c.Backend, c.ConditionsV4 = "iptables", []string{"!", "-d", "192.0.2.0/24"}
 		}),
 		`"conditionsV6":["-d","fd00::/64"],"backend":"iptables"`: with(func(c *Config) {
-			c.Backend, c.Conditions = "iptables", map[bool][]string{false: {"-d", "fd00::/64"}}
+			c.Backend, c.ConditionsV6 = "iptables", []string{"-d", "fd00::/64"}
 		}),
 		`"conditionsV4":[],"conditionsV6":null`: plain,
 		withMappings():                          plain,
@@ -69,7 +68,8 @@ func TestParse(t *testing.T) {
 		}),
 	} {
 		got, err := parsed(keys)
-		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b ports.Port) bool { return a == b })); diff != "" || err != nil {
+		diff := cmp.Diff(want, got, cmp.Comparer(func(a, b ports.Port) bool { return a == b }), cmp.AllowUnexported(Config{}))
+		if diff != "" || err != nil {
 			t.Errorf("%s: %v\n%s", keys, err, diff)
 		}
 	}
@@ -261,7 +261,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		if len(ports) > 0 && c.Backend == "iptables" {
-			for _, line := range jumpLines(emptyNAT(), testKey(), *c.rules(pod), ports) {
+			for _, line := range jumpLines(emptyNAT(), testKey(), *c.forPod(pod), ports) {
 				if strings.ContainsAny(line, "\n\r") || strings.Count(line, `"`)%2 != 0 {
 					t.Errorf("%q: the line %q", config, line)
 				}

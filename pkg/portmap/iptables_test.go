@@ -57,7 +57,7 @@ func generatedLines(t *testing.T, keys string, nat4 iptables.NAT) string {
 		if len(own) == 0 {
 			continue
 		}
-		of := *cfg.rules(pod)
+		of := *cfg.forPod(pod)
 		for _, lines := range [][]string{sharedLines(nat, cfg.SNAT, of), podLines(testKey(), of, own, p), jumpLines(nat, testKey(), of, own)} {
 			fmt.Fprintln(&b, strings.Join(lines, "\n"))
 		}

@@ -37,8 +37,9 @@ type iptablesRules struct {
 	ConditionsV6 []string       `json:"conditionsV6,omitempty"`
 }
 
-func (c Config) rules(pod []netip.Prefix) *iptablesRules {
-	return &iptablesRules{pod, c.MarkBit, c.MarkChain, c.Conditions[true], c.Conditions[false]}
+func (of iptablesRules) forPod(pod []netip.Prefix) *iptablesRules {
+	of.Pod = pod
+	return &of
 }
 
 // portsLock is the name of the lock for the state that the pods of all networks share.

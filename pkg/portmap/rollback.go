@@ -47,7 +47,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		backend = *raw.Backend
 	}
 	backend = reference.Backend(backend)
-	cfg := Config{Backend: backend, MarkBit: defaultMarkBit, SNAT: st.Ports[0].SNAT, MasqAll: st.Ports[0].MasqAll}
+	cfg := Config{Backend: backend, SNAT: st.Ports[0].SNAT, MasqAll: st.Ports[0].MasqAll}
 	for _, step := range []func(*Config, rawConfig) error{parseIPTables, parseConditions} {
 		if err := step(&cfg, raw); err != nil {
 			return nil, err
@@ -56,7 +56,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	return append(localhostSteps, []attachment.Step{
 		{Text: fmt.Sprintf("forward hostPort %s by rules of %s", ports.Names(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
-				as := portState{Backend: backend, Ports: ports.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
+				as := portState{Backend: backend, Ports: ports.Singles(st.Ports), Rules: cfg.forPod(withSubnets(st.Ports, addresses))}
 				return addByIPTables(named, as, slog.Default())
 			}
 			return reference.Portmap(reference.Of(rec.Key)).Write(ports.Singles(st.Ports))

@@ -163,7 +163,7 @@ func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide
 	if err != nil || !ok {
 		return err
 	}
-	n, err := openNode(sysfs, &plugin.Request{Plugin: "sriov", Verb: "return", Log: log})
+	n, err := openNode(sysfs, &plugin.Request{Plugin: "sriov", Verb: "restore", Log: log})
 	if err != nil {
 		return fmt.Errorf("VF %s: %w", a, err)
 	}

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -17,41 +16,24 @@ import (
 // such a VF. The next ADD checks the skipped VFs. RestoreOrphans needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	all, err := readJournals()
-	if err != nil || len(all) == 0 {
-		return err
-	}
-	n, err := openNode(sysfs, &plugin.Request{Plugin: "sriov", Verb: "return", Log: log})
-	if err != nil {
-		return err
-	}
-	defer n.host.Close()
-	var errs []error
+	errs := []error{err}
 	for _, j := range all {
-		errs = append(errs, n.restoreOrphan(j.Address))
+		errs = append(errs, withJournal(sysfs, j.Address, log, restoreOrphan))
 	}
 	return errors.Join(errs...)
 }
 
-// restoreOrphan restores a VF if the VF has a journal and its interface is on the node. The lock of the VF ensures that no other process
-// moves the interface at the same time.
-func (n *nodeSide) restoreOrphan(a pci.Address) error {
-	h, err := lockKnown(a)
-	if h == nil {
-		return err
-	}
-	defer h.close()
-	j, ok, err := h.load()
-	if err != nil || !ok {
-		return err
-	}
-	c, err := n.readCard(a)
-	if err != nil && !isMissing(err) {
-		return err
-	}
-	if c.link.Index == 0 {
+// restoreOrphan restores a VF if its interface is on the node. The lock of the VF ensures that no other process moves the interface at the
+// same time.
+func restoreOrphan(n *nodeSide, h *lockedVF, j vfJournal) error {
+	c, err := n.readCard(j.Address)
+	if isMissing(err) || err == nil && c.link.Index == 0 {
 		return nil
 	}
-	n.r.Log.Info("restoring a VF whose pod has ended", "vf", a, "pod", j.Pod, "container", j.Owner.ContainerID)
+	if err != nil {
+		return err
+	}
+	n.r.Log.Info("restoring a VF whose pod has ended", "vf", j.Address, "pod", j.Pod, "container", j.Owner.ContainerID)
 	return n.restoreVF(h, j)
 }
 
