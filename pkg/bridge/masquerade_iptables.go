@@ -55,28 +55,27 @@ func masqueradeLines(key attachment.Key, is4 bool, addresses, except []netip.Pre
 	comment := `-m comment --comment ` + iptables.Comment(fmt.Sprintf("name: %q id: %q", key.Network, key.ContainerID))
 	lines := []string{":" + chain + " - [0:0]"}
 	var jumps []string
-	for _, a := range addresses {
-		if a.Addr().Is4() == is4 {
-			lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, a.Masked(), comment))
-			jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s -j %s", a.Addr(), comment, chain))
-		}
+	for _, a := range ofFamily(addresses, is4) {
+		lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, a.Masked(), comment))
+		jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s -j %s", a.Addr(), comment, chain))
 	}
 	if len(jumps) == 0 {
 		return nil
 	}
-	for _, p := range except {
-		if p.Addr().Is4() == is4 {
-			lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, p, comment))
-		}
+	for _, p := range ofFamily(except, is4) {
+		lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, p, comment))
 	}
 	everywhere := map[bool]string{true: "224.0.0.0/4", false: "ff00::/8"}[is4]
 	lines = append(lines, fmt.Sprintf("-A %s ! -d %s %s -j MASQUERADE", chain, everywhere, comment))
 	return append(lines, jumps...)
 }
 
+func ofFamily(prefixes []netip.Prefix, is4 bool) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool { return p.Addr().Is4() != is4 })
+}
+
 func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
-	addresses = slices.DeleteFunc(slices.Clone(addresses), func(a netip.Prefix) bool { return a.Addr().Is4() != is4 })
-	if len(addresses) == 0 {
+	if addresses = ofFamily(addresses, is4); len(addresses) == 0 {
 		return nil
 	}
 	chain := masqueradeChain(j.att.Key)
@@ -92,8 +91,8 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 			return plugin.Differs("the exception from iptables masquerade for %s is missing", a.Masked())
 		}
 	}
-	for _, p := range j.cfg.Masquerade.ofMasqueradedFamilies(j.cfg.Masquerade.Except) {
-		if p.Addr().Is4() == is4 && len(nat.Rules(chain, "-d "+p.String()+" ", "-j ACCEPT")) == 0 {
+	for _, p := range ofFamily(j.cfg.Masquerade.Except, is4) {
+		if len(nat.Rules(chain, "-d "+p.String()+" ", "-j ACCEPT")) == 0 {
 			return plugin.Differs("the exception from iptables masquerade for %s is missing", p)
 		}
 	}

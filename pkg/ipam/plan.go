@@ -58,26 +58,18 @@ func (p Plan) Has6() bool {
 // AddDefaults adds a default route for each address family with a gateway. AddDefaults adds no default route for a family if the IPAM
 // plugin already returned a default route with a gateway for this family.
 func (p *Plan) AddDefaults() {
-	for _, is4 := range []bool{true, false} {
-		gw := p.firstGateway(is4)
-		if !gw.IsValid() || p.hasDefault(is4) {
-			continue
+	for _, dst := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
+		if gw := p.firstGateway(dst.Addr().Is4()); gw.IsValid() && !p.hasGatewayTo(dst) {
+			p.Shown = append(p.Shown, &types.Route{Dst: *kernel.IPNet(dst), GW: gw.AsSlice()})
 		}
-		dst := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if !is4 {
-			dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-		p.Shown = append(p.Shown, &types.Route{Dst: *kernel.IPNet(dst), GW: gw.AsSlice()})
 	}
 }
 
-func (p *Plan) hasDefault(is4 bool) bool {
-	for _, r := range p.Shown {
-		if dst, ok := kernel.Prefix(&r.Dst); ok && r.GW != nil && dst.Bits() == 0 && dst.Addr().Is4() == is4 {
-			return true
-		}
-	}
-	return false
+func (p *Plan) hasGatewayTo(dst netip.Prefix) bool {
+	return slices.ContainsFunc(p.Shown, func(r *types.Route) bool {
+		to, ok := kernel.Prefix(&r.Dst)
+		return ok && r.GW != nil && to.Masked() == dst
+	})
 }
 
 // AddRoutes converts the routes in the field Shown and adds them to the field Routes. The field Shown contains the routes in the form of

@@ -5,8 +5,8 @@
 package loopback
 
 import (
-	"fmt"
 	"net/netip"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -16,9 +16,10 @@ import (
 
 const lo = "lo"
 
-// loopbackAddresses contains the addresses that the kernel assigns to lo when lo comes up (RFC 1122 section 3.2.1.3, RFC 4291 section
-// 2.5.3).
-var loopbackAddresses = []string{"127.0.0.1/8", "::1/128"}
+// loopbackAddresses returns the addresses that the kernel assigns to lo when it comes up (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
+func loopbackAddresses() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8"), netip.MustParsePrefix("::1/128")}
+}
 
 // Plugin returns the loopback plugin.
 func Plugin() plugin.Plugin {
@@ -68,18 +69,13 @@ func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types
 		return nil, err
 	}
 	res := &types100.Result{Interfaces: []*types100.Interface{{Name: lo, Mac: "00:00:00:00:00:00", Sandbox: r.NetnsPath, Mtu: link.MTU}}}
-	for _, s := range loopbackAddresses {
-		want := netip.MustParsePrefix(s)
-		for _, p := range has {
-			if p == want {
-				res.IPs = append(res.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: *kernel.IPNet(p)})
-			}
+	for _, p := range loopbackAddresses() {
+		if slices.Contains(has, p) {
+			res.IPs = append(res.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: *kernel.IPNet(p)})
 		}
 	}
-	for _, p := range has {
-		if !p.Addr().IsLoopback() {
-			return nil, plugin.Differs("lo has the address %s, which is no loopback address", p)
-		}
+	if i := slices.IndexFunc(has, func(p netip.Prefix) bool { return !p.Addr().IsLoopback() }); i >= 0 {
+		return nil, plugin.Differs("lo has the address %s, which is no loopback address", has[i])
 	}
 	return res, nil
 }
@@ -106,27 +102,14 @@ func check(r *plugin.Request) error {
 	if !link.Up {
 		return plugin.Differs("lo is down")
 	}
-	for _, ip := range r.Prev.IPs {
-		if err := checkAddress(pod, link, ip); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func checkAddress(pod *kernel.NS, link kernel.Link, ip *types100.IPConfig) error {
-	want, ok := kernel.Prefix(&ip.Address)
-	if !ok || !want.Addr().IsLoopback() {
-		return nil
-	}
 	has, err := pod.Addresses(link)
 	if err != nil {
 		return err
 	}
-	for _, p := range has {
-		if p == want {
-			return nil
+	for _, ip := range r.Prev.IPs {
+		if want, ok := kernel.Prefix(&ip.Address); ok && want.Addr().IsLoopback() && !slices.Contains(has, want) {
+			return plugin.Differs("lo lacks %s", want)
 		}
 	}
-	return plugin.Differs("lo lacks %s", fmt.Sprint(want))
+	return nil
 }

@@ -109,11 +109,11 @@ func (s sriov) checkLease(j *requestJob, v vf) error {
 	for _, a := range v.Addresses {
 		prev.IPs = append(prev.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: *kernel.IPNet(a)})
 	}
-	told, err := prev.GetAsVersion(j.r.CNIVersion)
+	converted, err := prev.GetAsVersion(j.r.CNIVersion)
 	if err != nil {
 		return err
 	}
-	raw, err := json.Marshal(told)
+	raw, err := json.Marshal(converted)
 	if err != nil {
 		return err
 	}
