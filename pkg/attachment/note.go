@@ -14,45 +14,45 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// WriteNote writes a note file of the network. A note file is a small file that stores one fact. The argument `mark` is the file's name
+// WriteNote writes a note file of the network. A note file is a small file that stores one fact. The argument `name` is the file's name
 // without the leading dot.
-func (a *Attachment) WriteNote(mark, text string) error {
-	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
+func (a *Attachment) WriteNote(name, text string) error {
+	return a.dir.Overwrite("."+name, []byte(text), 0o600)
 }
 
 // ReadNote returns the text of the network's note file with the given name. The second result is false if this file does not exist.
-func (a *Attachment) ReadNote(mark string) (text string, ok bool) {
-	data, err := a.dir.Read("." + mark)
+func (a *Attachment) ReadNote(name string) (text string, ok bool) {
+	data, err := a.dir.Read("." + name)
 	return string(data), err == nil
 }
 
 // ListNotes returns the names of the network's note files that begin with a prefix.
-func (a *Attachment) ListNotes(prefix string) (marks []string, err error) {
-	names, err := a.dir.List()
-	for _, name := range names {
-		if mark, ok := strings.CutPrefix(name, "."); ok && strings.HasPrefix(mark, prefix) {
-			marks = append(marks, mark)
+func (a *Attachment) ListNotes(prefix string) (notes []string, err error) {
+	files, err := a.dir.List()
+	for _, file := range files {
+		if name, ok := strings.CutPrefix(file, "."); ok && strings.HasPrefix(name, prefix) {
+			notes = append(notes, name)
 		}
 	}
-	return marks, err
+	return notes, err
 }
 
 // RemoveNote removes the network's note file with the given name.
-func (a *Attachment) RemoveNote(mark string) error { return a.dir.Remove("." + mark) }
+func (a *Attachment) RemoveNote(name string) error { return a.dir.Remove("." + name) }
 
 // ReadNote returns the text of a network's note file without taking the network's lock. The second result is false if the file does not
 // exist.
-func ReadNote(network, mark string) (text string, ok bool) {
-	data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
+func ReadNote(network, name string) (text string, ok bool) {
+	data, err := store.ReadFile(filepath.Join(folder(network), "."+name))
 	return string(data), err == nil
 }
 
 // NetworkWithNote returns the name of a network that has a note file with the given name. If several networks have such a note file,
 // NetworkWithNote returns any of these networks.
-func NetworkWithNote(mark string) (network string, ok bool, err error) {
+func NetworkWithNote(name string) (network string, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
-		if _, err := os.Lstat(filepath.Join(folder(network), "."+mark)); err == nil {
+		if _, err := os.Lstat(filepath.Join(folder(network), "."+name)); err == nil {
 			return network, true, nil
 		}
 	}
@@ -60,60 +60,60 @@ func NetworkWithNote(mark string) (network string, ok bool, err error) {
 }
 
 // HasNote reports whether any network has a note file with this name and this text.
-func HasNote(mark, text string) (bool, error) {
+func HasNote(name, text string) (bool, error) {
 	networks, err := Networks()
 	return slices.ContainsFunc(networks, func(network string) bool {
-		data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
-		return err == nil && string(data) == text
+		found, ok := ReadNote(network, name)
+		return ok && found == text
 	}), err
 }
 
 // RemoveNotes removes the note files with the given name from all networks.
-func RemoveNotes(mark string) error {
+func RemoveNotes(name string) error {
 	networks, err := Networks()
 	for _, network := range networks {
-		err = errors.Join(err, removeFile(network, "."+mark))
+		err = errors.Join(err, removeFile(network, "."+name))
 	}
 	return err
 }
 
 // WriteNodeNote writes a note file for the node. The note file is in the folder that contains the folders of the networks.
-func WriteNodeNote(mark, text string) error {
+func WriteNodeNote(name, text string) error {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	return dir.Overwrite("."+mark, []byte(text), 0o600)
+	return dir.Overwrite("."+name, []byte(text), 0o600)
 }
 
 // ReadNodeNote returns the text of the node's note file with the given name. The second result is false if this file does not exist.
-func ReadNodeNote(mark string) (text string, ok bool) {
-	data, err := store.ReadFile(filepath.Join(store.Root, "."+mark))
+func ReadNodeNote(name string) (text string, ok bool) {
+	data, err := store.ReadFile(filepath.Join(store.Root, "."+name))
 	return string(data), err == nil
 }
 
 // RemoveNodeNote removes the node's note file with the given name.
-func RemoveNodeNote(mark string) error {
+func RemoveNodeNote(name string) error {
 	dir, err := store.Open(store.Root)
 	if err != nil {
 		return ignoreMissing(err)
 	}
 	defer dir.Close()
-	return dir.Remove("." + mark)
+	return dir.Remove("." + name)
 }
 
 // Changed saves a text in a note file of the node, and reports whether the text differs from the file's previous text. An empty text
 // removes the file. Each verb runs in a separate process, so only the file shows that an earlier process has already logged a lasting
 // problem.
-func Changed(mark, text string) bool {
-	if before, _ := ReadNodeNote(mark); before == text {
+func Changed(name, text string) bool {
+	if before, _ := ReadNodeNote(name); before == text {
 		return false
 	}
 	if text == "" {
-		_ = RemoveNodeNote(mark) // while the note file exists, each call reports the change again
+		_ = RemoveNodeNote(name) // while the note file exists, each call reports the change again
 	} else {
-		_ = WriteNodeNote(mark, text)
+		_ = WriteNodeNote(name, text)
 	}
 	return true
 }

@@ -145,9 +145,9 @@ func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 // warnOfSecondBridge logs a warning if another bridge of this network still has the same gateway address. A second bridge remains after the
 // key "bridge" was changed in the configuration. While both bridges have pods, the node reaches only the pods of one bridge.
 func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
-	marks, _ := j.att.ListNotes("gateway-")
-	for _, mark := range marks {
-		former := strings.TrimPrefix(mark, "gateway-")
+	notes, _ := j.att.ListNotes("gateway-")
+	for _, note := range notes {
+		former := strings.TrimPrefix(note, "gateway-")
 		former, is := strings.CutSuffix(former, strings.TrimPrefix(gatewayNote(kernel.Link{}, gw), "gateway-"))
 		if !is || former == bridge.Name {
 			continue
