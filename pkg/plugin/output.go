@@ -110,14 +110,22 @@ func (r *Request) identity() string {
 	return b.String()
 }
 
-// printable replaces characters that are not printable ASCII, so that no pod can forge log lines, and truncates the text to the given number
-// of bytes.
+// printable() replaces characters that are not printable ASCII, so that no pod can forge log lines. printable() also truncates the text to
+// the given number of bytes.
 func printable(s string, most int) string {
-	text := Plain(strings.ReplaceAll(s, "\n", " "), most+1)
-	if len(text) > most {
-		return text[:most] + "..."
+	s = strings.Map(func(c rune) rune {
+		switch {
+		case c == '\n':
+			return ' '
+		case c < ' ' || c == 0x7f || c > 0x7e:
+			return '?'
+		}
+		return c
+	}, s)
+	if len(s) > most {
+		return s[:most] + "..."
 	}
-	return text
+	return s
 }
 
 func join(versions []string) string { return strings.Join(versions, ", ") }
