@@ -5,14 +5,13 @@ package kernel
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -32,26 +31,39 @@ type Event struct {
 // kernelUevents is the multicast group on which the kernel sends uevents. The program udev sends its own events on group 2.
 const kernelUevents = 1
 
-// largestEvent is the size of the receive buffer in bytes. Every datagram of the kernel is smaller than largestEvent.
-const largestEvent = 64 << 10
+// The constants are sizes in bytes. Every datagram of the kernel is smaller than largestEvent. The buffer of a socket takes about eight
+// thousand messages, as many as a routing daemon causes in 100 ms.
+const (
+	largestEvent = 64 << 10
+	eventBuffer  = 4 << 20
+)
 
 // Events returns a channel of events about the devices of the node, and about links in the caller's namespace. In a user namespace, some
 // device events may be missing. If the receiver is too slow, it gets an event whose field Lost is true. Events closes the channel and the
 // sockets when ctx ends.
 func Events(ctx context.Context) (<-chan Event, error) {
-	links, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
+	links, err := subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
 	if err != nil {
 		return nil, fmt.Errorf("listen to links: %w", err)
 	}
-	devices, err := subscribe(unix.NETLINK_KOBJECT_UEVENT, nil, kernelUevents)
+	devices, err := subscribe(unix.NETLINK_KOBJECT_UEVENT, kernelUevents)
 	if err != nil {
 		slog.Debug("no uevents", "error", err)
 	}
 	events := make(chan Event)
+	send := func(list []Event) {
+		for _, e := range list {
+			select {
+			case events <- e:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 	var running sync.WaitGroup
-	running.Go(func() { sendEvents(ctx, links, linkEvents, Event{Lost: true}, events) })
+	running.Go(func() { listen(links, linkEvents, Event{Lost: true}, send) })
 	if devices != nil {
-		running.Go(func() { sendEvents(ctx, devices, deviceEvents, Event{Lost: true}, events) })
+		running.Go(func() { listen(devices, deviceEvents, Event{Lost: true}, send) })
 	}
 	context.AfterFunc(ctx, func() {
 		links.Close()
@@ -62,9 +74,9 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// subscribe() opens a socket that receives the messages of multicast groups. The socket drops the messages that do not match the filter.
-// With a nil filter, the socket drops no messages. One goroutine can close the socket while another goroutine reads from it.
-func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
+// subscribe opens a socket that receives the messages of multicast groups. One goroutine can close the socket while another goroutine reads
+// from it.
+func subscribe(protocol int, groups ...uint32) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
 		return nil, err
@@ -73,97 +85,74 @@ func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File,
 	for _, g := range groups {
 		mask |= 1 << (g - 1)
 	}
-	if filter != nil {
-		program := &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-		err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, program)
-	}
-	if err == nil {
-		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: mask})
-	}
-	if err != nil {
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer) // an ordinary user keeps the default
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: mask}); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// sendEvents sends the events of each datagram until the socket is closed or ctx ends. If the buffer of the socket overflows, sendEvents
-// sends the event in the argument "lost".
-func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
+// listen waits for datagrams and calls deliver with the events of all that have arrived, until the socket is closed. If the buffer of the
+// socket has overflowed, or if the socket is unreadable, the events contain "lost".
+func listen[E any](socket *os.File, parse func([]byte) []E, lost E, deliver func([]E)) {
+	conn, err := socket.SyscallConn()
 	buffer := make([]byte, largestEvent)
-	for {
-		events, err := receive(socket, buffer, parse, lost)
-		if errors.Is(err, os.ErrClosed) {
-			return
-		}
-		for _, e := range events {
-			select {
-			case to <- e:
-			case <-ctx.Done():
-				return
+	for err == nil {
+		var events []E
+		var failed error
+		err = conn.Read(func(fd uintptr) bool {
+			for count := 0; ; count++ {
+				switch n, err := unix.Read(int(fd), buffer); {
+				case err == nil:
+					events = append(events, parse(buffer[:n])...)
+				case errors.Is(err, unix.EAGAIN):
+					return count > 0
+				case errors.Is(err, unix.ENOBUFS):
+					events = append(events, lost)
+				case !errors.Is(err, unix.EINTR):
+					events, failed = append(events, lost), err
+					return true
+				}
 			}
-		}
-		if err != nil {
-			slog.Warn("no more events from the kernel", "error", err)
+		})
+		deliver(events)
+		if failed != nil {
+			slog.Warn("no more events from the kernel", "error", failed)
 			return
 		}
 	}
-}
-
-// receive() waits for a datagram and returns its events. If the buffer of the socket has overflowed, or if the socket is unreadable,
-// receive() returns the event in the argument "lost".
-func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
-	n, err := socket.Read(buffer)
-	switch {
-	case err == nil:
-		return parse(buffer[:n]), nil
-	case errors.Is(err, unix.ENOBUFS):
-		return []E{lost}, nil
-	case errors.Is(err, unix.EINTR), errors.Is(err, io.EOF): // an empty datagram
-		return nil, nil
-	}
-	return []E{lost}, err
 }
 
 // linkEvents returns the events in a datagram of rtnetlink(7) messages.
-func linkEvents(datagram []byte) []Event {
-	return eachMessage(datagram, Event{Lost: true}, func(kind, _ uint16, body []byte) []Event {
-		if kind == unix.RTM_NEWLINK || kind == unix.RTM_DELLINK {
-			return linkEvent(body)
-		}
-		return nil
-	})
-}
+func linkEvents(datagram []byte) []Event { return eachMessage(datagram, Event{Lost: true}, linkEvent) }
 
-// eachMessage calls parse with the type, flags and body of each message in a datagram, and returns all results. At the first malformed
-// message, eachMessage stops, and adds the event in the argument "lost" to the results.
-func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, body []byte) []E) (events []E) {
-	for len(datagram) >= unix.SizeofNlMsghdr {
-		length := int(binary.NativeEndian.Uint32(datagram))
-		if length < unix.SizeofNlMsghdr || length > len(datagram) {
-			return append(events, lost)
+// eachMessage returns the results of parse for the messages in a datagram, or "lost" if the datagram is malformed.
+func eachMessage[E any](datagram []byte, lost E, parse func(syscall.NetlinkMessage) (E, bool)) (events []E) {
+	messages, err := syscall.ParseNetlinkMessage(datagram)
+	if err != nil {
+		return []E{lost}
+	}
+	for _, m := range messages {
+		if e, ok := parse(m); ok {
+			events = append(events, e)
 		}
-		kind, flags := binary.NativeEndian.Uint16(datagram[4:]), binary.NativeEndian.Uint16(datagram[6:])
-		events = append(events, parse(kind, flags, datagram[unix.SizeofNlMsghdr:length])...)
-		datagram = datagram[min((length+3)&^3, len(datagram)):]
 	}
 	return events
 }
 
-// linkEvent returns the event in the body of a netlink message about a link. linkEvent ignores messages of family AF_BRIDGE about bridge
-// ports, because they do not contain the kind of the link.
-func linkEvent(message []byte) []Event {
-	if len(message) < unix.SizeofIfInfomsg {
-		return []Event{{Lost: true}}
+// linkEvent returns the event in a message about a link. linkEvent ignores messages of family AF_BRIDGE about bridge ports, because they do
+// not contain the kind of the link.
+func linkEvent(m syscall.NetlinkMessage) (e Event, ok bool) {
+	if m.Header.Type != unix.RTM_NEWLINK && m.Header.Type != unix.RTM_DELLINK {
+		return e, false
 	}
-	if message[0] == unix.AF_BRIDGE {
-		return nil
+	if len(m.Data) < unix.SizeofIfInfomsg {
+		return Event{Lost: true}, true
 	}
-	attributes := message[unix.SizeofIfInfomsg:]
-	text := func(path ...uint16) string {
-		return strings.TrimRight(string(attributeAt(attributes, path...)), "\x00")
-	}
-	return []Event{{Link: text(unix.IFLA_IFNAME), Kind: text(unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)}}
+	attributes := m.Data[unix.SizeofIfInfomsg:]
+	return Event{Link: textAt(attributes, unix.IFLA_IFNAME), Kind: textAt(attributes, unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)},
+		m.Data[0] != unix.AF_BRIDGE
 }
 
 // deviceEvents returns the event in a uevent message of the kernel. A uevent is a list of strings, and each string ends with a zero byte.

@@ -99,7 +99,7 @@ func TestEventsUntaken(t *testing.T) {
 // arrive.
 func TestEventsOverflow(t *testing.T) {
 	h := host(t)
-	socket, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
+	socket, err := subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
 	kerneltest.Must(t, err)
 	defer socket.Close()
 	raw, err := socket.SyscallConn()
@@ -115,7 +115,11 @@ func TestEventsOverflow(t *testing.T) {
 	events := make(chan Event)
 	go got.take(events)
 	go func() {
-		sendEvents(t.Context(), socket, linkEvents, Event{Lost: true}, events)
+		listen(socket, linkEvents, Event{Lost: true}, func(list []Event) {
+			for _, e := range list {
+				events <- e
+			}
+		})
 		close(events)
 		close(ended)
 	}()
@@ -129,17 +133,15 @@ func TestEventsOverflow(t *testing.T) {
 	<-ended
 }
 
-// TestEventsEnd calls sendEvents with an unreadable socket. sendEvents must send an event whose field Lost is true, and must then return.
+// TestEventsEnd calls listen with an unreadable socket. listen must deliver an event whose field Lost is true, and must then return.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	kerneltest.Must(t, err)
 	defer dir.Close()
-	events := make(chan Event, 9)
-	sendEvents(t.Context(), dir, linkEvents, Event{Lost: true}, events)
-	close(events)
-	var got eventLog
-	if got.take(events); !slices.Equal(got.events, []Event{{Lost: true}}) {
-		t.Errorf("%+v", got.events)
+	var got []Event
+	listen(dir, linkEvents, Event{Lost: true}, func(list []Event) { got = append(got, list...) })
+	if !slices.Equal(got, []Event{{Lost: true}}) {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -255,6 +255,9 @@ func attributeAt(attributes []byte, path ...uint16) []byte {
 	return attributes
 }
 
+// textAt returns the text in a nested netlink attribute.
+func textAt(attributes []byte, path ...uint16) string { return unix.ByteSliceToString(attributeAt(attributes, path...)) }
+
 // attributeOf returns the value of the first netlink attribute of the given type, or nil if the attribute is missing.
 func attributeOf(attributes []byte, kind uint16) []byte {
 	for k, value := range attributesIn(attributes) {

@@ -25,7 +25,7 @@ const ours = 142
 // routeSocket opens a socket that receives the route messages of a namespace.
 func routeSocket(t testing.TB, n *NS) (socket *os.File) {
 	t.Helper()
-	kerneltest.Must(t, n.inNamespace(func() (err error) { socket, err = subscribeRoutes(ours); return err }))
+	kerneltest.Must(t, n.inNamespace(func() (err error) { socket, err = subscribeRoutes(); return err }))
 	return socket
 }
 
@@ -38,7 +38,11 @@ func collectNotices(t *testing.T, n *NS) (since func() []string) {
 	ended := make(chan struct{})
 	go func() {
 		parse := func(datagram []byte) []notice { return routeNotices(datagram, ours) }
-		sendEvents(context.Background(), socket, parse, lostNotice(), notices)
+		listen(socket, parse, lostNotice(), func(list []notice) {
+			for _, n := range list {
+				notices <- n
+			}
+		})
 		close(ended)
 	}()
 	t.Cleanup(func() { socket.Close(); <-ended })
@@ -208,7 +212,6 @@ func TestRouteEventsMerge(t *testing.T) {
 		r := ProtocolRoute{Dst: netip.MustParsePrefix(fmt.Sprintf("10.2.%d.0/24", i))}
 		kerneltest.Must(t, h.AddProtocolRoute(r, ours), h.DelProtocolRoute(r, ours))
 	}
-	awaitRead(t)
 	count, last := 0, ""
 	for ; last != "route 10.2.19.0/24"; count++ {
 		e := <-events
@@ -222,21 +225,6 @@ func TestRouteEventsMerge(t *testing.T) {
 	stop()
 	if e, ok := <-events; ok {
 		t.Errorf("%+v", e)
-	}
-}
-
-// awaitRead waits until no netlink socket of the namespace has unread messages (netlink_seq_show in the kernel's net/netlink/af_netlink.c).
-func awaitRead(t *testing.T) {
-	t.Helper()
-	for {
-		text, err := os.ReadFile("/proc/thread-self/net/netlink")
-		kerneltest.Must(t, err)
-		if !slices.ContainsFunc(strings.Split(strings.TrimSpace(string(text)), "\n")[1:], func(line string) bool {
-			return strings.Fields(line)[4] != "0" // Rmem
-		}) {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -263,10 +251,13 @@ func TestRouteEventsLost(t *testing.T) {
 	for i := range 50 {
 		kerneltest.Must(t, n.AddBridge(fmt.Sprint("kt", i), nil, 0, false), n.SetUp(mustLink(t, n, fmt.Sprint("kt", i))))
 	}
-	ctx, stop := context.WithCancel(t.Context())
 	notices := make(chan notice)
 	go func() {
-		sendEvents(ctx, socket, func(b []byte) []notice { return routeNotices(b, ours) }, lostNotice(), notices)
+		listen(socket, func(b []byte) []notice { return routeNotices(b, ours) }, lostNotice(), func(list []notice) {
+			for _, n := range list {
+				notices <- n
+			}
+		})
 		close(notices)
 	}()
 	for m := range notices {
@@ -274,7 +265,6 @@ func TestRouteEventsLost(t *testing.T) {
 			break
 		}
 	}
-	stop()
 	socket.Close()
 	for range notices {
 	}
