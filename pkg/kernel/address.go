@@ -67,13 +67,14 @@ func (n *NS) DelAddress(link Link, p netip.Prefix) error {
 	})
 }
 
+// listAddresses returns the addresses of a link, or of all links if of is nil.
+func (n *NS) listAddresses(of netlink.Link) ([]netlink.Addr, error) {
+	return dump(func() ([]netlink.Addr, error) { return n.h.AddrList(of, netlink.FAMILY_ALL) })
+}
+
 // Addresses returns the addresses of a link with their prefix lengths, except link-local addresses.
 func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
-	var list []netlink.Addr
-	err := retryInterrupted(func() (err error) {
-		list, err = n.h.AddrList(byIndex(link.Index), netlink.FAMILY_ALL)
-		return err
-	})
+	list, err := n.listAddresses(byIndex(link.Index))
 	if err != nil {
 		return nil, fmt.Errorf("addr show dev %s: %w", link.Name, err)
 	}
@@ -167,22 +168,13 @@ func (n *NS) AddRoute(link Link, r Route) error {
 
 // HasRoute reports whether the link has a route with the destination, gateway, table and priority of r.
 func (n *NS) HasRoute(link Link, r Route) (bool, error) {
-	family := netlink.FAMILY_V4
-	if r.Dst.Addr().Is6() {
-		family = netlink.FAMILY_V6
-	}
 	filter := r.netlink(link.Index)
-	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE
 	if filter.Table == 0 {
 		filter.Table = unix.RT_TABLE_MAIN
 	}
-	var list []netlink.Route
-	err := retryInterrupted(func() (err error) {
-		list, err = n.h.RouteListFiltered(family, filter, mask)
-		return err
-	})
+	list, err := n.listRoutes(int(familyOf(r.Dst.Addr())), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return false, fmt.Errorf("route show %s: %w", r.Dst, err)
+		return false, err
 	}
 	for _, got := range list {
 		if routeMatches(got, link.Index, r) {
@@ -190,6 +182,12 @@ func (n *NS) HasRoute(link Link, r Route) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// listRoutes returns the routes of an address family whose properties in the mask are those of the filter.
+func (n *NS) listRoutes(family int, filter *netlink.Route, mask uint64) ([]netlink.Route, error) {
+	list, err := dump(func() ([]netlink.Route, error) { return n.h.RouteListFiltered(family, filter, mask) })
+	return list, wrapped("route show", err)
 }
 
 func routeMatches(got netlink.Route, index int, want Route) bool {
@@ -215,7 +213,7 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 // RouteTo returns the ifindex of the link through which packets to an address leave. If there is no route, RouteTo returns an error for
 // which NoRoute returns true.
 func (n *NS) RouteTo(addr netip.Addr) (int, error) {
-	route, err := n.routeGet(addr)
+	route, err := n.routeGet(addr, nil)
 	return route.LinkIndex, err
 }
 
@@ -223,11 +221,8 @@ func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 // route or rule refuses packets, the function NoRoute returns true for the error. If the reverse path filter drops the packet, the error is
 // EXDEV.
 func (n *NS) CanForward(in Link, from, to netip.Addr) error {
-	_, err := n.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
-	if err != nil {
-		return fmt.Errorf("route get %s from %s iif %s: %w", to, from, in.Name, err)
-	}
-	return nil
+	_, err := n.routeGet(to, &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
+	return wrapped(fmt.Sprintf("from %s iif %s", from, in.Name), err)
 }
 
 // NoRoute reports whether an error of RouteTo or CanForward means that the address has no usable route. A route that refuses packets
@@ -236,13 +231,13 @@ func NoRoute(err error) bool {
 	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)
 }
 
-func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
-	routes, err := n.h.RouteGet(addr.AsSlice())
+func (n *NS) routeGet(addr netip.Addr, options *netlink.RouteGetOptions) (netlink.Route, error) {
+	routes, err := dump(func() ([]netlink.Route, error) { return n.h.RouteGetWithOptions(addr.AsSlice(), options) })
+	if err == nil && len(routes) == 0 {
+		err = unix.ENETUNREACH
+	}
 	if err != nil {
 		return netlink.Route{}, fmt.Errorf("route get %s: %w", addr, err)
-	}
-	if len(routes) == 0 {
-		return netlink.Route{}, fmt.Errorf("route get %s: no route", addr)
 	}
 	return routes[0], nil
 }
@@ -250,7 +245,7 @@ func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
 // IsOwn checks an address. The result "own" is true if the address is assigned in the namespace. The result "broadcast" is true if the
 // address is the broadcast address of a connected subnet.
 func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
-	route, err := n.routeGet(addr)
+	route, err := n.routeGet(addr, nil)
 	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST
 }
 
@@ -308,16 +303,12 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 		dst, ok := Prefix(r.Dst)
 		return r.Type == unix.RTN_UNICAST && (!ok || dst.Bits() == 0)
 	}
-	routes, err := n.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-	if err == nil && len(routes) > 0 && is(routes[0]) {
-		return routes[0], nil
+	if r, err := n.routeGet(to, &netlink.RouteGetOptions{FIBMatch: true}); err == nil && is(r) {
+		return r, nil
 	}
-	err = retryInterrupted(func() (err error) {
-		routes, err = n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-		return err
-	})
+	routes, err := n.listRoutes(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return netlink.Route{}, fmt.Errorf("route show default: %w", err)
+		return netlink.Route{}, err
 	}
 	best := netlink.Route{Priority: math.MaxInt}
 	for _, r := range routes {
@@ -337,13 +328,9 @@ func (n *NS) KeepRouterAdvertisements() error {
 	} else if err != nil {
 		return err
 	}
-	var routes []netlink.Route
-	err := retryInterrupted(func() (err error) {
-		routes, err = n.h.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
-		return err
-	})
+	routes, err := n.listRoutes(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
-		return fmt.Errorf("route show proto ra: %w", err)
+		return err
 	}
 	for _, r := range routes {
 		if dst, ok := Prefix(r.Dst); ok && dst.Bits() > 0 {

@@ -100,11 +100,7 @@ func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 
 // LocalAddresses returns all addresses that are assigned in the namespace.
 func (n *NS) LocalAddresses() (map[netip.Addr]bool, error) {
-	var list []netlink.Addr
-	err := retryInterrupted(func() (err error) {
-		list, err = n.h.AddrList(nil, netlink.FAMILY_ALL)
-		return err
-	})
+	list, err := n.listAddresses(nil)
 	if err != nil {
 		return nil, fmt.Errorf("addr show: %w", err)
 	}

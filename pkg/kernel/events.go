@@ -85,7 +85,9 @@ func subscribe(protocol int, groups ...uint32) (*os.File, error) {
 	for _, g := range groups {
 		mask |= 1 << (g - 1)
 	}
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer) // an ordinary user keeps the default
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer) != nil { // an ordinary user gets at most rmem_max
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, eventBuffer)
+	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: mask}); err != nil {
 		unix.Close(fd)
 		return nil, err

@@ -37,18 +37,10 @@ func (m Match) FirstLink() int {
 // MatchRoute returns the route that the kernel selects for an address. MatchRoute sends only one request, even if many routes exist. If no
 // usable route matches, MatchRoute returns an error for which NoRoute returns true.
 func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
-	var routes []netlink.Route
-	err = retryInterrupted(func() (err error) {
-		routes, err = n.h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-		return err
-	})
-	if err == nil && len(routes) == 0 {
-		err = unix.ENETUNREACH
-	}
+	route, err := n.routeGet(addr, &netlink.RouteGetOptions{FIBMatch: true})
 	if err != nil {
-		return m, fmt.Errorf("route get %s: %w", addr, err)
+		return m, err
 	}
-	route := routes[0]
 	dst, ok := Prefix(route.Dst)
 	if !ok {
 		dst = netip.PrefixFrom(addr, 0)

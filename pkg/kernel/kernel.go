@@ -16,7 +16,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/nft"
 )
 
@@ -30,8 +29,7 @@ type NS struct {
 	h *netlink.Handle
 	// These sockets are for netlink requests that netlink.Handle does not support.
 	sockets map[int]*nl.SocketHandle
-	strict  map[int]*nl.SocketHandle // for dump, opened on first use
-	work    chan func()              // runs functions on a thread inside the namespace; nil for the own namespace
+	work    chan func() // runs functions on a thread inside the namespace; nil for the own namespace
 
 	sysctls map[string]*os.File // folders below /proc/sys/net, opened on first use
 }
@@ -65,15 +63,10 @@ func (n *NS) connect() (err error) {
 	// If the kernel has too little memory, it may drop a reply. Without a timeout, a request whose reply is lost would never return.
 	limit := unix.NsecToTimeval(requestTimeout.Nanoseconds())
 	_ = errors.Join(n.h.SetSocketTimeout(requestTimeout), s.SetSendTimeout(&limit), s.SetReceiveTimeout(&limit))
+	// Without this option (since 4.20), the kernel ignores most attributes of a dump request and returns all objects.
+	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 	n.sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
 	return nil
-}
-
-// newRequest returns a netlink request for which the kernel sends an acknowledgement (NLM_F_ACK).
-func (n *NS) newRequest(kind, flags int) *nl.NetlinkRequest {
-	req := nl.NewNetlinkRequest(kind, flags|unix.NLM_F_ACK)
-	req.Sockets = n.sockets
-	return req
 }
 
 // Namespace is an open network namespace, such as an ns.NetNS of containernetworking/plugins or an *os.File.
@@ -132,10 +125,8 @@ func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 // Close releases the namespace.
 func (n *NS) Close() {
 	n.h.Close()
-	for _, sockets := range []map[int]*nl.SocketHandle{n.sockets, n.strict} {
-		for _, s := range sockets {
-			s.Close()
-		}
+	for _, s := range n.sockets {
+		s.Close()
 	}
 	for _, folder := range n.sysctls {
 		folder.Close()
@@ -161,7 +152,3 @@ func (n *NS) inNamespace(f func() error) error {
 	n.work <- func() { done <- f() }
 	return <-done
 }
-
-// retryInterrupted repeats a request that the kernel has interrupted. For example, the kernel interrupts a dump if the table changes during
-// the dump.
-func retryInterrupted(f func() error) error { return fault.Retry(f, netlink.ErrDumpInterrupted) }

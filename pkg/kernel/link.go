@@ -41,29 +41,18 @@ func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered 
 		on = append(on, nl.IFLA_BR_NF_CALL_IPTABLES, nl.IFLA_BR_NF_CALL_IP6TABLES)
 	}
 	return fault.Change(op, func() error {
-		req := n.newRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
-		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-		for _, attr := range linkAttrs(name, mac, mtu) {
-			req.AddData(attr)
-		}
-		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
-		data := switchedOn(on...)
-		data.AddRtAttr(brFDBMaxLearned, nl.Uint32Attr(MaxLearned)) // kernels before 6.7 ignore it
-		info.AddChild(data)
-		req.AddData(info)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
+		settings := append(switchedOn(on...), attribute32(brFDBMaxLearned, MaxLearned)) // kernels before 6.7 ignore it
+		return n.sendChange(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, nl.NewIfInfomsg(unix.AF_UNSPEC),
+			append(linkAttrs(name, mac, mtu), linkInfo("bridge", settings...))...)
 	})
 }
 
-// switchedOn returns a netlink attribute that sets the given bridge attributes to 1.
-func switchedOn(attributes ...int) *nl.RtAttr {
-	data := nl.NewRtAttr(nl.IFLA_INFO_DATA, nil)
+// switchedOn returns netlink attributes that set the given bridge attributes to 1.
+func switchedOn(attributes ...int) (list []*nl.RtAttr) {
 	for _, a := range attributes {
-		data.AddRtAttr(a, nl.Uint8Attr(1))
+		list = append(list, nl.NewRtAttr(a, nl.Uint8Attr(1)))
 	}
-	return data
+	return list
 }
 
 // Veth describes a veth pair between the host and a pod.
@@ -81,7 +70,8 @@ type Veth struct {
 func (n *Node) AddVeth(v Veth) (int, error) {
 	var index int
 	err := fault.Change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
-		replies, err := n.vethRequest(v).Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+		replies, err := n.send(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ECHO|unix.NLM_F_ACK,
+			nl.NewIfInfomsg(unix.AF_UNSPEC), v.attributes()...)
 		if err == nil && len(replies) > 0 {
 			index = int(nl.DeserializeIfInfomsg(replies[0]).Index)
 		}
@@ -95,34 +85,26 @@ func (n *Node) AddVeth(v Veth) (int, error) {
 	return link.Index, err
 }
 
-func (n *Node) vethRequest(v Veth) *nl.NetlinkRequest {
-	req := n.newRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ECHO)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	for _, attr := range endAttrs(v.Host, v.HostMAC, v.MTU) {
-		req.AddData(attr)
-	}
-	if v.Master != 0 {
-		req.AddData(nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(v.Master))))
-	}
-	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
-	peer := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.VETH_INFO_PEER, nil)
+func (v Veth) attributes() []*nl.RtAttr {
+	peer := nl.NewRtAttr(nl.VETH_INFO_PEER, nil)
 	nl.NewIfInfomsgChild(peer, unix.AF_UNSPEC)
 	for _, attr := range endAttrs(v.Pod, v.PodMAC, v.MTU) {
 		peer.AddChild(attr)
 	}
 	if v.Netns != nil {
-		peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(v.Netns.Fd())))
+		peer.AddChild(attribute32(unix.IFLA_NET_NS_FD, uint32(v.Netns.Fd())))
 	}
-	req.AddData(info)
-	return req
+	list := append(endAttrs(v.Host, v.HostMAC, v.MTU), linkInfo("veth", peer))
+	if v.Master != 0 {
+		list = append(list, attribute32(unix.IFLA_MASTER, uint32(v.Master)))
+	}
+	return list
 }
 
 // endAttrs returns the attributes of one end of a veth pair. An end has one queue: the kernel would make one for each CPU, use one, and
 // wait for an RCU grace period to switch the others off (netif_set_real_num_tx_queues).
 func endAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
-	return append(linkAttrs(name, mac, mtu), nl.NewRtAttr(unix.IFLA_NUM_TX_QUEUES, nl.Uint32Attr(1)),
-		nl.NewRtAttr(unix.IFLA_NUM_RX_QUEUES, nl.Uint32Attr(1)))
+	return append(linkAttrs(name, mac, mtu), attribute32(unix.IFLA_NUM_TX_QUEUES, 1), attribute32(unix.IFLA_NUM_RX_QUEUES, 1))
 }
 
 func linkAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
@@ -131,7 +113,7 @@ func linkAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
 		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_ADDRESS, mac))
 	}
 	if mtu != 0 {
-		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(mtu))))
+		attrs = append(attrs, attribute32(unix.IFLA_MTU, uint32(mtu)))
 	}
 	return attrs
 }
@@ -143,15 +125,18 @@ func linkHeader(index int) *nl.IfInfomsg {
 	return msg
 }
 
+// bridgeHeader returns the header of a netlink request about a bridge port.
+func bridgeHeader(port Link) *nl.IfInfomsg {
+	msg := linkHeader(port.Index)
+	msg.Family = unix.AF_BRIDGE
+	return msg
+}
+
 // Ports returns the names of a bridge's ports. Ports reads all links of the namespace, so it is slow on a node with many links.
 func (n *NS) Ports(bridge Link) (names []string, err error) {
-	var links []netlink.Link
-	err = retryInterrupted(func() (err error) {
-		links, err = n.h.LinkList()
-		return err
-	})
+	links, err := n.allLinks()
 	if err != nil {
-		return nil, fmt.Errorf("link show master %s: %w", bridge.Name, err)
+		return nil, err
 	}
 	for _, l := range links {
 		if l.Attrs().MasterIndex == bridge.Index {
@@ -178,15 +163,8 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 // address when a new veth comes up for the first time.
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
-		req := n.newRequest(unix.RTM_SETLINK, 0)
-		req.AddData(linkHeader(link.Index))
-		conf := nl.NewRtAttr(iflaInetConf, nil)
-		conf.AddRtAttr(confARPNotify, nl.Uint32Attr(1))
-		families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
-		families.AddRtAttr(unix.AF_INET, nil).AddChild(conf)
-		req.AddData(families)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
+		return n.sendChange(unix.RTM_SETLINK, 0, linkHeader(link.Index), nested(unix.IFLA_AF_SPEC,
+			nested(unix.AF_INET, nested(iflaInetConf, attribute32(confARPNotify, 1)))))
 	})
 }
 
@@ -223,28 +201,19 @@ func (n *NS) SetMTU(link Link, mtu int) error {
 
 // SetPromisc enables or disables promiscuous mode.
 func (n *NS) SetPromisc(link Link, on bool) error {
-	return n.setFlag(link, "promisc", unix.IFF_PROMISC, on)
+	if on {
+		return fault.Change("link set "+link.Name+" promisc on", func() error { return n.h.SetPromiscOn(byIndex(link.Index)) })
+	}
+	return fault.Change("link set "+link.Name+" promisc off", func() error { return n.h.SetPromiscOff(byIndex(link.Index)) })
 }
 
 // SetAllMulti makes a link receive all multicast frames if "on" is true. If "on" is false, the link receives only multicast frames to
 // groups that the namespace has joined.
 func (n *NS) SetAllMulti(link Link, on bool) error {
-	return n.setFlag(link, "allmulticast", unix.IFF_ALLMULTI, on)
-}
-
-func (n *NS) setFlag(link Link, name string, flag uint32, on bool) error {
-	words := map[bool]string{true: " on", false: " off"}
-	return fault.Change("link set "+link.Name+" "+name+words[on], func() error {
-		req := n.newRequest(unix.RTM_SETLINK, 0)
-		msg := linkHeader(link.Index)
-		msg.Change = flag
-		if on {
-			msg.Flags = flag
-		}
-		req.AddData(msg)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
-	})
+	if on {
+		return fault.Change("link set "+link.Name+" allmulticast on", func() error { return n.h.LinkSetAllmulticastOn(byIndex(link.Index)) })
+	}
+	return fault.Change("link set "+link.Name+" allmulticast off", func() error { return n.h.LinkSetAllmulticastOff(byIndex(link.Index)) })
 }
 
 // SetMaster makes a link a port of a bridge.
@@ -271,14 +240,10 @@ func (n *NS) DelLink(name string) error {
 // ms for each device (synchronize_net).
 func (n *Node) SetUpLeader(link Link, alias string) error {
 	return fault.Change("link set "+link.Name+" up alias "+alias, func() error {
-		req := n.newRequest(unix.RTM_NEWLINK, 0)
 		msg := linkHeader(link.Index)
 		msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
-		req.AddData(msg)
-		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(groupOf(link.Index))))
-		req.AddData(nl.NewRtAttr(unix.IFLA_IFALIAS, nl.NonZeroTerminated(alias)))
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
+		return n.sendChange(unix.RTM_NEWLINK, 0, msg, attribute32(unix.IFLA_GROUP, groupOf(link.Index)),
+			nl.NewRtAttr(unix.IFLA_IFALIAS, nl.NonZeroTerminated(alias)))
 	})
 }
 
@@ -290,7 +255,8 @@ func (n *Node) DelGroup(link Link) error {
 		if link.Index == 0 {
 			return nil
 		}
-		if err := fault.Ignore(n.delByGroup(groupOf(link.Index)), unix.ENODEV); err != nil {
+		err := n.sendChange(unix.RTM_DELLINK, 0, nl.NewIfInfomsg(unix.AF_UNSPEC), attribute32(unix.IFLA_GROUP, groupOf(link.Index)))
+		if err := fault.Ignore(err, unix.ENODEV); err != nil {
 			return err
 		}
 		if link.Kind == "" || link.LeadsGroup() {
@@ -298,14 +264,6 @@ func (n *Node) DelGroup(link Link) error {
 		}
 		return fault.Ignore(n.h.LinkDel(byIndex(link.Index)), unix.ENODEV)
 	})
-}
-
-func (n *Node) delByGroup(group uint32) error {
-	req := n.newRequest(unix.RTM_DELLINK, 0)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	return err
 }
 
 func byIndex(index int) netlink.Link {

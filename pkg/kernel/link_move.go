@@ -39,12 +39,8 @@ func (n *NS) File() (f *os.File, err error) {
 }
 
 func (n *NS) move(link Link, to Namespace, name string) error {
-	req := n.newRequest(unix.RTM_SETLINK, 0)
-	req.AddData(linkHeader(link.Index))
-	req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.Fd()))))
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	return err
+	return n.sendChange(unix.RTM_SETLINK, 0, linkHeader(link.Index), attribute32(unix.IFLA_NET_NS_FD, uint32(to.Fd())),
+		nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
 // moveBack moves a link back from the target namespace after a failed move. The kernel first moves the link under its old name and then
@@ -91,23 +87,15 @@ func (n *NS) SetAlias(link Link, text string) error {
 
 // AddAltName adds an alternative name to a link. The error unix.EEXIST means that a link already has the same name or alternative name.
 func (n *NS) AddAltName(link Link, name string) error {
-	return n.altName(unix.RTM_NEWLINKPROP, "add", link, name)
+	return fault.Change(fmt.Sprintf("link property add dev %s altname %s", link.Name, name), func() error {
+		return n.h.LinkAddAltName(byIndex(link.Index), name)
+	})
 }
 
 // DelAltName removes an alternative name of a link. DelAltName is a no-op if the link does not have the name.
 func (n *NS) DelAltName(link Link, name string) error {
-	return fault.Ignore(n.altName(unix.RTM_DELLINKPROP, "del", link, name), unix.ENOENT)
-}
-
-func (n *NS) altName(kind int, verb string, link Link, name string) error {
-	return fault.Change(fmt.Sprintf("link property %s dev %s altname %s", verb, link.Name, name), func() error {
-		req := n.newRequest(kind, 0)
-		req.AddData(linkHeader(link.Index))
-		names := nl.NewRtAttr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, nil)
-		names.AddRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name))
-		req.AddData(names)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
+	return fault.Change(fmt.Sprintf("link property del dev %s altname %s", link.Name, name), func() error {
+		return fault.Ignore(n.h.LinkDelAltName(byIndex(link.Index), name), unix.ENOENT)
 	})
 }
 
@@ -139,14 +127,8 @@ func (n *NS) DelXDP(link Link) error {
 // program.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
-		req := n.newRequest(unix.RTM_SETLINK, 0)
-		req.AddData(linkHeader(link.Index))
-		xdp := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
-		xdp.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(fd)))
-		xdp.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(flags))
-		req.AddData(xdp)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
+		return n.sendChange(unix.RTM_SETLINK, 0, linkHeader(link.Index), nested(unix.IFLA_XDP|unix.NLA_F_NESTED,
+			attribute32(nl.IFLA_XDP_FD, uint32(fd)), attribute32(nl.IFLA_XDP_FLAGS, flags)))
 	})
 }
 
@@ -154,7 +136,6 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
 	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {
-		req := n.newRequest(unix.RTM_SETLINK, 0)
 		msg := linkHeader(link.Index)
 		msg.Change = unix.IFF_NOARP | unix.IFF_MULTICAST | unix.IFF_DYNAMIC
 		if want.Dynamic {
@@ -166,12 +147,12 @@ func (n *NS) SetTraits(link Link, want Traits) error {
 		if !want.NoMulticast {
 			msg.Flags |= unix.IFF_MULTICAST
 		}
-		req.AddData(msg)
+		var attributes []*nl.RtAttr
 		if broadcast, err := net.ParseMAC(want.Broadcast); err == nil && have.Broadcast != want.Broadcast {
-			req.AddData(nl.NewRtAttr(unix.IFLA_BROADCAST, broadcast))
+			attributes = append(attributes, nl.NewRtAttr(unix.IFLA_BROADCAST, broadcast))
 		}
 		if have.Mode != want.Mode {
-			req.AddData(nl.NewRtAttr(unix.IFLA_LINKMODE, []byte{want.Mode}))
+			attributes = append(attributes, nl.NewRtAttr(unix.IFLA_LINKMODE, []byte{want.Mode}))
 		}
 		for _, a := range []struct {
 			kind       int
@@ -181,11 +162,10 @@ func (n *NS) SetTraits(link Link, want Traits) error {
 			{unix.IFLA_GRO_MAX_SIZE, have.GROMaxSize, want.GROMaxSize}, {iflaGSOIPv4MaxSize, have.GSOIPv4MaxSize, want.GSOIPv4MaxSize},
 			{iflaGROIPv4MaxSize, have.GROIPv4MaxSize, want.GROIPv4MaxSize}} {
 			if a.have != a.want {
-				req.AddData(nl.NewRtAttr(a.kind, nl.Uint32Attr(a.want)))
+				attributes = append(attributes, attribute32(a.kind, a.want))
 			}
 		}
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
+		return n.sendChange(unix.RTM_SETLINK, 0, msg, attributes...)
 	})
 }
 

@@ -150,13 +150,7 @@ func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 // LinkOf returns the network interface of a device. The argument device is, for example, the PCI address of a VF. The result ok is false if
 // the namespace has no interface of the device. LinkOf reads all links of the namespace, so it is slow on a node with many links.
 func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
-	var replies [][]byte
-	err = retryInterrupted(func() (err error) {
-		req := n.newRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-		return err
-	})
+	replies, err := n.listObjects(unix.RTM_GETLINK, nl.NewIfInfomsg(unix.AF_UNSPEC))
 	for _, message := range replies {
 		if err == nil && !ok {
 			link, err = parseLink(message)
@@ -172,8 +166,8 @@ func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
 	return link, true, nil
 }
 
-func (n *NS) link(which ...nl.NetlinkRequestData) (link Link, ok bool, err error) {
-	message, ok, err := n.readLink(which...)
+func (n *NS) link(header *nl.IfInfomsg, attributes ...*nl.RtAttr) (link Link, ok bool, err error) {
+	message, ok, err := n.readLink(header, attributes...)
 	if err != nil || !ok {
 		return Link{}, false, err
 	}
@@ -184,12 +178,8 @@ func (n *NS) link(which ...nl.NetlinkRequestData) (link Link, ok bool, err error
 }
 
 // readLink requests the data of one link and returns the kernel's reply.
-func (n *NS) readLink(which ...nl.NetlinkRequestData) (message []byte, ok bool, err error) {
-	req := n.newRequest(unix.RTM_GETLINK, 0)
-	for _, data := range which {
-		req.AddData(data)
-	}
-	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
+func (n *NS) readLink(header *nl.IfInfomsg, attributes ...*nl.RtAttr) (message []byte, ok bool, err error) {
+	replies, err := n.send(unix.RTM_GETLINK, unix.NLM_F_ACK, header, attributes...)
 	if errors.Is(err, unix.ENODEV) {
 		return nil, false, nil
 	}
@@ -256,7 +246,9 @@ func attributeAt(attributes []byte, path ...uint16) []byte {
 }
 
 // textAt returns the text in a nested netlink attribute.
-func textAt(attributes []byte, path ...uint16) string { return unix.ByteSliceToString(attributeAt(attributes, path...)) }
+func textAt(attributes []byte, path ...uint16) string {
+	return unix.ByteSliceToString(attributeAt(attributes, path...))
+}
 
 // attributeOf returns the value of the first netlink attribute of the given type, or nil if the attribute is missing.
 func attributeOf(attributes []byte, kind uint16) []byte {

@@ -41,7 +41,7 @@ type FoundNexthop struct {
 // Nexthops returns the nexthop objects of all programs, because the kernel cannot filter nexthop objects by protocol. On kernels before
 // 5.3, Nexthops returns an empty list, because older kernels have no nexthop objects.
 func (n *NS) Nexthops() (list []FoundNexthop, err error) {
-	replies, err := n.listObjects(unix.RTM_GETNEXTHOP, unix.RTM_NEWNEXTHOP, &nhmsg{})
+	replies, err := n.listObjects(unix.RTM_GETNEXTHOP, &nhmsg{})
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil {
 		return nil, fmt.Errorf("nexthop show: %w", err)
 	}
@@ -87,8 +87,8 @@ func (n *NS) setNexthop(op string, h Nexthop, protocol, flags int) error {
 			header.flags = unix.RTNH_F_ONLINK
 		}
 		return lacksNexthops(n.sendChange(unix.RTM_NEWNEXTHOP, unix.NLM_F_CREATE|flags, header,
-			nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(h.ID)),
-			nl.NewRtAttr(unix.NHA_OIF, nl.Uint32Attr(uint32(h.Link))),
+			attribute32(unix.NHA_ID, h.ID),
+			attribute32(unix.NHA_OIF, uint32(h.Link)),
 			nl.NewRtAttr(unix.NHA_GATEWAY, h.Gateway.AsSlice())))
 	})
 }
@@ -97,7 +97,7 @@ func (n *NS) setNexthop(op string, h Nexthop, protocol, flags int) error {
 // missing.
 func (n *NS) DelNexthop(id uint32) error {
 	return fault.Change(fmt.Sprintf("nexthop del id %d", id), func() error {
-		return fault.Ignore(n.sendChange(unix.RTM_DELNEXTHOP, 0, &nhmsg{}, nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(id))), unix.ENOENT)
+		return fault.Ignore(n.sendChange(unix.RTM_DELNEXTHOP, 0, &nhmsg{}, attribute32(unix.NHA_ID, id)), unix.ENOENT)
 	})
 }
 

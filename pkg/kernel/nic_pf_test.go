@@ -68,7 +68,7 @@ func vfSettings(t *testing.T, c card) {
 	if _, ok, err := c.host.VF(pf, 2); ok || err != nil {
 		t.Errorf("VF 2: %t, %v", ok, err)
 	}
-	if err := c.host.SetVF(pf, 99, before, VF{VLAN: 1}); err == nil || Unsupported(err) {
+	if err := c.host.SetVF(pf, 99, before, VF{VLAN: 1}); err == nil || errors.Is(err, unix.EOPNOTSUPP) {
 		t.Errorf("VF 99: %v", err)
 	}
 	if stats, err := VFStatsOf(c.PF); err != nil || len(stats) != 2 {
@@ -76,27 +76,24 @@ func vfSettings(t *testing.T, c card) {
 	}
 }
 
-// vfRefused checks that the error of SetVF contains the setting that the driver refused. The function Unsupported must return true only if
-// the driver does not know this setting.
+// vfRefused checks that the error of SetVF contains the setting that the driver refused.
 func vfRefused(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	for _, s := range []struct {
-		words       string
-		errno       error
-		unsupported bool
-		set         func(*VF)
+		words string
+		errno error
+		set   func(*VF)
 	}{
-		{"vlan 100 qos 0 proto 802.1ad", unix.EPROTONOSUPPORT, true, func(v *VF) { v.VLAN, v.Proto = 100, "802.1ad" }},
-		{"min_tx_rate 10 max_tx_rate 0", unix.EINVAL, false, func(v *VF) { v.MinRate = 10 }},
-		{"min_tx_rate 0 max_tx_rate 1000000", unix.EINVAL, false, func(v *VF) { v.MaxRate = 1000000 }},
-		{"state enable", unix.EOPNOTSUPP, true, func(v *VF) { v.LinkState = "enable" }},
-		{"vlan 4096 qos 0 proto 802.1q", unix.EINVAL, false, func(v *VF) { v.VLAN = 4096 }},
+		{"vlan 100 qos 0 proto 802.1ad", unix.EPROTONOSUPPORT, func(v *VF) { v.VLAN, v.Proto = 100, "802.1ad" }},
+		{"min_tx_rate 10 max_tx_rate 0", unix.EINVAL, func(v *VF) { v.MinRate = 10 }},
+		{"min_tx_rate 0 max_tx_rate 1000000", unix.EINVAL, func(v *VF) { v.MaxRate = 1000000 }},
+		{"state enable", unix.EOPNOTSUPP, func(v *VF) { v.LinkState = "enable" }},
+		{"vlan 4096 qos 0 proto 802.1q", unix.EINVAL, func(v *VF) { v.VLAN = 4096 }},
 	} {
 		want := before
 		s.set(&want)
 		err := c.host.SetVF(pf, 0, before, want)
-		if text := "link set " + c.PF + " vf 0 " + s.words + ": " + s.errno.Error(); !errors.Is(err, s.errno) || err.Error() != text ||
-			Unsupported(err) != s.unsupported {
+		if text := "link set " + c.PF + " vf 0 " + s.words + ": " + s.errno.Error(); !errors.Is(err, s.errno) || err.Error() != text {
 			t.Errorf("%v, want %s", err, text)
 		}
 	}

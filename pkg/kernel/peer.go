@@ -2,14 +2,6 @@
 
 package kernel
 
-import (
-	"encoding/binary"
-
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
-)
-
 // ownNetns is the value of PeerNetns if a link has no peer, or if its peer is in the same namespace.
 const ownNetns = -1
 
@@ -51,20 +43,7 @@ func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 
 // netnsID returns the ID that the namespace n uses for the namespace netns (ip-netns(8)), or -1 if netns has no ID in n. The kernel assigns
 // the ID when a program reads a link with a peer in the other namespace.
-func (n *NS) netnsID(netns Namespace) (id int, err error) {
-	var replies [][]byte
-	header := nl.NewRtGenMsg()
-	err = retryInterrupted(func() (err error) {
-		req := n.newRequest(unix.RTM_GETNSID, 0)
-		req.AddData(header)
-		req.AddData(nl.NewRtAttr(netlink.NETNSA_FD, nl.Uint32Attr(uint32(netns.Fd()))))
-		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNSID)
-		return err
-	})
-	for _, reply := range replies {
-		if value := attributeOf(reply[min(header.Len(), len(reply)):], netlink.NETNSA_NSID); len(value) >= 4 {
-			return int(int32(binary.NativeEndian.Uint32(value))), nil
-		}
-	}
-	return ownNetns, wrapped("netns id of "+nameOf(netns), err)
+func (n *NS) netnsID(netns Namespace) (int, error) {
+	id, err := dump(func() (int, error) { return n.h.GetNetNsIdByFd(int(netns.Fd())) })
+	return id, wrapped("netns id of "+nameOf(netns), err)
 }

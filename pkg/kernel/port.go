@@ -83,19 +83,13 @@ func (n *NS) SetPort(port Link, want BridgePort) error {
 		return nil
 	}
 	return fault.Change("bridge link set "+port.Name+" "+change, func() error {
-		req := n.newRequest(unix.RTM_SETLINK, 0)
-		msg := linkHeader(port.Index)
-		msg.Family = unix.AF_BRIDGE
-		req.AddData(msg)
 		info := nl.NewRtAttr(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, nil)
 		for i, flag := range want.flags() {
 			if flag.on != port.Port.flags()[i].on {
 				info.AddRtAttr(flag.attribute, switched(flag.on))
 			}
 		}
-		req.AddData(info)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
+		return n.sendChange(unix.RTM_SETLINK, 0, bridgeHeader(port), info)
 	})
 }
 

@@ -61,7 +61,7 @@ func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewRtMsg()
 		header.Family, header.Protocol, header.Type = family, byte(protocol), unix.RTN_UNSPEC
-		replies, err := n.listObjects(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, header)
+		replies, err := n.listObjects(unix.RTM_GETROUTE, header)
 		if err := fault.Ignore(err, unix.EOPNOTSUPP, unix.EAFNOSUPPORT); err != nil {
 			return nil, fmt.Errorf("route show: %w", err)
 		}
@@ -115,10 +115,10 @@ func (n *NS) setRoute(op string, r ProtocolRoute, protocol, flags int) error {
 		if r.Nexthop == 0 {
 			header.Type = unix.RTN_UNREACHABLE
 		} else {
-			attributes = append(attributes, nl.NewRtAttr(rtaNHID, nl.Uint32Attr(r.Nexthop)))
+			attributes = append(attributes, attribute32(rtaNHID, r.Nexthop))
 		}
 		if r.Metric != 0 {
-			attributes = append(attributes, nl.NewRtAttr(unix.RTA_PRIORITY, nl.Uint32Attr(uint32(r.Metric))))
+			attributes = append(attributes, attribute32(unix.RTA_PRIORITY, uint32(r.Metric)))
 		}
 		return n.sendChange(unix.RTM_NEWROUTE, flags, header, attributes...)
 	})
@@ -130,7 +130,7 @@ func (n *NS) DelProtocolRoute(r ProtocolRoute, protocol int) error {
 		header := nl.NewRtDelMsg()
 		header.Family, header.Dst_len, header.Protocol = familyOf(r.Dst.Addr()), uint8(r.Dst.Bits()), byte(protocol)
 		err := n.sendChange(unix.RTM_DELROUTE, 0, header, nl.NewRtAttr(unix.RTA_DST, r.Dst.Addr().AsSlice()),
-			nl.NewRtAttr(unix.RTA_PRIORITY, nl.Uint32Attr(uint32(r.Metric))))
+			attribute32(unix.RTA_PRIORITY, uint32(r.Metric)))
 		return fault.Ignore(err, unix.ESRCH, unix.ENOENT, unix.ENODEV)
 	})
 }

@@ -22,25 +22,31 @@ type qdisc struct {
 	Counters
 }
 
-// newRequest returns a netlink request about the qdisc q.
-func (q qdisc) newRequest(n *NS, verb, flags int) *nl.NetlinkRequest {
-	req := n.newRequest(verb, flags)
-	req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(q.link), Handle: q.handle, Parent: q.parent})
+// send sends a request about the qdisc q.
+func (q qdisc) send(n *NS, verb, flags int, options ...*nl.RtAttr) ([][]byte, error) {
 	if q.kind != "" {
-		req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(q.kind)))
+		options = append([]*nl.RtAttr{nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(q.kind))}, options...)
 	}
-	return req
+	header := &nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(q.link), Handle: q.handle, Parent: q.parent}
+	return n.send(verb, flags|unix.NLM_F_ACK, header, options...)
+}
+
+func (q qdisc) replace(n *NS, options ...*nl.RtAttr) error {
+	_, err := q.send(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, nested(nl.TCA_OPTIONS, options...))
+	return err
+}
+
+// del deletes the qdisc. It is a no-op if the qdisc is missing.
+func (q qdisc) del(n *NS) error {
+	_, err := q.send(n, unix.RTM_DELQDISC, 0)
+	return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 }
 
 // qdiscAt returns the qdisc of a link below the given parent handle. The result ok is false if no qdisc exists there. The request needs the
 // flag NLM_F_ECHO. Without NLM_F_ECHO, the kernel sends the reply only to subscribers of the multicast group.
 func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
-	var replies [][]byte
-	err = retryInterrupted(func() (err error) {
-		replies, err = qdisc{link: link.Index, parent: parent}.newRequest(n, unix.RTM_GETQDISC, unix.NLM_F_ECHO).Execute(unix.NETLINK_ROUTE,
-			unix.RTM_NEWQDISC)
-		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
-	})
+	replies, err := qdisc{link: link.Index, parent: parent}.send(n, unix.RTM_GETQDISC, unix.NLM_F_ECHO)
+	err = fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	if err != nil || len(replies) == 0 {
 		return qdisc{}, false, wrapped("qdisc show dev "+link.Name, err)
 	}
@@ -50,13 +56,7 @@ func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 
 // qdiscs returns the qdiscs of all links in one request.
 func (n *NS) qdiscs() (list []qdisc, err error) {
-	var replies [][]byte
-	err = retryInterrupted(func() (err error) {
-		req := n.newRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
-		req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL})
-		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
-		return err
-	})
+	replies, err := n.listObjects(unix.RTM_GETQDISC, &nl.TcMsg{Family: nl.FAMILY_ALL})
 	if err != nil {
 		return nil, wrapped("qdisc show", err)
 	}

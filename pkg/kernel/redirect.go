@@ -146,10 +146,8 @@ func redirectionOf(f netlink.Filter) Redirection {
 // listFilters returns the filters for the received or for the sent frames of a link. The list is empty if the link was deleted or has no
 // qdisc for filters.
 func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err error) {
-	err = retryInterrupted(func() (err error) {
-		list, err = n.h.FilterList(byIndex(link.Index), parent)
-		return fault.Ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV)
-	})
+	list, err = dump(func() ([]netlink.Filter, error) { return n.h.FilterList(byIndex(link.Index), parent) })
+	err = fault.Ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV)
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
@@ -247,9 +245,7 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 		return err
 	}
 	return fault.Change("qdisc del dev "+from.Name+" "+q.kind, func() error {
-		_, err := qdisc{link: from.Index, handle: clsact, parent: netlink.HANDLE_INGRESS, kind: q.kind}.newRequest(n, unix.RTM_DELQDISC,
-			0).Execute(unix.NETLINK_ROUTE, 0)
-		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
+		return qdisc{link: from.Index, handle: clsact, parent: netlink.HANDLE_INGRESS, kind: q.kind}.del(n)
 	})
 }
 

@@ -157,8 +157,7 @@ func TestBucketsOfOthers(t *testing.T) {
 // kind of qdisc.
 func TestNamesWhatIsMissing(t *testing.T) {
 	w := newWire(t)
-	_, err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.
-		newRequest(&w.host.NS, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE).Execute(unix.NETLINK_ROUTE, 0)
+	err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.replace(&w.host.NS)
 	var missing *MissingFeature
 	if err = missingFeature(err, "podlace (CONFIG_X)"); !errors.As(err, &missing) || missing.What != "podlace (CONFIG_X)" ||
 		!errors.Is(err, unix.ENOENT) {

@@ -5,60 +5,57 @@ package kernel
 import (
 	"encoding/binary"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
-// sendChange sends a request that changes an object, and waits for the acknowledgement.
-func (n *NS) sendChange(kind, flags int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) error {
-	req := n.newRequest(kind, flags)
+// send sends a request about an object and waits for the kernel's reply or acknowledgement.
+func (n *NS) send(kind, flags int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) (replies [][]byte, err error) {
+	req := nl.NewNetlinkRequest(kind, flags)
+	req.Sockets = n.sockets
 	req.AddData(header)
 	for _, a := range attributes {
 		req.AddData(a)
 	}
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return req.Execute(unix.NETLINK_ROUTE, 0)
+}
+
+// sendChange sends a request that changes an object, and waits for the acknowledgement.
+func (n *NS) sendChange(kind, flags int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) error {
+	_, err := n.send(kind, flags|unix.NLM_F_ACK, header, attributes...)
 	return err
 }
 
-// listObjects returns the kernel objects that match the header and the attributes. listObjects uses a socket with the option
-// NETLINK_GET_STRICT_CHK. Without this option, the kernel ignores the attributes and returns all objects.
-func (n *NS) listObjects(kind int, reply uint16, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) (replies [][]byte, err error) {
-	if n.strict == nil {
-		if n.strict, err = n.strictSocket(); err != nil {
-			return nil, err
-		}
-	}
-	err = retryInterrupted(func() (err error) {
-		req := nl.NewNetlinkRequest(kind, unix.NLM_F_DUMP)
-		req.Sockets = n.strict
-		req.AddData(header)
-		for _, a := range attributes {
-			req.AddData(a)
-		}
-		replies, err = req.Execute(unix.NETLINK_ROUTE, reply)
-		return err
-	})
-	return replies, err
+// listObjects returns the kernel objects that match the header and the attributes.
+func (n *NS) listObjects(kind int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) ([][]byte, error) {
+	return dump(func() ([][]byte, error) { return n.send(kind, unix.NLM_F_DUMP, header, attributes...) })
 }
 
-// strictSocket opens the socket for listObjects.
-func (n *NS) strictSocket() (sockets map[int]*nl.SocketHandle, err error) {
-	err = n.inNamespace(func() error {
-		s, err := nl.Subscribe(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		limit := unix.NsecToTimeval(requestTimeout.Nanoseconds())
-		_ = s.SetReceiveTimeout(&limit)
-		if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
-			s.Close()
-			return &MissingFeature{"strict checking of netlink requests (since 4.20)", err}
-		}
-		sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
-		return nil
-	})
-	return sockets, err
+// dump repeats a request that the kernel has interrupted. For example, the kernel interrupts a dump if the table changes during the dump.
+func dump[T any](request func() (T, error)) (result T, err error) {
+	err = fault.Retry(func() (err error) { result, err = request(); return err }, netlink.ErrDumpInterrupted)
+	return result, err
 }
+
+// nested returns an attribute that contains other attributes.
+func nested(kind int, attributes ...*nl.RtAttr) *nl.RtAttr {
+	outer := nl.NewRtAttr(kind, nil)
+	for _, a := range attributes {
+		outer.AddChild(a)
+	}
+	return outer
+}
+
+// linkInfo returns the attribute with the kind of a link and the settings of this kind.
+func linkInfo(kind string, settings ...*nl.RtAttr) *nl.RtAttr {
+	return nested(unix.IFLA_LINKINFO, nl.NewRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(kind)), nested(nl.IFLA_INFO_DATA, settings...))
+}
+
+// attribute32 returns an attribute with a number of 4 bytes.
+func attribute32(kind int, value uint32) *nl.RtAttr { return nl.NewRtAttr(kind, nl.Uint32Attr(value)) }
 
 // number32 returns the number in a netlink attribute of 4 bytes, or 0 if the attribute has another length.
 func number32(value []byte) uint32 {

@@ -184,7 +184,12 @@ func TestForeignRoutes(t *testing.T) {
 	since := collectNotices(t, n)
 	since()
 	kerneltest.Must(t, foreignRoutes(n, 5000))
-	if list := since(); len(list) > 0 {
+	list := since()
+	// An ordinary user may have a buffer that is too small for the test.
+	if most, err := os.ReadFile("/proc/sys/net/core/rmem_max"); err != nil || len(most) < len("1000000\n") {
+		list = slices.DeleteFunc(list, func(what string) bool { return what == lostNotice().What })
+	}
+	if len(list) > 0 {
 		t.Errorf("%d, the first %s", len(list), list[0])
 	}
 }

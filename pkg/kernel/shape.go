@@ -61,11 +61,11 @@ const (
 // it.
 func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
-		_, err := b.tbfRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
+		tbf := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}
+		err := tbf.replace(n, b.tbfOptions()...)
 		if errors.Is(err, unix.EINVAL) && n.hasOtherRoot(link) { // the kernel cannot replace another kind of qdisc that has our handle
-			_, _ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.newRequest(n, unix.RTM_DELQDISC,
-				0).Execute(unix.NETLINK_ROUTE, 0)
-			_, err = b.tbfRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
+			_ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.del(n)
+			err = tbf.replace(n, b.tbfOptions()...)
 		}
 		return missingFeature(err, "token bucket (CONFIG_NET_SCH_TBF)")
 	})
@@ -73,8 +73,10 @@ func (n *NS) Shape(link Link, b Bucket) error {
 		return err
 	}
 	return fault.Change("qdisc replace dev "+link.Name+" parent 1:1 "+fairQueue, func() error {
-		_, err := b.Fair.fqCodelRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
-		return err
+		return qdisc{link: link.Index, handle: childHandle, parent: childParent, kind: fairQueue}.replace(n,
+			attribute32(nl.TCA_FQ_CODEL_TARGET, uint32(b.Fair.Target.Microseconds())),
+			attribute32(nl.TCA_FQ_CODEL_INTERVAL, uint32(b.Fair.Interval.Microseconds())),
+			attribute32(nl.TCA_FQ_CODEL_LIMIT, b.Fair.Packets))
 	})
 }
 
@@ -83,35 +85,19 @@ func (n *NS) hasOtherRoot(link Link) bool {
 	return err == nil && ok && q.kind != "tbf"
 }
 
-// tbfRequest returns the request that installs a token bucket. The request contains the burst twice: as a time, and in bytes
+// tbfOptions returns the settings of a token bucket. They contain the burst twice: as a time, and in bytes
 // (TCA_TBF_BURST). Without the burst in bytes, the kernel computes the burst from the time (tbf_change in net/sched/sch_tbf.c). In this
 // case, the kernel drops every packet whose transmission takes longer than 2^32 ns. At rates below 2.8 kbit/s, it would drop every frame of
 // full size.
-func (b Bucket) tbfRequest(n *NS, link Link) *nl.NetlinkRequest {
-	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_NEWQDISC,
-		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+func (b Bucket) tbfOptions() []*nl.RtAttr {
 	rate := b.Rate / 8
 	params := nl.TcTbfQopt{Limit: b.Limit, Buffer: burstTicks(b.Burst, rate)}
 	params.Rate.Rate = uint32(min(rate, math.MaxUint32))
-	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
-	options.AddRtAttr(nl.TCA_TBF_PARMS, params.Serialize())
+	options := []*nl.RtAttr{nl.NewRtAttr(nl.TCA_TBF_PARMS, params.Serialize()), attribute32(nl.TCA_TBF_BURST, b.Burst)}
 	if rate > math.MaxUint32 {
-		options.AddRtAttr(nl.TCA_TBF_RATE64, nl.Uint64Attr(rate))
+		options = append(options, nl.NewRtAttr(nl.TCA_TBF_RATE64, nl.Uint64Attr(rate)))
 	}
-	options.AddRtAttr(nl.TCA_TBF_BURST, nl.Uint32Attr(b.Burst))
-	req.AddData(options)
-	return req
-}
-
-func (f FairQueue) fqCodelRequest(n *NS, link Link) *nl.NetlinkRequest {
-	queue := qdisc{link: link.Index, handle: childHandle, parent: childParent, kind: fairQueue}
-	req := queue.newRequest(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
-	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
-	options.AddRtAttr(nl.TCA_FQ_CODEL_TARGET, nl.Uint32Attr(uint32(f.Target.Microseconds())))
-	options.AddRtAttr(nl.TCA_FQ_CODEL_INTERVAL, nl.Uint32Attr(uint32(f.Interval.Microseconds())))
-	options.AddRtAttr(nl.TCA_FQ_CODEL_LIMIT, nl.Uint32Attr(f.Packets))
-	req.AddData(options)
-	return req
+	return options
 }
 
 // burstTicks returns how long the transmission of a burst takes, in ticks. The burst is in bytes, and the rate is in bytes per second.
@@ -204,9 +190,7 @@ func bucketsIn(list []qdisc) map[int]Bucket {
 // Unshape removes the token bucket of a link. Unshape is a no-op if the link has no token bucket.
 func (n *NS) Unshape(link Link) error {
 	return fault.Change("qdisc del dev "+link.Name+" root tbf", func() error {
-		req := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_DELQDISC, 0)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
+		return qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.del(n)
 	})
 }
 
@@ -216,12 +200,8 @@ const loopbackIndex = 1
 // HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. HasFairQueue sends a request that always fails, and
 // learns from the kernel's error whether the kernel knows fq_codel.
 func (n *NS) HasFairQueue() (bool, error) {
-	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.newRequest(n, unix.RTM_NEWQDISC,
-		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)
-	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
-	options.AddRtAttr(nl.TCA_FQ_CODEL_FLOWS, nl.Uint32Attr(0))
-	req.AddData(options)
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	_, err := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.send(n, unix.RTM_NEWQDISC,
+		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL, nested(nl.TCA_OPTIONS, attribute32(nl.TCA_FQ_CODEL_FLOWS, 0)))
 	switch {
 	case errors.Is(err, unix.EINVAL):
 		return true, nil

@@ -30,19 +30,15 @@ func (s Subnet) String() string {
 // Subnets returns the subnets of all addresses in the namespace, and the destinations of all unicast routes in the main table. Subnets
 // omits default routes, loopback subnets, link-local subnets and multicast subnets. Subnets reads all links, addresses and routes.
 func (n *NS) Subnets() (list []Subnet, err error) {
-	var links []netlink.Link
-	var addresses []netlink.Addr
-	var routes []netlink.Route
-	err = retryInterrupted(func() error {
-		if links, err = n.allLinks(); err != nil {
-			return err
-		}
-		if addresses, err = n.h.AddrList(nil, netlink.FAMILY_ALL); err != nil {
-			return fmt.Errorf("addr show: %w", err)
-		}
-		routes, err = n.mainRoutes()
-		return err
-	})
+	links, err := n.allLinks()
+	if err != nil {
+		return nil, err
+	}
+	addresses, err := n.listAddresses(nil)
+	if err != nil {
+		return nil, fmt.Errorf("addr show: %w", err)
+	}
+	routes, err := n.mainRoutes()
 	if err != nil {
 		return nil, err
 	}
@@ -77,11 +73,7 @@ func (n *NS) Subnets() (list []Subnet, err error) {
 // AddressSubnets returns the subnets of the addresses of all links, except loopback and link-local subnets. AddressSubnets sends only one
 // netlink request.
 func (n *NS) AddressSubnets() (list []netip.Prefix, err error) {
-	var addresses []netlink.Addr
-	err = retryInterrupted(func() (err error) {
-		addresses, err = n.h.AddrList(nil, netlink.FAMILY_ALL)
-		return err
-	})
+	addresses, err := n.listAddresses(nil)
 	for _, a := range addresses {
 		if p, ok := Prefix(a.IPNet); ok && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
 			list = append(list, p.Masked())
@@ -94,19 +86,16 @@ func (n *NS) AddressSubnets() (list []netip.Prefix, err error) {
 }
 
 func (n *NS) allLinks() ([]netlink.Link, error) {
-	links, err := n.h.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("link list: %w", err)
-	}
-	return links, nil
+	links, err := dump(n.h.LinkList)
+	return links, wrapped("link show", err)
 }
 
 // mainRoutes returns the IPv4 and IPv6 routes of the main table.
 func (n *NS) mainRoutes() (routes []netlink.Route, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		more, err := n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		more, err := n.listRoutes(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 		if err != nil {
-			return nil, fmt.Errorf("route show: %w", err)
+			return nil, err
 		}
 		routes = append(routes, more...)
 	}

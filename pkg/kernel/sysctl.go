@@ -135,7 +135,8 @@ func (n *NS) Forwards(is4 bool) (bool, error) {
 	if !is4 {
 		family = unix.AF_INET6
 	}
-	req := n.newRequest(unix.RTM_GETNETCONF, 0)
+	req := nl.NewNetlinkRequest(unix.RTM_GETNETCONF, unix.NLM_F_ACK)
+	req.Sockets = n.sockets
 	// The message begins with struct netconfmsg: the address family, padded to four bytes.
 	all := int32(allLinks)
 	req.AddRawData(append([]byte{family, 0, 0, 0}, nl.NewRtAttr(netconfIfindex, nl.Uint32Attr(uint32(all))).Serialize()...))

@@ -28,8 +28,8 @@ const ndaProtocol = 12 // NDA_PROTOCOL of include/uapi/linux/neighbour.h
 
 // PermanentNeighbours returns the permanent neighbour entries of a link that have the given protocol, as a map from address to MAC.
 func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]string, err error) {
-	replies, err := n.listObjects(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{},
-		nl.NewRtAttr(unix.NDA_IFINDEX, nl.Uint32Attr(uint32(link.Index))))
+	replies, err := n.listObjects(unix.RTM_GETNEIGH, &netlink.Ndmsg{},
+		attribute32(unix.NDA_IFINDEX, uint32(link.Index)))
 	if err != nil {
 		return nil, fmt.Errorf("neigh show dev %s: %w", link.Name, err)
 	}
@@ -65,7 +65,7 @@ func (n *NS) DelNeighbour(link Link, addr netip.Addr) error {
 // Forwarding returns the forwarding entries of a VXLAN device, as a map from MAC to remote addresses. The kernel stores no protocol for
 // forwarding entries.
 func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) {
-	replies, err := n.listObjects(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index)})
+	replies, err := n.listObjects(unix.RTM_GETNEIGH, &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index)})
 	if err != nil {
 		return nil, fmt.Errorf("fdb show dev %s: %w", link.Name, err)
 	}

@@ -13,14 +13,11 @@ import (
 // below these links: the ports of each bond or bridge, and the parent of each VLAN. Uplinks reads all links and the routes of the main
 // table.
 func (n *NS) Uplinks() (names []string, err error) {
-	var links []netlink.Link
-	var routes []netlink.Route
-	err = retryInterrupted(func() error {
-		if routes, err = n.mainRoutes(); err == nil {
-			links, err = n.allLinks()
-		}
-		return err
-	})
+	routes, err := n.mainRoutes()
+	if err != nil {
+		return nil, err
+	}
+	links, err := n.allLinks()
 	if err != nil {
 		return nil, err
 	}

@@ -163,7 +163,7 @@ func uint32s(value []byte) (words []uint32) {
 // nevertheless. SetVF returns all errors as one joined error. Each of these errors contains the setting that the driver refused. To restore
 // the old settings after an error, a caller must first read the current settings with the method VF.
 //
-// Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such
+// Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT or EINVAL. EINVAL may also mean a bad value, such
 // as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect when a driver is bound to the VF the
 // next time. While the PF stores a MAC for a VF, the VF may change its own MAC only if it is trusted. A zero MAC deletes the MAC that the
 // PF stores for the VF.
@@ -183,18 +183,7 @@ func (n *NS) setVF(pf Link, attribute *nl.RtAttr) error {
 	if attribute == nil {
 		return unix.EINVAL
 	}
-	req := n.newRequest(unix.RTM_SETLINK, 0)
-	req.AddData(linkHeader(pf.Index))
-	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
-	list.AddRtAttr(unix.IFLA_VF_INFO, nil).AddChild(attribute)
-	req.AddData(list)
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	return err
-}
-
-// Unsupported reports whether an error of SetVF means that the driver does not know the setting.
-func Unsupported(err error) bool {
-	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
+	return n.sendChange(unix.RTM_SETLINK, 0, linkHeader(pf.Index), nested(unix.IFLA_VFINFO_LIST, nested(unix.IFLA_VF_INFO, attribute)))
 }
 
 // vfSetting is one setting in a request of SetVF. The field "words" contains the arguments of "ip link set … vf" for the setting, or "" if

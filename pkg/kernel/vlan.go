@@ -83,19 +83,12 @@ func (v VLANs) String() string {
 func (n *Node) HasVLANFiltering() (bool, error) {
 	var err error
 	for _, impossible := range []*nl.RtAttr{
-		nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("lo")),      // EEXIST
-		nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(^uint32(0))), // EBADF
+		nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("lo")), // EEXIST
+		attribute32(unix.IFLA_NET_NS_FD, ^uint32(0)),            // EBADF
 	} {
-		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
-		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-		req.AddData(impossible)
-		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
-		info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.IFLA_BR_VLAN_PROTOCOL, nl.Uint16Attr(0))
-		req.AddData(info)
-		err = retryInterrupted(func() error {
-			_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-			return err
+		err = fault.Retry(func() error {
+			return n.sendChange(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, nl.NewIfInfomsg(unix.AF_UNSPEC), impossible,
+				linkInfo("bridge", nl.NewRtAttr(nl.IFLA_BR_VLAN_PROTOCOL, nl.Uint16Attr(0))))
 		})
 		if errors.Is(err, unix.EPROTONOSUPPORT) {
 			return true, nil
@@ -110,26 +103,13 @@ func (n *Node) HasVLANFiltering() (bool, error) {
 // SetVLANFiltering enables VLAN filtering on a bridge.
 func (n *Node) SetVLANFiltering(bridge Link) error {
 	return fault.Change("link set "+bridge.Name+" type bridge vlan_filtering 1", func() error {
-		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
-		req.AddData(linkHeader(bridge.Index))
-		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
-		info.AddChild(switchedOn(nl.IFLA_BR_VLAN_FILTERING))
-		req.AddData(info)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
+		return n.sendChange(unix.RTM_NEWLINK, 0, linkHeader(bridge.Index), linkInfo("bridge", switchedOn(nl.IFLA_BR_VLAN_FILTERING)...))
 	})
 }
 
 // PortVLANs returns the VLANs of one bridge port without reading the other ports (RTM_GETVLAN, since Linux 5.6).
 func (n *Node) PortVLANs(port Link) (VLANs, error) {
-	var replies [][]byte
-	err := retryInterrupted(func() (err error) {
-		req := nl.NewNetlinkRequest(unix.RTM_GETVLAN, unix.NLM_F_DUMP)
-		req.AddData(vlanMessage(port.Index))
-		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWVLAN)
-		return err
-	})
+	replies, err := n.listObjects(unix.RTM_GETVLAN, vlanMessage(port.Index))
 	if err != nil {
 		return nil, fmt.Errorf("bridge vlan show dev %s: %w", port.Name, err)
 	}
@@ -191,7 +171,7 @@ func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 	del := slices.DeleteFunc(slices.Clone(has), func(v VLAN) bool { return want.Has(v.ID) })
 	if len(add) > 0 {
 		err := fault.Change(fmt.Sprintf("bridge vlan add dev %s vid %s", port.Name, add), func() error {
-			return add.request(unix.RTM_SETLINK, port)
+			return n.sendChange(unix.RTM_SETLINK, 0, bridgeHeader(port), add.spec())
 		})
 		if err != nil {
 			return err
@@ -201,15 +181,11 @@ func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 		return nil
 	}
 	return fault.Change(fmt.Sprintf("bridge vlan del dev %s vid %s", port.Name, del), func() error {
-		return del.request(unix.RTM_DELLINK, port)
+		return n.sendChange(unix.RTM_DELLINK, 0, bridgeHeader(port), del.spec())
 	})
 }
 
-func (v VLANs) request(kind int, port Link) error {
-	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
-	msg := linkHeader(port.Index)
-	msg.Family = unix.AF_BRIDGE
-	req.AddData(msg)
+func (v VLANs) spec() *nl.RtAttr {
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
 	for first, last := range v.vlanRanges() {
 		info := nl.BridgeVlanInfo{Vid: first.ID}
@@ -229,7 +205,5 @@ func (v VLANs) request(kind int, port Link) error {
 			spec.AddRtAttr(nl.IFLA_BRIDGE_VLAN_INFO, end.Serialize())
 		}
 	}
-	req.AddData(spec)
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	return err
+	return spec
 }

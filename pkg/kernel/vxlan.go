@@ -45,7 +45,7 @@ type FoundVXLAN struct {
 func (n *NS) VXLANs() (list []FoundVXLAN, err error) {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))
-	replies, err := n.listObjects(unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), info)
+	replies, err := n.listObjects(unix.RTM_GETLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), info)
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil { // the kernel does not know the kind
 		return nil, fmt.Errorf("link show type vxlan: %w", err)
 	}
@@ -150,7 +150,7 @@ func (n *NS) addVXLAN(v VXLAN, group uint32) error {
 	return fault.Change(op, func() error {
 		header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 		header.Flags, header.Change = unix.IFF_UP, unix.IFF_UP
-		attributes := append(linkAttrs(v.Name, v.MAC, v.MTU), nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
+		attributes := append(linkAttrs(v.Name, v.MAC, v.MTU), attribute32(unix.IFLA_GROUP, group))
 		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))
 		data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
