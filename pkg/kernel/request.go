@@ -36,8 +36,19 @@ func (n *NS) listObjects(kind int, header nl.NetlinkRequestData, attributes ...*
 
 // dump repeats a request that the kernel has interrupted. For example, the kernel interrupts a dump if the table changes during the dump.
 func dump[T any](request func() (T, error)) (result T, err error) {
-	err = fault.Retry(func() (err error) { result, err = request(); return err }, netlink.ErrDumpInterrupted)
+	for range mostAttempts {
+		if result, err = request(); !isInterrupted(err) {
+			break
+		}
+	}
 	return result, err
+}
+
+// mostAttempts limits how often dump repeats a request.
+const mostAttempts = 30
+
+func isInterrupted(err error) bool {
+	return err != nil && fault.Ignore(err, netlink.ErrDumpInterrupted, unix.EINTR) == nil
 }
 
 // nested returns an attribute that contains other attributes.
