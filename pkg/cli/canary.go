@@ -79,13 +79,11 @@ func firstConflist(dir string) (string, error) {
 }
 
 func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
-	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
+	if err := needRoot(); err != nil {
 		return err
 	}
-	folders := doctor.Folders()
-	if f.plugins == "" {
-		f.plugins = folders.BinDir
-	}
+	folders := doctor.Folders(doctor.Options{BinDir: f.plugins})
+	f.plugins = folders.BinDir
 	if f.conflist == "" {
 		first, err := firstConflist(folders.ConfDir)
 		if err != nil {

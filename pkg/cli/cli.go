@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -30,8 +29,8 @@ const (
 // The error type exitError makes the program exit with a status and without a further message.
 type exitError int
 
-// Error returns the exit status as text.
-func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+// Error returns no text, so that a joined error has only the messages of the other errors.
+func (exitError) Error() string { return "" }
 
 // Run runs the command line and returns the exit status. If the output contains names of pods or files, Run removes terminal escape
 // sequences from them.
@@ -48,14 +47,13 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	return exitOf(stderr, cmd, err)
 }
 
-// exitOf returns the exit status for the error of a command. exitOf also prints the error, unless the error consists only of an exit
-// status.
+// exitOf returns the exit status for the error of a command, and prints its message if it has one.
 func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
 	if err == nil {
 		return exitOK
 	}
-	if other := withoutStatus(err); other != nil {
-		printLine(stderr, suggest(cmd, other).Error())
+	if text := strings.Trim(err.Error(), "\n"); text != "" {
+		printLine(stderr, suggest(cmd, text))
 	}
 	var exit exitError
 	if errors.As(err, &exit) {
@@ -64,39 +62,17 @@ func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
 	return exitFailed
 }
 
-// withoutStatus returns the joined errors without those that consist only of an exit status.
-func withoutStatus(err error) error {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		if errors.As(err, new(exitError)) {
-			return nil
-		}
-		return err
-	}
-	var others []error
-	for _, e := range joined.Unwrap() {
-		others = append(others, withoutStatus(e))
-	}
-	return errors.Join(others...)
-}
-
-// suggest() adds the most similar command names to the error about an unknown command, on the same line. Cobra's own suggestion needs
+// suggest adds the most similar command names to the message about an unknown command, on the same line. Cobra's own suggestion needs
 // several lines.
-func suggest(cmd *cobra.Command, err error) error {
+func suggest(cmd *cobra.Command, text string) string {
 	var name string
-	if _, scan := fmt.Sscanf(err.Error(), "unknown command %q", &name); scan != nil {
-		return err
+	if _, err := fmt.Sscanf(text, "unknown command %q", &name); err != nil {
+		return text
 	}
-	near := fmt.Sprintf("'%s --help' lists all", cmd.CommandPath())
 	if names := cmd.SuggestionsFor(name); len(names) > 0 {
-		near = fmt.Sprintf("did you mean '%s'?", strings.Join(names, "' or '"))
+		return fmt.Sprintf("%s: did you mean '%s'?", text, strings.Join(names, "' or '"))
 	}
-	return fmt.Errorf("%w: %s", err, near)
-}
-
-// printLine prints a message on a single line. Control characters in a pod's name or in a plugin's message are removed.
-func printLine(stderr io.Writer, text string) {
-	fmt.Fprintln(stderr, "podlace:", plugin.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
+	return fmt.Sprintf("%s: '%s --help' lists all", text, cmd.CommandPath())
 }
 
 // Command returns the root command. The command reference in the documents is generated from it.

@@ -9,48 +9,35 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// A completion is a function that suggests values for an argument or a flag in the shell.
-type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
-
-// addCompletions adds shell completion to a command and all its subcommands. The shell then completes pods, networks, PCI addresses and
-// output formats.
+// addCompletions adds shell completion to a command and all its subcommands: of pods, networks and PCI addresses. The words of a choice are
+// completed by addChoice.
 func addCompletions(cmd *cobra.Command) {
+	pods := func(rec attachment.Record) string { return rec.Pod }
 	switch _, argument, _ := strings.Cut(cmd.Use, " "); argument {
 	case "[POD]":
-		cmd.ValidArgsFunction = firstOnly(completePods)
+		cmd.ValidArgsFunction = firstOnly(recordedValues(pods, cobra.ShellCompDirectiveNoFileComp))
 	case "[CONFLIST|POD]":
-		cmd.ValidArgsFunction = firstOnly(completePodsAndFiles)
+		cmd.ValidArgsFunction = firstOnly(recordedValues(pods, cobra.ShellCompDirectiveDefault))
 	case "DEVICE", "[DEVICE]":
 		cmd.ValidArgsFunction = firstOnly(completeDevices)
 	case "":
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
 	}
-	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
-		switch f.Name {
-		case "network":
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, completeNetworks) // the only possible error is an unknown flag
-		case "output":
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(formats(f.Usage), cobra.ShellCompDirectiveNoFileComp))
-		}
-	})
+	if cmd.Flags().Lookup("network") != nil {
+		networks := func(rec attachment.Record) string { return rec.Network }
+		_ = cmd.RegisterFlagCompletionFunc("network", recordedValues(networks, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
+	}
 	for _, sub := range cmd.Commands() {
 		addCompletions(sub)
 	}
 }
 
-// formats() returns the output formats that a flag's usage text lists, for example "output format: table, wide or json".
-func formats(usage string) []string {
-	_, list, _ := strings.Cut(usage, ": ")
-	return strings.FieldsFunc(strings.ReplaceAll(list, " or ", ","), func(r rune) bool { return r == ',' || r == ' ' })
-}
-
-// firstOnly restricts a completion function to the first argument of a command.
-func firstOnly(complete completion) completion {
+// firstOnly restricts a completion to the first argument of a command.
+func firstOnly(complete cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -59,22 +46,12 @@ func firstOnly(complete completion) completion {
 	}
 }
 
-func completePods(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return recordedValues(func(rec attachment.Record) string { return rec.Pod }), cobra.ShellCompDirectiveNoFileComp
-}
-
-func completePodsAndFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return recordedValues(func(rec attachment.Record) string { return rec.Pod }), cobra.ShellCompDirectiveDefault
-}
-
-func completeNetworks(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return recordedValues(func(rec attachment.Record) string { return rec.Network }), cobra.ShellCompDirectiveNoFileComp
-}
-
-// recordedValues returns the values that one field has in the records of all attachments.
-func recordedValues(field func(attachment.Record) string) []string {
-	all, _ := attachment.All() // unreadable records complete nothing
-	return distinctValues(all, field)
+// recordedValues returns a completion with the values that one field has in the records of all attachments.
+func recordedValues(field func(attachment.Record) string, directive cobra.ShellCompDirective) cobra.CompletionFunc {
+	return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		all, _ := attachment.All() // unreadable records complete nothing
+		return distinctValues(all, field), directive
+	}
 }
 
 // distinctValues returns the sorted values that one field has in the given records, without duplicates.

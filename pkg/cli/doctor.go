@@ -55,8 +55,8 @@ func newDoctor() *cobra.Command {
 			return flags.run(cmd.InOrStdin(), cmd.OutOrStdout(), args)
 		},
 	}
-	cmd.Flags().StringVar(&flags.options.ConfDir, "conf-dir", "", "folder with the network configurations (default: that of the runtime)")
-	cmd.Flags().StringVar(&flags.options.BinDir, "bin-dir", "", "folder with the plugins (default: that of the runtime)")
+	addConfDir(cmd, &flags.options)
+	addBinDir(cmd, &flags.options)
 	cmd.Flags().BoolVar(&flags.all, "all", false, "also list the checks without a finding")
 	cmd.Flags().BoolVar(&flags.list, "list", false, "list the names of all checks and exit")
 	cmd.Flags().BoolVar(&flags.fix, "fix", false, "apply remedies that cannot harm pods, after asking for each")
@@ -65,9 +65,6 @@ func newDoctor() *cobra.Command {
 }
 
 func (f doctorFlags) run(stdin io.Reader, stdout io.Writer, only []string) error {
-	if err := checkOutput(f.output); err != nil {
-		return err
-	}
 	if f.fix && f.output == outputJSON {
 		return errors.New("--fix asks questions: it cannot be combined with -o json")
 	}

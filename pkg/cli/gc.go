@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/cli/doctor"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
@@ -29,9 +28,7 @@ refused.`
 // gcFlags contains the values of the flags of 'podlace gc'.
 type gcFlags struct {
 	confFlags
-	binDir string
-	yes    bool
-	all    bool
+	yes, all bool
 }
 
 func newGC() *cobra.Command {
@@ -47,8 +44,7 @@ func newGC() *cobra.Command {
 		},
 	}
 	flags.add(cmd)
-	cmd.PreRun = func(*cobra.Command, []string) { fillFolders(doctor.Folders, &flags.dir, &flags.binDir) }
-	cmd.Flags().StringVar(&flags.binDir, "bin-dir", "", "folder with the plugins (default: that of the runtime)")
+	addBinDir(cmd, &flags.Options)
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "remove the listed attachments")
 	cmd.Flags().BoolVar(&flags.all, "all", false, "remove even if no runtime could be asked, or if no attachment would be left")
 	return cmd
@@ -69,10 +65,10 @@ type collection struct {
 }
 
 func (f gcFlags) run(stdout, stderr io.Writer) error {
-	if err := f.check(); err != nil {
+	if err := needRoot(); err != nil {
 		return err
 	}
-	networks, notes, err := configurations(f.dir)
+	networks, notes, err := configurations(f.ConfDir)
 	if err != nil {
 		return err
 	}
@@ -94,7 +90,7 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	}
 	list = f.filterNetwork(list)
 	plans := f.plans(networks, list, &c)
-	c.Attachments = reconcile.Dead(list)
+	c.Attachments = append([]*reconcile.Attachment{}, reconcile.Dead(list)...)
 	c.Dead, c.Kept = len(c.Attachments), len(list)-len(c.Attachments)
 	if f.yes && c.Doubt == "" {
 		if err := c.collect(networks, plans, list); err != nil {
@@ -117,9 +113,9 @@ func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachmen
 		if i := slices.IndexFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network }); i >= 0 {
 			n = networks[i]
 		} else {
-			c.Notes = append(c.Notes, fmt.Sprintf("network %s has no configuration in %s: it is cleaned up from its records", a.Network, f.dir))
+			c.Notes = append(c.Notes, fmt.Sprintf("network %s has no configuration in %s: it is cleaned up from its records", a.Network, f.ConfDir))
 		}
-		plan := reconcile.NewPlan(n, list, f.binDir)
+		plan := reconcile.NewPlan(n, list, f.BinDir)
 		plans, c.Notes = append(plans, plan), append(c.Notes, plan.Notes...)
 	}
 	return plans
@@ -141,17 +137,15 @@ func (c *collection) collect(networks []reconcile.Network, plans []reconcile.Pla
 }
 
 func (c *collection) report(output string, stdout, stderr io.Writer) error {
+	var err error
 	if output == outputJSON {
-		if c.Attachments == nil {
-			c.Attachments = []*reconcile.Attachment{}
-		}
-		if err := printJSON(stdout, c); err != nil {
-			return err
-		}
-	} else if err := c.print(stdout, stderr); err != nil {
-		return err
+		err = printJSON(stdout, c)
+	} else {
+		err = c.print(stdout, stderr)
 	}
 	switch {
+	case err != nil:
+		return err
 	case c.refused():
 		return exitError(exitRefused)
 	case c.Left > 0 || len(c.Errors) > 0:
@@ -167,7 +161,7 @@ func (c *collection) print(stdout, stderr io.Writer) error {
 		printLine(stderr, text)
 	}
 	if c.Dead > 0 {
-		if err := table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tDEAD", c.Attachments, describe); err != nil {
+		if err := printAttachments(stdout, c.Attachments, []string{"DEAD"}, describe); err != nil {
 			return err
 		}
 	}
@@ -178,11 +172,11 @@ func (c *collection) print(stdout, stderr io.Writer) error {
 	return err
 }
 
-func describe(a *reconcile.Attachment) string {
+func describe(a *reconcile.Attachment) []string {
 	if a.Removed == nil {
-		return a.Dead
+		return []string{a.Dead}
 	}
-	return map[bool]string{true: "removed: ", false: "LEFT: "}[*a.Removed] + a.Dead
+	return []string{map[bool]string{true: "removed: ", false: "LEFT: "}[*a.Removed] + a.Dead}
 }
 
 func (c *collection) summary() string {

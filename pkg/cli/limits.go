@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -94,7 +93,7 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	if change && len(args) == 0 {
 		return errors.New("--ingress and --egress need a POD")
 	}
-	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
+	if err := needRoot(); err != nil {
 		return err
 	}
 	records, err := f.selectRecords(args)
@@ -231,8 +230,7 @@ func (f limitsFlags) show(ctx context.Context, host *kernel.Node, records []atta
 }
 
 func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
-	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NETWORK\tPOD\tCONTAINER\tIFNAME\tLIMIT\tASKED\tAPPLIED\tBURST\tQUEUE\tMEASURED\tDROPPED\tWAITING")
+	rows := [][]string{{"NETWORK", "POD", "CONTAINER", "IFNAME", "LIMIT", "ASKED", "APPLIED", "BURST", "QUEUE", "MEASURED", "DROPPED", "WAITING"}}
 	for _, l := range list {
 		for _, d := range []struct {
 			name string
@@ -242,7 +240,7 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
 				continue
 			}
 			cells := append(nameCells(l.Network, l.Pod, l.ContainerID, l.IfName), d.name, requestedText(d.Asked))
-			fmt.Fprintln(t, strings.Join(append(cells, appliedCells(d.Direction, l.Gone)...), "\t"))
+			rows = append(rows, append(cells, appliedCells(d.Direction, l.Gone)...))
 			if d.Missing != "" {
 				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s", d.name, l.ContainerID, l.IfName, d.Missing))
 			}
@@ -251,7 +249,7 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
 	if slices.ContainsFunc(list, bandwidth.Limits.Missing) {
 		printLine(stderr, "podlace reload restores what another program removed")
 	}
-	return t.Flush()
+	return printTable(stdout, rows)
 }
 
 func requestedText(a bandwidth.Limit) string {

@@ -17,7 +17,7 @@ import (
 func TestLimitsRefused(t *testing.T) {
 	for args, want := range map[string]string{
 		"a b":                     "accepts at most 1 arg",
-		"-o xml":                  `--output "xml"`,
+		"-o xml":                  `invalid argument "xml" for "-o, --output" flag: want table`,
 		"--ingress 20M":           "--ingress and --egress need a POD",
 		"shop/web --ingress fast": `--ingress "fast" is no rate: want bits per second, such as 20M, 1.5Gi or 64000, or none`,
 		"shop/web --egress 20K":   `--egress "20K" is no rate`,

@@ -3,15 +3,17 @@
 package cli
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/doctor"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/cli/validate"
-	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 const lsExample = `  podlace ls
@@ -33,45 +35,39 @@ and host-local's leases. The last column is the state of the pod's network
 namespace: alive, gone, or unknown when no record names it. Standard error lists
 valid configuration keys that do not have the effect that they suggest.`
 
+// outputWide is the output format of a table with additional columns.
+const outputWide = "wide"
+
 // confFlags contains the values of the flags that select network configurations.
 type confFlags struct {
-	dir     string
+	doctor.Options
 	named   bool // --conf-dir is given
 	network string
 	output  string
 }
 
-func (f *confFlags) add(cmd *cobra.Command) {
-	addConfDir(cmd, &f.dir)
-	cmd.PreRun = func(*cobra.Command, []string) { fillFolders(doctor.Folders, &f.dir, nil) }
+func (f *confFlags) add(cmd *cobra.Command, formats ...string) {
+	addConfDir(cmd, &f.Options)
+	cmd.PreRun = func(*cobra.Command, []string) { f.named, f.Options = f.ConfDir != "", doctor.Folders(f.Options) }
 	cmd.Flags().StringVar(&f.network, "network", "", "only this network")
-	addOutput(cmd, &f.output)
+	addOutput(cmd, &f.output, formats...)
 }
 
-func addConfDir(cmd *cobra.Command, dir *string) {
-	cmd.Flags().StringVar(dir, "conf-dir", "", "folder with the network configurations (default: that of the runtime)")
+// addConfDir adds the flag for the folder of the configurations, which is that of the runtime by default.
+func addConfDir(cmd *cobra.Command, o *doctor.Options) {
+	cmd.Flags().StringVar(&o.ConfDir, "conf-dir", "", "folder with the network configurations (default: that of the runtime)")
+	cmd.PreRun = func(*cobra.Command, []string) { *o = doctor.Folders(*o) }
 }
 
-// fillFolders sets each empty path to the folder that the container runtime uses. Each of the pointers confDir and binDir may be nil.
-func fillFolders(runtime func() doctor.Options, confDir, binDir *string) {
-	isEmpty := func(dir *string) bool { return dir != nil && *dir == "" }
-	if !isEmpty(confDir) && !isEmpty(binDir) {
-		return
-	}
-	folders := runtime()
-	if isEmpty(confDir) {
-		*confDir = folders.ConfDir
-	}
-	if isEmpty(binDir) {
-		*binDir = folders.BinDir
-	}
+func addBinDir(cmd *cobra.Command, o *doctor.Options) {
+	cmd.Flags().StringVar(&o.BinDir, "bin-dir", "", "folder with the plugins (default: that of the runtime)")
 }
 
 // lsFlags contains the values of the flags of 'podlace ls', which select the attachments and the output format.
 type lsFlags struct {
 	confFlags
 	ip, mac, hostPort string
-	wanted            func(*reconcile.Attachment) bool
+	tests             []func(*reconcile.Attachment) bool
 }
 
 func newLs() *cobra.Command {
@@ -83,12 +79,10 @@ func newLs() *cobra.Command {
 		Example: lsExample,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			flags.named = cmd.Flags().Changed("conf-dir")
 			return flags.list(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	flags.add(cmd)
-	cmd.Flags().Lookup("output").Usage = "output format: table, wide or json"
+	flags.add(cmd, outputTable, outputWide, outputJSON)
 	cmd.Flags().StringVar(&flags.ip, "ip", "", "only the attachment with this address")
 	cmd.Flags().StringVar(&flags.mac, "mac", "", "only the attachment with this MAC: of a VF, or with antiSpoof of a veth")
 	cmd.Flags().StringVar(&flags.hostPort, "hostport", "", "only the attachment with this hostPort, such as 8080 or 53/udp")
@@ -96,79 +90,101 @@ func newLs() *cobra.Command {
 }
 
 func (f lsFlags) list(stdout, stderr io.Writer) error {
-	wide := f.output == outputWide
-	if wide {
-		f.output = outputTable
-	}
-	err := f.parse()
-	if err == nil {
-		err = f.check()
-	}
-	if err != nil {
+	if err := f.parse(); err != nil {
 		return err
 	}
-	networks, err := f.networks(stderr)
+	networks, list, damaged, err := f.read(stderr)
 	if err != nil {
 		return err
 	}
 	for _, text := range f.findings(networks) {
 		printLine(stderr, text)
 	}
-	list, damaged, err := f.attachments(networks)
-	if err != nil {
-		return err
-	}
-	list = slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return !f.wanted(a) })
-	switch {
-	case f.output == outputJSON:
+	list = slices.DeleteFunc(list, func(a *reconcile.Attachment) bool {
+		return slices.ContainsFunc(f.tests, func(test func(*reconcile.Attachment) bool) bool { return !test(a) })
+	})
+	switch f.output {
+	case outputJSON:
 		err = printJSON(stdout, list)
-	case wide:
-		err = wideTable(stdout, list, time.Now())
+	case outputWide:
+		err = printAttachments(stdout, list, []string{"NAMESPACE", "AGE", "HOST SIDE", "HOSTPORTS", "INGRESS", "EGRESS", "VFS"}, wideCells)
 	default:
-		err = table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE", list,
-			func(a *reconcile.Attachment) string { return a.State })
+		err = printAttachments(stdout, list, []string{"NAMESPACE"}, func(a *reconcile.Attachment) []string { return []string{a.State} })
 	}
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// networks() reads the network configurations. The default folder may be missing, as on k3s nodes. If the folder is missing, 'podlace ls'
-// still lists the attachments that have records.
-func (f confFlags) networks(stderr io.Writer) ([]reconcile.Network, error) {
-	networks, notes, err := configurations(f.dir)
+// parse checks and parses the flags that select attachments.
+func (f *lsFlags) parse() error {
+	if f.ip != "" {
+		ip, err := netip.ParseAddr(f.ip)
+		if err != nil {
+			return fmt.Errorf("--ip %q: want an address", f.ip)
+		}
+		f.tests = append(f.tests, func(a *reconcile.Attachment) bool { return slices.Contains(a.Addresses, ip.Unmap()) })
+	}
+	if f.mac != "" {
+		mac, err := net.ParseMAC(f.mac)
+		if err != nil {
+			return fmt.Errorf("--mac %q: want a MAC such as 0a:58:0a:3a:00:07", f.mac)
+		}
+		f.tests = append(f.tests, func(a *reconcile.Attachment) bool {
+			return slices.ContainsFunc(a.MACs, func(text string) bool {
+				own, err := net.ParseMAC(text)
+				return err == nil && bytes.Equal(own, mac)
+			})
+		})
+	}
+	if f.hostPort != "" {
+		port, protocol, err := parseHostPort(f.hostPort)
+		if err != nil {
+			return err
+		}
+		f.tests = append(f.tests, func(a *reconcile.Attachment) bool {
+			return slices.ContainsFunc(a.HostPorts, func(p ports.Port) bool {
+				return p.Port <= port && port <= p.End() && (protocol == "" || protocol == p.Protocol)
+			})
+		})
+	}
+	return nil
+}
+
+// parseHostPort parses a port such as 8080 or 53/udp.
+func parseHostPort(text string) (port uint16, protocol string, err error) {
+	number, protocol, named := strings.Cut(strings.ToLower(text), "/")
+	n, err := strconv.ParseUint(number, 10, 16)
+	if err != nil || n == 0 || named && !slices.Contains([]string{"tcp", "udp", "sctp"}, protocol) {
+		return 0, "", fmt.Errorf("--hostport %q: want a port such as 8080 or 53/udp", text)
+	}
+	return uint16(n), protocol, nil
+}
+
+// read returns the network configurations, and the recorded attachments of the selected networks with the records that cannot be read. The
+// runtime's folder may be missing, as on k3s nodes, because records need no configuration.
+func (f confFlags) read(stderr io.Writer) ([]reconcile.Network, []*reconcile.Attachment, []attachment.Damaged, error) {
+	if err := needRoot(); err != nil {
+		return nil, nil, nil, err
+	}
+	networks, notes, err := configurations(f.ConfDir)
 	switch {
 	case err != nil && f.named:
-		return nil, err
+		return nil, nil, nil, err
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		notes = append(notes, err.Error())
 	}
 	for _, text := range notes {
 		printLine(stderr, text)
 	}
-	return networks, nil
-}
-
-// attachments() returns the recorded attachments of the selected networks, and the records that cannot be read.
-func (f confFlags) attachments(networks []reconcile.Network) ([]*reconcile.Attachment, []attachment.Damaged, error) {
 	list, err := reconcile.List(networks)
-	if err != nil {
-		return nil, nil, err
+	if err == nil {
+		err = f.checkNetwork(networks, list)
 	}
-	if err := f.checkNetwork(networks, list); err != nil {
-		return nil, nil, err
+	if err != nil {
+		return nil, nil, nil, err
 	}
 	damaged, err := attachment.Unreadable()
-	if err != nil {
-		return nil, nil, err
-	}
 	damaged = slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return f.network != "" && d.Network != f.network })
-	return f.filterNetwork(reconcile.AddDamaged(list, damaged)), damaged, nil
-}
-
-func (f confFlags) check() error {
-	if err := checkOutput(f.output); err != nil {
-		return err
-	}
-	return needRoot()
+	return networks, f.filterNetwork(reconcile.AddDamaged(list, damaged)), damaged, err
 }
 
 func needRoot() error {
@@ -210,7 +226,7 @@ func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.
 		slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == f.network }) {
 		return nil
 	}
-	return fmt.Errorf("--network %s: no configuration in %s, no record and no lease names this network", f.network, f.dir)
+	return fmt.Errorf("--network %s: no configuration in %s, no record and no lease names this network", f.network, f.ConfDir)
 }
 
 // filterNetwork returns those attachments that belong to the network in the flag --network.
@@ -219,29 +235,30 @@ func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Atta
 	return slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return f.network != "" && a.Network != f.network })
 }
 
-// table() prints a table with one line for each attachment. The function `last` returns the text for the last column of an attachment.
-func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(*reconcile.Attachment) string) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, heading)
+// printAttachments prints a table with one line for each attachment. The function more returns the cells of the columns after the addresses.
+func printAttachments(w io.Writer, list []*reconcile.Attachment, columns []string, more func(*reconcile.Attachment) []string) error {
+	rows := [][]string{append([]string{"NETWORK", "POD", "CONTAINER", "IFNAME", "ADDRESSES"}, columns...)}
 	for _, a := range list {
-		cells := append(nameCells(a.Network, a.Pod, a.ContainerID, a.IfName), dash(joined(a.Addresses)), plain(last(a)))
-		fmt.Fprintln(t, strings.Join(cells, "\t"))
+		cells := append(nameCells(a.Network, a.Pod, a.ContainerID, a.IfName), dash(joined(a.Addresses)))
+		for _, cell := range more(a) {
+			cells = append(cells, dash(plain(cell)))
+		}
+		rows = append(rows, cells)
 	}
-	return t.Flush()
+	return printTable(w, rows)
+}
+
+func wideCells(a *reconcile.Attachment) []string {
+	host := a.HostInterface
+	if a.Bridge != "" {
+		host += "@" + a.Bridge
+	}
+	return []string{a.State, age(a.Since), host, hostPorts(a.HostPorts), limit(a.IngressRate), limit(a.EgressRate), strings.Join(a.VFs, " ")}
 }
 
 // nameCells returns the first cells of a table row: the network, the pod, the container and the interface.
 func nameCells(network, pod, containerID, ifName string) []string {
 	return []string{plain(network), dash(plain(pod)), plain(shortID(containerID)), dash(plain(ifName))}
-}
-
-func plain(name string) string { return plugin.Plain(name, reconcile.MaxName) }
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // shortID shortens a container ID to the length that crictl prints.
@@ -253,4 +270,44 @@ func joined(addresses []netip.Addr) string {
 		list[i] = plain(a.String()) // the zone of an address can be any text
 	}
 	return strings.Join(list, " ")
+}
+
+// hostPorts formats ports in the syntax that --hostport accepts. A port that is mapped for both IPv4 and IPv6 is printed only once.
+func hostPorts(list []ports.Port) string {
+	var texts []string
+	for _, p := range list {
+		number := fmt.Sprint(p.Port)
+		if p.Last != 0 {
+			number += fmt.Sprintf("-%d", p.Last)
+		}
+		if p.HostIP.IsValid() && !p.HostIP.IsUnspecified() {
+			number = netip.AddrPortFrom(p.HostIP, p.Port).String()
+		}
+		texts = append(texts, number+"/"+p.Protocol)
+	}
+	slices.Sort(texts)
+	return plain(strings.Join(slices.Compact(texts), " "))
+}
+
+func limit(rate uint64) string {
+	if rate == 0 {
+		return "-"
+	}
+	return formatRate(rate)
+}
+
+// age formats the time since then. As in kubectl, the unit is the largest unit for which the number is at least two.
+func age(since time.Time) string {
+	d := time.Since(since)
+	switch {
+	case since.IsZero() || d < 0:
+		return ""
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }

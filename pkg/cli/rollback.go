@@ -12,7 +12,8 @@ import (
 )
 
 func newRollback() *cobra.Command {
-	o := rollback.Options{}
+	var folders doctor.Options
+	var o rollback.Options
 	cmd := &cobra.Command{
 		Use:     "rollback",
 		Example: "  podlace rollback\n  podlace rollback --yes",
@@ -27,6 +28,7 @@ Install the reference plugins first: pods that Podlace adds later would not be r
 				return err
 			}
 			var err error
+			o.ConfDir = folders.ConfDir
 			if o.Networks, o.Damaged, err = configurations(o.ConfDir); err != nil {
 				return err
 			}
@@ -47,8 +49,7 @@ Install the reference plugins first: pods that Podlace adds later would not be r
 		},
 	}
 	cmd.Flags().BoolVar(&o.Act, "yes", false, "do it")
-	addConfDir(cmd, &o.ConfDir)
-	cmd.PreRun = func(*cobra.Command, []string) { fillFolders(doctor.Folders, &o.ConfDir, nil) }
+	addConfDir(cmd, &folders)
 
 	return cmd
 }

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -145,9 +144,6 @@ type sriovNode struct {
 }
 
 func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
-	if err := checkOutput(f.output); err != nil {
-		return nil, err
-	}
 	n := &sriovNode{config: &pool.Config{}, held: map[string]allocation.Device{}}
 	config, err := f.parse()
 	if n.configErr = err; err == nil {
@@ -235,8 +231,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	if f.output == outputJSON {
 		return printJSON(stdout, list)
 	}
-	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "DEVICE\tPF\tVF\tNUMA\tDRIVER\tRESOURCE\tPOD\tCPUS\tFAULT")
+	rows := [][]string{{"DEVICE", "PF", "VF", "NUMA", "DRIVER", "RESOURCE", "POD", "CPUS", "FAULT"}}
 	for _, d := range list {
 		vf, numa, pod := "-", "-", "-"
 		switch {
@@ -254,10 +249,10 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 		if d.Holder != nil {
 			pod = n.holder(*d.Holder)
 		}
-		fmt.Fprintln(t, strings.Join([]string{d.Address.String(), dash(plain(d.PFName)), vf, numa, dash(plain(d.Driver)), dash(plain(d.Resource)),
-			plain(pod), dash(d.CPUs), dash(plainText(d.Fault))}, "\t"))
+		rows = append(rows, []string{d.Address.String(), dash(plain(d.PFName)), vf, numa, dash(plain(d.Driver)), dash(plain(d.Resource)),
+			plain(pod), dash(d.CPUs), dash(plainText(d.Fault))})
 	}
-	return errors.Join(t.Flush(), n.listClaims(stdout))
+	return errors.Join(printTable(stdout, rows), n.listClaims(stdout))
 }
 
 // devices() returns each PF followed by its VFs. Allocated devices that do not exist any more are at the end.

@@ -50,9 +50,6 @@ func newSRIOVCheckClaim() *cobra.Command {
 }
 
 func (f *checkFlags) check(file string, stdin io.Reader, stdout, stderr io.Writer) error {
-	if err := checkOutput(f.output); err != nil {
-		return err
-	}
 	c, objects, err := f.load(file, stdin)
 	if err != nil {
 		return err

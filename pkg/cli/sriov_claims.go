@@ -136,17 +136,16 @@ func (n *sriovNode) listClaims(stdout io.Writer) error {
 	if len(n.claims) == 0 {
 		return nil
 	}
-	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nCLAIM\tREQUEST\tPOD\tDEVICE\tINTERFACE\tRESOURCE\tSTATE\tSETTINGS")
+	rows := [][]string{{"\nCLAIM", "REQUEST", "POD", "DEVICE", "INTERFACE", "RESOURCE", "STATE", "SETTINGS"}}
 	for _, c := range n.claims {
 		name := c.Interface
 		if c.Admin {
 			name = "admin"
 		}
-		fmt.Fprintln(t, strings.Join([]string{plain(c.Claim), plain(c.Request), dash(plain(c.Pod)), c.Device, dash(plain(name)),
-			dash(plain(c.Resource)), string(c.State), dash(plainText(c.Settings))}, "\t"))
+		rows = append(rows, []string{plain(c.Claim), plain(c.Request), dash(plain(c.Pod)), c.Device, dash(plain(name)),
+			dash(plain(c.Resource)), string(c.State), dash(plainText(c.Settings))})
 	}
-	return t.Flush()
+	return printTable(stdout, rows)
 }
 
 // byDRA reports whether the configuration offers a resource through Dynamic Resource Allocation (DRA).

@@ -11,7 +11,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what string) error {
@@ -97,7 +96,3 @@ func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 		}
 	}
 }
-
-// Like plain(), plainText makes a text safe for a terminal. Unlike plain(), plainText keeps the whole text and all printable characters
-// outside ASCII.
-func plainText(s string) string { return strings.Map(plugin.PlainRune, s) }

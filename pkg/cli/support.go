@@ -137,7 +137,7 @@ func collectBundle() (all []bundleFile) {
 	asJSON("version.json", thisBuild(), nil)
 	found, err := doctor.Examine(doctor.Options{})
 	asJSON("doctor.json", found, err)
-	folders := doctor.Folders()
+	folders := doctor.Folders(doctor.Options{})
 	networks, notes, err := reconcile.Networks(folders.ConfDir)
 	for _, n := range networks {
 		add("conf/"+filepath.Base(n.File), redact(n.Text), nil)

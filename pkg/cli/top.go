@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -94,20 +93,17 @@ func newTop() *cobra.Command {
 	}
 	f.add(cmd)
 	cmd.Flags().DurationVar(&f.interval, "interval", time.Second, "time to measure")
-	cmd.Flags().StringVar(&f.sort, "sort", "total", "order: total, ingress, egress, drops or pod")
+	f.sort = "total"
+	addChoice(cmd, &f.sort, "sort", "", "order", "total", "ingress", "egress", "drops", "pod")
 	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once")
 	return cmd
 }
 
 func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
-	order, ok := topOrders()[f.sort]
-	if !ok {
-		return fmt.Errorf("--sort %q: want total, ingress, egress, drops or pod", f.sort)
-	}
 	if err := checkInterval(f.interval); err != nil {
 		return err
 	}
-	if err := f.check(); err != nil {
+	if err := needRoot(); err != nil {
 		return err
 	}
 	live := !f.once && f.output == outputTable && isTerminal(os.Stdout) && os.Getenv("TERM") != "dumb"
@@ -119,7 +115,7 @@ func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 		if err != nil {
 			return err
 		}
-		slices.SortStableFunc(list, order)
+		slices.SortStableFunc(list, topOrders()[f.sort])
 		if f.output == outputJSON {
 			return printJSON(stdout, list)
 		}
@@ -134,7 +130,7 @@ func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 
 // measure() returns the traffic of all live attachments that have an interface on the node.
 func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
-	networks, _, _ := reconcile.Networks(f.dir) // errors concern only leases in other folders, and those have no interface
+	networks, _, _ := reconcile.Networks(f.ConfDir) // errors concern only leases in other folders, and those have no interface
 	all, err := reconcile.List(networks)
 	if err != nil {
 		return nil, err
@@ -236,16 +232,15 @@ func trafficOf(a *reconcile.Attachment, before, after counters, took time.Durati
 }
 
 func printTraffic(w io.Writer, list []traffic) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NETWORK\tPOD\tCONTAINER\tIFNAME\tINGRESS\tLIMIT\tUSED\tDROPS\tEGRESS\tLIMIT\tUSED\tDROPS")
+	rows := [][]string{{"NETWORK", "POD", "CONTAINER", "IFNAME", "INGRESS", "LIMIT", "USED", "DROPS", "EGRESS", "LIMIT", "USED", "DROPS"}}
 	for _, row := range list {
 		cells := nameCells(row.Network, row.Pod, row.ContainerID, row.IfName)
 		for _, f := range []flow{row.Ingress, row.Egress} {
 			cells = append(cells, formatRate(roundRate(f.Rate)), limit(f.Limit), f.usedPercent(), fmt.Sprint(f.Dropped))
 		}
-		fmt.Fprintln(t, strings.Join(cells, "\t"))
+		rows = append(rows, cells)
 	}
-	return t.Flush()
+	return printTable(w, rows)
 }
 
 // usedPercent returns a traffic rate as a percentage of the limit.

@@ -23,19 +23,11 @@ const topologyHelp = `Show a picture of this node's pod network: bridges, the in
 the node, pods with addresses, hostPorts and limits, and the VFs below their PF and
 NUMA node. The data is that of 'podlace ls -o wide' and 'podlace sriov ls'.
 
-The text is a tree. The SVG follows the light or dark scheme of the browser, and is
-the same for the same state. A pod with a bridge interface and VFs appears in both
-places.`
+A pod with a bridge interface and VFs appears in both places.`
 
 const topologyExample = `  podlace topology
   podlace topology --network podlace
-  podlace topology -o svg >node.svg`
-
-// The following constants are the output formats that only the command topology has.
-const (
-	outputText = "text"
-	outputSVG  = "svg"
-)
+  podlace topology -o json`
 
 // The type topology describes the pod network of one node.
 type topology struct {
@@ -83,7 +75,7 @@ type topologyFlags struct {
 }
 
 func newTopology() *cobra.Command {
-	f := topologyFlags{sriov: sriovFlags{output: outputTable}}
+	var f topologyFlags
 	cmd := &cobra.Command{
 		Use:     "topology",
 		Short:   "Show a picture of bridges, pods, ports, limits and VFs",
@@ -91,29 +83,16 @@ func newTopology() *cobra.Command {
 		Example: topologyExample,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f.named = cmd.Flags().Changed("conf-dir")
 			return f.draw(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	f.add(cmd)
+	f.add(cmd, "text", outputJSON)
 	f.sriov.addNode(cmd)
-	output := cmd.Flags().Lookup("output")
-	output.Usage, output.DefValue, f.output = "output format: text, svg or json", outputText, outputText
 	return cmd
 }
 
 func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error {
-	if !slices.Contains([]string{outputText, outputSVG, outputJSON}, f.output) {
-		return fmt.Errorf("--output %q: want text, svg or json", f.output)
-	}
-	if err := needRoot(); err != nil {
-		return err
-	}
-	networks, err := f.networks(stderr)
-	if err != nil {
-		return err
-	}
-	list, damaged, err := f.attachments(networks)
+	_, list, damaged, err := f.read(stderr)
 	if err != nil {
 		return err
 	}
@@ -123,12 +102,9 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	}
 	node.printGaps(stderr)
 	t := newPicture(f.sriov.host, list, node.devices(), node.holder)
-	switch f.output {
-	case outputJSON:
+	if f.output == outputJSON {
 		err = printJSON(stdout, t)
-	case outputSVG:
-		_, err = stdout.Write(t.svg())
-	default:
+	} else {
 		_, err = io.WriteString(stdout, t.text())
 	}
 	return errors.Join(printDamaged(stderr, damaged), err)

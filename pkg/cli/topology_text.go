@@ -13,7 +13,7 @@ import (
 )
 
 // A branch is a part of the topology tree, such as a bridge, a NUMA node or a PF. Each branch has a heading, with rows or further branches
-// below it. The text output and the SVG output are drawn from the same branches.
+// below it.
 type branch struct {
 	heading string
 	rows    []row

@@ -83,11 +83,11 @@ func newTrace() *cobra.Command {
 
 func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	limit := uint64(0)
-	err := checkOutput(f.output)
-	if err == nil && f.limit != "" {
+	var err error
+	if f.limit != "" {
 		limit, err = bandwidth.ParseRate(f.limit)
 	}
-	if err == nil && (f.hostPort < 0 || f.hostPort > 65535) {
+	if f.hostPort < 0 || f.hostPort > 65535 {
 		err = fmt.Errorf("--hostport %d: want 1 to 65535", f.hostPort)
 	}
 	if err != nil {

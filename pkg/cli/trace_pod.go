@@ -55,7 +55,7 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 	if f.hostPort != 0 || f.limit != "" {
 		return errors.New("--hostport and --limit belong to the new pod of a CONFLIST, and not to a running pod")
 	}
-	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
+	if err := needRoot(); err != nil {
 		return err
 	}
 	all, err := attachment.All()
@@ -66,7 +66,7 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 	if err != nil {
 		return err
 	}
-	folders := doctor.Folders()
+	folders := doctor.Folders(doctor.Options{BinDir: f.plugins})
 	networks, _, err := reconcile.Networks(folders.ConfDir) // without a configuration, the records still contain the objects
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -76,7 +76,7 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 		return err
 	}
 	for _, p := range list {
-		if err := p.check(ctx, cmp.Or(f.plugins, folders.BinDir), f.cache, networks); err != nil {
+		if err := p.check(ctx, folders.BinDir, f.cache, networks); err != nil {
 			return err
 		}
 	}

@@ -46,9 +46,6 @@ func newValidate() *cobra.Command {
 		Example: validateExample,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
 			return validateFiles(cmd.InOrStdin(), cmd.OutOrStdout(), args, thisNode, output)
 		},
 	}

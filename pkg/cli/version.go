@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -65,9 +64,6 @@ func newVersion() *cobra.Command {
 		Short:   "Show the version of this program, of Go and of the kernel",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
 			return thisBuild().print(cmd.OutOrStdout(), output)
 		},
 	}
@@ -80,31 +76,6 @@ func (b build) print(w io.Writer, output string) error {
 		return printJSON(w, b)
 	}
 	_, err := fmt.Fprintf(w, "podlace %s\ncommit  %s\ngo      %s\nkernel  %s\n", b.Version, b.Commit, b.Go, b.Kernel)
-	return err
-}
-
-// The following constants are the output formats that most commands support.
-const (
-	outputTable = "table"
-	outputJSON  = "json"
-)
-
-func addOutput(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVarP(output, "output", "o", outputTable, "output format: table or json")
-}
-
-func checkOutput(output string) error {
-	if output != outputTable && output != outputJSON {
-		return fmt.Errorf("--output %q: want %s or %s", output, outputTable, outputJSON)
-	}
-	return nil
-}
-
-func printJSON(w io.Writer, v any) error {
-	document, err := json.MarshalIndent(v, "", "  ")
-	if err == nil {
-		_, err = w.Write(append(plugin.PlainJSON(document), '\n'))
-	}
 	return err
 }
 

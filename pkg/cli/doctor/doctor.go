@@ -164,8 +164,8 @@ func look(o Options) (*node, error) {
 	return n, err
 }
 
-// Folders returns the folders that the container runtime of this node uses.
-func Folders() Options { return findFolders(Options{}).Options }
+// Folders replaces empty folders by those that the container runtime of this node uses.
+func Folders(o Options) Options { return findFolders(o).Options }
 
 func findFolders(o Options) *node {
 	n := &node{Options: o}
