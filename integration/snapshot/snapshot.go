@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
@@ -51,6 +53,12 @@ type field struct{ name, value string }
 
 func (r record) key() string { return r.scope + ": " + r.name }
 
+// isGone reports whether the namespace of a pod no longer exists.
+func isGone(pod *sandbox.Pod) bool {
+	var stat unix.Statfs_t
+	return unix.Statfs(pod.Path, &stat) != nil || stat.Type != unix.NSFS_MAGIC
+}
+
 // Take returns a snapshot of the calling thread's network namespace, the pods and the folders.
 func Take(opt Options) (*Snapshot, error) {
 	s := &Snapshot{scopes: map[string]bool{"host": true}, records: map[string]record{}}
@@ -61,7 +69,7 @@ func Take(opt Options) (*Snapshot, error) {
 		return nil, fmt.Errorf("snapshot of the host: %w", err)
 	}
 	for _, pod := range opt.Pods {
-		if pod.IsGone() {
+		if isGone(pod) {
 			continue
 		}
 		scope := "pod " + pod.Name

@@ -36,26 +36,30 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.count, "count", 0, "number of devices of the resource that a container wants")
 	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "number of exclusive CPUs that the container wants besides")
 	cmd.Flags().StringSliceVar(&f.with, "with", nil, "further resource of the container, as RESOURCE or RESOURCE=COUNT")
-	cmd.Flags().StringVar(&f.policy, "policy", "", "only this policy: none, best-effort, restricted or single-numa-node")
+	addChoice(cmd, &f.policy, "policy", "", "only this policy", policies()...)
 	cmd.Flags().StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, which knows CPUs and other resources")
 }
 
-// A demand is one resource that a container requests, with the requested count. A demand also contains the kubelet's data about the devices
-// or CPUs of this resource, once for the present state and once for a node without pods and faults.
+// A demand is a resource that a container requests, with the requested count, and with the devices or CPUs of this resource.
 type demand struct {
 	name  string
 	count int
-	now   *kubelet.Devices
-	idle  *kubelet.Devices // of the node without pods and without faults
+	*kubelet.Devices
 }
 
-func (d demand) present() *kubelet.Devices { return d.now }
-
-func (d demand) empty() *kubelet.Devices { return d.idle }
+// idle returns the demand on a node without pods and faults. CPUs without health are reserved for the system, and never free.
+func (d demand) idle() demand {
+	devices := kubelet.NewDevices(d.Machine, d.Near)
+	if d.name == cpuResource {
+		devices.Healthy = d.Healthy
+	}
+	d.Devices = devices
+	return d
+}
 
 // policies() returns the policies of the Topology Manager. The policies are sorted: the most tolerant policy is first.
-func policies() []kubelet.Policy {
-	return []kubelet.Policy{kubelet.None, kubelet.BestEffort, kubelet.Restricted, kubelet.SingleNUMA}
+func policies() []string {
+	return []string{string(kubelet.None), string(kubelet.BestEffort), string(kubelet.Restricted), string(kubelet.SingleNUMA)}
 }
 
 // check() returns an error for flag values that no real request can have.
@@ -65,15 +69,8 @@ func (f requestFlags) check(given func(flag string) bool) error {
 		return fmt.Errorf("--count %d: want at least 1", f.count)
 	case given("cpus") && f.cpus < 1:
 		return fmt.Errorf("--cpus %d: want at least 1", f.cpus)
-	case f.policy != "" && !slices.Contains(policies(), kubelet.Policy(f.policy)):
-		return fmt.Errorf("--policy %q: want none, best-effort, restricted or single-numa-node", f.policy)
 	case !given("count") && (given("cpus") || given("with") || given("policy")):
 		return errors.New("--cpus, --with and --policy describe a request for devices: --count is missing")
-	}
-	for _, text := range f.with {
-		if _, _, err := parseWith(text); err != nil {
-			return err
-		}
 	}
 	return nil
 }
@@ -102,7 +99,7 @@ func (f *sriovFlags) explainRequest(ctx context.Context, n *sriovNode, stdout io
 	}
 	wanted := policies()
 	if f.request.policy != "" {
-		wanted = []kubelet.Policy{kubelet.Policy(f.request.policy)}
+		wanted = []string{f.request.policy}
 	}
 	a, err := newRequestAnswer(machine, demands, wanted)
 	if err != nil {
@@ -153,7 +150,16 @@ func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.
 		demands = append(demands, d)
 	}
 	for _, text := range f.request.with {
-		d, err := n.withDemand(ctx, k, machine, text)
+		name, count, err := parseWith(text)
+		if err != nil {
+			return nil, err
+		}
+		var d demand
+		if slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == name }) {
+			d, err = n.poolDemand(machine, name, count)
+		} else {
+			d, err = foreignDemand(ctx, k, machine, name, count)
+		}
 		if err == nil && slices.ContainsFunc(demands, func(other demand) bool { return other.name == d.name }) {
 			err = fmt.Errorf("--with %s: the request has this resource already", plain(d.name))
 		}
@@ -163,23 +169,6 @@ func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.
 		demands = append(demands, d)
 	}
 	return demands, nil
-}
-
-// withDemand parses a value of the flag --with, and returns the demand for the resource in this value. The resource may be in this node's
-// configuration, or may belong to another device plugin.
-func (n *sriovNode) withDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, text string) (demand, error) {
-	resource, count, err := parseWith(text)
-	switch {
-	case err != nil:
-		return demand{}, err
-	case n.hasPool(resource):
-		return n.poolDemand(machine, resource, count)
-	}
-	return foreignDemand(ctx, k, machine, resource, count)
-}
-
-func (n *sriovNode) hasPool(resource string) bool {
-	return slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == resource })
 }
 
 // poolDemand returns the demand for a resource in this node's configuration.
@@ -198,8 +187,8 @@ func (n *sriovNode) poolDemand(machine kubelet.Mask, resource string, count int)
 	devices := n.pools[i].Devices
 	d := newDemand(machine, resource, count, len(devices), func(i int) []int { return devices[i].Topology })
 	for i, device := range devices {
-		_, d.now.Used[i] = n.held[device.Address.String()]
-		d.now.Healthy[i] = n.faults[device.Address.String()] == ""
+		_, d.Used[i] = n.held[device.Address.String()]
+		d.Healthy[i] = n.faults[device.Address.String()] == ""
 	}
 	return d, nil
 }
@@ -224,25 +213,18 @@ func (n *sriovNode) cpuDemand(ctx context.Context, k podresources.Kubelet, machi
 			used[cpu] = true
 		}
 	}
-	all, nodes := n.cpus()
-	d := newDemand(machine, cpuResource, count, len(all), func(i int) []int { return nodes[i : i+1] })
-	for i, cpu := range all {
-		d.now.Used[i] = used[cpu]
-		// CPUs that the kubelet reserves for the system are never free.
-		d.now.Healthy[i] = slices.Contains(allocatable, cpu)
-		d.idle.Healthy[i] = d.now.Healthy[i]
-	}
-	return d, nil
-}
-
-// cpus() returns all CPUs of the node and, in the same order, the NUMA nodes of these CPUs.
-func (n *sriovNode) cpus() (all []int64, nodes []int) {
+	var all []int64
+	var nodes []int
 	for _, node := range n.snapshot.Nodes {
 		for _, cpu := range listedCPUs(node.CPUs) {
 			all, nodes = append(all, int64(cpu)), append(nodes, node.ID)
 		}
 	}
-	return all, nodes
+	d := newDemand(machine, cpuResource, count, len(all), func(i int) []int { return nodes[i : i+1] })
+	for i, cpu := range all {
+		d.Used[i], d.Healthy[i] = used[cpu], slices.Contains(allocatable, cpu)
+	}
+	return d, nil
 }
 
 // foreignDemand returns the demand for a resource of another device plugin. The kubelet lists only the healthy devices of another plugin's
@@ -264,7 +246,7 @@ func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.
 	d := newDemand(machine, resource, count, len(devices), func(i int) []int { return devices[i].NUMA })
 	for i := range devices {
 		for _, h := range held {
-			d.now.Used[i] = d.now.Used[i] || h.ID == devices[i].ID
+			d.Used[i] = d.Used[i] || h.ID == devices[i].ID
 		}
 	}
 	return d, nil
@@ -281,7 +263,7 @@ func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) [
 			}
 		}
 	}
-	return demand{name: name, count: count, now: kubelet.NewDevices(machine, masks), idle: kubelet.NewDevices(machine, masks)}
+	return demand{name, count, kubelet.NewDevices(machine, masks)}
 }
 
 // listedCPUs returns the CPUs in a list such as 0-3,8.

@@ -31,7 +31,7 @@ func fakeDemand(name string, count int, all, free []int) demand {
 	d := newDemand(machine, name, count, len(near), func(i int) []int { return near[i : i+1] })
 	left := append([]int{}, free...)
 	for i, node := range near {
-		d.now.Used[i] = left[node] == 0
+		d.Used[i] = left[node] == 0
 		left[node] = max(left[node]-1, 0)
 	}
 	return d
@@ -122,7 +122,7 @@ func TestRequestOfSeveral(t *testing.T) {
 // the reserved CPU were available.
 func TestRequestOfReserved(t *testing.T) {
 	d := fakeDemand("cpu", 8, []int{8, 8}, []int{8, 8})
-	d.now.Healthy[0], d.idle.Healthy[0], d.now.Healthy[8], d.idle.Healthy[8] = false, false, false, false
+	d.Healthy[0], d.Healthy[8] = false, false
 	const want = "none any: yes\nbest-effort {0,1}: yes\n" +
 		"restricted {0,1}: no, never on a node like this: 8 cpu need more NUMA nodes than if all were free\n" +
 		"single-numa-node any: no, never on a node like this: no NUMA node has 8 cpu"
@@ -145,7 +145,7 @@ func TestRequestWithoutNodes(t *testing.T) {
 	}
 	// Devices without a NUMA node are ignored if other devices of the resource have one.
 	mixed := newDemand(3, "vf", 2, 3, func(i int) []int { return [][]int{{0}, nil, nil}[i] })
-	mixed.now.Used[0] = true
+	mixed.Used[0] = true
 	if got := decisions(t, 3, mixed); !strings.Contains(got, "restricted {0,1}: no, never") ||
 		!strings.Contains(got, "best-effort {0,1}: yes") {
 		t.Errorf("got\n%s", got)
@@ -256,7 +256,7 @@ single-numa-node  {1}*    yes
 	}
 	for says, args := range map[string][]string{
 		"--cpus 0: want at least 1":                  {"--cpus", "0"},
-		`--policy "strict": want none, best-effort`:  {"--policy", "strict"},
+		`"--policy" flag: want none, best-effort`:    {"--policy", "strict"},
 		`--with "gpu": want a resource such as`:      {"--with", "gpu"},
 		`--with "example.com/gpu=0": want`:           {"--with", "example.com/gpu=0"},
 		"the request has this resource already":      {"--with", "example.com/new"},

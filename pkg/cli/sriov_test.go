@@ -161,7 +161,10 @@ func TestSRIOVMoved(t *testing.T) {
 		t.Errorf("got\n%s", stdout)
 	}
 	status, stdout, _ := runSRIOV(t, flags, "explain", "example.com/new", "--count", "1", "-o", "json")
-	var got requestAnswer
+	var got struct {
+		Resources []struct{ Nodes map[int]tally }
+		Policies  []struct{ Admitted bool }
+	}
 	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 0 || len(got.Policies) != 4 || !got.Policies[3].Admitted ||
 		got.Resources[0].Nodes[0] != (tally{All: 1, Faulty: 1}) || got.Resources[0].Nodes[1] != (tally{All: 1, Free: 1}) {
 		t.Errorf("status %d, %v\n%s", status, err, stdout)

@@ -10,7 +10,10 @@
 package kubelet
 
 import (
+	"encoding/json"
+	"fmt"
 	"math/bits"
+	"strings"
 )
 
 // Mask is a set of NUMA nodes with one bit for each node. In a hint, the empty set means "any node". For a device, the empty set means
@@ -27,6 +30,9 @@ func (m Mask) Nodes() (nodes []int) {
 	}
 	return nodes
 }
+
+// MarshalJSON returns the list of the NUMA nodes.
+func (m Mask) MarshalJSON() ([]byte, error) { return json.Marshal(m.Nodes()) }
 
 // isNarrower reports whether the set comes before another set in the kubelet's order. The kubelet sorts sets of NUMA nodes by size. The
 // kubelet sorts sets of equal size by the numeric value of their masks.
@@ -58,8 +64,21 @@ func (m Mask) forEachSubset(f func(Mask)) {
 // Hint is a set of NUMA nodes whose devices can serve a request. A hint is preferred if no smaller set of nodes could serve the request,
 // even if all devices were free.
 type Hint struct {
-	Nodes     Mask
-	Preferred bool
+	Nodes     Mask `json:"nodes"`
+	Preferred bool `json:"preferred"`
+}
+
+// String formats a hint as {0,1}*, with a star if it is preferred, or as "any".
+func (h Hint) String() string {
+	if h.Nodes == 0 {
+		return "any"
+	}
+	text := strings.Join(strings.Fields(fmt.Sprint(h.Nodes.Nodes())), ",")
+	text = "{" + strings.Trim(text, "[]") + "}"
+	if h.Preferred {
+		text += "*"
+	}
+	return text
 }
 
 // Devices contains the devices of one resource. The index of a device in the fields of Devices is the ID of the device.

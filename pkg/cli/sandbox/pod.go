@@ -83,12 +83,6 @@ func (p *Pod) Close() error {
 	return nil
 }
 
-// IsGone reports whether the namespace no longer exists.
-func (p *Pod) IsGone() bool {
-	var stat unix.Statfs_t
-	return p.closed.Load() || unix.Statfs(p.Path, &stat) != nil || stat.Type != unix.NSFS_MAGIC
-}
-
 func setns(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
