@@ -117,7 +117,7 @@ func partsOf(records []attachment.Record) (list []*tracedPod) {
 func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks []reconcile.Network) error {
 	recorded := chain.Recorded{Plugins: plugins, Cache: cache,
 		Network: p.Network, ContainerID: p.ContainerID, IfName: p.IfName, Netns: p.Netns}
-	err := recorded.Check(ctx, func(c chain.Call) { p.Plugins = append(p.Plugins, tracedPlugin{Call: c}) })
+	err := recorded.Check(ctx, nil, func(c chain.Call) { p.Plugins = append(p.Plugins, tracedPlugin{Call: c}) })
 	if err != nil {
 		p.Unchecked = err.Error()
 	}

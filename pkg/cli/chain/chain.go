@@ -28,6 +28,7 @@ type Call struct {
 	Phases  []Phase       `json:"phases,omitempty"`
 	Changes []Change      `json:"changes,omitempty"`
 	Error   string        `json:"error,omitempty"`
+	Err     error         `json:"-"` // of which Error is the text
 }
 
 // recordingExec runs plugins as libcni does, and calls show() after each run.
@@ -44,7 +45,7 @@ func (e *recordingExec) ExecPlugin(ctx context.Context, path string, stdin []byt
 	ended := time.Now()
 	c := Call{Verb: verbOf(environ), Plugin: filepath.Base(path), Took: ended.Sub(began)}
 	c.Phases, c.Changes = readLog(log.String(), began, ended)
-	if err != nil {
+	if c.Err = err; err != nil {
 		c.Error = err.Error()
 	}
 	if c.Verb != "VERSION" {

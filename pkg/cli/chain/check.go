@@ -19,12 +19,9 @@ type Recorded struct {
 	Network, ContainerID, IfName, Netns string
 }
 
-// ErrNotCached means that libcni's cache folder does not contain the attachment.
-var ErrNotCached = errors.New("the runtime's record of the ADD is missing")
-
 // Check runs CHECK of each plugin with the configuration, arguments and result of the ADD, calls show() after each plugin, and goes on if
-// one fails. The error says that no CHECK could run.
-func (r Recorded) Check(ctx context.Context, show func(Call)) error {
+// one fails. The error says that no CHECK could run. If only() is not nil, it selects the plugins, and disableCheck is obeyed.
+func (r Recorded) Check(ctx context.Context, only func(plugin string) bool, show func(Call)) error {
 	cni := libcni.NewCNIConfigWithCacheDir([]string{r.Plugins}, r.Cache, nil)
 	text, rt, err := cni.GetNetworkListCachedConfig(&libcni.NetworkConfigList{Name: r.Network},
 		&libcni.RuntimeConf{ContainerID: r.ContainerID, IfName: r.IfName, NetNS: r.Netns})
@@ -32,14 +29,19 @@ func (r Recorded) Check(ctx context.Context, show func(Call)) error {
 		return err
 	}
 	if text == nil {
-		return fmt.Errorf("%w: %s has no %s-%s-%s", ErrNotCached, filepath.Join(r.Cache, "results"), r.Network, r.ContainerID, r.IfName)
+		return fmt.Errorf("the runtime's record of the ADD is missing: %s has no %s-%s-%s", filepath.Join(r.Cache, "results"), r.Network, r.ContainerID, r.IfName)
 	}
 	list, err := libcni.NetworkConfFromBytes(text)
 	if err != nil {
 		return fmt.Errorf("the configuration of the ADD: %w", err)
 	}
+	if only != nil && list.DisableCheck {
+		return errors.New("the configuration has disableCheck")
+	}
 	for _, p := range list.Plugins {
-		r.checkOne(ctx, list, p, rt, show)
+		if only == nil || only(p.Network.Type) {
+			r.checkOne(ctx, list, p, rt, show)
+		}
 	}
 	return nil
 }
@@ -57,6 +59,6 @@ func (r Recorded) checkOne(ctx context.Context, list *libcni.NetworkConfigList, 
 		err = cni.CheckNetwork(ctx, config, rt)
 	}
 	if err != nil && !shown { // the plugin did not run
-		show(Call{Verb: "CHECK", Plugin: p.Network.Type, Error: err.Error()})
+		show(Call{Verb: "CHECK", Plugin: p.Network.Type, Error: err.Error(), Err: err})
 	}
 }

@@ -4,17 +4,25 @@ package doctor
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/pkg/cli/chain"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
 const (
 	// checkBudget is the maximum duration of the check "pods", which could take long on a node with many pods.
 	checkBudget = 10 * time.Second
+	// checkTimeout is the maximum duration of CHECK for one pod.
+	checkTimeout = 10 * time.Second
 	// maxPodFindings is the maximum number of different errors that the check "pods" reports.
 	maxPodFindings = 10
 )
@@ -32,33 +40,84 @@ func (n *node) podsWithin(budget time.Duration) (found []Finding) {
 	} else if alive == 0 {
 		return skipped("no pod lives here")
 	}
-	checked, left, failed := reconcile.CheckAll(n.attachments, n.BinDir, budget)
+	checked, left, failed := n.checkPods(budget)
 	if left > 0 {
 		found = skipped(fmt.Sprintf("CHECK ran for %d of %d pods in %s; 'podlace trace POD' checks another pod", checked, checked+left, budget))
 	} else if checked == 0 {
 		return skipped("no runtime's record of an ADD was found in /var/lib/cni/results")
 	}
 	pods := map[string]int{}
-	var first []reconcile.FailedCheck
+	var first []failedCheck
 	for _, f := range failed {
-		if strings.Contains(f.Err.Error(), " is not a port of ") {
+		if strings.Contains(f.why, " is not a port of ") {
 			continue // the check "ports" reports this port
 		}
-		if pods[f.Err.Error()]++; pods[f.Err.Error()] == 1 {
+		if pods[f.why]++; pods[f.why] == 1 {
 			first = append(first, f)
 		}
 	}
 	for _, f := range first[:min(len(first), maxPodFindings)] {
-		name := cmp.Or(f.Pod, f.ContainerID)
-		finding := Finding{Level: Error, Code: checkFailed, What: fmt.Sprintf("CHECK of %s fails for pods: %d", f.Plugin, pods[f.Err.Error()]),
-			Evidence:    fmt.Sprintf("%v; for example pod %s", f.Err, name),
+		finding := Finding{Level: Error, Code: checkFailed, What: fmt.Sprintf("CHECK of %s fails for pods: %d", f.plugin, pods[f.why]),
+			Evidence:    fmt.Sprintf("%s; for example pod %s", f.why, f.pod),
 			Consequence: "these pods lack a part of their network, which no restart of the runtime restores",
-			Command:     fmt.Sprintf("podlace reload; podlace trace %s; delete the pod if CHECK still fails", name)}
-		if m := down.FindStringSubmatch(f.Err.Error()); m != nil {
+			Command:     fmt.Sprintf("podlace reload; podlace trace %s; delete the pod if CHECK still fails", f.pod)}
+		if m := down.FindStringSubmatch(f.why); m != nil {
 			finding.Consequence = "these pods have no network"
 			finding.Command = fmt.Sprintf("ip link set %s up; podlace reload", m[1]) // the link lost its IPv6 addresses
 		}
 		found = append(found, finding)
 	}
 	return found
+}
+
+// failedCheck is the first plugin of a pod whose CHECK fails.
+type failedCheck struct{ pod, plugin, why string }
+
+// checkPods runs CHECK of Podlace's plugins for live pods in libcni's cache until the time in the budget has passed, and counts the pods
+// with and without a CHECK.
+func (n *node) checkPods(budget time.Duration) (checked, left int, failed []failedCheck) {
+	ours := map[string]bool{}
+	isOurs := func(name string) bool {
+		if _, known := ours[name]; !known {
+			_, err := reconcile.Version(filepath.Join(n.BinDir, name))
+			ours[name] = err == nil
+		}
+		return ours[name]
+	}
+	start := time.Now()
+	for _, a := range n.attachments {
+		switch {
+		case a.State != reconcile.Alive || !a.Cached:
+			continue
+		case time.Since(start) >= budget:
+			left++
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
+		recorded := chain.Recorded{Plugins: n.BinDir, Cache: filepath.Dir(reconcile.CacheDir),
+			Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName, Netns: a.Netns}
+		why := failedCheck{pod: cmp.Or(a.Pod, a.ContainerID)}
+		err := recorded.Check(ctx, isOurs, func(c chain.Call) {
+			if c.Err != nil && why.plugin == "" {
+				why.plugin, why.why = c.Plugin, failureOf(c.Err)
+			}
+		})
+		cancel()
+		if err == nil {
+			checked++
+		}
+		if why.plugin != "" {
+			failed = append(failed, why)
+		}
+	}
+	return checked, left, failed
+}
+
+// failureOf returns the code and the message of a plugin's error, without the details, which differ from pod to pod.
+func failureOf(err error) string {
+	var refusal *types.Error
+	if errors.As(err, &refusal) {
+		return reconcile.Refusal{Code: refusal.Code, Msg: refusal.Msg}.Error()
+	}
+	return err.Error()
 }

@@ -68,8 +68,8 @@ func TestPods(t *testing.T) {
 		`echo '{"code": 100, "msg": "bridge check: veth7, the host side of eth0, is down"}'; exit 1`: {"| ip link set veth7 up; podlace reload"},
 		`[ $CNI_CONTAINERID = web-1 ] || { echo "{\"code\": 100, \"msg\": \"no route $CNI_ARGS\"}"; exit 1; }`: {"fails for pods: 1 | " +
 			"code 100: no route K8S_POD_NAME=web-2; for example pod shop/web-2 | podlace reload; podlace trace shop/web-2;"},
-		`echo '{"code": 100, "msg": "bridge check: veth7 is not a port of cni0"}'; exit 1`:                        {},
-		`grep -q '"prevResult":{"cniVersion":"1.0.0"}' && exit 0; echo '{"code": 6, "msg": "no result"}'; exit 1`: {},
+		`echo '{"code": 100, "msg": "bridge check: veth7 is not a port of cni0"}'; exit 1`:                       {},
+		`grep -q '"prevResult":{"cniVersion":"1.0.0"' && exit 0; echo '{"code": 6, "msg": "no result"}'; exit 1`: {},
 	} {
 		l.checks(command)
 		found := l.problems("pods")

@@ -70,13 +70,11 @@ func Status(n Network, binDir string) (errs []error) {
 	return errs
 }
 
-// callPlugin runs a CNI operation of a plugin. If the CNI operation needs an attachment, the argument "env" contains the variables that
-// identify the attachment. The error of callPlugin contains the error code and the message of the plugin.
-func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration, env ...string) error {
+// callPlugin runs a CNI operation that needs no attachment. Its error has the code and the message of the plugin.
+func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(filepath.Join(binDir, name))
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + verb, "CNI_PATH=" + binDir}
-	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &stdout, &stderr
 	err := child.Run(cmd, timeout, nil)
 	if err == nil {

@@ -63,9 +63,9 @@ type Attachment struct {
 	VFs           []string     `json:"vfs,omitempty"`         // PCI addresses
 
 	Damaged []Damaged `json:"damaged,omitempty"`
+	Cached  bool      `json:"-"` // in libcni's cache
 
 	earlier bool // from an earlier boot
-	cached  bool // in libcni's cache
 	written time.Time
 }
 
@@ -116,7 +116,7 @@ func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, err
 	}
 	for _, c := range readCache() {
 		if a := found[key{c.Network, plugin.Attachment{ContainerID: c.ContainerID, IfName: c.IfName}}]; a != nil {
-			a.cached = true
+			a.Cached = true
 			a.Netns, a.Pod = either(a.Netns, c.Netns), either(a.Pod, c.pod())
 		}
 	}
@@ -226,7 +226,7 @@ func Judge(list []*Attachment, rt Runtimes, all bool) {
 		case len(rt.Asked) == 0 && !all, time.Since(a.written).Abs() < maxADDAge:
 		case a.Netns != "":
 			a.Dead = a.Netns + " is no namespace any more"
-		case !a.cached:
+		case !a.Cached:
 			a.Dead = "no runtime knows the container"
 		}
 	}

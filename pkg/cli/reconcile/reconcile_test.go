@@ -57,9 +57,9 @@ func TestJudge(t *testing.T) {
 		"unknown":                         {Attachment{State: Unknown, written: old}, asked, false, "no runtime knows the container"},
 		"unknown, no runtime asked":       {Attachment{State: Unknown, written: old}, silent, false, ""},
 		"unknown, no runtime asked, all":  {Attachment{State: Unknown, written: old}, silent, true, "no runtime knows the container"},
-		"unknown, in the cache of libcni": {Attachment{State: Unknown, written: old, cached: true}, asked, true, ""},
+		"unknown, in the cache of libcni": {Attachment{State: Unknown, written: old, Cached: true}, asked, true, ""},
 		"unknown, perhaps in the making":  {Attachment{State: Unknown, written: young}, asked, true, ""},
-		"unmounted": {Attachment{State: Unknown, Netns: "/x", written: old, cached: true}, asked, false,
+		"unmounted": {Attachment{State: Unknown, Netns: "/x", written: old, Cached: true}, asked, false,
 			"/x is no namespace any more"},
 		"unmounted, no runtime asked":      {Attachment{State: Unknown, Netns: "/x", written: old}, silent, false, ""},
 		"unmounted, container runs":        {Attachment{State: Unknown, Netns: "/x", ContainerID: "runs"}, asked, true, ""},
@@ -164,7 +164,7 @@ func TestList(t *testing.T) {
 	var got []string
 	for _, a := range list {
 		got = append(got, fmt.Sprint(a.Network, " ", a.Pod, " ", a.ContainerID, "/", a.IfName, " ", a.Addresses, " ", a.Holders, " ", a.State,
-			" ", a.earlier, a.cached))
+			" ", a.earlier, a.Cached))
 	}
 	slices.Sort(got)
 	want := []string{

@@ -131,12 +131,12 @@ func (rt *Runtimes) askCRI(path string) error {
 	return nil
 }
 
-// cacheDir is libcni's cache. If a runtime uses this cache of libcni, the cache contains the data for the DEL of each attachment.
-const cacheDir = "/var/lib/cni/results"
+// CacheDir is libcni's cache. If a runtime uses this cache of libcni, the cache contains the data for the DEL of each attachment.
+const CacheDir = "/var/lib/cni/results"
 
 // cachePath returns the path of an attachment's entry in the cache of libcni.
 func cachePath(network, containerID, ifName string) string {
-	return filepath.Join(cacheDir, strings.Join([]string{network, containerID, ifName}, "-"))
+	return filepath.Join(CacheDir, strings.Join([]string{network, containerID, ifName}, "-"))
 }
 
 // The type cachedResult is an entry in the cache of libcni.
@@ -182,7 +182,7 @@ func Users(networks []Network, plugins ...string) (users []User) {
 }
 
 func readCache() (entries []cachedResult) {
-	paths, _ := filepath.Glob(cacheDir + "/*")
+	paths, _ := filepath.Glob(CacheDir + "/*")
 	for _, path := range paths {
 		var c cachedResult
 		if data, err := readRegular(path, maxCached); err == nil && json.Unmarshal(data, &c) == nil && c.Kind == "cniCacheV1" {
@@ -194,7 +194,7 @@ func readCache() (entries []cachedResult) {
 
 // Forget removes the attachments of a deleted network from the cache of libcni. Forget returns the paths of the removed files.
 func Forget(network string) (removed []string) {
-	paths, _ := filepath.Glob(cacheDir + "/" + network + "-*")
+	paths, _ := filepath.Glob(CacheDir + "/" + network + "-*")
 	for _, path := range paths {
 		var c cachedResult
 		data, err := readRegular(path, maxCached)
