@@ -14,7 +14,11 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
+
+// maxConfiguration is the size limit for files with network configurations. Real network configurations are much smaller than this limit.
+const maxConfiguration = 1 << 20
 
 // gcVersion is the oldest cniVersion in which GC exists. Podlace's plugins support GC even if the conflist has an older version.
 const gcVersion = "1.1.0"
@@ -70,7 +74,7 @@ func readNetwork(path string) (n Network, err error) {
 		Inlined    bool              `json:"loadOnlyInlinedPlugins"`
 		Plugins    []json.RawMessage `json:"plugins"`
 	}
-	data, err := readRegular(path, maxConfiguration)
+	data, err := store.ReadSmall(path, maxConfiguration, 0)
 	if err != nil {
 		return n, err
 	}
@@ -118,7 +122,7 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		data, bad := readRegular(path, maxConfiguration)
+		data, bad := store.ReadSmall(path, maxConfiguration, 0)
 		if bad == nil && !json.Valid(data) {
 			bad = fmt.Errorf("%s: it is no JSON", path)
 		}

@@ -39,9 +39,9 @@ func TestOnlyRegularFiles(t *testing.T) {
 		networks[0].Plugin("portmap") != nil {
 		t.Errorf("networks %+v, %v", networks, err)
 	}
-	for i, says := range []string{"/10-x.conf: want a regular file", "/30-large.conf: larger than 1048576 bytes",
-		"/40-dir.conf: want a regular file",
-		"/45-none.conf: no such file", "/in/1.conf: want a regular file", "/torn/1.conf: it is no JSON"} {
+	for i, says := range []string{`/10-x.conf": want a regular file`, `/30-large.conf": larger than 1048576 bytes`,
+		`/40-dir.conf": want a regular file`,
+		"/45-none.conf: no such file", `/in/1.conf": want a regular file`, "/torn/1.conf: it is no JSON"} {
 		if len(notes) != 6 || !strings.Contains(notes[i], says) {
 			t.Fatalf("notes %q, want one with %q", notes, says)
 		}

@@ -16,6 +16,14 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/child"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const (
+	// maxCached is the size limit for files in the cache of libcni, which contain a configuration of up to this size.
+	maxCached = 16 << 20
+	// maxPidfile is the size limit for a file that contains a process ID and a newline.
+	maxPidfile = 32
 )
 
 // Runtimes contains the running containers and pods that the container runtimes of this node report.
@@ -81,7 +89,7 @@ func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]
 	}
-	text, err := readRegular(filepath.Join(path, "userdata/pidfile"), maxPidfile)
+	text, err := store.ReadSmall(filepath.Join(path, "userdata/pidfile"), maxPidfile, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return !answered
 	}
@@ -134,11 +142,6 @@ func (rt *Runtimes) askCRI(path string) error {
 // CacheDir is libcni's cache. If a runtime uses this cache of libcni, the cache contains the data for the DEL of each attachment.
 const CacheDir = "/var/lib/cni/results"
 
-// cachePath returns the path of an attachment's entry in the cache of libcni.
-func cachePath(network, containerID, ifName string) string {
-	return filepath.Join(CacheDir, strings.Join([]string{network, containerID, ifName}, "-"))
-}
-
 // The type cachedResult is an entry in the cache of libcni.
 type cachedResult struct {
 	Kind        string      `json:"kind"`
@@ -148,6 +151,8 @@ type cachedResult struct {
 	Netns       string      `json:"netns"`
 	Args        [][2]string `json:"cniArgs"`
 	Config      []byte      `json:"config"`
+
+	path string
 }
 
 // A User is a file that names a plugin, without which no pod of this file can be deleted.
@@ -174,18 +179,19 @@ func Users(networks []Network, plugins ...string) (users []User) {
 		_ = json.Unmarshal(c.Config, &list) // what cannot be read names nothing
 		for _, p := range append(list.Plugins, list.entry) {
 			if slices.Contains(plugins, p.Type) {
-				users = append(users, User{cachePath(c.Network, c.ContainerID, c.IfName), c.Network, p.Type, true})
+				users = append(users, User{c.path, c.Network, p.Type, true})
 			}
 		}
 	}
 	return users
 }
 
+// readCache returns the readable entries of libcni's cache.
 func readCache() (entries []cachedResult) {
 	paths, _ := filepath.Glob(CacheDir + "/*")
 	for _, path := range paths {
-		var c cachedResult
-		if data, err := readRegular(path, maxCached); err == nil && json.Unmarshal(data, &c) == nil && c.Kind == "cniCacheV1" {
+		c := cachedResult{path: path}
+		if data, err := store.ReadSmall(path, maxCached, 0); err == nil && json.Unmarshal(data, &c) == nil && c.Kind == "cniCacheV1" {
 			entries = append(entries, c)
 		}
 	}
@@ -194,12 +200,9 @@ func readCache() (entries []cachedResult) {
 
 // Forget removes the attachments of a deleted network from the cache of libcni. Forget returns the paths of the removed files.
 func Forget(network string) (removed []string) {
-	paths, _ := filepath.Glob(CacheDir + "/" + network + "-*")
-	for _, path := range paths {
-		var c cachedResult
-		data, err := readRegular(path, maxCached)
-		if err == nil && json.Unmarshal(data, &c) == nil && c.Network == network && os.Remove(path) == nil {
-			removed = append(removed, path)
+	for _, c := range readCache() {
+		if c.Network == network && os.Remove(c.path) == nil {
+			removed = append(removed, c.path)
 		}
 	}
 	return removed
