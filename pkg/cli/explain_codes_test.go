@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/doctor"
 )
 
-// declaredCodes returns the constants of type FindingCode in the source. If the code of a finding is a string literal and not a constant,
-// the test fails, because the returned constants would not contain this code.
+// declaredCodes returns the codes of findings in the source: constants of type FindingCode, and string literals that become a field Code.
 func declaredCodes(t *testing.T) map[string]bool {
 	t.Helper()
 	codes := map[string]bool{}
@@ -44,14 +43,23 @@ func declaredCodes(t *testing.T) map[string]bool {
 						codes[literal(value)] = true
 					}
 				}
-			case *ast.CompositeLit:
-				if name, code := findingCode(n); literal(code) != "" || name == "plugin.Finding" && code == nil {
-					t.Errorf("%s: a finding has no constant as its code (%v): declare a constant of type plugin.FindingCode and use it", file, code)
+			case *ast.AssignStmt:
+				for i, to := range n.Lhs {
+					if s, ok := to.(*ast.SelectorExpr); ok && s.Sel.Name == "Code" && i < len(n.Rhs) {
+						codes[literal(n.Rhs[i])] = true
+					}
 				}
+			case *ast.CompositeLit:
+				code := fieldCode(n)
+				if nameOfType(n.Type) == "plugin.Finding" && code == nil {
+					t.Errorf("%s: a finding has no code", file)
+				}
+				codes[literal(code)] = true
 			}
 			return true
 		})
 	}
+	delete(codes, "") // of expressions that are no literals
 	return codes
 }
 
@@ -78,18 +86,14 @@ func nameOfType(e ast.Expr) string {
 	return ""
 }
 
-// findingCode returns the type and the code of a finding in the source. The composite literal of the finding must contain field names.
-func findingCode(lit *ast.CompositeLit) (name string, code ast.Expr) {
-	name = nameOfType(lit.Type)
-	if !strings.HasSuffix(name, "Finding") {
-		return "", nil
-	}
+// fieldCode returns the value of the field Code in a composite literal.
+func fieldCode(lit *ast.CompositeLit) (code ast.Expr) {
 	for _, element := range lit.Elts {
 		if pair, ok := element.(*ast.KeyValueExpr); ok && nameOfType(pair.Key) == "Code" {
 			code = pair.Value
 		}
 	}
-	return name, code
+	return code
 }
 
 // TestCodesExplained checks that 'podlace explain' explains each code of a finding and each check of doctor, and no other codes.

@@ -31,26 +31,26 @@ func isOurs(net reconcile.Network) bool {
 func (n *node) conflist() (found []Finding) {
 	switch {
 	case errors.Is(n.confErr, fs.ErrNotExist):
-		return []Finding{{Level: Error, Code: noConfDir, What: "there is no folder " + n.ConfDir, Evidence: n.confErr.Error(),
+		return []Finding{{Level: Error, Code: "no-conf-dir", What: "there is no folder " + n.ConfDir, Evidence: n.confErr.Error(),
 			Consequence: "the node stays NotReady, no pod gets a network",
 			Command:     n.conflistCommand("install -D -m 600 ") + "10-podlace.conflist"}}
 	case n.confErr != nil:
 		return unknown("the network configurations", n.confErr)
 	}
 	for _, note := range n.notes {
-		found = append(found, Finding{Level: Warning, Code: unusableFile, What: "a configuration file cannot be used", Evidence: note,
+		found = append(found, Finding{Level: Warning, Code: "unusable-file", What: "a configuration file cannot be used", Evidence: note,
 			Consequence: "runtimes skip it; CRI-O and old versions of containerd stop at it",
 			Command:     "correct the file, or rename it so that it does not end in .conf, .conflist or .json"})
 	}
 	ours := slices.IndexFunc(n.networks, isOurs)
 	switch {
 	case ours < 0:
-		found = append(found, Finding{Level: Error, Code: noNetworkOfOurs, What: noNetwork, Evidence: n.listNetworks(),
+		found = append(found, Finding{Level: Error, Code: "no-network", What: noNetwork, Evidence: n.listNetworks(),
 			Consequence: "pods get another network, or none",
 			Command:     n.conflistCommand("install -m 600 ")})
 	case ours > 0 && !n.takesAll():
 		first := n.networks[0]
-		found = append(found, Finding{Level: Error, Code: otherNetwork, What: "the runtime takes another configuration than Podlace's",
+		found = append(found, Finding{Level: Error, Code: "other-network", What: "the runtime takes another configuration than Podlace's",
 			Evidence:    fmt.Sprintf("%s sorts before %s", first.File, n.networks[ours].File),
 			Consequence: fmt.Sprintf("new pods get the network %q", first.Name),
 			Command:     fmt.Sprintf("mv %s %s.unused", first.File, first.File)})
@@ -81,7 +81,7 @@ func (n *node) defaultNetwork() (found []Finding) {
 	for _, r := range n.runtimes {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
 		if r.Network != "" && !slices.ContainsFunc(n.networks, named) {
-			found = append(found, Finding{Level: Error, Code: defaultNetwork, What: r.Name + " takes a network that is not Podlace's",
+			found = append(found, Finding{Level: Error, Code: "default-network", What: r.Name + " takes a network that is not Podlace's",
 				Evidence:    fmt.Sprintf("%s: cni_default_network = %q; %s", r.setter, r.Network, n.listNetworks()),
 				Consequence: "new pods get that network, or fail if no configuration has it",
 				Command:     "remove cni_default_network from " + r.setter + " and restart " + r.Name})
@@ -97,7 +97,7 @@ func (n *node) permissions() (found []Finding) {
 		if err != nil || info.Mode().Perm()&0o022 == 0 {
 			continue
 		}
-		found = append(found, Finding{Level: Warning, Code: writableFile, What: "other users than root can change a network configuration",
+		found = append(found, Finding{Level: Warning, Code: "writable-file", What: "other users than root can change a network configuration",
 			Evidence:    fmt.Sprintf("%s has the mode %04o", net.File, info.Mode().Perm()),
 			Consequence: "such a user can make the runtime start any plugin with any configuration as root",
 			Command:     "chmod 600 " + net.File,
@@ -174,23 +174,23 @@ func (n *node) binaries() (found []Finding) {
 		version, err := reconcile.Version(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			found = append(found, Finding{Level: Error, Code: pluginMissing, What: "the plugin " + name + " is missing", Evidence: err.Error(),
+			found = append(found, Finding{Level: Error, Code: "plugin-missing", What: "the plugin " + name + " is missing", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: n.installCommand(name)})
 		case errors.Is(err, reconcile.ErrForeign) && !hasPlugin(name): // such as tuning
 		case errors.Is(err, reconcile.ErrForeign):
-			found = append(found, Finding{Level: Warning, Code: pluginForeign,
+			found = append(found, Finding{Level: Warning, Code: "plugin-foreign",
 				What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),
 				Consequence: "keys that only Podlace's plugin knows have no effect, and its errors are not Podlace's",
 				Command:     n.makeInstall(n.BinDir)})
 		case err != nil:
-			found = append(found, Finding{Level: Error, Code: pluginBroken, What: "the plugin " + name + " does not start", Evidence: err.Error(),
+			found = append(found, Finding{Level: Error, Code: "plugin-broken", What: "the plugin " + name + " does not start", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: startCommand(path, err)})
 		default:
 			versions[version] = append(versions[version], name)
 		}
 	}
 	if len(versions) > 1 {
-		found = append(found, Finding{Level: Warning, Code: pluginVersions,
+		found = append(found, Finding{Level: Warning, Code: "plugin-versions",
 			What: "the plugins have different versions", Evidence: versionsText(versions),
 			Consequence: "an older plugin may refuse a record of a newer one", Command: n.installCommand(types[0])})
 	}
@@ -213,7 +213,7 @@ func (n *node) cachedPlugins(known []string) (found []Finding) {
 		}
 		known = append(known, user.Plugin)
 		if _, err := os.Stat(filepath.Join(n.BinDir, user.Plugin)); err != nil {
-			found = append(found, Finding{Level: Warning, Code: pluginMissing, What: "the plugin " + user.Plugin + " is missing",
+			found = append(found, Finding{Level: Warning, Code: "plugin-missing", What: "the plugin " + user.Plugin + " is missing",
 				Evidence:    user.File + " names it, and " + err.Error(),
 				Consequence: "CRI-O and podman cannot delete this pod",
 				Command:     n.installCommand(user.Plugin)})
@@ -229,7 +229,11 @@ func (n *node) status() (found []Finding) {
 	}
 	for _, net := range n.ownNetworks() {
 		for _, err := range reconcile.Status(net, n.BinDir) {
-			code := answered(err)
+			var code plugin.FindingCode
+			var refusal reconcile.Refusal
+			if errors.As(err, &refusal) {
+				code = plugin.FindingCode(fmt.Sprint(refusal.Code))
+			}
 			found = append(found, Finding{Level: Error, Code: code, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),
 				Consequence: "containerd from 2.0 and CRI-O report the node NotReady",
 				Command:     "podlace explain " + string(cmp.Or(code, "status"))})

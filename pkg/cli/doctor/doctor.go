@@ -197,7 +197,7 @@ func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why
 
 // unknown() returns a finding which says that a check could not read its data.
 func unknown(what string, err error) []Finding {
-	return []Finding{{Level: Warning, Code: unreadable,
+	return []Finding{{Level: Warning, Code: "unreadable",
 		What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",
 		Command: "correct what the evidence names, and run podlace doctor again"}}
 }

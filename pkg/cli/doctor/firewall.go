@@ -133,7 +133,7 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 		case drops:
 			found = append(found, dropsForwarded("ufw is enabled; chain "+chain.String()+" "+chain.Reason, bridge, command))
 		case !named && !accepts:
-			found = append(found, Finding{Level: Warning, Code: ufwForward, What: "ufw may drop the packets of pods on " + bridge,
+			found = append(found, Finding{Level: Warning, Code: "ufw-forward", What: "ufw may drop the packets of pods on " + bridge,
 				Evidence:    "/etc/ufw/ufw.conf: ENABLED=yes; DEFAULT_FORWARD_POLICY is not ACCEPT; no rule in /etc/ufw/user.rules names " + bridge,
 				Consequence: "pods reach nothing beyond their node",
 				Command:     command})
@@ -162,7 +162,7 @@ func (n *node) firewalld() (found []Finding) {
 		if strings.Contains(zones.String(), `<interface name="`+bridge+`"/>`) {
 			continue
 		}
-		found = append(found, Finding{Level: Warning, Code: firewalldZone, What: "firewalld may reject the packets of pods on " + bridge,
+		found = append(found, Finding{Level: Warning, Code: "firewalld-zone", What: "firewalld may reject the packets of pods on " + bridge,
 			Evidence:    "firewalld runs, and no zone in /etc/firewalld/zones has the interface " + bridge + ", so it is in the default zone",
 			Consequence: "pods reach neither each other nor TCP ports of their node",
 			Command:     "firewall-cmd --permanent --zone=trusted --add-interface=" + bridge + "; firewall-cmd --reload"})

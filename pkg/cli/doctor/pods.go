@@ -57,7 +57,7 @@ func (n *node) podsWithin(budget time.Duration) (found []Finding) {
 		}
 	}
 	for _, f := range first[:min(len(first), maxPodFindings)] {
-		finding := Finding{Level: Error, Code: checkFailed, What: fmt.Sprintf("CHECK of %s fails for pods: %d", f.plugin, pods[f.why]),
+		finding := Finding{Level: Error, Code: "check-failed", What: fmt.Sprintf("CHECK of %s fails for pods: %d", f.plugin, pods[f.why]),
 			Evidence:    fmt.Sprintf("%s; for example pod %s", f.why, f.pod),
 			Consequence: "these pods lack a part of their network, which no restart of the runtime restores",
 			Command:     fmt.Sprintf("podlace reload; podlace trace %s; delete the pod if CHECK still fails", f.pod)}

@@ -40,7 +40,7 @@ func (n *node) unrecordedPorts(name string) []Finding {
 		return nil
 	}
 	list := strings.Join(ports[:min(len(ports), maxPodFindings)], " ")
-	return []Finding{{Level: Warning, Code: portUnrecorded, What: fmt.Sprintf("pods on %s without a record: %d", name, len(ports)),
+	return []Finding{{Level: Warning, Code: "port-unrecorded", What: fmt.Sprintf("pods on %s without a record: %d", name, len(ports)),
 		Evidence:    "no record in /run/podlace has the interface " + list,
 		Consequence: "nothing restores the rules and limits of these pods after a flush, and podlace ls does not list the pods",
 		Command:     "delete these pods, so that their controllers create new pods"}}
@@ -48,20 +48,20 @@ func (n *node) unrecordedPorts(name string) []Finding {
 
 func detachedPort(p bridge.DetachedPort) Finding {
 	pod := cmp.Or(p.Record.Pod, "container "+p.Record.ContainerID)
-	f := Finding{Level: Error, Code: portDetached,
+	f := Finding{Level: Error, Code: "port-detached",
 		What:        fmt.Sprintf("%s, the host side of %s, is not a port of %s", p.Interface, pod, p.Bridge),
 		Evidence:    fmt.Sprintf("the record of the pod names %s; %s has no bridge", p.Bridge, p.Interface),
 		Consequence: "the pod has no network",
 		Command:     "podlace reload"}
 	switch {
 	case p.Missing:
-		f.Code = bridgeMissing
+		f.Code = "bridge-missing"
 		f.What = fmt.Sprintf("the bridge %s is missing", p.Bridge)
 		f.Evidence = fmt.Sprintf("the record of %s names %s; the node has no such link", pod, p.Bridge)
 		f.Consequence = "the pods of this bridge have no network"
 		f.Command = "podlace canary # its ADD creates the bridge and attaches all pods"
 	case p.Master != "":
-		f.Level, f.Code = Warning, portMoved
+		f.Level, f.Code = Warning, "port-moved"
 		f.Evidence = fmt.Sprintf("the record of the pod names %s; %s is a port of %s", p.Bridge, p.Interface, p.Master)
 		f.Consequence = "the pod has the network of " + p.Master
 		f.Command = fmt.Sprintf("ip link set %s master %s; podlace reload", p.Interface, p.Bridge)

@@ -25,7 +25,7 @@ func (n *node) loopback() []Finding {
 	if _, err := os.Stat(path); err == nil || !slices.ContainsFunc(n.runtimes, starts) {
 		return nil
 	}
-	return []Finding{{Level: Error, Code: pluginMissing, What: "the plugin loopback is missing",
+	return []Finding{{Level: Error, Code: "plugin-missing", What: "the plugin loopback is missing",
 		Evidence:    "containerd starts it for each pod; there is no " + path,
 		Consequence: "no pod starts",
 		Command:     n.installCommand("loopback")}}

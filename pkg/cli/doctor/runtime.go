@@ -237,7 +237,7 @@ func readTOML(file string, into any) error {
 // The check "runtime" reports folders in the runtimes' configurations that differ from the folders that doctor examines.
 func (n *node) runtimeFolders() (found []Finding) {
 	if len(n.runtimes) == 0 {
-		return []Finding{{Level: Warning, Code: noRuntime, What: "no container runtime was found",
+		return []Finding{{Level: Warning, Code: "no-runtime", What: "no container runtime was found",
 			Evidence:    cmp.Or(n.noCRI, "neither containerd nor crio runs, and neither has a configuration in /etc"),
 			Consequence: "doctor examines " + n.ConfDir + " and " + n.BinDir + ", which the runtime may not read",
 			Command:     "podlace doctor --conf-dir FOLDER --bin-dir FOLDER"}}
@@ -246,7 +246,7 @@ func (n *node) runtimeFolders() (found []Finding) {
 		found = append(found, n.compareFolders(r)...)
 	}
 	if n.running["containerd"] && n.running["crio"] {
-		found = append(found, Finding{Level: Warning, Code: twoRuntimes, What: "containerd and CRI-O both run",
+		found = append(found, Finding{Level: Warning, Code: "two-runtimes", What: "containerd and CRI-O both run",
 			Evidence:    "processes containerd and crio",
 			Consequence: "only the one that the kubelet names starts pods; 'podlace gc' asks both",
 			Command:     "ps -o args -C kubelet | tr ' ' '\\n' | grep container-runtime-endpoint"})
@@ -263,14 +263,14 @@ func (n *node) compareFolders(r runtimeConfig) (found []Finding) {
 		return unknown("the configuration of "+r.Name, r.err)
 	}
 	if filepath.Clean(r.ConfDir) != filepath.Clean(n.ConfDir) {
-		found = append(found, Finding{Level: Error, Code: runtimeConfDir, What: r.Name + " reads no configuration in " + n.ConfDir,
+		found = append(found, Finding{Level: Error, Code: "runtime-conf-dir", What: r.Name + " reads no configuration in " + n.ConfDir,
 			Evidence:    fmt.Sprintf("%s names %s", file, r.ConfDir),
 			Consequence: "pods get the network of the other folder",
 			Command:     "install -m 600 " + n.ConfDir + "/10-podlace.conflist " + r.ConfDir + "/"})
 	}
 	clean := func(dir string) bool { return filepath.Clean(dir) == filepath.Clean(n.BinDir) }
 	if !slices.ContainsFunc(r.BinDirs, clean) {
-		found = append(found, Finding{Level: Error, Code: runtimeBinDir, What: r.Name + " looks for no plugin in " + n.BinDir,
+		found = append(found, Finding{Level: Error, Code: "runtime-bin-dir", What: r.Name + " looks for no plugin in " + n.BinDir,
 			Evidence:    fmt.Sprintf("%s names %s", file, strings.Join(r.BinDirs, ", ")),
 			Consequence: "pods get the plugins of the other folder, or none",
 			Command:     n.makeInstall(r.BinDirs[0])})
@@ -288,7 +288,7 @@ func (n *node) shadowedBinaries(r runtimeConfig) (found []Finding) {
 		}
 		for _, name := range n.pluginTypes() {
 			if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-				found = append(found, Finding{Level: Error, Code: pluginHidden, What: fmt.Sprintf("%s runs the plugin %s of %s", r.Name, name, dir),
+				found = append(found, Finding{Level: Error, Code: "plugin-hidden", What: fmt.Sprintf("%s runs the plugin %s of %s", r.Name, name, dir),
 					Evidence:    fmt.Sprintf("%s stands before %s in the list of plugin folders", dir, n.BinDir),
 					Consequence: "keys that only Podlace's plugin knows have no effect",
 					Command:     "mv " + filepath.Join(dir, name) + " " + filepath.Join(dir, name) + ".unused"})

@@ -54,7 +54,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 		Log: slog.New(slog.DiscardHandler)}
 	usage, err := hostlocal.ReadUsage(r)
 	if err != nil {
-		return []Finding{{Level: Error, Code: addressesUnusable,
+		return []Finding{{Level: Error, Code: "addresses-unusable",
 			What: fmt.Sprintf("network %q has no usable addresses", net.Name), Evidence: err.Error(),
 			Consequence: "no pod of this network starts", Command: addressesCommand(net.File, err)}}
 	}
@@ -62,12 +62,12 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 		if u.Size == 0 || u.Leased*100 < u.Size*fullAt {
 			continue
 		}
-		f := Finding{Level: Warning, Code: addressesFew, What: fmt.Sprintf("network %q has few addresses left", net.Name),
+		f := Finding{Level: Warning, Code: "addresses-few", What: fmt.Sprintf("network %q has few addresses left", net.Name),
 			Evidence:    fmt.Sprintf("%d of %d addresses are leased of %s", u.Leased, u.Size, u.Set),
 			Consequence: "new pods wait once all are leased",
 			Command:     "podlace gc --yes; then enlarge the range, or move pods to another node"}
 		if u.Leased >= u.Size {
-			f.Level, f.Code, f.What = Error, addressesNone, fmt.Sprintf("network %q has no addresses left", net.Name)
+			f.Level, f.Code, f.What = Error, "addresses-none", fmt.Sprintf("network %q has no addresses left", net.Name)
 			f.Consequence = "new pods wait until another pod ends"
 		}
 		found = append(found, f)
@@ -88,7 +88,7 @@ func (n *node) records() (found []Finding) {
 		}
 	}
 	if gone > 0 {
-		found = append(found, Finding{Level: Warning, Code: deadAttachments, What: fmt.Sprintf("attachments of pods that are gone: %d", gone),
+		found = append(found, Finding{Level: Warning, Code: "dead-attachments", What: fmt.Sprintf("attachments of pods that are gone: %d", gone),
 			Evidence:    fmt.Sprintf("for example container %s of network %q", example.ContainerID, example.Network),
 			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
 			Command:     "podlace gc lists them; podlace gc --yes removes them"})
@@ -98,7 +98,7 @@ func (n *node) records() (found []Finding) {
 		return append(found, unknown("the records", err)...)
 	}
 	for _, d := range damaged {
-		found = append(found, Finding{Level: Error, Code: damagedRecord,
+		found = append(found, Finding{Level: Error, Code: "damaged-record",
 			What: "a record cannot be read", Evidence: fmt.Sprintf("%s: %v", d.Path(), d.Reason),
 			Consequence: "the rules and limits of its pod are not restored after a flush",
 			Command:     "delete the pod: its DEL removes what the record stands for"})
@@ -108,40 +108,37 @@ func (n *node) records() (found []Finding) {
 
 // The check "rules" reports missing firewall rules and bandwidth limits of live pods.
 func (n *node) rules() (found []Finding) {
-	lost := func(code plugin.FindingCode, what, consequence string) {
-		found = append(found, Finding{Level: Error, Code: code,
-			What: what, Evidence: "the records under " + store.Root + " name them, the kernel lacks them",
-			Consequence: consequence, Command: "podlace reload"})
-	}
 	if !bridge.Intact(n.host) {
-		lost(rulesMissing, "rules, gateway addresses or forwarding of the plugin bridge are missing",
-			"pods have no gateway, no masquerade or no protection from one another")
+		found = append(found, Finding{Code: "rules-missing", What: "rules, gateway addresses or forwarding of the plugin bridge are missing",
+			Consequence: "pods have no gateway, no masquerade or no protection from one another"})
 	}
 	if !portmap.Intact(n.host) {
-		lost(rulesMissing, "rules of the plugin portmap are missing", "hostPorts do not answer")
+		found = append(found, Finding{Code: "rules-missing", What: "rules of the plugin portmap are missing",
+			Consequence: "hostPorts do not answer"})
 	}
-	missing, err := n.missingLimits()
-	if err != nil {
-		return append(found, unknown("the limits of pods", err)...)
-	}
-	if missing > 0 {
-		lost(limitsMissing, fmt.Sprintf("limits of pods are missing: %d", missing), "these pods send or receive without a limit")
-	}
-	return found
-}
-
-func (n *node) missingLimits() (missing int, err error) {
+	missing := 0
 	records, err := attachment.AllOf("bandwidth")
-	if err != nil {
-		return 0, err
-	}
-	list, err := bandwidth.Look(context.Background(), n.host, records, 0)
-	for _, l := range list {
-		if l.Missing() && !l.Gone {
-			missing++
+	if err == nil {
+		var list []bandwidth.Limits
+		list, err = bandwidth.Look(context.Background(), n.host, records, 0)
+		for _, l := range list {
+			if l.Missing() && !l.Gone {
+				missing++
+			}
 		}
 	}
-	return missing, err
+	if missing > 0 {
+		found = append(found, Finding{Code: "limits-missing", What: fmt.Sprintf("limits of pods are missing: %d", missing),
+			Consequence: "these pods send or receive without a limit"})
+	}
+	for i := range found {
+		found[i].Level, found[i].Command = Error, "podlace reload"
+		found[i].Evidence = "the records under " + store.Root + " name them, the kernel lacks them"
+	}
+	if err != nil {
+		found = append(found, unknown("the limits of pods", err)...)
+	}
+	return found
 }
 
 // agentStatus is the part of podlace-node's status file that doctor reads.
@@ -181,7 +178,7 @@ func (n *node) agent() (found []Finding) {
 		return unknown("the status of podlace-node", err)
 	}
 	if !n.running["podlace-node"] {
-		found = append(found, Finding{Level: Error, Code: agentStopped,
+		found = append(found, Finding{Level: Error, Code: "agent-stopped",
 			What: "podlace-node does not run", Evidence: "there is no process podlace-node",
 			Consequence: "pods keep their network; changes of the cluster are missed",
 			Command:     "kubectl get pods --all-namespaces -l app.kubernetes.io/name=podlace-node -o wide"})
@@ -191,7 +188,7 @@ func (n *node) agent() (found []Finding) {
 		level = Error
 	}
 	for _, p := range s.Problems {
-		found = append(found, Finding{Level: level, Code: agentProblem,
+		found = append(found, Finding{Level: level, Code: "agent-problem",
 			What: p.What, Evidence: p.Why, Consequence: "see podlace-node status", Command: p.Do})
 	}
 	return found
@@ -231,7 +228,7 @@ func (n *node) kubelet() (found []Finding) {
 		uses = uses || net.Plugin("sriov") != nil
 	}
 	if !uses && n.exists(claim.Folder) {
-		return []Finding{{Level: Error, Code: sriovMissing, What: "no network attaches the VFs of ResourceClaims",
+		return []Finding{{Level: Error, Code: "sriov-missing", What: "no network attaches the VFs of ResourceClaims",
 			Evidence:    fmt.Sprintf("%s exists, and no configuration in %s names sriov", claim.Folder, n.ConfDir),
 			Consequence: "a pod with a ResourceClaim starts without its VF",
 			Command:     "add the plugin sriov to the conflist of the pods' network: docs/DRA.md"}}
@@ -246,7 +243,7 @@ func (n *node) kubelet() (found []Finding) {
 		{allocation.Socket, "sriov has to ask the kubelet, which takes longer", "systemctl status sriov-device-plugin"},
 	} {
 		if !n.exists(f.file) {
-			found = append(found, Finding{Level: Warning, Code: kubeletSocket,
+			found = append(found, Finding{Level: Warning, Code: "kubelet-socket",
 				What: "the socket " + f.file + " is missing", Evidence: "no such file",
 				Consequence: f.consequence, Command: f.command})
 		}
@@ -277,7 +274,7 @@ func (n *node) kubeletGates() (found []Finding) {
 	for _, gate := range []string{"KubeletPodResources", "KubeletPodResourcesGetAllocatable", "DevicePlugins", "DynamicResourceAllocation"} {
 		for line := range strings.Lines(string(text)) {
 			if key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key == gate && strings.TrimSpace(value) == "false" {
-				found = append(found, Finding{Level: Warning, Code: kubeletGate, What: "the feature gate " + gate + " of the kubelet is off",
+				found = append(found, Finding{Level: Warning, Code: "kubelet-gate", What: "the feature gate " + gate + " of the kubelet is off",
 					Evidence:    kubeletConfig + ": " + strings.TrimSpace(line),
 					Consequence: "the VFs of pods cannot be found or allocated",
 					Command:     "remove the line from " + kubeletConfig + "; systemctl restart " + n.kubeletUnit()})

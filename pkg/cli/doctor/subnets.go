@@ -35,7 +35,7 @@ func (n *node) changedSubnets() (found []Finding) {
 				continue
 			}
 			reported[at] = true
-			found = append(found, Finding{Level: Error, Code: subnetChanged,
+			found = append(found, Finding{Level: Error, Code: "subnet-changed",
 				What:        "the subnet of " + rec.Bridge + " was changed while pods use the old one",
 				Evidence:    fmt.Sprintf("%s has %s for %s; the configuration has %v", rec.Bridge, gw, rec.Pod, subnets),
 				Consequence: "ADD of new pods fails with code 102",
