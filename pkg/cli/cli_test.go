@@ -5,44 +5,21 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// If the test binary is called "sudo", it acts as sudo.
 func TestMain(m *testing.M) {
-	switch {
-	case filepath.Base(os.Args[0]) == "sudo":
-		os.Exit(playSudo(os.Args[1:]))
-	case os.Getenv(inSandbox) != "":
+	if os.Getenv(inSandbox) != "" {
 		kerneltest.Main(m)
 	}
 	os.Exit(m.Run())
-}
-
-// needsNoPassword is the name of an environment variable. If the variable is set, the fake sudo succeeds.
-const (
-	needsNoPassword = "PLAY_SUDO"
-	playedStatus    = 7
-)
-
-func playSudo(args []string) int {
-	if os.Getenv(needsNoPassword) == "" {
-		return 1
-	}
-	if slices.Equal(args, []string{"-n", "true"}) {
-		return 0
-	}
-	fmt.Println(args)
-	return playedStatus
 }
 
 func run(args ...string) (status int, stdout, stderr string) {
@@ -140,45 +117,5 @@ func TestFindsInstalledPlugins(t *testing.T) {
 	_, err := pluginFolder([]string{tools, full}, []string{"dance"})
 	if err == nil || err.Error() != "plugin folder "+tools+": no executable dance\nplugin folder "+full+": no executable dance" {
 		t.Errorf("nowhere: %v", err)
-	}
-}
-
-func TestAsRoot(t *testing.T) {
-	var out, errs bytes.Buffer
-	if os.Geteuid() == 0 {
-		if err := asRoot(t.Context(), &out, &errs); err != exitError(exitRefused) {
-			t.Errorf("as root: %v", err)
-		}
-		t.Skip("the rest needs an ordinary user: root does not ask sudo")
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	t.Setenv("PATH", dir)
-	if err := asRoot(t.Context(), &out, &errs); err != exitError(exitRefused) || !strings.Contains(errs.String(), "as root") {
-		t.Errorf("without sudo: %v, %s", err, &errs)
-	}
-	if err := os.Symlink(exe, filepath.Join(dir, "sudo")); err != nil {
-		t.Fatal(err)
-	}
-	command, err := sudoCommand("sudo")
-	if err != nil || command[0] != "sudo" || command[1] != exe || len(command) != len(os.Args)+1 {
-		t.Errorf("command %q, %v", command, err)
-	}
-	errs.Reset()
-	if err := asRoot(t.Context(), &out, &errs); err != exitError(exitRefused) || !strings.Contains(errs.String(), "run: "+dir+"/sudo "+exe) {
-		t.Errorf("with a sudo that wants a password: %v, %s", err, &errs)
-	}
-	t.Setenv(needsNoPassword, "1")
-	errs.Reset()
-	if err := asRoot(t.Context(), &out, &errs); err != exitError(playedStatus) || !strings.Contains(out.String(), exe) {
-		t.Errorf("with a sudo that wants none: %v, %s, %s", err, &out, &errs)
-	}
-	t.Setenv("SUDO_UID", "1000")
-	errs.Reset()
-	if err := asRoot(t.Context(), &out, &errs); err != exitError(exitRefused) || errs.Len() != 0 {
-		t.Errorf("below sudo: %v, %s", err, &errs)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -97,4 +98,10 @@ func dash(s string) string {
 		return "-"
 	}
 	return s
+}
+
+// isTerminal reports whether a file is a terminal. Other character devices, such as /dev/null, are no terminals.
+func isTerminal(f *os.File) bool {
+	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return err == nil && (strings.HasPrefix(target, "/dev/pts/") || strings.HasPrefix(target, "/dev/tty"))
 }

@@ -60,12 +60,11 @@ const askTimeout = 10 * time.Second
 
 // sriovFlags contains the values of the flags that select the device plugin's configuration and its sockets.
 type sriovFlags struct {
-	config, prefix, host string
-	sysfs, socket        string
-	claims               string
-	output               string
-	request              requestFlags
-	strict               bool
+	pool.Source
+	sysfs, socket string
+	claims        string
+	output        string
+	request       requestFlags
 }
 
 func newSRIOV() *cobra.Command {
@@ -78,16 +77,10 @@ func newSRIOV() *cobra.Command {
 // addConfig adds the flags that select the device plugin's configuration.
 func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	host, _ := os.Hostname()
-	cmd.Flags().StringVar(&f.config, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
-	cmd.Flags().StringVar(&f.prefix, "resource-prefix", "intel.com", "prefix of resources that have no resourcePrefix")
-	cmd.Flags().StringVar(&f.host, "node-name", host, "name of this node in the configuration")
+	cmd.Flags().StringVar(&f.File, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
+	cmd.Flags().StringVar(&f.Prefix, "resource-prefix", "intel.com", "prefix of resources that have no resourcePrefix")
+	cmd.Flags().StringVar(&f.Host, "node-name", host, "name of this node in the configuration")
 	cmd.Flags().Lookup("node-name").DefValue = "the host name" // man pages are the same on each build machine
-}
-
-// add() adds the flags that describe the node (configuration, sysfs and device plugin), and the flag for the output format.
-func (f *sriovFlags) add(cmd *cobra.Command) {
-	f.addNode(cmd)
-	addOutput(cmd, &f.output)
 }
 
 // addNode adds the flags that select the configuration, sysfs and the device plugin.
@@ -106,7 +99,8 @@ func newSRIOVLs() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.list(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}
-	f.add(cmd)
+	f.addNode(cmd)
+	addOutput(cmd, &f.output)
 	return cmd
 }
 
@@ -121,8 +115,9 @@ func newSRIOVExplain() *cobra.Command {
 			}
 			return f.explain(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), strings.Join(args, ""))
 		}}
-	f.add(cmd)
-	cmd.Flags().BoolVar(&f.strict, "strict", false,
+	f.addNode(cmd)
+	addOutput(cmd, &f.output)
+	cmd.Flags().BoolVar(&f.Strict, "strict", false,
 		"refuse a configuration with an unsupported entry, as sriov-device-plugin --strict")
 	f.request.add(cmd)
 	return cmd
@@ -298,9 +293,11 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 // compareCPUs compares the NUMA nodes of CPUs with the NUMA node of a device.
 func (n *sriovNode) compareCPUs(d pci.Device, cpus []int64) string {
 	same := 0
-	for _, cpu := range cpus {
-		if n.nodeOf(int(cpu)) == d.NUMANode {
-			same++
+	for _, node := range n.snapshot.Nodes {
+		for _, cpu := range listedCPUs(node.CPUs) {
+			if node.ID == d.NUMANode && slices.Contains(cpus, int64(cpu)) {
+				same++
+			}
 		}
 	}
 	switch {
@@ -312,14 +309,4 @@ func (n *sriovNode) compareCPUs(d pci.Device, cpus []int64) string {
 		return "other"
 	}
 	return "mixed"
-}
-
-// nodeOf returns the NUMA node of a CPU.
-func (n *sriovNode) nodeOf(cpu int) int {
-	for _, node := range n.snapshot.Nodes {
-		if slices.Contains(listedCPUs(node.CPUs), cpu) {
-			return node.ID
-		}
-	}
-	return pci.Unknown
 }

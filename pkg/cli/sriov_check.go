@@ -10,8 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 const sriovCheckClaimHelp = `Check the ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and pod
@@ -190,7 +192,11 @@ func (c resourceClass) spec() deviceClass {
 	class.ExtendedResourceName = c.resource
 	class.Selectors = make([]celSelector, 1)
 	class.Selectors[0].CEL.Expression = expression(c.resource)
-	class.Config = c.entries()
+	if !c.settings.IsZero() {
+		if text, err := vfconfig.Parameters(c.resource, *c.settings); err == nil {
+			class.Config = []configEntry{{Opaque: &opaque{Driver: claim.Driver, Parameters: text}}}
+		}
+	}
 	return class
 }
 
@@ -204,18 +210,9 @@ func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
 	}
 }
 
-// classOfExtended returns the class that an extended resource belongs to.
-func (c *checker) classOfExtended(resource string) (deviceClass, bool) {
-	i := slices.IndexFunc(c.classes, func(d deviceClass) bool { return d.ExtendedResourceName == resource })
-	if i < 0 {
-		return deviceClass{}, false
-	}
-	return c.classes[i], true
-}
-
-// classNamed returns the DeviceClass with the given name.
-func (c *checker) classNamed(name string) (deviceClass, bool) {
-	i := slices.IndexFunc(c.classes, func(d deviceClass) bool { return d.name == name })
+// class returns the first DeviceClass that matches.
+func (c *checker) class(match func(deviceClass) bool) (deviceClass, bool) {
+	i := slices.IndexFunc(c.classes, match)
 	if i < 0 {
 		return deviceClass{}, false
 	}

@@ -5,6 +5,7 @@ package cli
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/claim"
@@ -15,24 +16,21 @@ import (
 // checkObject checks one Kubernetes object in the file.
 func (c *checker) checkObject(m manifest) {
 	switch m.Kind {
-	case kindClaim:
-		var spec claimSpec
-		if err := m.decode(&spec); err != nil {
-			c.fail("%v", err)
-			return
-		}
-		c.checkKeys(m)
-		c.checkSpec(m.String(), "spec.devices", spec)
-	case kindTemplate:
+	case kindClaim, kindTemplate:
 		var spec struct {
-			Spec claimSpec `json:"spec"`
+			claimSpec
+			Spec claimSpec `json:"spec"` // of a template
 		}
 		if err := m.decode(&spec); err != nil {
 			c.fail("%v", err)
 			return
 		}
 		c.checkKeys(m)
-		c.checkSpec(m.String(), "spec.spec.devices", spec.Spec)
+		if m.Kind == kindTemplate {
+			c.checkSpec(m.String(), "spec.spec.devices", spec.Spec)
+		} else {
+			c.checkSpec(m.String(), "spec.devices", spec.claimSpec)
+		}
 	case kindClass: // addClasses has checked it
 		c.read++
 	default:
@@ -82,10 +80,10 @@ func (c *checker) checkPod(m manifest, path string, spec podSpec) {
 	}
 	for _, container := range append(slices.Clone(spec.InitContainers), spec.Containers...) {
 		for name, count := range container.Resources.Limits {
-			if class, ok := c.classOfExtended(name); ok {
+			if class, ok := c.class(func(d deviceClass) bool { return d.ExtendedResourceName == name }); ok {
 				var spec claimSpec
-				n := strings.Trim(string(count), `"`)
-				request := subRequest{Class: class.name, Count: atoi(n)}
+				n, _ := strconv.Atoi(strings.Trim(string(count), `"`)) // 0 of a text that the API server refuses stands for one device
+				request := subRequest{Class: class.name, Count: n}
 				spec.Devices.Requests = []claimRequest{{Name: name, Exactly: &request}}
 				c.checkSpec(m.String()+", container "+container.Name, "resources.limits", spec)
 			}

@@ -48,10 +48,10 @@ func (f *sriovFlags) classes(stdout, stderr io.Writer) error {
 	}
 	classes, err := classesOf(config)
 	if err != nil {
-		return fmt.Errorf("%s: %w", f.config, err)
+		return fmt.Errorf("%s: %w", f.File, err)
 	}
 	if len(classes) == 0 {
-		return fmt.Errorf("%s: no resource has \"api\": \"dra\", so there is no class to print", f.config)
+		return fmt.Errorf("%s: no resource has \"api\": \"dra\", so there is no class to print", f.File)
 	}
 	for _, c := range classes {
 		text, err := c.yaml()
@@ -67,10 +67,10 @@ func (f *sriovFlags) classes(stdout, stderr io.Writer) error {
 
 // parse() parses the device plugin's configuration file.
 func (f *sriovFlags) parse() (*pool.Config, error) {
-	data, err := store.ReadFile(f.config)
+	data, err := store.ReadFile(f.File)
 	if err == nil {
 		var config *pool.Config
-		if config, err = pool.Parse(pool.Source{File: f.config, Prefix: f.prefix, Host: f.host, Strict: f.strict}, data); err == nil {
+		if config, err = pool.Parse(f.Source, data); err == nil {
 			return config, nil
 		}
 	}

@@ -16,18 +16,6 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// entries() returns the config entries of a generated DeviceClass.
-func (c resourceClass) entries() []configEntry {
-	if c.settings.IsZero() {
-		return nil
-	}
-	text, err := vfconfig.Parameters(c.resource, *c.settings)
-	if err != nil {
-		return nil
-	}
-	return []configEntry{{Opaque: &opaque{Driver: claim.Driver, Parameters: text}}}
-}
-
 // The type claimEntry is a config entry of a claim. A claimEntry contains settings for this driver.
 type claimEntry struct {
 	vfconfig.Entry
@@ -84,12 +72,11 @@ func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	first, own := len(c.checked), false
 	var unknown []namedRequest
 	for _, r := range requests {
-		class, ok := c.classNamed(r.Class)
+		class, ok := c.class(func(d deviceClass) bool { return d.name == r.Class })
 		switch {
 		case !ok:
 			unknown = append(unknown, r)
-		case class.mayMatchDriver() || r.mayMatchDriver() ||
-			slices.ContainsFunc(entries, func(e *claimEntry) bool { return e.appliesTo(r.Name) }):
+		case class.mayMatchDriver(r) || slices.ContainsFunc(entries, func(e *claimEntry) bool { return e.appliesTo(r.Name) }):
 			own = true
 			c.checkSelectors(object+": "+r.path, r.Selectors, class.onlyDriver())
 			for _, resource := range c.candidates(object, class, r) {
@@ -141,29 +128,31 @@ func (c *checker) ownEntries(object, path string, config []configEntry) (entries
 var selectsResource = regexp.MustCompile(`device\.attributes\["` + regexp.QuoteMeta(claim.Driver) +
 	`"\](?:\.resource|\["resource"\])\s*==\s*"([^"]+)"`)
 
-// mayMatchDriver reports whether a class may select devices of this driver.
-func (d deviceClass) mayMatchDriver() bool {
-	return slices.ContainsFunc(d.Selectors, func(s celSelector) bool { return strings.Contains(s.CEL.Expression, claim.Driver) }) ||
-		slices.ContainsFunc(d.Config, func(e configEntry) bool { return e.Opaque != nil && e.Opaque.Driver == claim.Driver })
+// mentionsDriver reports whether one of the expressions contains the name of this driver.
+func mentionsDriver(list []celSelector) bool {
+	return slices.ContainsFunc(list, func(s celSelector) bool { return strings.Contains(s.CEL.Expression, claim.Driver) })
 }
 
-// mayMatchDriver reports whether a selector of the request may select devices of this driver.
-func (r namedRequest) mayMatchDriver() bool {
-	return slices.ContainsFunc(r.Selectors, func(s celSelector) bool { return strings.Contains(s.CEL.Expression, claim.Driver) })
+// mayMatchDriver reports whether a request of the class may select devices of this driver.
+func (d deviceClass) mayMatchDriver(r namedRequest) bool {
+	return mentionsDriver(d.Selectors) || mentionsDriver(r.Selectors) ||
+		slices.ContainsFunc(d.Config, func(e configEntry) bool { return e.Opaque != nil && e.Opaque.Driver == claim.Driver })
 }
 
 // onlyDriver reports whether all devices that a class selects belong to this driver.
 func (d deviceClass) onlyDriver() bool {
 	return slices.ContainsFunc(d.Selectors, func(s celSelector) bool {
-		return celDriver.MatchString(s.CEL.Expression) && strings.Contains(s.CEL.Expression, claim.Driver)
+		return celDriver.MatchString(s.CEL.Expression) && mentionsDriver([]celSelector{s})
 	})
 }
 
 // candidates() returns the resources from which a request may get VFs: the resources that occur in the CEL expressions. If the CEL
 // expressions contain no resource, candidates() returns all resources of the configuration.
 func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
+	selects := false
 	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
 		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {
+			selects = true
 			if c.resources[m[1]] == nil {
 				c.fail(`%s: %s: resource %s is not in the configuration, or has no "api": "dra"`, object, r.path, m[1])
 			} else if !slices.Contains(names, m[1]) {
@@ -171,9 +160,7 @@ func (c *checker) candidates(object string, class deviceClass, r namedRequest) (
 			}
 		}
 	}
-	if len(names) == 0 && !slices.ContainsFunc(slices.Concat(class.Selectors, r.Selectors), func(s celSelector) bool {
-		return selectsResource.MatchString(s.CEL.Expression)
-	}) {
+	if !selects {
 		return slices.Sorted(maps.Keys(c.resources))
 	}
 	return names
@@ -189,7 +176,7 @@ func (c *checker) checkRequest(object string, class deviceClass, r namedRequest,
 		return
 	case r.AdminAccess:
 		out.Settings = nil // admin access does not change the VF
-	case r.several():
+	case r.Mode == "All" || r.Count > 1:
 		if i := slices.IndexFunc(out.Settings, isUnique); i >= 0 {
 			c.fail("%s: %s: only one VF can have %s %s, but the request is for %s", object, r.path, out.Settings[i].Key, out.Settings[i].Value, r.devices())
 			return
@@ -245,15 +232,4 @@ func (r subRequest) devices() string {
 		text += " (admin access)"
 	}
 	return text
-}
-
-func (r subRequest) several() bool { return r.Mode == "All" || r.Count > 1 }
-
-// atoi() parses the requested number of devices of an extended resource. For a text that the API server would refuse, atoi() returns 1.
-func atoi(s string) int {
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		return 1
-	}
-	return n
 }

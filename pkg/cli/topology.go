@@ -101,7 +101,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 		return err
 	}
 	node.printGaps(stderr)
-	t := newPicture(f.sriov.host, list, node.devices(), node.holder)
+	t := newPicture(f.sriov.Host, list, node.devices(), node.holder)
 	if f.output == outputJSON {
 		err = printJSON(stdout, t)
 	} else {

@@ -105,10 +105,12 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	inside, code, err := sandbox.Enter()
 	switch {
 	case err != nil:
-		fmt.Fprintln(stderr, "podlace: no sandbox:", err)
-		return asRoot(ctx, stdout, stderr)
+		printLine(stderr, fmt.Sprintf("no sandbox: %v", err))
+		return exitError(exitRefused)
+	case !inside && code == exitOK:
+		return nil
 	case !inside:
-		return exitStatus(code)
+		return exitError(code)
 	}
 	if nodeErr == nil {
 		if _, err := nodefile.Write(node); err != nil {
