@@ -171,22 +171,12 @@ func findFolders(o Options) *node {
 	n := &node{Options: o}
 	n.running = n.programs()
 	n.runtimes = n.readRuntimes()
-	if n.ConfDir == "" {
-		n.ConfDir = n.first(func(c runtimeConfig) string { return c.ConfDir }, "/etc/cni/net.d")
+	conf, bin := defaultConfDir, defaultBinDir
+	if len(n.runtimes) > 0 {
+		conf, bin = n.runtimes[0].ConfDir, n.runtimes[0].BinDirs[0]
 	}
-	if n.BinDir == "" {
-		n.BinDir = n.first(func(c runtimeConfig) string { return c.BinDirs[0] }, "/opt/cni/bin")
-	}
+	n.ConfDir, n.BinDir = cmp.Or(n.ConfDir, conf), cmp.Or(n.BinDir, bin)
 	return n
-}
-
-// first() returns a value from the configuration of the first container runtime. If the node has no container runtime, first() returns the
-// value of the argument "otherwise".
-func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
-	for _, r := range n.runtimes {
-		return of(r)
-	}
-	return otherwise
 }
 
 // path() returns the path of another program's file below the root folder n.Root.

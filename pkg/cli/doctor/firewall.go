@@ -4,7 +4,6 @@ package doctor
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -114,17 +113,19 @@ func namesLink(rules, link string) bool {
 
 // ufwActive reports whether ufw manages the firewall. At each start, ufw loads only its own rules, so it removes rules that were added with
 // iptables(8).
-func (n *node) ufwActive() bool { return n.shellValue("/etc/ufw/ufw.conf", "ENABLED") == "yes" }
+func (n *node) ufwActive() bool {
+	return setting(n.configText("/etc/ufw/ufw.conf"), "ENABLED") == "yes"
+}
 
 // ufw() reports bridges whose forwarded packets ufw drops or may drop. Without a rule for the bridge, ufw drops forwarded packets by
 // default (ufw-framework(8)). The argument `blocked` contains, for each bridge, the nftables chain that drops the packets of the bridge.
 // The map is empty if ufw uses iptables-legacy.
 func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
-	accepts := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY") == "ACCEPT"
-	rules, _ := os.ReadFile(n.path("/etc/ufw/user.rules"))
+	accepts := setting(n.configText("/etc/default/ufw"), "DEFAULT_FORWARD_POLICY") == "ACCEPT"
+	rules := n.configText("/etc/ufw/user.rules")
 	for _, bridge := range n.bridges() {
 		chain, drops := blocked[bridge]
-		named := strings.Contains(string(rules), bridge)
+		named := strings.Contains(rules, bridge)
 		command := fmt.Sprintf("ufw route allow in on %s; ufw route allow out on %[1]s", bridge)
 		switch {
 		case drops && named:
@@ -149,17 +150,9 @@ func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
 	}
-	files, _ := filepath.Glob(n.path("/etc/firewalld/zones/*.xml"))
-	var zones strings.Builder
-	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			return unknown(f, err)
-		}
-		zones.Write(text)
-	}
+	zones := n.configText("/etc/firewalld/zones/*.xml")
 	for _, bridge := range n.bridges() {
-		if strings.Contains(zones.String(), `<interface name="`+bridge+`"/>`) {
+		if strings.Contains(zones, `<interface name="`+bridge+`"/>`) {
 			continue
 		}
 		found = append(found, Finding{Level: Warning, Code: "firewalld-zone", What: "firewalld may reject the packets of pods on " + bridge,
@@ -168,21 +161,6 @@ func (n *node) firewalld() (found []Finding) {
 			Command:     "firewall-cmd --permanent --zone=trusted --add-interface=" + bridge + "; firewall-cmd --reload"})
 	}
 	return found
-}
-
-// shellValue returns the value of a variable in a file with shell assignments, without quotes. shellValue returns "" if the variable is
-// missing.
-func (n *node) shellValue(file, name string) (value string) {
-	text, err := os.ReadFile(n.path(file))
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(text)) {
-		if key, v, ok := strings.Cut(strings.TrimSpace(line), "="); ok && key == name {
-			value = strings.Trim(v, `"'`)
-		}
-	}
-	return value
 }
 
 // reloadUnit is a systemd unit that restores Podlace's rules after a firewall service has started.
@@ -195,11 +173,10 @@ func (n *node) firewallReload() (found []Finding) {
 		return nil
 	}
 	flushes := ""
-	if text, err := os.ReadFile(n.path("/etc/nftables.conf")); err == nil && n.enabled("nftables.service") &&
-		strings.Contains(string(text), "flush ruleset") {
+	if n.enabled("nftables.service") && strings.Contains(n.configText("/etc/nftables.conf"), "flush ruleset") {
 		flushes = "/etc/nftables.conf contains 'flush ruleset', and nftables.service is enabled"
 	}
-	if n.running["firewalld"] && n.shellValue("/etc/firewalld/firewalld.conf", "FirewallBackend") == "iptables" {
+	if n.running["firewalld"] && setting(n.configText("/etc/firewalld/firewalld.conf"), "FirewallBackend") == "iptables" {
 		flushes = "firewalld runs with FirewallBackend=iptables, and flushes iptables' tables at a reload (FlushAllOnReload in firewalld.conf(5))"
 	}
 	if flushes == "" {

@@ -296,7 +296,8 @@ func fullConntrack(count, most int) []Finding {
 // The check "neighbours" compares the size limit of the kernel's neighbour table with the number of peer nodes. The kernel shows the size
 // limit only in the node's own network namespace.
 func (n *node) neighbours() (found []Finding) {
-	peers := len(n.agentPeers())
+	agent, _ := readAgentStatus()
+	peers := len(agent.Peers)
 	for _, family := range []string{"ipv4", "ipv6"} {
 		if most, ok := n.number(family + "/neigh/default/gc_thresh3"); ok {
 			found = append(found, fewNeighbours(family, most, peers)...)

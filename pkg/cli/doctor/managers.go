@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/bridge"
@@ -24,6 +25,16 @@ func (n *node) configText(patterns ...string) string {
 		}
 	}
 	return text.String()
+}
+
+// setting returns the last value of a key in lines of the form key=value, without quotes, or "".
+func setting(text, key string) (value string) {
+	for line := range strings.Lines(text) {
+		if k, v, ok := strings.Cut(line, "="); ok && strings.TrimSpace(k) == key {
+			value = strings.Trim(strings.TrimSpace(v), `"'`)
+		}
+	}
+	return value
 }
 
 // The check "networkmanager" reports a NetworkManager that may change the interfaces of pods (NetworkManager.conf(5), unmanaged-devices).
@@ -62,27 +73,12 @@ func (n *node) networkd() []Finding {
 	}
 	text := n.configText("/usr/lib/systemd/networkd.conf", "/usr/lib/systemd/networkd.conf.d/*.conf", "/etc/systemd/networkd.conf",
 		"/run/systemd/networkd.conf.d/*.conf", "/etc/systemd/networkd.conf.d/*.conf")
-	manages := true
-	for line := range strings.Lines(text) {
-		if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && strings.TrimSpace(key) == "ManageForeignRoutes" {
-			manages = !isFalse(strings.TrimSpace(value))
-		}
-	}
-	if !manages {
-		return nil
+	if slices.Contains([]string{"0", "no", "n", "false", "f", "off"}, strings.ToLower(setting(text, "ManageForeignRoutes"))) {
+		return nil // systemd.syntax(7)
 	}
 	return []Finding{{Level: Warning, What: "systemd-networkd removes the routes to other nodes when it restarts",
 		Evidence:    "systemd-networkd runs, and ManageForeignRoutes is not set to no",
 		Consequence: "podlace-node restores them within a second; packets in between are lost",
 		Command: "mkdir -p /etc/systemd/networkd.conf.d; printf '[Network]\\nManageForeignRoutes=no\\n' " +
 			">/etc/systemd/networkd.conf.d/podlace.conf; systemctl restart systemd-networkd"}}
-}
-
-// isFalse reports whether a value in a systemd configuration means false (systemd.syntax(7)).
-func isFalse(value string) bool {
-	switch strings.ToLower(value) {
-	case "0", "no", "n", "false", "f", "off":
-		return true
-	}
-	return false
 }

@@ -21,7 +21,6 @@ type runtimeConfig struct {
 	File    string // path of the configuration; "" if there is none and the defaults apply
 	ConfDir string
 	BinDirs []string // folders in the order in which the runtime searches for a plugin
-	MaxConf int      // number of networks that the runtime loads; 0 for all
 	Network string   // name of the only network that the runtime uses, or ""
 	setter  string   // the file that sets Network
 	err     error    // reason why the configuration cannot be read
@@ -29,6 +28,12 @@ type runtimeConfig struct {
 
 	InternalLoopback bool // containerd itself sets lo up, without the plugin loopback
 }
+
+// The folders of a runtime whose configuration names no others.
+const (
+	defaultConfDir = "/etc/cni/net.d"
+	defaultBinDir  = "/opt/cni/bin"
+)
 
 // The constant `comm` is a pattern for the files in /proc that contain the name of a running program (proc_pid_comm(5)). The name in such a
 // file has at most 15 bytes.
@@ -54,8 +59,8 @@ type containerdPlace struct{ file, confDir, binDir string }
 func (n *node) containerdPlaces() (places []containerdPlace) {
 	usual := []containerdPlace{
 		{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
-		{"/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/etc/cni/net.d", "/opt/cni/bin"},
-		{containerdConfig, "/etc/cni/net.d", "/opt/cni/bin"},
+		{"/var/lib/rancher/rke2/agent/etc/containerd/config.toml", defaultConfDir, defaultBinDir},
+		{containerdConfig, defaultConfDir, defaultBinDir},
 	}
 	files, _ := filepath.Glob(n.path(comm))
 	for _, file := range files {
@@ -66,7 +71,7 @@ func (n *node) containerdPlaces() (places []containerdPlace) {
 		if err != nil || len(args) == 0 {
 			return usual
 		}
-		place := containerdPlace{configArgument(strings.Split(string(args), "\x00")), "/etc/cni/net.d", "/opt/cni/bin"}
+		place := containerdPlace{configArgument(strings.Split(string(args), "\x00")), defaultConfDir, defaultBinDir}
 		if i := slices.IndexFunc(usual, func(p containerdPlace) bool { return p.file == place.file }); i >= 0 {
 			place = usual[i]
 		}
@@ -105,7 +110,7 @@ func (n *node) readRuntimes() (all []runtimeConfig) {
 		if !there && (!n.running["containerd"] || len(all) > 0) {
 			continue
 		}
-		c := runtimeConfig{Name: "containerd", ConfDir: place.confDir, BinDirs: []string{place.binDir}, MaxConf: 1}
+		c := runtimeConfig{Name: "containerd", ConfDir: place.confDir, BinDirs: []string{place.binDir}}
 		if there {
 			c.File = place.file
 			c.err = c.readContainerd(n, place.file, 0)
@@ -136,9 +141,11 @@ const maxImports = 8
 // imports (containerd-config.toml(5)). A value in an imported file overrides the value from the importing file.
 func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 	var raw struct {
-		Imports []string                  `toml:"imports"`
-		Off     []string                  `toml:"disabled_plugins"`
-		Plugins map[string]map[string]any `toml:"plugins"`
+		Imports []string `toml:"imports"`
+		Off     []string `toml:"disabled_plugins"`
+		Plugins map[string]struct {
+			CNI cniSettings `toml:"cni"`
+		} `toml:"plugins"`
 	}
 	if err := readTOML(n.path(file), &raw); err != nil {
 		return err
@@ -149,8 +156,7 @@ func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 		}
 	}
 	for _, plugin := range []string{"io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
-		cni, _ := raw.Plugins[plugin]["cni"].(map[string]any)
-		c.setCNI(cni)
+		c.setCNI(raw.Plugins[plugin].CNI)
 	}
 	var errs []error
 	for _, pattern := range raw.Imports {
@@ -167,30 +173,30 @@ func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 	return errors.Join(errs...)
 }
 
-func (c *runtimeConfig) setCNI(cni map[string]any) {
-	if internal, ok := cni["use_internal_loopback"].(bool); ok {
-		c.InternalLoopback = internal
+// cniSettings is the section cni of containerd's configuration.
+type cniSettings struct {
+	ConfDir  string   `toml:"conf_dir"`
+	BinDir   string   `toml:"bin_dir"`
+	BinDirs  []string `toml:"bin_dirs"`
+	Loopback *bool    `toml:"use_internal_loopback"`
+}
+
+func (c *runtimeConfig) setCNI(cni cniSettings) {
+	c.ConfDir = cmp.Or(cni.ConfDir, c.ConfDir)
+	if cni.BinDir != "" {
+		c.BinDirs = []string{cni.BinDir}
 	}
-	if dir, _ := cni["conf_dir"].(string); dir != "" {
-		c.ConfDir = dir
+	if len(cni.BinDirs) > 0 {
+		c.BinDirs = cni.BinDirs
 	}
-	if dir, _ := cni["bin_dir"].(string); dir != "" {
-		c.BinDirs = []string{dir}
-	}
-	if list, _ := cni["bin_dirs"].([]any); len(list) > 0 {
-		c.BinDirs = nil
-		for _, dir := range list {
-			c.BinDirs = append(c.BinDirs, fmt.Sprint(dir))
-		}
-	}
-	if most, ok := cni["max_conf_num"].(int64); ok {
-		c.MaxConf = int(most)
+	if cni.Loopback != nil {
+		c.InternalLoopback = *cni.Loopback
 	}
 }
 
 // readCRIO reads crio.conf and the drop-in files. A value in a later CRI-O file overrides the value of an earlier file (crio.conf(5)).
 func (n *node) readCRIO() runtimeConfig {
-	c := runtimeConfig{Name: "CRI-O", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}}
+	c := runtimeConfig{Name: "CRI-O", ConfDir: defaultConfDir, BinDirs: []string{defaultBinDir}}
 	files, _ := filepath.Glob(n.path("/etc/crio/crio.conf.d/*"))
 	var errs []error
 	for _, file := range append([]string{n.path("/etc/crio/crio.conf")}, files...) {

@@ -163,11 +163,6 @@ func readAgentStatus() (s agentStatus, err error) {
 	return s, err
 }
 
-func (n *node) agentPeers() []json.RawMessage {
-	s, _ := readAgentStatus()
-	return s.Peers
-}
-
 // The check "node-agent" reports the problems that podlace-node wrote to its status file.
 func (n *node) agent() (found []Finding) {
 	s, err := readAgentStatus()
@@ -267,12 +262,9 @@ const kubeletConfig = "/var/lib/kubelet/config.yaml"
 // kubeletGates reports feature gates that the sriov plugin needs but that are disabled in the kubelet's configuration. By default, the
 // kubelet enables these feature gates.
 func (n *node) kubeletGates() (found []Finding) {
-	text, err := store.ReadFile(n.path(kubeletConfig))
-	if err != nil {
-		return nil
-	}
+	text := n.configText(kubeletConfig)
 	for _, gate := range []string{"KubeletPodResources", "KubeletPodResourcesGetAllocatable", "DevicePlugins", "DynamicResourceAllocation"} {
-		for line := range strings.Lines(string(text)) {
+		for line := range strings.Lines(text) {
 			if key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key == gate && strings.TrimSpace(value) == "false" {
 				found = append(found, Finding{Level: Warning, Code: "kubelet-gate", What: "the feature gate " + gate + " of the kubelet is off",
 					Evidence:    kubeletConfig + ": " + strings.TrimSpace(line),
