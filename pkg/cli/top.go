@@ -53,9 +53,9 @@ type flow struct {
 	Limit   uint64 `json:"limit,omitempty"` // bits per second
 }
 
-// The type counters contains the counters of a host interface. As in the kernel, rx and tx are the directions from the node's point of
-// view.
-type counters struct{ rxBytes, txBytes, rxPackets, txPackets, rxDropped, txDropped uint64 }
+// counters contains the counters of a host interface by their names in sysfs. As in the kernel, rx and tx are the directions from the node's
+// point of view.
+type counters map[string]uint64
 
 type topFlags struct {
 	confFlags
@@ -181,17 +181,16 @@ func limitDrops() (map[attachment.Key]bandwidth.Both[uint32], error) {
 	defer host.Close()
 	list, err := bandwidth.Read(host, records)
 	drops := map[attachment.Key]bandwidth.Both[uint32]{}
+	droppedBy := func(d *bandwidth.Direction) uint32 {
+		if d == nil || d.Applied == nil {
+			return 0
+		}
+		return d.Applied.Dropped
+	}
 	for _, l := range list {
 		drops[l.Key] = bandwidth.Both[uint32]{Ingress: droppedBy(l.Ingress), Egress: droppedBy(l.Egress)}
 	}
 	return drops, err
-}
-
-func droppedBy(d *bandwidth.Direction) uint32 {
-	if d == nil || d.Applied == nil {
-		return 0
-	}
-	return d.Applied.Dropped
 }
 
 // addDrops adds the packets that the bandwidth limits dropped in the interval.
@@ -202,12 +201,12 @@ func (t traffic) addDrops(before, after bandwidth.Both[uint32]) traffic {
 }
 
 // readCounters reads the counters of an interface from sysfs (Documentation/ABI/testing/sysfs-class-net-statistics).
-func readCounters(link string) (c counters, err error) {
-	for name, to := range map[string]*uint64{"rx_bytes": &c.rxBytes, "tx_bytes": &c.txBytes, "rx_packets": &c.rxPackets,
-		"tx_packets": &c.txPackets, "rx_dropped": &c.rxDropped, "tx_dropped": &c.txDropped} {
+func readCounters(link string) (counters, error) {
+	c := counters{}
+	for _, name := range []string{"rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "rx_dropped", "tx_dropped"} {
 		text, err := os.ReadFile(filepath.Join("/sys/class/net", link, "statistics", name))
 		if err == nil {
-			*to, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+			c[name], err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 		}
 		if err != nil {
 			return c, err
@@ -218,17 +217,13 @@ func readCounters(link string) (c counters, err error) {
 
 // trafficOf converts the counters of the host side into the traffic that the pod receives and sends.
 func trafficOf(a *reconcile.Attachment, before, after counters, took time.Duration) traffic {
-	perSecond := func(before, after, factor uint64) uint64 {
-		if after < before || took <= 0 { // the interface was recreated
-			return 0
-		}
-		return uint64(float64((after-before)*factor) / took.Seconds())
+	more := func(name string) uint64 { return after[name] - min(before[name], after[name]) } // less than before: the interface was recreated
+	flowOf := func(direction string, limit uint64) flow {
+		return flow{uint64(float64(8*more(direction+"_bytes")) / took.Seconds()), uint64(float64(more(direction+"_packets")) / took.Seconds()),
+			more(direction + "_dropped"), limit}
 	}
 	return traffic{Network: a.Network, Pod: a.Pod, ContainerID: a.ContainerID, IfName: a.IfName,
-		Ingress: flow{perSecond(before.txBytes, after.txBytes, 8), perSecond(before.txPackets, after.txPackets, 1),
-			after.txDropped - min(before.txDropped, after.txDropped), a.IngressRate},
-		Egress: flow{perSecond(before.rxBytes, after.rxBytes, 8), perSecond(before.rxPackets, after.rxPackets, 1),
-			after.rxDropped - min(before.rxDropped, after.rxDropped), a.EgressRate}}
+		Ingress: flowOf("tx", a.IngressRate), Egress: flowOf("rx", a.EgressRate)}
 }
 
 func printTraffic(w io.Writer, list []traffic) error {

@@ -17,8 +17,8 @@ import (
 // zero.
 func TestTraffic(t *testing.T) {
 	a := &reconcile.Attachment{Network: "n", Pod: "ns/p", ContainerID: "c", IfName: "eth0", IngressRate: 10e6}
-	before := counters{rxBytes: 1000, txBytes: 2000, rxPackets: 10, txPackets: 20, txDropped: 5}
-	after := counters{rxBytes: 3000, txBytes: 1252000, rxPackets: 30, txPackets: 1020, txDropped: 8}
+	before := counters{"rx_bytes": 1000, "tx_bytes": 2000, "rx_packets": 10, "tx_packets": 20, "tx_dropped": 5}
+	after := counters{"rx_bytes": 3000, "tx_bytes": 1252000, "rx_packets": 30, "tx_packets": 1020, "tx_dropped": 8}
 	want := traffic{Network: "n", Pod: "ns/p", ContainerID: "c", IfName: "eth0",
 		Ingress: flow{Rate: 5e6, Packets: 500, Dropped: 3, Limit: 10e6}, Egress: flow{Rate: 8000, Packets: 10}}
 	got := trafficOf(a, before, after, 2*time.Second)

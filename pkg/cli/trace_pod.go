@@ -172,13 +172,14 @@ func printPods(w io.Writer, list []*tracedPod) {
 }
 
 func (t tracedPlugin) print(w io.Writer) {
-	switch {
-	case t.Verb == "":
+	if t.Verb == "" {
 		fmt.Fprintf(w, "%-6s %-12s\n", "-", plain(t.Plugin))
-	case t.Error != "":
-		fmt.Fprintf(w, "%-6s %-12s %7.1f ms  failed: %s\n", t.Verb, plain(t.Plugin), milliseconds(t.Took), plugin.Plain(t.Error, maxEvidence))
-	default:
-		fmt.Fprintf(w, "%-6s %-12s %7.1f ms  ok\n", t.Verb, plain(t.Plugin), milliseconds(t.Took))
+	} else {
+		result := "ok"
+		if t.Error != "" {
+			result = "failed: " + plugin.Plain(t.Error, maxEvidence)
+		}
+		fmt.Fprintf(w, "%-6s %-12s %7.1f ms  %s\n", t.Verb, plain(t.Plugin), milliseconds(t.Took), result)
 	}
 	printPhases(w, t.Call)
 	for _, line := range t.Objects {

@@ -43,7 +43,7 @@ func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 		}
 	}
 	l.delTables()
-	if len(l.errs) == 0 {
+	if errors.Join(l.errs...) == nil {
 		l.note(attachment.Clear())
 	}
 	return errors.Join(l.errs...)
@@ -55,14 +55,7 @@ type leftovers struct {
 	errs []error
 }
 
-func (l *leftovers) note(err error) { l.errs = append(l.errs, nonNil(err)...) }
-
-func nonNil(err error) []error {
-	if err == nil {
-		return nil
-	}
-	return []error{err}
-}
+func (l *leftovers) note(err error) { l.errs = append(l.errs, err) }
 
 // report() prints what was removed if the error is nil. If the error is not nil, report() stores the error.
 func (l *leftovers) report(text string, err error) {

@@ -12,6 +12,7 @@ package rollback
 import (
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -263,7 +264,7 @@ func (j *job) cleanNode() error {
 	for _, table := range tables {
 		steps = append(steps, attachment.Step{Text: "delete nftables table " + table.String(), Do: func() error { return nft.DelTable(table) }})
 	}
-	for _, i := range sortedPairs(j.indexes) {
+	for _, i := range slices.SortedFunc(maps.Keys(j.indexes), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
 		if path, ok := hostlocal.IndexPath(i[0], i[1]); ok {
 			steps = append(steps, attachment.Step{Text: "remove " + path, Do: func() error { return hostlocal.RemoveIndex(i[0], i[1]) }})
 		}
@@ -301,12 +302,4 @@ func (j *job) checkNoNewPods() error {
 		}
 	}
 	return nil
-}
-
-func sortedPairs(of map[[2]string]bool) (pairs [][2]string) {
-	for p := range of {
-		pairs = append(pairs, p)
-	}
-	slices.SortFunc(pairs, func(a, b [2]string) int { return slices.Compare(a[:], b[:]) })
-	return pairs
 }
