@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/podlace/podlace/integration/kubeletnode"
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
@@ -54,7 +55,7 @@ type departures []leaving
 type leaving struct {
 	at    float64
 	vfs   int
-	grant kubelet.Grant
+	grant kubeletnode.Grant
 }
 
 func (d departures) Len() int           { return len(d) }
@@ -74,7 +75,7 @@ func (d *departures) Pop() any {
 // The type simulationRun is one run of the simulation with one method of choosing VFs.
 type simulationRun struct {
 	*machine
-	node    kubelet.Node
+	node    kubeletnode.Node
 	cpus    int
 	running departures
 	demand  podDemand
@@ -83,9 +84,9 @@ type simulationRun struct {
 // simulateRun simulates the starts and ends of the pods in a trace, and returns the results.
 func simulateRun(m *machine, o options, policy kubelet.Policy, a choiceMethod, seed uint64, pods []arrivingPod) (runFigures, error) {
 	c := &simulationRun{machine: m, cpus: o.cpus}
-	c.node = kubelet.Node{Policy: policy, VFs: kubelet.NewDevices(m.all, m.near), Prefer: m.preferFunc(a), Pick: randomPicker(seed)}
+	c.node = kubeletnode.Node{Policy: policy, VFs: kubelet.NewDevices(m.all, m.near), Prefer: m.preferFunc(a), Pick: randomPicker(seed)}
 	if o.cpus > 0 {
-		c.node.CPUs = kubelet.NewCPUs(m.all, o.cpus)
+		c.node.CPUs = kubeletnode.NewCPUs(m.all, o.cpus)
 	}
 	var t runCounters
 	for i, p := range pods {
@@ -110,7 +111,7 @@ func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) err
 	before := c.currentState()
 	t.countState(c, before)
 	t.pods++
-	request := kubelet.Request{VFs: p.vfs}
+	request := kubeletnode.Request{VFs: p.vfs}
 	if c.cpus > 0 {
 		request.CPUs = p.vfs * cpusPerVF
 	}
@@ -118,9 +119,9 @@ func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) err
 		t.full++
 		return nil
 	}
-	grant, err := c.node.Admit(kubelet.Pod{Containers: []kubelet.Request{request}})
+	grant, err := c.node.Admit(kubeletnode.Pod{Containers: []kubeletnode.Request{request}})
 	switch {
-	case errors.Is(err, kubelet.ErrAffinity):
+	case errors.Is(err, kubeletnode.ErrAffinity):
 		t.refused++
 		if with := c.demand.with(p.vfs); with.fitsAll(c.nodes, c.nodeCapacity(c.cpus)) {
 			t.avoidable++
@@ -139,7 +140,7 @@ func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) err
 
 // randomPicker returns a function that picks random elements. randomPicker emulates the kubelet: the kubelet takes the first elements of a
 // Go map, and the order of a Go map is random.
-func randomPicker(seed uint64) kubelet.Pick {
+func randomPicker(seed uint64) kubeletnode.Pick {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	return func(from []int, n int) []int {
 		from = slices.Clone(from)

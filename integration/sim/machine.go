@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/podlace/podlace/integration/kubeletnode"
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
@@ -119,7 +120,7 @@ func allocatorNames() []string {
 }
 
 // preferFunc returns the function that chooses the preferred VFs in the simulation, as the device plugin does for the kubelet.
-func (m *machine) preferFunc(a choiceMethod) kubelet.Prefer {
+func (m *machine) preferFunc(a choiceMethod) kubeletnode.Prefer {
 	switch a {
 	case random:
 		return nil

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/integration/kubeletnode"
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
@@ -17,7 +18,7 @@ func TestState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &simulationRun{machine: m, node: kubelet.Node{VFs: kubelet.NewDevices(m.all, m.near)}}
+	c := &simulationRun{machine: m, node: kubeletnode.Node{VFs: kubelet.NewDevices(m.all, m.near)}}
 	for vf := range 6 {
 		c.node.VFs.Used[vf] = true
 	}

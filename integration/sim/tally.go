@@ -3,6 +3,7 @@
 package main
 
 import (
+	"github.com/podlace/podlace/integration/kubeletnode"
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
@@ -81,7 +82,7 @@ func (t *runCounters) countState(c *simulationRun, s freeState) {
 }
 
 // countGrant adds the properties of a pod's allocation to the counters.
-func (t *runCounters) countGrant(c *simulationRun, before freeState, g kubelet.Grant) {
+func (t *runCounters) countGrant(c *simulationRun, before freeState, g kubeletnode.Grant) {
 	var nodes, near kubelet.Mask
 	pfs := map[int]bool{}
 	for _, vf := range g.VFs[0] {

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. The package contains no code of Kubernetes.
-// The package implements the hints of the device manager, the decision of the Topology Manager, and the choice of devices. The package also
-// implements the static policy of the CPU manager for CPUs without hyperthreads. The package chooses the same devices as the kubelet,
-// except for arbitrary choices. Where the kubelet uses the random order of a Go map, this package calls a function of type Pick.
-//
-// The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or restarts of the
-// kubelet.
+// Package kubelet reimplements two steps of the kubelet of Kubernetes 1.37: the topology hints for a request, and the decision of the
+// Topology Manager. The package contains no code of Kubernetes. It does not support policy options (such as prefer-closest-numa-nodes),
+// sidecars, pod-level resources, or restarts of the kubelet.
 package kubelet
 
 import (

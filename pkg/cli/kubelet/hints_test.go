@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // newDevices creates a resource from a text with one word for each device. Each word contains the NUMA nodes of the device, or "-" if the
@@ -156,31 +154,5 @@ func TestMerge(t *testing.T) {
 				t.Errorf("%s %s: %s, admitted %v, want %s, %v", c.policy, c.lists, formatHints(got), admit, c.want, c.admit)
 			}
 		})
-	}
-}
-
-func TestCPUs(t *testing.T) {
-	c := NewCPUs(3, 4)
-	var got [][]int
-	for _, want := range []struct {
-		n    int
-		hint Mask
-	}{{1, 0}, {1, 0}, {4, 0}, {2, 0}} {
-		cpus, err := c.Take(Hint{Nodes: want.hint}, want.n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, cpus)
-	}
-	// A request for four CPUs gets all four CPUs of a NUMA node. Smaller requests get CPUs of the NUMA node with the fewest free CPUs.
-	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-	c = NewCPUs(3, 4)
-	if got, err := c.Take(Hint{Nodes: 2}, 5); err != nil || !slices.Equal(got, []int{0, 4, 5, 6, 7}) {
-		t.Errorf("5 near node 1: %v, %v", got, err)
-	}
-	if got, err := c.Take(Hint{}, 4); err == nil {
-		t.Errorf("4 of 3: %v", got)
 	}
 }

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubelet
+// Package kubeletnode models how the kubelet of Kubernetes 1.37 admits pods and chooses their devices and CPUs, for simulations. It uses the
+// hints and the merge of pkg/cli/kubelet, and implements the choice of devices and the static policy of the CPU manager for CPUs without
+// hyperthreads. It chooses the same devices as the kubelet, except for arbitrary choices: where the kubelet uses the random order of a Go
+// map, this package calls a function of type Pick.
+package kubeletnode
 
 import (
 	"errors"
 	"slices"
+
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
 // ErrAffinity is the error of Admit if the Topology Manager refuses a pod. A real kubelet reports ErrAffinity as TopologyAffinityError, and
@@ -13,9 +19,9 @@ var ErrAffinity = errors.New("resources cannot be allocated with topology locali
 
 // Node emulates the kubelet of a node.
 type Node struct {
-	Policy   Policy
+	Policy   kubelet.Policy
 	PodScope bool // one hint for all containers of a pod
-	VFs      *Devices
+	VFs      *kubelet.Devices
 	CPUs     *CPUs // nil: the CPU manager has no static policy
 	Prefer   Prefer
 	Pick     Pick
@@ -26,7 +32,7 @@ type Node struct {
 // A trace contains two functions with which tests observe Admit. Admit calls one function with the hints of all resources. Admit calls the
 // other function with the index of each admitted container.
 type trace struct {
-	lists     func([][]Hint)
+	lists     func([][]kubelet.Hint)
 	container func(int)
 }
 
@@ -40,7 +46,7 @@ type Pod struct{ Init, Containers []Request }
 
 // Grant contains the hint, the VFs and the CPUs of each container of a pod. The init containers are the first entries.
 type Grant struct {
-	Hints     []Hint
+	Hints     []kubelet.Hint
 	VFs, CPUs [][]int
 }
 
@@ -56,16 +62,16 @@ func (n *Node) Admit(p Pod) (Grant, error) {
 
 // Remove releases the resources of a pod.
 func (n *Node) Remove(g Grant) {
-	n.VFs.Release(slices.Concat(g.VFs...))
+	release(n.VFs, slices.Concat(g.VFs...))
 	if n.CPUs != nil {
-		n.CPUs.Release(slices.Concat(g.CPUs...))
+		release(&n.CPUs.Devices, slices.Concat(g.CPUs...))
 	}
 }
 
 func (n *Node) admit(p Pod) (Grant, error) {
 	var g Grant
 	var reusable []int
-	var hint Hint
+	var hint kubelet.Hint
 	admitted := true
 	if n.PodScope {
 		hint, admitted = n.mergedHint(p.podRequest(), nil)
@@ -95,9 +101,9 @@ func (n *Node) admit(p Pod) (Grant, error) {
 }
 
 // allocate() gives a container VFs and CPUs near the NUMA nodes of the hint.
-func (n *Node) allocate(r Request, hint Hint, reusable []int) (vfs, cpus []int, err error) {
+func (n *Node) allocate(r Request, hint kubelet.Hint, reusable []int) (vfs, cpus []int, err error) {
 	if r.VFs > 0 {
-		vfs, err = n.VFs.Choose(hint, r.VFs, reusable, n.Prefer, n.Pick)
+		vfs, err = choose(n.VFs, hint, r.VFs, reusable, n.Prefer, n.Pick)
 	}
 	if err == nil && n.CPUs != nil && r.CPUs > 0 {
 		cpus, err = n.CPUs.Take(hint, r.CPUs)
@@ -107,11 +113,11 @@ func (n *Node) allocate(r Request, hint Hint, reusable []int) (vfs, cpus []int, 
 
 // mergedHint merges the hints of all resource managers for a request. mergedHint also reports whether the Topology Manager admits the
 // request.
-func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
-	if n.Policy == None {
-		return Hint{}, true
+func (n *Node) mergedHint(r Request, reusable []int) (kubelet.Hint, bool) {
+	if n.Policy == kubelet.None {
+		return kubelet.Hint{}, true
 	}
-	var lists [][]Hint
+	var lists [][]kubelet.Hint
 	if r.VFs > 0 {
 		lists = append(lists, n.VFs.Hints(r.VFs, reusable))
 	}
@@ -121,7 +127,7 @@ func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
 	if n.trace.lists != nil {
 		n.trace.lists(lists)
 	}
-	return Merge(n.Policy, n.VFs.Machine, lists)
+	return kubelet.Merge(n.Policy, n.VFs.Machine, lists)
 }
 
 // podRequest computes the number of VFs and CPUs that the whole pod requests. podRequest returns the sum of the requests of all containers.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubelet
+package kubeletnode
 
 import (
 	"compress/gzip"
@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
 // The file testdata/recording.json.gz contains results of the code of Kubernetes v1.37.0: the Topology Manager, the device manager and the
@@ -24,17 +26,17 @@ type (
 		Nodes      []recordedNode
 	}
 	recordedMerge struct {
-		Policy  Policy
-		Machine Mask
+		Policy  kubelet.Policy
+		Machine kubelet.Mask
 		Lists   [][]recordedHint
 		Best    recordedHint
 		Admit   bool
 	}
 	recordedNode struct {
-		Policy   Policy
+		Policy   kubelet.Policy
 		PodScope bool
 		Machine  int
-		Near     []Mask
+		Near     []kubelet.Mask
 		CPUs     int
 		Plugin   string
 		Steps    []recordedStep
@@ -56,7 +58,7 @@ type (
 	recordedHint uint64
 )
 
-func record(h Hint) recordedHint {
+func record(h kubelet.Hint) recordedHint {
 	out := recordedHint(h.Nodes) << 1
 	if h.Preferred {
 		out |= 1
@@ -64,7 +66,7 @@ func record(h Hint) recordedHint {
 	return out
 }
 
-func recordLists(lists [][]Hint) [][]recordedHint {
+func recordLists(lists [][]kubelet.Hint) [][]recordedHint {
 	out := [][]recordedHint{}
 	for _, list := range lists {
 		var hints []recordedHint
@@ -79,7 +81,9 @@ func recordLists(lists [][]Hint) [][]recordedHint {
 	return out
 }
 
-func (h recordedHint) hint() Hint { return Hint{Mask(h >> 1), h&1 == 1} }
+func (h recordedHint) hint() kubelet.Hint {
+	return kubelet.Hint{Nodes: kubelet.Mask(h >> 1), Preferred: h&1 == 1}
+}
 
 func readRecording(t *testing.T) recording {
 	t.Helper()
@@ -101,31 +105,31 @@ func readRecording(t *testing.T) recording {
 	return r
 }
 
-// The recording contains results of the code of Kubernetes. TestRecording checks that this package returns the same results. The results
+// The recording contains results of the code of Kubernetes. TestRecording checks that this package and pkg/cli/kubelet return the same results. The results
 // are hints, merged hints, requests to the plugin, reasons and devices. Where Kubernetes chose devices in random order, the function Pick
 // returns the recorded devices.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)
 	for i, m := range r.Merges {
-		lists := make([][]Hint, len(m.Lists))
+		lists := make([][]kubelet.Hint, len(m.Lists))
 		for j, list := range m.Lists {
 			if list != nil {
-				lists[j] = []Hint{}
+				lists[j] = []kubelet.Hint{}
 			}
 			for _, h := range list {
 				lists[j] = append(lists[j], h.hint())
 			}
 		}
-		best, admit := Merge(m.Policy, m.Machine, lists)
+		best, admit := kubelet.Merge(m.Policy, m.Machine, lists)
 		if record(best) != m.Best || admit != m.Admit {
 			t.Fatalf("pkg/cli/kubelet merges hints unlike Kubernetes, whose recorded results stay: correct Merge: merge %d, %s of %v: %s, %v, want %s, %v",
-				i, m.Policy, m.Lists, formatHints(best), admit, formatHints(m.Best.hint()), m.Admit)
+				i, m.Policy, m.Lists, best.String(), admit, m.Best.hint().String(), m.Admit)
 		}
 	}
 	seen := map[string]int{}
 	for i, n := range r.Nodes {
 		replayed := replay{t: t, recordedNode: n, seen: seen, grants: make([]Grant, len(n.Steps))}
-		replayed.node = Node{Policy: n.Policy, PodScope: n.PodScope, VFs: NewDevices(1<<n.Machine-1, n.Near), Pick: replayed.pickRecorded}
+		replayed.node = Node{Policy: n.Policy, PodScope: n.PodScope, VFs: kubelet.NewDevices(1<<n.Machine-1, n.Near), Pick: replayed.pickRecorded}
 		replayed.node.trace = trace{replayed.lists, func(i int) { replayed.container = i }}
 		if n.CPUs > 0 {
 			replayed.node.CPUs = NewCPUs(1<<n.Machine-1, n.CPUs)
@@ -135,7 +139,7 @@ func TestRecording(t *testing.T) {
 		}
 		for number := range n.Steps {
 			if diff := replayed.runStep(number); diff != "" {
-				t.Fatalf("pkg/cli/kubelet admits pods unlike Kubernetes, whose recorded results stay: correct Node: "+
+				t.Fatalf("integration/kubeletnode admits pods unlike Kubernetes, whose recorded results stay: correct Node: "+
 					"node %d, %s, pods as a whole %v, near %v, %d CPUs, pod %d: want - got +\n%s", i, n.Policy, n.PodScope, n.Near, n.CPUs, number, diff)
 			}
 		}
@@ -203,7 +207,7 @@ func (r *replay) runStep(number int) string {
 	return cmp.Diff(r.want.Lists, r.got.Lists) + cmp.Diff(r.want, r.got, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(recordedStep{}, "Lists"))
 }
 
-func (r *replay) lists(lists [][]Hint) { r.got.Lists = append(r.got.Lists, recordLists(lists)) }
+func (r *replay) lists(lists [][]kubelet.Hint) { r.got.Lists = append(r.got.Lists, recordLists(lists)) }
 
 // pickRecorded returns the devices that Kubernetes chose in the recording.
 func (r *replay) pickRecorded(from []int, n int) []int {

@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubelet
+package kubeletnode
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
 // CPUs is a resource that consists of whole CPUs. Each CPU is a separate core of one NUMA node.
-type CPUs struct{ Devices }
+type CPUs struct{ kubelet.Devices }
 
 // NewCPUs returns the CPUs of a machine with the given number of CPUs on each NUMA node.
-func NewCPUs(machine Mask, each int) *CPUs {
-	var near []Mask
+func NewCPUs(machine kubelet.Mask, each int) *CPUs {
+	var near []kubelet.Mask
 	for rest := machine; rest != 0; rest &= rest - 1 {
-		near = append(near, slices.Repeat([]Mask{rest & -rest}, each)...)
+		near = append(near, slices.Repeat([]kubelet.Mask{rest & -rest}, each)...)
 	}
-	return &CPUs{*NewDevices(machine, near)}
+	return &CPUs{*kubelet.NewDevices(machine, near)}
 }
 
 // Take allocates n CPUs and prefers CPUs near the NUMA nodes of the hint.
-func (c *CPUs) Take(h Hint, n int) ([]int, error) {
-	available := c.availableDevices()
+func (c *CPUs) Take(h kubelet.Hint, n int) ([]int, error) {
+	available := availableDevices(&c.Devices)
 	if len(available) < n {
 		return nil, fmt.Errorf("%d CPUs wanted, %d available", n, len(available))
 	}
 	var chosen []int
 	if h.Nodes != 0 {
-		aligned, _, _ := c.byAffinity(h, available)
+		aligned, _, _ := byAffinity(&c.Devices, h, available)
 		chosen = c.selectCPUs(aligned, min(n, len(aligned)))
 	}
 	rest := slices.DeleteFunc(available, func(i int) bool { return slices.Contains(chosen, i) })
@@ -44,18 +46,24 @@ func (c *CPUs) Take(h Hint, n int) ([]int, error) {
 // CPUs as such a node has, selectCPUs takes all CPUs of the node. selectCPUs takes the remaining CPUs from other nodes, and starts with the
 // node that has the fewest free CPUs.
 func (c *CPUs) selectCPUs(from []int, n int) []int {
-	byNode := map[Mask][]int{}
+	byNode := map[kubelet.Mask][]int{}
 	for _, i := range from {
 		byNode[c.Near[i]] = append(byNode[c.Near[i]], i)
 	}
-	var nodes []Mask
+	var nodes []kubelet.Mask
 	for rest := c.Machine; rest != 0; rest &= rest - 1 {
 		nodes = append(nodes, rest&-rest)
 	}
-	slices.SortStableFunc(nodes, func(a, b Mask) int { return cmp.Compare(len(byNode[a]), len(byNode[b])) })
+	slices.SortStableFunc(nodes, func(a, b kubelet.Mask) int { return cmp.Compare(len(byNode[a]), len(byNode[b])) })
 	var out []int
 	for _, node := range nodes {
-		if all := near(node, c.Near); len(byNode[node]) == all && n-len(out) >= all {
+		all := 0
+		for _, near := range c.Near {
+			if near == node {
+				all++
+			}
+		}
+		if len(byNode[node]) == all && n-len(out) >= all {
 			out = append(out, byNode[node]...)
 			byNode[node] = nil
 		}

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubelet
+package kubeletnode
 
 import (
 	"fmt"
 	"slices"
+
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
 // Prefer emulates the call GetPreferredAllocation of a device plugin. The result is n of the available devices, including all devices in
@@ -14,9 +16,9 @@ type Prefer func(available, must []int, n int) []int
 // Pick returns n of the given devices. Tests use a Pick function instead of the kubelet's arbitrary choice between equally good devices.
 type Pick func(from []int, n int) []int
 
-// Choose selects n devices near the NUMA nodes of a hint, and marks them as in use. Like the kubelet, Choose calls prefer() only if several
+// choose selects n devices near the NUMA nodes of a hint, and marks them as in use. Like the kubelet, choose calls prefer() only if several
 // choices are possible. The argument "prefer" is nil for a plugin without GetPreferredAllocation.
-func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
+func choose(d *kubelet.Devices, h kubelet.Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
 	if !slices.Contains(d.Healthy, true) {
 		return nil, fmt.Errorf("no healthy device")
 	}
@@ -24,11 +26,11 @@ func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick
 	if c.addDevices(reusable) {
 		return c.done(d)
 	}
-	available := d.availableDevices()
+	available := availableDevices(d)
 	if len(available) < c.need {
 		return nil, fmt.Errorf("%d more devices wanted, %d available", c.need, len(available))
 	}
-	aligned, unaligned, unknown := d.byAffinity(h, available)
+	aligned, unaligned, unknown := byAffinity(d, h, available)
 	ask := func(from []int) []int {
 		if prefer == nil {
 			return nil
@@ -55,8 +57,8 @@ func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick
 
 // byAffinity splits devices into three lists: devices near a NUMA node of the hint, devices near other NUMA nodes, and devices whose NUMA
 // node is unknown.
-func (d *Devices) byAffinity(h Hint, available []int) (aligned, unaligned, unknown []int) {
-	if h.Nodes == 0 || d.allNodes() == 0 {
+func byAffinity(d *kubelet.Devices, h kubelet.Hint, available []int) (aligned, unaligned, unknown []int) {
+	if h.Nodes == 0 || !slices.ContainsFunc(d.Near, func(m kubelet.Mask) bool { return m != 0 }) {
 		return nil, nil, available
 	}
 	for _, i := range available {
@@ -90,7 +92,7 @@ func (c *choice) addDevices(from []int) bool {
 	return c.need == 0
 }
 
-func (c *choice) done(d *Devices) ([]int, error) {
+func (c *choice) done(d *kubelet.Devices) ([]int, error) {
 	if c.need != 0 {
 		return nil, fmt.Errorf("%d devices too few", c.need)
 	}
@@ -101,9 +103,19 @@ func (c *choice) done(d *Devices) ([]int, error) {
 	return c.taken, nil
 }
 
-// Release makes devices free again.
-func (d *Devices) Release(devices []int) {
+// release makes devices free again.
+func release(d *kubelet.Devices, devices []int) {
 	for _, i := range devices {
 		d.Used[i] = false
 	}
+}
+
+// availableDevices returns the healthy devices that are not in use.
+func availableDevices(d *kubelet.Devices) (available []int) {
+	for i := range d.Near {
+		if d.Healthy[i] && !d.Used[i] {
+			available = append(available, i)
+		}
+	}
+	return available
 }

@@ -1,16 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubelet
+package kubeletnode
 
 import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
+
+// newDevices creates a resource from a text with one word for each device. Each word contains the NUMA nodes of the device, or "-" if the
+// NUMA nodes are unknown. A word ends with "!" if the device is unhealthy, and with "x" if the device is in use.
+func newDevices(machine kubelet.Mask, words string) *kubelet.Devices {
+	d := kubelet.NewDevices(machine, make([]kubelet.Mask, len(strings.Fields(words))))
+	for i, word := range strings.Fields(words) {
+		for _, c := range word {
+			switch c {
+			case '!':
+				d.Healthy[i] = false
+			case 'x':
+				d.Used[i] = true
+			case '-':
+			default:
+				d.Near[i] |= 1 << (c - '0')
+			}
+		}
+	}
+	return d
+}
 
 // pickLast returns the last n devices of the list. A recordingPlugin prefers the first devices, so a test can see whether pickLast or the
 // plugin made the choice.
@@ -30,7 +53,7 @@ func (p *recordingPlugin) prefer(available, must []int, n int) []int {
 func TestChoose(t *testing.T) {
 	for _, c := range []struct {
 		name, devices string
-		hint          Mask
+		hint          kubelet.Mask
 		n             int
 		reusable      []int
 		want          []int // of the plugin that prefers the first devices
@@ -50,18 +73,18 @@ func TestChoose(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var p recordingPlugin
-			got, err := newDevices(3, c.devices).Choose(Hint{Nodes: c.hint}, c.n, c.reusable, p.prefer, pickLast)
+			got, err := choose(newDevices(3, c.devices), kubelet.Hint{Nodes: c.hint}, c.n, c.reusable, p.prefer, pickLast)
 			if err != nil || !slices.Equal(got, c.want) || !slices.Equal(p.asked, c.asked) {
 				t.Errorf("got %v, %v, asked %q\nwant %v, %q", got, err, p.asked, c.want, c.asked)
 			}
-			got, err = newDevices(3, c.devices).Choose(Hint{Nodes: c.hint}, c.n, c.reusable, nil, pickLast)
+			got, err = choose(newDevices(3, c.devices), kubelet.Hint{Nodes: c.hint}, c.n, c.reusable, nil, pickLast)
 			if err != nil || !slices.Equal(got, c.random) {
 				t.Errorf("without a plugin's answer: got %v, %v, want %v", got, err, c.random)
 			}
 		})
 	}
 	for _, bad := range []string{"0! 0!", "0x 0 0!"} {
-		if got, err := newDevices(3, bad).Choose(Hint{}, 2, nil, nil, pickLast); err == nil {
+		if got, err := choose(newDevices(3, bad), kubelet.Hint{}, 2, nil, nil, pickLast); err == nil {
 			t.Errorf("2 of %s: %v", bad, got)
 		}
 	}
@@ -71,7 +94,7 @@ func TestChoose(t *testing.T) {
 // each of its two NUMA nodes.
 func TestAsMeasured(t *testing.T) {
 	var p recordingPlugin
-	n := Node{Policy: BestEffort, VFs: newDevices(3, "0 0 0 0 1 1 1 1"), Prefer: p.prefer, Pick: pickLast}
+	n := Node{Policy: kubelet.BestEffort, VFs: newDevices(3, "0 0 0 0 1 1 1 1"), Prefer: p.prefer, Pick: pickLast}
 	var got [][]int
 	for _, vfs := range []int{1, 1, 2, 3} {
 		g, err := n.Admit(Pod{Containers: []Request{{VFs: vfs}}})
@@ -95,28 +118,28 @@ func TestAdmit(t *testing.T) {
 		pod           Pod
 		want          string
 	}{
-		{"none spreads", "0 0x 1 1x", Node{Policy: None}, Pod{Containers: []Request{{VFs: 2}}}, "[any] [[0 2]] <nil>"},
-		{"best-effort spreads", "0 0x 1 1x", Node{Policy: BestEffort}, Pod{Containers: []Request{{VFs: 2}}}, "[01] [[0 2]] <nil>"},
-		{"restricted refuses", "0 0x 1 1x", Node{Policy: Restricted}, Pod{Containers: []Request{{VFs: 2}}}, "[] [] " + ErrAffinity.Error()},
-		{"each container by itself", "0 0 1 1", Node{Policy: SingleNUMA}, Pod{Containers: two}, "[0* 1*] [[0 1] [2 3]] <nil>"},
-		{"the pod as a whole", "0 0 1 1", Node{Policy: SingleNUMA, PodScope: true}, Pod{Containers: two}, "[] [] " + ErrAffinity.Error()},
-		{"the pod as a whole near one", "0 0 1 1 1 1", Node{Policy: SingleNUMA, PodScope: true}, Pod{Containers: two},
-			"[1* 1*] [[4 5] [2 3]] <nil>"},
-		{"the second fails, the first gives back", "0 0 1", Node{Policy: SingleNUMA}, Pod{Containers: two}, "[] [] " + ErrAffinity.Error()},
-		{"init containers leave theirs", "0 0 1 1 1", Node{Policy: Restricted}, Pod{Init: two, Containers: []Request{{VFs: 2}}},
-			"[0* 0* 0*] [[0 1] [0 1] [0 1]] <nil>"},
-		{"and not twice", "0 0 1 1", Node{Policy: None}, Pod{Init: two[:1], Containers: two}, "[any any any] [[2 3] [2 3] [0 1]] <nil>"},
-		{"CPUs near another node", "0x 0x 1 1", Node{Policy: SingleNUMA, CPUs: &CPUs{*newDevices(3, "0 0 1 1x")}},
+		{"none spreads", "0 0x 1 1x", Node{Policy: kubelet.None}, Pod{Containers: []Request{{VFs: 2}}}, "[any] [[0 2]] <nil>"},
+		{"best-effort spreads", "0 0x 1 1x", Node{Policy: kubelet.BestEffort}, Pod{Containers: []Request{{VFs: 2}}}, "[{0,1}] [[0 2]] <nil>"},
+		{"restricted refuses", "0 0x 1 1x", Node{Policy: kubelet.Restricted}, Pod{Containers: []Request{{VFs: 2}}}, "[] [] " + ErrAffinity.Error()},
+		{"each container by itself", "0 0 1 1", Node{Policy: kubelet.SingleNUMA}, Pod{Containers: two}, "[{0}* {1}*] [[0 1] [2 3]] <nil>"},
+		{"the pod as a whole", "0 0 1 1", Node{Policy: kubelet.SingleNUMA, PodScope: true}, Pod{Containers: two}, "[] [] " + ErrAffinity.Error()},
+		{"the pod as a whole near one", "0 0 1 1 1 1", Node{Policy: kubelet.SingleNUMA, PodScope: true}, Pod{Containers: two},
+			"[{1}* {1}*] [[4 5] [2 3]] <nil>"},
+		{"the second fails, the first gives back", "0 0 1", Node{Policy: kubelet.SingleNUMA}, Pod{Containers: two}, "[] [] " + ErrAffinity.Error()},
+		{"init containers leave theirs", "0 0 1 1 1", Node{Policy: kubelet.Restricted}, Pod{Init: two, Containers: []Request{{VFs: 2}}},
+			"[{0}* {0}* {0}*] [[0 1] [0 1] [0 1]] <nil>"},
+		{"and not twice", "0 0 1 1", Node{Policy: kubelet.None}, Pod{Init: two[:1], Containers: two}, "[any any any] [[2 3] [2 3] [0 1]] <nil>"},
+		{"CPUs near another node", "0x 0x 1 1", Node{Policy: kubelet.SingleNUMA, CPUs: &CPUs{*newDevices(3, "0 0 1 1x")}},
 			Pod{Containers: []Request{{2, 2}}}, "[] [] " + ErrAffinity.Error()},
-		{"CPUs near the same node", "0 0 1 1", Node{Policy: SingleNUMA, CPUs: &CPUs{*newDevices(3, "0 0x 1 1")}},
-			Pod{Containers: []Request{{2, 2}}}, "[1*] [[2 3]] <nil>"},
+		{"CPUs near the same node", "0 0 1 1", Node{Policy: kubelet.SingleNUMA, CPUs: &CPUs{*newDevices(3, "0 0x 1 1")}},
+			Pod{Containers: []Request{{2, 2}}}, "[{1}*] [[2 3]] <nil>"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.node.VFs, c.node.Pick = newDevices(3, c.devices), pickLast
 			g, err := c.node.Admit(c.pod)
 			var words []string
 			for _, h := range g.Hints {
-				words = append(words, formatHints(h))
+				words = append(words, h.String())
 			}
 			if got := fmt.Sprint(words, g.VFs, err); got != c.want {
 				t.Errorf("got %s\nwant %s", got, c.want)
@@ -136,7 +159,7 @@ func TestNothingTwice(t *testing.T) {
 		rng.Shuffle(len(from), func(i, j int) { from[i], from[j] = from[j], from[i] })
 		return from[:n]
 	}
-	for _, policy := range []Policy{None, BestEffort, Restricted, SingleNUMA} {
+	for _, policy := range []kubelet.Policy{kubelet.None, kubelet.BestEffort, kubelet.Restricted, kubelet.SingleNUMA} {
 		n := Node{Policy: policy, VFs: newDevices(7, "0 0 0 0 1 1 1 1 2 2 2 2 - -"), CPUs: NewCPUs(7, 4), Pick: pick}
 		var pods []Grant
 		for range 2000 {
@@ -149,7 +172,7 @@ func TestNothingTwice(t *testing.T) {
 				Containers: []Request{{rng.IntN(4), rng.IntN(3)}, {rng.IntN(4), rng.IntN(3)}}})
 			if err == nil {
 				pods = append(pods, g)
-			} else if policy == None && errors.Is(err, ErrAffinity) {
+			} else if policy == kubelet.None && errors.Is(err, ErrAffinity) {
 				t.Fatal(err)
 			}
 			used := 0
@@ -173,5 +196,31 @@ func TestNothingTwice(t *testing.T) {
 		if slices.Contains(n.VFs.Used, true) || slices.Contains(n.CPUs.Used, true) {
 			t.Errorf("%s: in use although no pod is left", policy)
 		}
+	}
+}
+
+func TestCPUs(t *testing.T) {
+	c := NewCPUs(3, 4)
+	var got [][]int
+	for _, want := range []struct {
+		n    int
+		hint kubelet.Mask
+	}{{1, 0}, {1, 0}, {4, 0}, {2, 0}} {
+		cpus, err := c.Take(kubelet.Hint{Nodes: want.hint}, want.n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, cpus)
+	}
+	// A request for four CPUs gets all four CPUs of a NUMA node. Smaller requests get CPUs of the NUMA node with the fewest free CPUs.
+	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	c = NewCPUs(3, 4)
+	if got, err := c.Take(kubelet.Hint{Nodes: 2}, 5); err != nil || !slices.Equal(got, []int{0, 4, 5, 6, 7}) {
+		t.Errorf("5 near node 1: %v, %v", got, err)
+	}
+	if got, err := c.Take(kubelet.Hint{}, 4); err == nil {
+		t.Errorf("4 of 3: %v", got)
 	}
 }
