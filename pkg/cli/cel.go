@@ -25,24 +25,20 @@ func publishedAttributes() map[attribute]string {
 	}
 }
 
-// mayBeMissing reports whether some VFs lack an attribute. The NUMA node of a VF may be unknown.
-func mayBeMissing(a attribute) bool { return a.name == "numaNode" && a.domain != claim.Driver }
-
 // The type attribute identifies an attribute in a ResourceSlice by domain and name.
 type attribute struct{ domain, name string }
 
 func (a attribute) String() string { return a.domain + "/" + a.name }
 
 var (
-	// celRead matches device.attributes["domain"].name and device.attributes["domain"]["name"]. celRead does not match optional CEL fields
-	// such as .?name.
-	celRead = regexp.MustCompile(`device\.attributes\[["']([^"']+)["']\](?:\.([A-Za-z_]\w*)|\[["']([^"']+)["']\])`)
 	// celBind matches the beginning of a call of cel.bind, with an alias and device.attributes["domain"] as its first arguments.
 	celBind = regexp.MustCompile(`cel\.bind\(\s*(\w+)\s*,\s*(device\.attributes\[["'][^"']+["']\])\s*,`)
+	// celDot matches device.attributes["domain"].name, but no optional CEL fields such as .?name.
+	celDot = regexp.MustCompile(`(device\.attributes\[["'][^"']+["']\])\.([A-Za-z_]\w*)`)
 	// celIn matches the CEL test '"name" in device.attributes["domain"]'.
-	celIn = regexp.MustCompile(`["']([^"']+)["']\s+in\s+device\.attributes\[["']([^"']+)["']\]`)
-	// celHas matches the CEL test 'has(device.attributes["domain"].name)'.
-	celHas = regexp.MustCompile(`has\(\s*device\.attributes\[["']([^"']+)["']\]\.(\w+)\s*\)`)
+	celIn = regexp.MustCompile(`["']([^"']+)["']\s+in\s+(device\.attributes\[["'][^"']+["']\])`)
+	// celRead matches device.attributes["domain"]["name"], and a call of has() around it.
+	celRead = regexp.MustCompile(`(has\(\s*)?device\.attributes\[["']([^"']+)["']\]\[["']([^"']+)["']\]`)
 	// celDriver matches a CEL comparison of device.driver. Reading device.driver is always safe, because every device has a driver.
 	celDriver = regexp.MustCompile(`device\.driver\s*==(?:\s*["']([^"']+)["'])?`)
 	// celCall matches the opening parenthesis after a name, which shows that the name is a function such as exists(...) and not an attribute.
@@ -51,6 +47,9 @@ var (
 	celLiteral = regexp.MustCompile(`^\s*(?:==|<=?|>=?)\s*(?:("[^"]*"|'[^']*')|(-?\d[\w.]*)|(true|false))\s*(?:$|\)|&&|\|\||,)`)
 	// celOperator matches an operator at the end of an expression.
 	celOperator = regexp.MustCompile(`(?:&&|\|\||[=<>!]=|[=<>!+\-*/%?:.,])$`)
+	// celText matches a comment, or a string with its prefix. Raw strings, such as r"\d", have no escape sequences.
+	celText = regexp.MustCompile(`(?is)//[^\n]*|b?rb?(?:""".*?"""|'''.*?'''|"[^"]*"|'[^']*')|` +
+		`b?(?:"""(?:\\.|[^\\])*?"""|'''(?:\\.|[^\\])*?'''|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')`)
 )
 
 // celProblems returns the problems of a CEL expression that selects devices: attributes that no VF has, comparisons with a value of another
@@ -66,19 +65,21 @@ func celProblems(expression string, sure bool) (problems []string) {
 	for _, m := range celBind.FindAllStringSubmatch(expression, -1) {
 		expression = regexp.MustCompile(`\b`+m[1]+`\.`).ReplaceAllLiteralString(expression, m[2]+".")
 	}
-	guards := guardsOf(expression)
+	expression = celDot.ReplaceAllString(expression, `$1["$2"]`)
+	expression = celIn.ReplaceAllString(expression, `has($2["$1"])`)
+	tested := map[attribute]bool{}
 	for _, m := range celRead.FindAllStringSubmatchIndex(expression, -1) {
-		name := m[4:6]
-		if name[0] < 0 {
-			name = m[6:8]
-		}
-		a, rest := attribute{expression[m[2]:m[3]], expression[name[0]:name[1]]}, expression[m[1]:]
+		a, rest := attribute{expression[m[4]:m[5]], expression[m[6]:m[7]]}, expression[m[1]:]
 		driver, compared := lastDriver(expression[:m[0]])
-		if celCall.MatchString(rest) || compared && driver != "" && driver != claim.Driver {
+		switch {
+		case m[2] >= 0:
+			tested[a] = true
+			continue
+		case celCall.MatchString(rest) || compared && driver != "" && driver != claim.Driver:
 			continue
 		}
 		text := wrongType(a, rest)
-		if text == "" && !slices.ContainsFunc(guards, func(g guard) bool { return g.attribute == a && g.from <= m[0] }) {
+		if text == "" && !tested[a] {
 			text = readRisk(a, sure || compared)
 		}
 		if text != "" && !slices.Contains(problems, text) {
@@ -116,82 +117,36 @@ func wrongType(a attribute, rest string) string {
 
 // celSyntax returns an error text if an expression is empty, has a quote or a bracket without its counterpart, or ends with an operator.
 func celSyntax(expression string) string {
-	var code []byte // the expression without comments and without the content of strings
-	var open []byte
-	for i := 0; i < len(expression); i++ {
-		c := expression[i]
+	code := strings.TrimSpace(celText.ReplaceAllStringFunc(expression, func(text string) string {
+		if strings.HasPrefix(text, "//") {
+			return ""
+		}
+		return "0" // a string is a value like this
+	}))
+	var open []rune
+	for _, c := range code {
 		switch {
-		case strings.HasPrefix(expression[i:], "//"):
-			i += strings.IndexByte(expression[i:]+"\n", '\n')
-			continue
-		case c == '"' || c == '\'':
-			length := stringLength(expression[i:], isRaw(expression[:i]))
-			if length == 0 {
-				return fmt.Sprintf("the quote %c is not closed", c)
-			}
-			i += length - 1
-			code = append(code, c, c)
-			continue
-		case strings.IndexByte("([{", c) >= 0:
+		case strings.ContainsRune(`"'`, c):
+			return fmt.Sprintf("the quote %c is not closed", c)
+		case strings.ContainsRune("([{", c):
 			open = append(open, c)
-		case strings.IndexByte(")]}", c) >= 0:
-			if len(open) == 0 || strings.IndexByte("([{", open[len(open)-1]) != strings.IndexByte(")]}", c) {
+		case strings.ContainsRune(")]}", c):
+			if len(open) == 0 || strings.IndexRune("([{", open[len(open)-1]) != strings.IndexRune(")]}", c) {
 				return fmt.Sprintf("the bracket %c has no counterpart", c)
 			}
 			open = open[:len(open)-1]
 		}
-		code = append(code, c)
 	}
-	text := strings.TrimSpace(string(code))
 	switch {
-	case text == "":
+	case code == "":
 		return "it is empty"
 	case len(open) > 0:
 		return fmt.Sprintf("the bracket %c is not closed", open[len(open)-1])
-	case celOperator.MatchString(text):
-		return "it ends with " + celOperator.FindString(text)
+	}
+	if operator := celOperator.FindString(code); operator != "" {
+		return "it ends with " + operator
 	}
 	return ""
-}
-
-// isRaw reports whether a string after the given text is a raw CEL string, such as r"\d". Raw strings have no escape sequences.
-func isRaw(before string) bool {
-	prefix := strings.ToLower(before[len(strings.TrimRight(before, "rRbB")):])
-	return strings.Contains(prefix, "r")
-}
-
-// stringLength returns the length of the CEL string at the start of a text. stringLength returns 0 if the string is not closed.
-func stringLength(text string, raw bool) int {
-	quote := text[:1]
-	if triple := strings.Repeat(quote, 3); strings.HasPrefix(text, triple) {
-		quote = triple
-	}
-	for i := len(quote); i < len(text); i++ {
-		switch {
-		case text[i] == '\\' && !raw:
-			i++
-		case strings.HasPrefix(text[i:], quote):
-			return i + len(quote)
-		}
-	}
-	return 0
-}
-
-// A guard is a part of a CEL expression that tests whether the device has an attribute. The guard protects all reads of the attribute after
-// the offset in the field `from`.
-type guard struct {
-	attribute
-	from int
-}
-
-func guardsOf(expression string) (guards []guard) {
-	for _, m := range celIn.FindAllStringSubmatchIndex(expression, -1) {
-		guards = append(guards, guard{attribute{expression[m[4]:m[5]], expression[m[2]:m[3]]}, m[0]})
-	}
-	for _, m := range celHas.FindAllStringSubmatchIndex(expression, -1) {
-		guards = append(guards, guard{attribute{expression[m[2]:m[3]], expression[m[4]:m[5]]}, m[0]})
-	}
-	return guards
 }
 
 // readRisk returns the reason why reading an attribute may fail. readRisk returns "" if reading the attribute cannot fail. The argument
@@ -201,7 +156,7 @@ func readRisk(a attribute, own bool) string {
 	switch {
 	case unknown != "":
 		return "it reads " + a.String() + ": " + unknown
-	case mayBeMissing(a):
+	case a.name == "numaNode" && a.domain != claim.Driver: // the NUMA node of a VF may be unknown
 		return fmt.Sprintf(`it reads %s, which a VF without a NUMA node lacks; the scheduler then starts the pod on no node: `+
 			`write "%s" in device.attributes["%s"] && ... first, or compare device.attributes["%s"].numa, which every VF has`,
 			a, a.name, a.domain, claim.Driver)
