@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -172,12 +173,12 @@ func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {
 // Compare marks each dead attachment in the list "before" as removed if the list "after" does not contain it. Compare returns the number of
 // dead attachments that are in both lists.
 func Compare(before, after []*Attachment) (left int) {
-	still := map[key]bool{}
+	still := map[attachment.Key]bool{}
 	for _, a := range after {
-		still[key{a.Network, a.of()}] = true
+		still[a.Key()] = true
 	}
 	for _, a := range Dead(before) {
-		removed := !still[key{a.Network, a.of()}]
+		removed := !still[a.Key()]
 		a.Removed = &removed
 		if !removed {
 			left++

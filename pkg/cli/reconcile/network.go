@@ -37,7 +37,9 @@ type Network struct {
 type Plugin struct {
 	Type string
 	IPAM string // type of its IPAM plugin, or ""
-	raw  json.RawMessage
+
+	dataDir string // folder in which host-local stores leases; "" for the default folder
+	raw     json.RawMessage
 }
 
 // Networks reads all configurations in a folder, sorted by file name. If two configurations have the same network name, Networks uses the
@@ -98,13 +100,16 @@ func readNetwork(path string) (n Network, err error) {
 		var p struct {
 			Type string `json:"type"`
 			IPAM struct {
-				Type string `json:"type"`
+				Type    string          `json:"type"`
+				DataDir json.RawMessage `json:"dataDir"` // any IPAM plugin may give the key a type of its own
 			} `json:"ipam"`
 		}
 		if err := json.Unmarshal(data, &p); err != nil || p.Type == "" || p.Type != filepath.Base(p.Type) {
 			return n, fmt.Errorf("%s: plugins[%d]: it has no usable type", path, i)
 		}
-		n.Plugins = append(n.Plugins, Plugin{p.Type, p.IPAM.Type, data})
+		entry := Plugin{Type: p.Type, IPAM: p.IPAM.Type, raw: data}
+		_ = json.Unmarshal(p.IPAM.DataDir, &entry.dataDir)
+		n.Plugins = append(n.Plugins, entry)
 	}
 	if len(n.Plugins) == 0 {
 		return n, fmt.Errorf("%s: no plugins", path)
@@ -158,8 +163,8 @@ func (p Plugin) Config() []byte { return p.raw }
 // DataDir returns the folder in which the network's IPAM plugin stores leases. For the default folder, DataDir returns "".
 func (n Network) DataDir() string {
 	for _, p := range n.Plugins {
-		if dir := p.dataDir(); dir != "" {
-			return dir
+		if p.dataDir != "" {
+			return p.dataDir
 		}
 	}
 	return ""
@@ -171,15 +176,4 @@ func (n Network) gcVersion() string {
 		return n.CNIVersion
 	}
 	return gcVersion
-}
-
-// dataDir returns the folder in which host-local stores leases. For the default folder, dataDir returns "".
-func (p Plugin) dataDir() string {
-	var conf struct {
-		IPAM struct {
-			DataDir string `json:"dataDir"`
-		} `json:"ipam"`
-	}
-	_ = json.Unmarshal(p.raw, &conf)
-	return conf.IPAM.DataDir
 }

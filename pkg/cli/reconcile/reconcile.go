@@ -14,6 +14,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/netip"
@@ -84,11 +85,6 @@ func (a *Attachment) of() plugin.Attachment {
 	return plugin.Attachment{ContainerID: a.ContainerID, IfName: a.IfName}
 }
 
-type key struct {
-	network string
-	of      plugin.Attachment
-}
-
 // List returns the attachments that are recorded on this node. List reads the records of the plugins and the leases of host-local. List
 // reads the lease folders of the networks and the default lease folder.
 func List(networks []Network) ([]*Attachment, error) {
@@ -101,9 +97,9 @@ func List(networks []Network) ([]*Attachment, error) {
 
 // ListOf returns the same list as List, but uses records that the caller has already read.
 func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, error) {
-	found := map[key]*Attachment{}
+	found := map[attachment.Key]*Attachment{}
 	for _, rec := range records {
-		a := entry(found, rec.Network, rec.Attachment())
+		a := entry(found, rec.Key)
 		a.Pod, a.Netns = rec.Pod, rec.Netns
 		a.Holders = append(a.Holders, rec.Plugin)
 		a.Addresses = append(a.Addresses, recordedAddresses(rec)...)
@@ -115,9 +111,9 @@ func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, err
 		}
 	}
 	for _, c := range readCache() {
-		if a := found[key{c.Network, plugin.Attachment{ContainerID: c.ContainerID, IfName: c.IfName}}]; a != nil {
+		if a := found[attachment.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}]; a != nil {
 			a.Cached = true
-			a.Netns, a.Pod = either(a.Netns, c.Netns), either(a.Pod, c.pod())
+			a.Netns, a.Pod = cmp.Or(a.Netns, c.Netns), cmp.Or(a.Pod, c.pod())
 		}
 	}
 	var list []*Attachment
@@ -129,28 +125,17 @@ func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, err
 		list = append(list, a)
 	}
 	slices.SortFunc(list, func(a, b *Attachment) int {
-		return strings.Compare(a.sortKey(), b.sortKey())
+		return cmp.Or(cmp.Compare(a.Network, b.Network), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.ContainerID, b.ContainerID),
+			cmp.Compare(a.IfName, b.IfName))
 	})
 	return list, nil
 }
 
-func (a *Attachment) sortKey() string {
-	return strings.Join([]string{a.Network, a.Pod, a.ContainerID, a.IfName}, "\x00")
-}
-
-func entry(found map[key]*Attachment, network string, of plugin.Attachment) *Attachment {
-	k := key{network, of}
+func entry(found map[attachment.Key]*Attachment, k attachment.Key) *Attachment {
 	if found[k] == nil {
-		found[k] = &Attachment{Network: network, ContainerID: of.ContainerID, IfName: of.IfName}
+		found[k] = &Attachment{Network: k.Network, ContainerID: k.ContainerID, IfName: k.IfName}
 	}
 	return found[k]
-}
-
-func either(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 func stateOf(netns string, earlier bool) string {
@@ -186,24 +171,24 @@ func leaseFolders(networks []Network) map[string]bool {
 	}
 	for _, n := range networks {
 		for _, p := range n.Plugins {
-			if dir := p.dataDir(); plugin.Kind(p.IPAM) == hostLocal && dir != "" {
-				folders[filepath.Join(dir, n.Name)] = true
+			if plugin.Kind(p.IPAM) == hostLocal && p.dataDir != "" {
+				folders[filepath.Join(p.dataDir, n.Name)] = true
 			}
 		}
 	}
 	return folders
 }
 
-func addLeases(found map[key]*Attachment, path string) error {
+func addLeases(found map[attachment.Key]*Attachment, path string) error {
 	leases, err := hostlocal.Leases(path)
 	if err != nil {
 		return err
 	}
 	for _, l := range leases {
-		a := entry(found, filepath.Base(path), l.Attachment)
+		a := entry(found, attachment.Key{Network: filepath.Base(path), ContainerID: l.ContainerID, IfName: l.IfName})
 		// Records are stored on tmpfs, so a reboot deletes them. An attachment with a record was therefore created after the last boot.
 		a.earlier = l.Earlier && len(a.Holders) == 0
-		a.Netns, a.written = either(a.Netns, l.Netns), l.Written
+		a.Netns, a.written = cmp.Or(a.Netns, l.Netns), l.Written
 		a.Holders = append(a.Holders, "host-local")
 		a.Addresses = append(a.Addresses, l.Addresses...)
 	}
@@ -214,7 +199,7 @@ func addLeases(found map[key]*Attachment, path string) error {
 // runtime answered.
 func Judge(list []*Attachment, rt Runtimes, all bool) {
 	for _, a := range list {
-		a.Pod = either(a.Pod, rt.pods[a.ContainerID])
+		a.Pod = cmp.Or(a.Pod, rt.pods[a.ContainerID])
 		if a.State == Alive || rt.Running[a.ContainerID] {
 			continue
 		}

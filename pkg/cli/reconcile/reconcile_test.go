@@ -206,7 +206,7 @@ func TestNetworks(t *testing.T) {
 	for _, n := range networks {
 		text := fmt.Sprint(n.Name, " ", n.gcVersion(), " ", n.DisableGC)
 		for _, p := range n.Plugins {
-			text += " " + p.Type + "," + p.IPAM + p.dataDir()
+			text += " " + p.Type + "," + p.IPAM + p.dataDir
 		}
 		got = append(got, text)
 	}
