@@ -158,7 +158,11 @@ func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (lef
 		}
 		fmt.Fprintf(stdout, "%s: %s\n  apply '%s'? [y/N] ", f.Check, plugin.Plain(f.What, maxEvidence), plugin.Plain(f.Command, maxEvidence))
 		yes := answers.Scan() && isYes(answers.Text())
-		switch err := errors.Join(answers.Err(), fixIf(yes, f)); {
+		err := answers.Err()
+		if yes {
+			err = f.Fix()
+		}
+		switch {
 		case err != nil:
 			fmt.Fprintf(stdout, "not applied: %v\n", err)
 			left = append(left, f)
@@ -175,11 +179,4 @@ func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (lef
 // isYes reports whether an answer to a [y/N] question means yes.
 func isYes(answer string) bool {
 	return strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y")
-}
-
-func fixIf(yes bool, f doctor.Finding) error {
-	if !yes {
-		return nil
-	}
-	return f.Fix()
 }

@@ -78,18 +78,12 @@ func checkInterval(interval time.Duration) error {
 }
 
 func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
-	ingress, err := parseRate(cmd, "ingress", f.ingress)
-	if err != nil {
-		return err
-	}
-	egress, err := parseRate(cmd, "egress", f.egress)
-	if err != nil {
+	ingress, ingressErr := parseRate(cmd, "ingress", f.ingress)
+	egress, egressErr := parseRate(cmd, "egress", f.egress)
+	if err := errors.Join(ingressErr, egressErr, checkInterval(f.interval)); err != nil {
 		return err
 	}
 	change := ingress != nil || egress != nil
-	if err := checkInterval(f.interval); err != nil {
-		return err
-	}
 	if change && len(args) == 0 {
 		return errors.New("--ingress and --egress need a POD")
 	}
@@ -139,8 +133,7 @@ func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 		return nil, err
 	}
 	slices.SortFunc(all, func(a, b attachment.Record) int {
-		return strings.Compare(strings.Join([]string{a.Network, a.Pod, a.ContainerID, a.IfName}, "\x00"),
-			strings.Join([]string{b.Network, b.Pod, b.ContainerID, b.IfName}, "\x00"))
+		return slices.Compare([]string{a.Network, a.Pod, a.ContainerID, a.IfName}, []string{b.Network, b.Pod, b.ContainerID, b.IfName})
 	})
 	if len(args) > 0 {
 		if all, err = recordsOfPod(all, args[0]); err != nil {

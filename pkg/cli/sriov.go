@@ -213,15 +213,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if n.configErr != nil {
-		printLine(stderr, n.configErr.Error())
-	}
-	if n.pluginErr != nil {
-		printLine(stderr, fmt.Sprintf("the device plugin did not say which pods have devices: %v", n.pluginErr))
-	}
-	if n.claimsErr != nil && (n.pluginErr == nil || !errors.Is(n.claimsErr, fs.ErrPermission)) {
-		printLine(stderr, fmt.Sprintf("the list of claims is incomplete: %v", n.claimsErr))
-	}
+	n.printGaps(stderr, true)
 	list := n.devices()
 	if f.output == outputJSON {
 		return printJSON(stdout, list)
@@ -248,6 +240,20 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 			plain(pod), dash(d.CPUs), dash(plainText(d.Fault))})
 	}
 	return errors.Join(printTable(stdout, rows), n.listClaims(stdout))
+}
+
+// printGaps prints why resources, pods and claims are unknown. A node that needs no device plugin may have neither the plugin nor its
+// configuration.
+func (n *sriovNode) printGaps(stderr io.Writer, needed bool) {
+	if n.configErr != nil && (needed || !errors.Is(n.configErr, fs.ErrNotExist)) {
+		printLine(stderr, n.configErr.Error())
+	}
+	if n.pluginErr != nil && needed {
+		printLine(stderr, fmt.Sprintf("the device plugin did not say which pods have devices: %v", n.pluginErr))
+	}
+	if n.claimsErr != nil && (n.pluginErr == nil || !errors.Is(n.claimsErr, fs.ErrPermission)) {
+		printLine(stderr, fmt.Sprintf("the list of claims is incomplete: %v", n.claimsErr))
+	}
 }
 
 // devices() returns each PF followed by its VFs. Allocated devices that do not exist any more are at the end.

@@ -6,9 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"slices"
 
@@ -100,7 +98,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	if err != nil {
 		return err
 	}
-	node.printGaps(stderr)
+	node.printGaps(stderr, slices.ContainsFunc(node.snapshot.Devices, pci.Device.IsVF))
 	t := newPicture(f.sriov.Host, list, node.devices(), node.holder)
 	if f.output == outputJSON {
 		err = printJSON(stdout, t)
@@ -108,20 +106,6 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 		_, err = io.WriteString(stdout, t.text())
 	}
 	return errors.Join(printDamaged(stderr, damaged), err)
-}
-
-// printGaps prints why the resources and the pods of VFs are unknown. printGaps prints nothing on a node without VFs and without a device
-// plugin.
-func (n *sriovNode) printGaps(stderr io.Writer) {
-	if n.configErr != nil && !errors.Is(n.configErr, fs.ErrNotExist) {
-		printLine(stderr, n.configErr.Error())
-	}
-	if n.pluginErr != nil && slices.ContainsFunc(n.snapshot.Devices, pci.Device.IsVF) {
-		printLine(stderr, fmt.Sprintf("the device plugin did not say which pods have devices: %v", n.pluginErr))
-	}
-	if n.claimsErr != nil {
-		printLine(stderr, fmt.Sprintf("the list of claims is incomplete: %v", n.claimsErr))
-	}
 }
 
 // newPicture builds the topology of the node from lists: it groups the attachments by bridge and the VFs by PF.

@@ -5,9 +5,9 @@ package cli
 import (
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -120,7 +120,12 @@ func readFiles(stdin io.Reader, name string) ([]validate.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		names = filesIn(name, entries)
+		names = nil
+		for _, e := range entries { // those that container runtimes or kubectl would read
+			if slices.Contains([]string{".conflist", ".conf", ".json", ".yaml", ".yml"}, filepath.Ext(e.Name())) && !e.IsDir() {
+				names = append(names, filepath.Join(name, e.Name()))
+			}
+		}
 	}
 	var files []validate.File
 	for _, name := range names {
@@ -131,17 +136,4 @@ func readFiles(stdin io.Reader, name string) ([]validate.File, error) {
 		files = append(files, validate.File{Name: name, Data: data})
 	}
 	return files, nil
-}
-
-// filesIn returns the names of those files in a folder that container runtimes or kubectl would read.
-func filesIn(dir string, entries []fs.DirEntry) (names []string) {
-	for _, e := range entries {
-		switch filepath.Ext(e.Name()) {
-		case ".conflist", ".conf", ".json", ".yaml", ".yml":
-			if !e.IsDir() {
-				names = append(names, filepath.Join(dir, e.Name()))
-			}
-		}
-	}
-	return names
 }

@@ -125,8 +125,7 @@ func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, err
 		list = append(list, a)
 	}
 	slices.SortFunc(list, func(a, b *Attachment) int {
-		return cmp.Or(cmp.Compare(a.Network, b.Network), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.ContainerID, b.ContainerID),
-			cmp.Compare(a.IfName, b.IfName))
+		return slices.Compare([]string{a.Network, a.Pod, a.ContainerID, a.IfName}, []string{b.Network, b.Pod, b.ContainerID, b.IfName})
 	})
 	return list, nil
 }
