@@ -232,7 +232,7 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
 			if d.Direction == nil {
 				continue
 			}
-			cells := append(nameCells(l.Network, l.Pod, l.ContainerID, l.IfName), d.name, requestedText(d.Asked))
+			cells := append(nameCells(l.Key, l.Pod), d.name, requestedText(d.Asked))
 			rows = append(rows, append(cells, appliedCells(d.Direction, l.Gone)...))
 			if d.Missing != "" {
 				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s", d.name, l.ContainerID, l.IfName, d.Missing))

@@ -239,7 +239,7 @@ func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Atta
 func printAttachments(w io.Writer, list []*reconcile.Attachment, columns []string, more func(*reconcile.Attachment) []string) error {
 	rows := [][]string{append([]string{"NETWORK", "POD", "CONTAINER", "IFNAME", "ADDRESSES"}, columns...)}
 	for _, a := range list {
-		cells := append(nameCells(a.Network, a.Pod, a.ContainerID, a.IfName), dash(joined(a.Addresses)))
+		cells := append(nameCells(a.Key(), a.Pod), dash(joined(a.Addresses)))
 		for _, cell := range more(a) {
 			cells = append(cells, dash(plain(cell)))
 		}
@@ -257,8 +257,8 @@ func wideCells(a *reconcile.Attachment) []string {
 }
 
 // nameCells returns the first cells of a table row: the network, the pod, the container and the interface.
-func nameCells(network, pod, containerID, ifName string) []string {
-	return []string{plain(network), dash(plain(pod)), plain(shortID(containerID)), dash(plain(ifName))}
+func nameCells(key attachment.Key, pod string) []string {
+	return []string{plain(key.Network), dash(plain(pod)), plain(shortID(key.ContainerID)), dash(plain(key.IfName))}
 }
 
 // shortID shortens a container ID to the length that crictl prints.

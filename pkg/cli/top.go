@@ -37,12 +37,10 @@ const topExample = `  podlace top
 
 // The type traffic contains the measured traffic of one attachment in an interval.
 type traffic struct {
-	Network     string `json:"network"`
-	Pod         string `json:"pod,omitempty"`
-	ContainerID string `json:"containerID"`
-	IfName      string `json:"ifname"`
-	Ingress     flow   `json:"ingress"`
-	Egress      flow   `json:"egress"`
+	attachment.Key
+	Pod     string `json:"pod,omitempty"`
+	Ingress flow   `json:"ingress"`
+	Egress  flow   `json:"egress"`
 }
 
 // A flow is the measured traffic in one direction.
@@ -222,14 +220,13 @@ func trafficOf(a *reconcile.Attachment, before, after counters, took time.Durati
 		return flow{uint64(float64(8*more(direction+"_bytes")) / took.Seconds()), uint64(float64(more(direction+"_packets")) / took.Seconds()),
 			more(direction + "_dropped"), limit}
 	}
-	return traffic{Network: a.Network, Pod: a.Pod, ContainerID: a.ContainerID, IfName: a.IfName,
-		Ingress: flowOf("tx", a.IngressRate), Egress: flowOf("rx", a.EgressRate)}
+	return traffic{a.Key(), a.Pod, flowOf("tx", a.IngressRate), flowOf("rx", a.EgressRate)}
 }
 
 func printTraffic(w io.Writer, list []traffic) error {
 	rows := [][]string{{"NETWORK", "POD", "CONTAINER", "IFNAME", "INGRESS", "LIMIT", "USED", "DROPS", "EGRESS", "LIMIT", "USED", "DROPS"}}
 	for _, row := range list {
-		cells := nameCells(row.Network, row.Pod, row.ContainerID, row.IfName)
+		cells := nameCells(row.Key, row.Pod)
 		for _, f := range []flow{row.Ingress, row.Egress} {
 			cells = append(cells, formatRate(roundRate(f.Rate)), limit(f.Limit), f.usedPercent(), fmt.Sprint(f.Dropped))
 		}

@@ -19,7 +19,7 @@ func TestTraffic(t *testing.T) {
 	a := &reconcile.Attachment{Network: "n", Pod: "ns/p", ContainerID: "c", IfName: "eth0", IngressRate: 10e6}
 	before := counters{"rx_bytes": 1000, "tx_bytes": 2000, "rx_packets": 10, "tx_packets": 20, "tx_dropped": 5}
 	after := counters{"rx_bytes": 3000, "tx_bytes": 1252000, "rx_packets": 30, "tx_packets": 1020, "tx_dropped": 8}
-	want := traffic{Network: "n", Pod: "ns/p", ContainerID: "c", IfName: "eth0",
+	want := traffic{Key: a.Key(), Pod: "ns/p",
 		Ingress: flow{Rate: 5e6, Packets: 500, Dropped: 3, Limit: 10e6}, Egress: flow{Rate: 8000, Packets: 10}}
 	got := trafficOf(a, before, after, 2*time.Second)
 	if diff := cmp.Diff(want, got); diff != "" {

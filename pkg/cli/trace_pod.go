@@ -23,13 +23,11 @@ import (
 
 // tracedPod is an attachment of a running pod, with all plugins in its configuration.
 type tracedPod struct {
-	Network     string         `json:"network"`
-	Pod         string         `json:"pod,omitempty"`
-	ContainerID string         `json:"containerID"`
-	IfName      string         `json:"ifname"`
-	Netns       string         `json:"netns,omitempty"`
-	Plugins     []tracedPlugin `json:"plugins"`
-	Unchecked   string         `json:"unchecked,omitempty"` // why no CHECK ran
+	attachment.Key
+	Pod       string         `json:"pod,omitempty"`
+	Netns     string         `json:"netns,omitempty"`
+	Plugins   []tracedPlugin `json:"plugins"`
+	Unchecked string         `json:"unchecked,omitempty"` // why no CHECK ran
 
 	records map[string]attachment.Record // by plugin
 }
@@ -96,13 +94,10 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 // partsOf groups a pod's records by attachment, because each plugin of an attachment has its own record.
 func partsOf(records []attachment.Record) (list []*tracedPod) {
 	for _, rec := range records {
-		i := slices.IndexFunc(list, func(p *tracedPod) bool {
-			return p.Network == rec.Network && p.ContainerID == rec.ContainerID && p.IfName == rec.IfName
-		})
+		i := slices.IndexFunc(list, func(p *tracedPod) bool { return p.Key == rec.Key })
 		if i < 0 {
 			i = len(list)
-			list = append(list, &tracedPod{Network: rec.Network, Pod: rec.Pod, ContainerID: rec.ContainerID, IfName: rec.IfName,
-				Netns: rec.Netns, records: map[string]attachment.Record{}})
+			list = append(list, &tracedPod{Key: rec.Key, Pod: rec.Pod, Netns: rec.Netns, records: map[string]attachment.Record{}})
 		}
 		list[i].records[rec.Plugin] = rec
 	}
@@ -133,7 +128,7 @@ func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks [
 		i := p.indexOf(kind) // call this before reading p.Plugins, because indexOf may extend the list
 		p.Plugins[i].Objects = append(p.Plugins[i].Objects, objects...)
 	}
-	leases, err := reconcile.LeaseFiles(networks, attachment.Key{Network: p.Network, ContainerID: p.ContainerID, IfName: p.IfName})
+	leases, err := reconcile.LeaseFiles(networks, p.Key)
 	if len(leases) > 0 && len(p.Plugins) > 0 {
 		p.Plugins[0].Objects = append(p.Plugins[0].Objects, leases...) // the main plugin runs the IPAM plugin
 	}
