@@ -38,7 +38,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	root := newRoot()
+	root := Command()
 	root.SetArgs(args)
 	root.SetIn(interruptible{ctx, os.Stdin})
 	root.SetOut(stdout)
@@ -76,9 +76,7 @@ func suggest(cmd *cobra.Command, text string) string {
 }
 
 // Command returns the root command. The command reference in the documents is generated from it.
-func Command() *cobra.Command { return newRoot() }
-
-func newRoot() *cobra.Command {
+func Command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "podlace",
 		Short:         "Inspect, test and repair pod networking on one node",

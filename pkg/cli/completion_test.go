@@ -28,7 +28,7 @@ func visibleCommands(cmd *cobra.Command) (all []*cobra.Command) {
 
 // TestExamples checks that each command without subcommands has examples, and that the flags and arguments in the examples are valid.
 func TestExamples(t *testing.T) {
-	for _, cmd := range visibleCommands(newRoot()) {
+	for _, cmd := range visibleCommands(Command()) {
 		if cmd.Example == "" && !cmd.HasSubCommands() {
 			t.Errorf("%s --help shows no example", cmd.CommandPath())
 		}
@@ -37,7 +37,7 @@ func TestExamples(t *testing.T) {
 			if len(words) == 0 || words[0] != "podlace" {
 				continue
 			}
-			found, args, err := newRoot().Find(words[1:])
+			found, args, err := Command().Find(words[1:])
 			if err != nil || found.CommandPath() != cmd.CommandPath() {
 				t.Errorf("%q calls %s: %v", line, found.CommandPath(), err)
 				continue

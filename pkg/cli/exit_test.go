@@ -25,7 +25,7 @@ func TestExitOf(t *testing.T) {
 		{errors.Join(errors.New("no disk"), errors.Join(nil, exitError(exitDiffers))), exitDiffers, "podlace: no disk\n"},
 	} {
 		var stderr bytes.Buffer
-		if status := exitOf(&stderr, newRoot(), c.err); status != c.status || stderr.String() != c.stderr {
+		if status := exitOf(&stderr, Command(), c.err); status != c.status || stderr.String() != c.stderr {
 			t.Errorf("%v: status %d, %q", c.err, status, stderr.String())
 		}
 	}

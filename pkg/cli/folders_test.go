@@ -13,7 +13,7 @@ import (
 
 // TestFolders checks that commands use the folders of the container runtime, as doctor does, unless flags select other folders.
 func TestFolders(t *testing.T) {
-	for _, cmd := range newRoot().Commands() {
+	for _, cmd := range Command().Commands() {
 		for _, name := range []string{"conf-dir", "bin-dir"} {
 			if f := cmd.Flags().Lookup(name); f != nil && (f.DefValue != "" || cmd.PreRun == nil) {
 				t.Errorf("%s --%s does not use the folder of the runtime: %q", cmd.Name(), name, f.DefValue)
