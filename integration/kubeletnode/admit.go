@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeletnode models how the kubelet of Kubernetes 1.37 admits pods and chooses their devices and CPUs, for simulations. It uses the
-// hints and the merge of pkg/cli/kubelet, and implements the choice of devices and the static policy of the CPU manager for CPUs without
-// hyperthreads. It chooses the same devices as the kubelet, except for arbitrary choices: where the kubelet uses the random order of a Go
-// map, this package calls a function of type Pick.
+// Package kubeletnode models how the kubelet of Kubernetes 1.37 admits pods and chooses their devices and CPUs, for simulations. It uses
+// the hints and the merge of pkg/cli/kubelet, and implements the choice of devices and the static policy of the CPU manager for CPUs
+// without hyperthreads. It chooses the same devices as the kubelet, except for arbitrary choices: where the kubelet uses the random order
+// of a Go map, this package calls a function of type Pick.
 package kubeletnode
 
 import (

@@ -105,9 +105,9 @@ func readRecording(t *testing.T) recording {
 	return r
 }
 
-// The recording contains results of the code of Kubernetes. TestRecording checks that this package and pkg/cli/kubelet return the same results. The results
-// are hints, merged hints, requests to the plugin, reasons and devices. Where Kubernetes chose devices in random order, the function Pick
-// returns the recorded devices.
+// The recording contains results of the code of Kubernetes. TestRecording checks that this package and pkg/cli/kubelet return the same
+// results. The results are hints, merged hints, requests to the plugin, reasons and devices. Where Kubernetes chose devices in random
+// order, the function Pick returns the recorded devices.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)
 	for i, m := range r.Merges {

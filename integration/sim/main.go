@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command sim simulates a node on which pods with VFs start and end. The command compares methods of choosing VFs: the kubelet's random
-// choice, and the policies of the device plugin. integration/kubeletnode contains the simulation of the kubelet. The simulation chooses VFs with
-// pkg/daemon/pool, the code of the device plugin.
+// choice, and the policies of the device plugin. integration/kubeletnode contains the simulation of the kubelet. The simulation chooses
+// VFs with pkg/daemon/pool, the code of the device plugin.
 //
 // Pods arrive at random times (Poisson), request 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and have exponentially distributed
 // lifetimes. If there are not enough free VFs for a pod, the simulation drops the pod. In each run, all methods get the same pods at the

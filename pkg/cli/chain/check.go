@@ -29,7 +29,8 @@ func (r Recorded) Check(ctx context.Context, only func(plugin string) bool, show
 		return err
 	}
 	if text == nil {
-		return fmt.Errorf("the runtime's record of the ADD is missing: %s has no %s-%s-%s", filepath.Join(r.Cache, "results"), r.Network, r.ContainerID, r.IfName)
+		return fmt.Errorf("the runtime's record of the ADD is missing: %s has no %s-%s-%s", filepath.Join(r.Cache, "results"),
+			r.Network, r.ContainerID, r.IfName)
 	}
 	list, err := libcni.NetworkConfFromBytes(text)
 	if err != nil {
