@@ -10,10 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 const sriovCheckClaimHelp = `Check the ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and pod
@@ -95,12 +93,14 @@ func (f *checkFlags) load(file string, stdin io.Reader) (*checker, []manifest, e
 		}
 	}
 	printed, err := classesOf(config)
-	for _, p := range printed {
-		class := p.spec()
-		class.entries = c.ownEntries(class.from, "spec", class.Config)
-		c.classes = append(c.classes, class)
+	if err != nil {
+		return nil, nil, err
 	}
-	return c, own, err
+	classes, err := parseManifests("podlace sriov classes", []byte(printed))
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, own, c.addClasses(classes)
 }
 
 // checkedRequest describes how the node would serve one request of a claim.
@@ -164,7 +164,7 @@ func (c *checker) notice(format string, args ...any) {
 
 // deviceClass is a DeviceClass. A deviceClass comes from a file, or is one of the classes that 'podlace sriov classes' prints.
 type deviceClass struct {
-	name, from string
+	name string
 	classSpec
 	entries []*claimEntry // for this driver
 }
@@ -174,7 +174,7 @@ func (c *checker) addClasses(objects []manifest) error {
 		if m.Kind != kindClass {
 			continue
 		}
-		class := deviceClass{name: m.Metadata.Name, from: m.String()}
+		class := deviceClass{name: m.Metadata.Name}
 		if err := m.decode(&class.classSpec); err != nil {
 			return err
 		}
@@ -184,20 +184,6 @@ func (c *checker) addClasses(objects []manifest) error {
 		c.classes = append(c.classes, class)
 	}
 	return nil
-}
-
-// spec() converts a generated class to a deviceClass, the type for classes from files.
-func (c resourceClass) spec() deviceClass {
-	class := deviceClass{name: c.name, from: "DeviceClass " + c.name}
-	class.ExtendedResourceName = c.resource
-	class.Selectors = make([]celSelector, 1)
-	class.Selectors[0].CEL.Expression = expression(c.resource)
-	if !c.settings.IsZero() {
-		if text, err := vfconfig.Parameters(c.resource, *c.settings); err == nil {
-			class.Config = []configEntry{{Opaque: &opaque{Driver: claim.Driver, Parameters: text}}}
-		}
-	}
-	return class
 }
 
 // checkSelectors reports CEL expressions that may fail. The argument `sure` is true if the expressions are evaluated only for devices of

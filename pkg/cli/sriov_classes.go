@@ -47,22 +47,14 @@ func (f *sriovFlags) classes(stdout, stderr io.Writer) error {
 		printLine(stderr, p.Error())
 	}
 	classes, err := classesOf(config)
-	if err != nil {
+	switch {
+	case err != nil:
 		return fmt.Errorf("%s: %w", f.File, err)
-	}
-	if len(classes) == 0 {
+	case classes == "":
 		return fmt.Errorf("%s: no resource has \"api\": \"dra\", so there is no class to print", f.File)
 	}
-	for _, c := range classes {
-		text, err := c.yaml()
-		if err != nil {
-			return err
-		}
-		if _, err := io.WriteString(stdout, text); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err = io.WriteString(stdout, classes)
+	return err
 }
 
 // parse() parses the device plugin's configuration file.
@@ -77,46 +69,26 @@ func (f *sriovFlags) parse() (*pool.Config, error) {
 	return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
 }
 
-// resourceClass is the generated DeviceClass of a resource.
-type resourceClass struct {
-	name, resource string
-	settings       *vfconfig.Config
-}
-
-// classesOf returns the classes for those resources that are offered through DRA.
-func classesOf(config *pool.Config) (classes []resourceClass, err error) {
+// classesOf returns, as YAML, the DeviceClasses of those resources that are offered through DRA. The CEL expression compares the driver
+// first, because devices of other drivers do not have the attribute "resource".
+func classesOf(config *pool.Config) (string, error) {
 	owner := map[string]string{}
+	var b strings.Builder
 	for _, r := range config.Resources {
 		if r.API != pool.DRA {
 			continue
 		}
-		c := resourceClass{className(r), r.FullName(), r.VF}
-		if other := owner[c.name]; other != "" {
-			return nil, fmt.Errorf("resources %s and %s have the same class name, %s: rename one", other, c.resource, c.name)
+		// A DNS subdomain cannot contain upper-case letters and underscores, which the name of a resource may have.
+		name := strings.Trim(strings.ReplaceAll(strings.ToLower(r.Name), "_", "-"), "-") + "." + r.Prefix
+		if other := owner[name]; other != "" {
+			return "", fmt.Errorf("resources %s and %s have the same class name, %s: rename one", other, r.FullName(), name)
 		}
-		owner[c.name] = c.resource
-		classes = append(classes, c)
-	}
-	return classes, nil
-}
-
-// className converts the name of a resource to a DNS subdomain. The name of a resource may contain upper-case letters and underscores,
-// which a DNS subdomain cannot contain.
-func className(r pool.Resource) string {
-	name := strings.Trim(strings.ReplaceAll(strings.ToLower(r.Name), "_", "-"), "-")
-	return name + "." + r.Prefix
-}
-
-// expression() returns a CEL expression that selects the devices of a resource. The CEL expression compares the driver first, because
-// devices of other drivers do not have the attribute "resource".
-func expression(resource string) string {
-	return fmt.Sprintf(`device.driver == %q && device.attributes[%q].resource == %q`, claim.Driver, claim.Driver, resource)
-}
-
-// yaml() formats the class as a YAML document.
-func (c resourceClass) yaml() (string, error) {
-	config, err := c.configYAML()
-	return fmt.Sprintf(`---
+		owner[name] = r.FullName()
+		settings, err := settingsYAML(r)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&b, `---
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
 metadata:
@@ -125,9 +97,11 @@ spec:
   selectors:
   - cel:
       expression: >-
-        %s
-  extendedResourceName: %s
-%s`, scalar(c.name), expression(c.resource), c.resource, config), err
+        device.driver == %q && device.attributes[%[2]q].resource == %[3]q
+  extendedResourceName: %[3]s
+%[4]s`, scalar(name), claim.Driver, r.FullName(), settings)
+	}
+	return b.String(), nil
 }
 
 // scalar() formats a name as a YAML string. A name such as 1.2 is put in quotes, because YAML would read 1.2 as a number.
@@ -138,14 +112,13 @@ func scalar(name string) string {
 	return name
 }
 
-// configYAML returns the part of the class that contains the resource's settings. configYAML returns "" if the resource has no settings.
-// The config entry contains the name of the resource. If a claim uses several classes, the settings therefore apply only to VFs of this
-// resource.
-func (c resourceClass) configYAML() (string, error) {
-	if c.settings.IsZero() {
+// settingsYAML returns the part of the class with the settings of the resource, or "". The config entry names the resource, because a claim
+// may use several classes.
+func settingsYAML(r pool.Resource) (string, error) {
+	if r.VF.IsZero() {
 		return "", nil
 	}
-	data, err := json.Marshal(c.settings)
+	data, err := json.Marshal(r.VF)
 	if err != nil {
 		return "", err
 	}
@@ -161,8 +134,8 @@ func (c resourceClass) configYAML() (string, error) {
         apiVersion: %s
         kind: %s
         resource: %s
-`, claim.Driver, vfconfig.APIVersion, vfconfig.Kind, c.resource)
-	for _, key := range c.settings.Set() {
+`, claim.Driver, vfconfig.APIVersion, vfconfig.Kind, r.FullName())
+	for _, key := range r.VF.Set() {
 		fmt.Fprintf(&b, "        %s: %s\n", key, values[key])
 	}
 	return b.String(), nil
