@@ -144,19 +144,19 @@ func (f canaryFlags) test(ctx context.Context, conflist []byte, stdout io.Writer
 // canaryLimit is the limit of the canary's pod in both directions, in bits per second.
 const canaryLimit = 20_000_000
 
-// canary is the pod of 'podlace canary', with a server in it.
+// canary is the pod of 'podlace canary'.
 type canary struct {
 	*testPod
-	server *podServer
-	notes  []string // what was not tried
+	notes []string // what was not tried
 }
 
 // test() runs ADD and CHECK, and tries what the pod promises.
-func (c *canary) test(ctx context.Context) (err error) {
-	if c.server, err = serve(c.space); err != nil {
+func (c *canary) test(ctx context.Context) error {
+	stop, err := serve(c.space)
+	if err != nil {
 		return err
 	}
-	defer c.server.close()
+	defer stop()
 	if c.hasCapability("portMappings", "hostPort") {
 		port, err := freePort()
 		if err != nil {

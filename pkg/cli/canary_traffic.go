@@ -25,21 +25,18 @@ const (
 	mostOfLimit = 1.25                   // permitted rate, as a part of the limit
 )
 
-// podServer is a TCP server in the canary's pod.
-type podServer struct{ listeners []net.Listener }
-
-// serve() starts the server. It opens a socket for each address family, because Go's package net checks only once, in the first namespace,
-// whether one socket can serve both.
-func serve(pod *sandbox.Pod) (*podServer, error) {
-	s := &podServer{}
-	err := pod.Do(func() error {
+// serve starts a TCP server in the canary's pod. It opens a socket for each address family, because Go's package net checks only once, in the
+// first namespace, whether one socket can serve both.
+func serve(pod *sandbox.Pod) (stop func(), err error) {
+	var listeners []net.Listener
+	err = pod.Do(func() error {
 		for _, network := range []string{"tcp4", "tcp6"} {
 			l, err := net.Listen(network, fmt.Sprintf(":%d", podPort))
 			if err != nil && network == "tcp4" {
 				return err
 			}
 			if err == nil { // without IPv6 in the kernel there is no such socket
-				s.listeners = append(s.listeners, l)
+				listeners = append(listeners, l)
 			}
 		}
 		return nil
@@ -47,24 +44,18 @@ func serve(pod *sandbox.Pod) (*podServer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a server in the pod: %w", err)
 	}
-	for _, l := range s.listeners {
+	for _, l := range listeners {
 		go func() {
-			for {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
+			for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
 				go answer(conn)
 			}
 		}()
 	}
-	return s, nil
-}
-
-func (s *podServer) close() {
-	for _, l := range s.listeners {
-		_ = l.Close()
-	}
+	return func() {
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+	}, nil
 }
 
 func payload() []byte { return make([]byte, int(canaryLimit/8*payloadTime.Seconds())) }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -110,16 +109,14 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
 			}
 		}
 	}
-	if all {
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		for _, f := range found {
-			if f.Level == doctor.OK || f.Level == doctor.Skipped {
-				fmt.Fprintf(t, "%s\t%s\t%s\n", f.Level, f.Check, plain(f.What))
-			}
+	var rows [][]string
+	for _, f := range found {
+		if all && (f.Level == doctor.OK || f.Level == doctor.Skipped) {
+			rows = append(rows, []string{string(f.Level), f.Check, plain(f.What)})
 		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
+	}
+	if err := printTable(w, rows); err != nil {
+		return err
 	}
 	n := count(found)
 	_, err := fmt.Fprintf(w, "errors: %d, warnings: %d, ok: %d, skipped: %d\n",

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
@@ -169,11 +168,11 @@ func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 	default:
 		return
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var rows [][]string
 	for _, name := range slices.Sorted(maps.Keys(p.Attributes)) {
-		fmt.Fprintf(t, "    %s\t%s\n", plain(name), dash(plain(p.Attributes[name])))
+		rows = append(rows, []string{"    " + plain(name), dash(plain(p.Attributes[name]))})
 	}
-	t.Flush()
+	_ = printTable(w, rows)
 	for _, name := range n.missingAttributes(p) {
 		fmt.Fprintf(w, "    it lacks %s, which other devices have: a CEL expression must test for it first\n", plain(name))
 	}

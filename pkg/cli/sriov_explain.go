@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
@@ -45,11 +44,11 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	case f.output == outputJSON:
 		return printJSON(stdout, whole)
 	case what == "":
-		t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+		var rows [][]string
 		for _, e := range whole {
-			fmt.Fprintf(t, "%s\t%s\t%s\n", e.Device, dash(plain(e.Resource)), plainText(e.Reason))
+			rows = append(rows, []string{e.Device.String(), dash(plain(e.Resource)), plainText(e.Reason)})
 		}
-		return t.Flush()
+		return printTable(stdout, rows)
 	}
 	for _, e := range whole {
 		n.printExplanation(stdout, e)
@@ -87,12 +86,12 @@ func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 	for _, a := range e.Answers {
 		fmt.Fprintf(w, "  %s (line %d): %s\n", plain(a.Resource), a.Line, plainText(a.Reason))
 		for _, s := range a.Selectors {
-			t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+			var rows [][]string
 			for _, c := range s.Checks {
-				fmt.Fprintf(t, "    %s\t%s\twants %s\tfound %s\n", map[bool]string{true: "yes", false: "NO"}[c.Met], c.Name, plainText(c.Want),
-					dash(plainText(c.Found)))
+				rows = append(rows, []string{map[bool]string{true: "    yes", false: "    NO"}[c.Met], c.Name, "wants " + plainText(c.Want),
+					"found " + dash(plainText(c.Found))})
 			}
-			t.Flush()
+			_ = printTable(w, rows)
 		}
 	}
 }

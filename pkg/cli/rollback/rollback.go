@@ -285,16 +285,12 @@ func (j *job) cleanNode() error {
 
 // checkNoNewPods returns an error if a plugin of Podlace has added a pod since the rollback started.
 func (j *job) checkNoNewPods() error {
-	networks, err := attachment.Networks()
+	all, err := readAll()
 	if err != nil {
 		return err
 	}
-	for _, network := range networks {
-		all, _, err := attachment.Attachments(network)
-		if err != nil {
-			return err
-		}
-		for _, key := range attachment.Sorted(all) {
+	for _, r := range all {
+		for _, key := range attachment.Sorted(r.found) {
 			if !j.seen[key] {
 				return fmt.Errorf("container %s was added by Podlace meanwhile: put the files of the reference in place, then run it again",
 					key.ContainerID)
