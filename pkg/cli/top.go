@@ -62,19 +62,13 @@ type topFlags struct {
 	once     bool
 }
 
-// topOrders returns the comparison function for each value of the flag --sort.
-func topOrders() map[string]func(a, b traffic) int {
-	return map[string]func(a, b traffic) int{
-		"ingress": func(a, b traffic) int { return cmp.Compare(b.Ingress.Rate, a.Ingress.Rate) },
-		"egress":  func(a, b traffic) int { return cmp.Compare(b.Egress.Rate, a.Egress.Rate) },
-		"total": func(a, b traffic) int {
-			return cmp.Compare(b.Ingress.Rate+b.Egress.Rate, a.Ingress.Rate+a.Egress.Rate)
-		},
-		"drops": func(a, b traffic) int {
-			return cmp.Compare(b.Ingress.Dropped+b.Egress.Dropped, a.Ingress.Dropped+a.Egress.Dropped)
-		},
-		"pod": func(a, b traffic) int { return cmp.Compare(a.Pod, b.Pod) },
+// topOrder returns the comparison function for a value of the flag --sort. Rows with the same figure are sorted by pod.
+func topOrder(by string) func(a, b traffic) int {
+	figure := func(t traffic) uint64 {
+		return map[string]uint64{"ingress": t.Ingress.Rate, "egress": t.Egress.Rate, "total": t.Ingress.Rate + t.Egress.Rate,
+			"drops": t.Ingress.Dropped + t.Egress.Dropped}[by] // 0 for "pod"
 	}
+	return func(a, b traffic) int { return cmp.Or(cmp.Compare(figure(b), figure(a)), cmp.Compare(a.Pod, b.Pod)) }
 }
 
 func newTop() *cobra.Command {
@@ -113,7 +107,7 @@ func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 		if err != nil {
 			return err
 		}
-		slices.SortStableFunc(list, topOrders()[f.sort])
+		slices.SortStableFunc(list, topOrder(f.sort))
 		if f.output == outputJSON {
 			return printJSON(stdout, list)
 		}

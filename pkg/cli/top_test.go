@@ -47,7 +47,7 @@ func TestTopOrders(t *testing.T) {
 		if first == small {
 			other = large
 		}
-		if topOrders()[name](first, other) >= 0 {
+		if topOrder(name)(first, other) >= 0 {
 			t.Errorf("%s: %s is not first", name, first.Pod)
 		}
 	}
